@@ -28,12 +28,16 @@ from dataclasses import fields
 from itertools import product
 from pathlib import Path
 
+import numba
 import numpy as np
 
+from common.blocks import blocks_for
 from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
+from common.kv_layout import KVLayout
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
+from engine.runner.model_spec import read_decoder_spec
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.configuration.options import all_options
 from router.text.text_model import TextModel
@@ -46,7 +50,8 @@ AXES: Mapping[str, tuple[str, ...]] = {
 }
 """Settings of a model or an engine; the first values are what others are compared with."""
 _BLOCK_SIZE = 64
-_KV_BYTES = 256 << 20
+_SPARE_BLOCKS = 2
+"""Beside those of a window: a cache keeps one for one more step."""
 _MODEL_SETTINGS = {field.name for field in fields(ModelConfig)}
 
 Settings = Mapping[str, str]
@@ -79,15 +84,21 @@ def score(runner: ModelRunner, text: Sequence[int]) -> np.ndarray:
     return runner.log_likelihoods(text)[len(text) // 2 :]
 
 
+def sources_digest() -> str:
+    """Return the digest of the kernels' sources, which their cache folder is named after."""
+    return Path(numba.config.CACHE_DIR).name
+
+
 def kept_score(runner: ModelRunner, text: Sequence[int], folder: Path | None) -> np.ndarray:
     """Return the `score` that an earlier run has left in `folder`, or compute and leave it.
 
-    Its file is named after the layout, whose digest covers weights and arithmetic, and the tokens.
+    Its file is named after the layout, whose digest covers weights and arithmetic, the kernels'
+    sources, and the tokens.
     """
     if folder is None:
         return score(runner, text)
     layout = runner.layout
-    key = f"{layout.model_digest} {layout.dtype} {list(text)}"
+    key = f"{layout.model_digest} {layout.dtype} {sources_digest()} {list(text)}"
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,6 +110,16 @@ def kept_score(runner: ModelRunner, text: Sequence[int], folder: Path | None) ->
     return loaded
 
 
+def kv_bytes(folder: Path, context: int) -> int:
+    """Return the bytes of a KV cache for one window, in float32, the widest of all formats."""
+    spec = read_decoder_spec(folder)
+    layout = KVLayout(
+        model_digest="", num_layers=spec.num_layers, num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim, block_size=_BLOCK_SIZE, dtype="float32",
+    )  # fmt: skip
+    return (blocks_for(context, _BLOCK_SIZE) + _SPARE_BLOCKS) * layout.block_bytes
+
+
 def load(folder: Path, settings: Settings, context: int, num_threads: int) -> ModelRunner:
     """Load the model with some settings, and a KV cache for one window."""
     of_model = {key: value for key, value in settings.items() if key in _MODEL_SETTINGS}
@@ -106,8 +127,8 @@ def load(folder: Path, settings: Settings, context: int, num_threads: int) -> Mo
     return load_model_runner(
         ModelConfig(model=str(folder), max_model_len=context, **of_model),
         EngineConfig(
-            block_size=_BLOCK_SIZE, kv_cache_memory=_KV_BYTES, num_threads=num_threads,
-            max_num_batched_tokens=512, max_num_seqs=64,
+            block_size=_BLOCK_SIZE, kv_cache_memory=kv_bytes(folder, context),
+            num_threads=num_threads, max_num_batched_tokens=512, max_num_seqs=64,
             **of_engine,  # type: ignore[arg-type]
         ),
         packed_folder=cache_root() / "packed",

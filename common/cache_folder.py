@@ -81,7 +81,7 @@ def locked(lock_path: Path) -> Iterator[None]:
     Raises `CheckpointError` when another process holds it for too long.
     """
     give_up_at_s = time.monotonic() + _BUILD_WAIT_S
-    with lock_path.open("w") as lock_file:
+    with lock_path.open("a") as lock_file:  # NFS locks only what is open for writing
         while True:
             try:
                 fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,13 +96,17 @@ def locked(lock_path: Path) -> Iterator[None]:
         yield
 
 
-def is_locked(lock_path: Path) -> bool:
-    """Return whether another process holds the lock file at this moment."""
-    try:
-        with lock_path.open("r") as lock_file:
+@contextmanager
+def try_locked(lock_path: Path) -> Iterator[bool]:
+    """Hold the lock file, unless another process does; yield whether this one holds it.
+
+    Raises `OSError` when the file cannot be opened or locked.
+    """
+    with lock_path.open("a") as lock_file:
+        try:
             fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # there is none, or it cannot be opened
-    return False
+        except BlockingIOError:
+            is_held = False
+        else:
+            is_held = True
+        yield is_held

@@ -100,6 +100,10 @@ class TransportConnector:
         self._on_event = on_event
         self._transport = transport
         self._clock = clock
+        self._is_closing = False
+        self.num_turns = 0
+        self._dropped = dict.fromkeys(DropReason, 0)
+        self._logged_at_s: dict[DropReason, float] = {}
         self._lanes = {lane.name: lane for lane in lanes}
         self._metrics = TransferMetrics(self._lanes)
         with contextlib.ExitStack() as on_failure:
@@ -125,13 +129,9 @@ class TransportConnector:
                 lane.attach(transport.wake)
             for late in parts.copying_late.values():
                 late.attach(transport.wake)
+            self._thread = threading.Thread(target=self._run, name="pdserve-kv", daemon=True)
+            self._thread.start()
             on_failure.pop_all()
-        self._is_closing = False
-        self.num_turns = 0
-        self._dropped = dict.fromkeys(DropReason, 0)
-        self._logged_at_s: dict[DropReason, float] = {}
-        self._thread = threading.Thread(target=self._run, name="pdserve-kv", daemon=True)
-        self._thread.start()
 
     @property
     def endpoint(self) -> str:

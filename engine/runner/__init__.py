@@ -40,6 +40,7 @@ With either, `mtp` drafts tokens with one more layer.
     tensor_source       what both have in common: block_tensor, a weight as stored, and
                         block_formats, its values
     packed_weights      weights for the CPU kernels, in a mapped file that nodes share
+    cpu_settings        what a machine without a GPU refuses, checked first
     compile_once        kernels are compiled by one process of a machine
     model_spec          the parameters of a decoder; decoder: its three parts
     numba_layer         a layer's weights for the CPU kernels; weight_memory: private memory

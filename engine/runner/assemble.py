@@ -19,6 +19,7 @@ from engine.core.plan import ScheduledSequence
 from engine.runner.cache_size import CacheSize
 from engine.runner.checkpoint import expected_shapes
 from engine.runner.compile_once import compile_once
+from engine.runner.cpu_settings import check_cpu_settings
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, has_paddle, paddle
@@ -68,6 +69,8 @@ def assemble_runner(
     """
     if has_paddle():
         paddle.set_device("gpu" if has_gpu() else "cpu")
+    if not has_gpu():
+        check_cpu_settings(model, engine)
     dtype, stored = _dtypes(model, engine)
     backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
@@ -145,7 +148,8 @@ def _peak_bytes(
     The meter leaves out mapped files, of which the machine has one copy for all nodes.
     """
     with compile_once(f"steps of {first_layer.attention_backend}, {parts.mtp is not None}"):
-        return measured_peak_bytes(first_layer, batches, meter) + parts.shared_bytes
+        shared_bytes = parts.shared_bytes
+        return measured_peak_bytes(first_layer, batches, meter, shared_bytes) + shared_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +236,11 @@ def _on_kernels(
 
 def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:
     """Return what the model is computed in, and what the KV cache stores."""
-    computed = _compute_dtype(model.dtype)
+    computed = "float32"
+    if has_gpu():
+        computed = "bfloat16" if model.dtype == "auto" else model.dtype
     stored = engine.kv_cache_dtype
     return computed, computed if stored == "auto" else stored
-
-
-def _compute_dtype(wanted: str) -> str:
-    if has_gpu():
-        return "bfloat16" if wanted == "auto" else wanted
-    if wanted not in ("auto", "float32"):
-        raise ConfigError(f"dtype is {wanted}: a CPU computes in float32; wanted auto or float32")
-    return "float32"
 
 
 def _has_byte_activations(wanted: str, backend: str) -> bool:
@@ -294,8 +292,6 @@ def _choose_backend(engine: EngineConfig, spec: DecoderSpec, dtype: str, stored:
     if wanted == "paddle":
         return wanted
     if not has_gpu():
-        if wanted == "fused":
-            raise ConfigError("attention_backend is fused: wanted a GPU; here: numba or paddle")
         problem = unsupported_size(spec)
         if wanted == "auto" and problem:
             _logger.warning("attention: plain Paddle operators, because %s", problem)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import llvmlite.binding
 import numba
 
-from common.cache_folder import is_locked, locked
+from common.cache_folder import locked, try_locked
 from common.errors import CheckpointError
 
 _logger = logging.getLogger("pdserve.engine")
@@ -40,10 +40,8 @@ def compile_once(what: str) -> Iterator[None]:
     try:
         is_first = not stamp.exists()
         if is_first:
-            _logger.info("compiling the CPU kernels: this is done once, and may take a minute")
-            yield
-            with suppress(OSError):  # then the next process compiles again, or finds it compiled
-                stamp.touch()
+            with _first(stamp):
+                yield
     finally:
         lock.__exit__(None, None, None)
     if not is_first:
@@ -59,18 +57,35 @@ def compile_together(parts: Mapping[str, Callable[[], object]]) -> None:
     missing = [what for what in parts if not _stamp(what).exists()]
     taken: list[str] = []
     for what in missing:
-        if is_locked(_lock_path(_stamp(what))):
+        if not _has_compiled(_stamp(what), parts[what]):
             taken.append(what)
-        else:
-            _compile(what, parts[what])
     for what in taken:
-        _compile(what, parts[what])
+        with compile_once(what):
+            if not _stamp(what).exists():
+                parts[what]()
 
 
-def _compile(what: str, compile_part: Callable[[], object]) -> None:
-    with compile_once(what):
-        if not _stamp(what).exists():
-            compile_part()
+def _has_compiled(stamp: Path, compile_part: Callable[[], object]) -> bool:
+    """Compile, unless another process does so now or it cannot be locked; return True if it is."""
+    with ExitStack() as held:
+        try:
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            is_held = held.enter_context(try_locked(_lock_path(stamp)))
+        except OSError:
+            return False
+        if is_held and not stamp.exists():
+            with _first(stamp):
+                compile_part()
+        return is_held
+
+
+@contextmanager
+def _first(stamp: Path) -> Iterator[None]:
+    """Leave the stamp behind a body that compiles."""
+    _logger.info("compiling the CPU kernels: this is done once, and may take a minute")
+    yield
+    with suppress(OSError):  # then the next process compiles again, or finds it compiled
+        stamp.touch()
 
 
 def _stamp(what: str) -> Path:

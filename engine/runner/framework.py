@@ -1,8 +1,10 @@
 """Paddle, imported at its first use: `from engine.runner.framework import paddle`.
 
-The CPU kernels do not need it: a node that computes with them starts sooner, and takes less memory,
-without it. Its import takes a second and installs signal handlers, so who needs it for certain
-calls `import_paddle` when that does no harm.
+The CPU kernels do not need it: with the wheel for CPUs, a node that computes with them starts
+sooner, and takes less memory, without it. The wheel for CUDA is imported to look for a GPU; and
+Paddle computes where the back end "paddle" is configured, or the kernels cannot take a model's
+sizes. Its import takes a second and installs signal handlers, so who needs it for certain calls
+`import_paddle` when that does no harm.
 
 On processors other than Intel's, the CPU wheel's math library takes a slow path unless an
 environment variable is set before it loads. So Paddle is imported only here, after that variable is

@@ -11,6 +11,7 @@ from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
 from common.token_budget import num_speculative_tokens
 from engine.runner.checkpoint import Checkpoint, expected_shapes
+from engine.runner.cpu_settings import check_cpu_settings
 from engine.runner.grammar_masks import GrammarMasks
 from engine.runner.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
 from engine.runner.mtp.mtp_weights import read_mtp_weights
@@ -70,7 +71,7 @@ def load_model_runner(
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
     source = _quantised(checkpoint, spec, model.quantization)
-    _prepare(engine, spec, on_imported)
+    _prepare(model, engine, spec, on_imported)
     from engine.runner.assemble import assemble_runner
 
     num_drafts = num_speculative_tokens(
@@ -94,14 +95,19 @@ def load_model_runner(
     return runner
 
 
-def _prepare(engine: EngineConfig, spec: DecoderSpec, on_imported: Callable[[], object]) -> None:
+def _prepare(
+    model: ModelConfig, engine: EngineConfig, spec: DecoderSpec, on_imported: Callable[[], object]
+) -> None:
     """Import Paddle or compile the kernels, whichever computes the model.
 
-    Either takes seconds, so a wrong path or a broken file is reported before.
+    Either takes seconds or more, so a wrong path, a broken file or a setting that wants a GPU is
+    reported before.
     """
     from engine.runner.framework import has_gpu, import_paddle, set_num_threads
     from engine.runner.numba_decoder import unsupported_size
 
+    if not has_gpu():
+        check_cpu_settings(model, engine)
     needs_paddle = engine.attention_backend == "paddle" or has_gpu() or bool(unsupported_size(spec))
     if needs_paddle:
         import_paddle()

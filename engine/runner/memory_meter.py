@@ -21,9 +21,8 @@ _SHARE_OF_ITS_OWN = 0.9
 _SHARE_OF_A_HOST = 0.3
 """Of a machine's memory, which its other processes, and other nodes, need too."""
 _PEAK = "VmHWM"
-_OF_FILES = ("RssFile", "RssShmem")
-"""Pages of files, on a disk or in memory (tmpfs). The machine has one copy of those that nodes map;
-who plans memory counts it once."""
+_OF_FILES, _IN_MEMORY = "RssFile", "RssShmem"
+"""Pages of files on a disk, and of those in memory (tmpfs)."""
 
 
 class MemoryMeter(Protocol):
@@ -35,8 +34,12 @@ class MemoryMeter(Protocol):
     def reset_peak(self) -> None:
         """Forget the peak so far; what the process no longer uses is returned first."""
 
-    def peak_bytes(self) -> int:
-        """Return the most that the process has taken since `reset_peak`, all parts included."""
+    def peak_bytes(self, shared_bytes: int = 0) -> int:
+        """Return the most that the process has taken since `reset_peak`, all parts included.
+
+        Of mapped files of weights, `shared_bytes`, the machine has one copy for all nodes. They are
+        left out where the device is the host; who plans memory counts them once.
+        """
 
 
 def memory_meter() -> MemoryMeter:
@@ -60,7 +63,7 @@ class GpuMeter:
         self._cuda.empty_cache()
         self._cuda.reset_max_memory_reserved()
 
-    def peak_bytes(self) -> int:
+    def peak_bytes(self, shared_bytes: int = 0) -> int:
         # Reserved, not allocated: memory that the allocator holds between tensors is gone as well.
         self._cuda.synchronize()
         return int(self._cuda.max_memory_reserved())
@@ -84,10 +87,12 @@ class HostMeter:
         with contextlib.suppress(OSError):  # then the peak includes loading: the plan is smaller
             (self._root / "proc/self/clear_refs").write_text("5")
 
-    def peak_bytes(self) -> int:
+    def peak_bytes(self, shared_bytes: int = 0) -> int:
         text = (self._root / "proc/self/status").read_text()
         sizes = {name: int(kib) << 10 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
-        return sizes[_PEAK] - sum(sizes.get(name, 0) for name in _OF_FILES)
+        # Other memory that is shared, such as the KV pool of a lane, is this node's own.
+        in_memory = min(sizes.get(_IN_MEMORY, 0), shared_bytes)
+        return sizes[_PEAK] - sizes.get(_OF_FILES, 0) - in_memory
 
 
 def group_limit_bytes(root: Path = Path("/")) -> int | None:

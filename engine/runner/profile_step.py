@@ -56,16 +56,22 @@ class FirstLayer:
 
 
 def measured_peak_bytes(
-    runner: ModelRunner, batches: Sequence[Sequence[ScheduledSequence]], meter: MemoryMeter
+    runner: ModelRunner,
+    batches: Sequence[Sequence[ScheduledSequence]],
+    meter: MemoryMeter,
+    shared_bytes: int = 0,
 ) -> int:
-    """Return the most memory that the process takes while `runner` computes each of `batches`."""
+    """Return the most memory that the process takes while `runner` computes each of `batches`.
+
+    `shared_bytes` of mapped weights are left out, as in `MemoryMeter.peak_bytes`.
+    """
     # First a few tokens: what compiling or loading the kernels takes for a moment does not count.
     few = [batches[0][0]]
     _execute(runner, few)
     meter.reset_peak()
     for batch in (few, *batches):
         _execute(runner, batch)
-    return meter.peak_bytes()
+    return meter.peak_bytes(shared_bytes)
 
 
 def profile_batches(

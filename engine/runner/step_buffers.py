@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 
 import numpy as np
 
 from common.errors import InternalError
+
+_LEAST_HUGE_BYTES = 4 << 20
+"""Smaller buffers have pages of the usual size, as small arrays of numpy do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,9 @@ class RowBuffer:
         self.num_bytes = num_rows * width * np.dtype(np.float32).itemsize
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, max(self.num_bytes, 1), flags=private)
+        if self.num_bytes >= _LEAST_HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # this system has no large pages
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._values = np.frombuffer(self._memory, np.uint8)[: self.num_bytes].view(np.float32)
         # Its pages are taken now, so that a measurement at the start counts all of them.
         self._values.fill(0.0)

@@ -21,7 +21,7 @@ _WIDE = (16, 32, 64)
 _REPEATS = 6
 _WIDE_REPEATS = 2
 _REPEATS_WITHOUT_DRAFTS = 1
-"""Where nothing is drafted only the longest step is asked for, and its order of magnitude is."""
+"""Where nothing is drafted only the longest step is asked for: the widest is measured twice."""
 _NARROW_BUDGET_S = 1.2
 _WIDE_BUDGET_S = 1.8
 _BUDGET_S = 3.0
@@ -56,13 +56,15 @@ def measure_step_costs(
     `widest` step. All write the same KV to the same slots of the first blocks, which must not hold
     cached KV. `has_proposals`: also measure the cost of a proposed draft. It takes at most three
     seconds; slow models are measured less often, and then only what is necessary. Without drafts
-    each is measured once.
+    each is measured once, and the widest twice: no narrower one then counts for more than it.
     """
     measuring = _Measuring(execute, limits, widest, has_proposals, clock)
     has_drafts = has_proposals or widest.tokens_per_seq > 1
     measuring.narrow(_REPEATS if has_drafts else _REPEATS_WITHOUT_DRAFTS)
     for _ in range(_WIDE_REPEATS if has_drafts else _REPEATS_WITHOUT_DRAFTS):
         measuring.rows(_WIDE, _WIDE_BUDGET_S)
+    if not has_drafts:
+        measuring.widest_again()
     measuring.verified_drafts()
     return measuring.costs()
 
@@ -108,6 +110,13 @@ class _Measuring:
         for num_rows in sizes:
             if num_rows <= self._limits.max_tokens and self._spent_s() < budget_s:
                 self._keep(num_rows, self._measure(num_rows, 1))
+
+    def widest_again(self) -> None:
+        """Measure the widest step once more, if time is left, and bound the others by it."""
+        widest = max(self._best)
+        if self._spent_s() + self._best[widest] <= _BUDGET_S:
+            self._keep(widest, self._measure(widest, 1))
+        self._best = {rows: min(cost, self._best[widest]) for rows, cost in self._best.items()}
 
     def verified_drafts(self) -> None:
         """Measure wider and wider steps, each as long as twice the one before fits the budget."""

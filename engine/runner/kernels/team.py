@@ -9,6 +9,10 @@ Any number of threads of the pool may join, at any time: a single thread does al
 phases, and a late one finds them done. So correctness does not depend on the pool running them at
 once, and a thread that the system has paused delays the others by no more than its share. A share's
 result does not depend on the thread that computes it.
+
+These functions have one signature each, and so one entry in numba's cache. The kernels of layers
+and of draws call them, and two processes may compile those at the same time: the cache has no lock,
+and entries of several signatures could be mixed up.
 """
 
 from __future__ import annotations
@@ -82,25 +86,25 @@ def _offer_processor(typing: Any) -> Any:
     return types.void(), codegen
 
 
-@njit(nogil=True, cache=True)
+@njit("int64[:, ::1](int64)", nogil=True, cache=True)
 def new_progress(num_phases: int) -> np.ndarray:
     """Return a team's shared state: for each phase the claimed and finished shares, 0 each."""
     return np.zeros((num_phases, _PHASE_COUNTERS), np.int64)
 
 
-@njit(nogil=True, cache=True)
+@njit("int64(int64[:, ::1], int64)", nogil=True, cache=True)
 def claim(progress: np.ndarray, phase: int) -> int:
     """Claim and return the next share; one past the phase's number of shares means none."""
     return _add(progress[phase].ctypes.data)
 
 
-@njit(nogil=True, cache=True)
+@njit("void(int64[:, ::1], int64)", nogil=True, cache=True)
 def finish(progress: np.ndarray, phase: int) -> None:
     """Count a claimed share as done."""
     _add(progress[phase, _FINISHED:].ctypes.data)
 
 
-@njit(nogil=True, cache=True)
+@njit("void(int64[:, ::1], int64, int64)", nogil=True, cache=True)
 def wait_for_all(progress: np.ndarray, phase: int, num_shares: int) -> None:
     """Wait until every share of the phase is finished."""
     at = progress[phase, _FINISHED:].ctypes.data

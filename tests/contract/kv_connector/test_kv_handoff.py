@@ -325,6 +325,30 @@ def test_a_connector_that_cannot_be_made_leaves_no_thread_and_no_port(
     assert node.connector.statistics().landings_open == 0
 
 
+def test_a_connector_whose_thread_cannot_start_leaves_no_thread_and_no_port(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cluster.node("p")
+    threads, start = set(threading.enumerate()), threading.Thread.start
+    endpoints: list[str] = []
+
+    def cannot_start(thread: threading.Thread) -> None:
+        if thread.name == "pdserve-kv":
+            endpoints.append(thread._target.__self__.endpoint)  # type: ignore[attr-defined]
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        cluster.node("d")
+    assert not kv_threads() - threads
+    (endpoint,) = endpoints
+    if cluster.lane == "zmq":
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(parse_tcp(endpoint)).close()
+    assert node.connector.statistics().landings_open == 0
+
+
 def kv_threads() -> set[threading.Thread]:
     """Return the threads of all connectors that are there."""
     return {one for one in threading.enumerate() if one.name.startswith("pdserve-kv")}

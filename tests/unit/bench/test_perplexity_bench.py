@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.perplexity import AXES, TEXT, figures, kept_score, score, windows
+from bench.perplexity import AXES, TEXT, figures, kept_score, kv_bytes, score, windows
 from bench.serving import cluster_arguments, cluster_names
 from common.config import EngineConfig, ModelConfig
 from engine.core.plan import SampleInput, ScheduledSequence
@@ -68,7 +69,9 @@ def test_log_likelihoods_are_those_of_the_logits(tmp_path_factory: pytest.TempPa
         assert found[last - 1] == pytest.approx(chances[prompt[last]] - total, abs=1e-9)
 
 
-def test_scores_of_a_window_are_computed_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_scores_of_a_window_are_computed_once(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An ended command continues; other weights, arithmetic or tokens are other scores."""
     folder = write_checkpoint(tmp_path_factory.mktemp("llama"), CONFIGS["llama"])
     keep = tmp_path_factory.mktemp("scores")
@@ -83,6 +86,19 @@ def test_scores_of_a_window_are_computed_once(tmp_path_factory: pytest.TempPathF
     other = load(folder, max_model_len=256, kv_cache_dtype="int8")
     assert kept_score(other, prompt_of(40), keep).tolist() != (first + 1).tolist()
     assert len(list(keep.iterdir())) == 3
+    monkeypatch.setattr("bench.perplexity.sources_digest", lambda: "other kernels")
+    np.testing.assert_array_equal(kept_score(runner, prompt_of(40), keep), first)
+    assert len(list(keep.iterdir())) == 4
+
+
+@pytest.mark.parametrize("context", [100, 128, 512])
+def test_the_cache_holds_a_window(tmp_path: Path, context: int) -> None:
+    folder = write_checkpoint(tmp_path / "llama", CONFIGS["llama"])
+    runner = load(
+        folder, max_model_len=context, block_size=64, kv_cache_memory=kv_bytes(folder, context)
+    )
+    assert runner.max_model_len == context
+    assert runner.num_blocks <= context // 64 + 3
 
 
 def test_clusters_of_each_topology_with_each_kv_cache() -> None:

@@ -146,11 +146,21 @@ def test_a_step_may_be_larger_than_the_budget_of_prompts(folder: Path) -> None:
         runner.execute([scheduled([1] * 71, 0, list(range(5)))])
 
 
+@pytest.fixture
+def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling the first time takes up to a minute: wrong settings are reported before."""
+    monkeypatch.setattr(
+        "engine.runner.common_kernels.compile_common_kernels", lambda: pytest.fail("compiles")
+    )
+
+
+@pytest.mark.usefixtures("compiles_nothing")
 def test_a_cpu_computes_in_float32(folder: Path) -> None:
     with pytest.raises(ConfigError, match="dtype is bfloat16: a CPU computes in float32"):
         load_model_runner(ModelConfig(model=str(folder), dtype="bfloat16"), EngineConfig())
 
 
+@pytest.mark.usefixtures("compiles_nothing")
 def test_the_fused_back_end_wants_a_gpu(folder: Path) -> None:
     with pytest.raises(ConfigError, match="fused: wanted a GPU"):
         load(folder, attention_backend="fused")

@@ -55,7 +55,7 @@ class FakeMeter:
     def reset_peak(self) -> None:
         self.calls.append("reset")
 
-    def peak_bytes(self) -> int:
+    def peak_bytes(self, shared_bytes: int = 0) -> int:
         self.calls.append("peak")
         return self._peak_bytes
 

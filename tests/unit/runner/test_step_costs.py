@@ -49,6 +49,22 @@ def test_the_least_of_several_measurements_counts() -> None:
     assert costs.draft_s == pytest.approx(0.0005)
 
 
+def test_without_drafts_the_widest_is_measured_twice_and_bounds_the_others() -> None:
+    machine = Machine(0.0, 0.001)
+    spent_s = iter([0.009] * 12 + [0.008, 0.004])
+
+    def execute(batch: Sequence[ScheduledSequence]) -> None:
+        machine.batches.append(list(batch))
+        machine.now_s += next(spent_s)
+
+    costs = measure_step_costs(
+        execute, LIMITS, ALONE, has_proposals=False, clock=lambda: machine.now_s
+    )
+    assert [len(batch) for batch in machine.batches[-2:]] == [64, 64]
+    assert costs.rows[-1] == 64
+    assert costs.step_s == pytest.approx([0.004] * len(costs.rows))
+
+
 def test_without_a_drafting_layer_drafts_cost_nothing() -> None:
     machine = Machine(0.0001, 0.001)
     assert machine.measure().draft_s == 0.0
