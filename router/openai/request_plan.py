@@ -277,13 +277,15 @@ class Planner:
             )
             common["seed"] = self._seed(body.seed)
             sampling = SamplingParams(**common, prompt_logprobs=scored)
-            check_drawable(sampling, self._model.eos_token_ids)
             first = ChoicePlan(
                 prompt_token_ids=prompt.token_ids, sampling=sampling, priority=priority
             )
             if is_echo:
                 first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
             choices += choices_like(first, num_run, is_chat=is_chat)
+        if not body.stop:  # stop strings end answers before
+            longest = max((one.sampling for one in choices), key=lambda one: one.max_tokens)
+            check_drawable(longest, self._model.eos_token_ids)  # shorter ones can end as early
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
         eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(
