@@ -23,7 +23,6 @@ class TokenLedger:
     def __init__(self, sampling: SamplingParams, num_prompt_tokens: int = 1) -> None:
         self._sampling = sampling
         self._num_prompt_tokens = num_prompt_tokens
-        self._prompt_logprobs: PromptLogprobs | None = None
         self._max_tokens = sampling.max_tokens
         self._has_logprobs = sampling.logprobs is not None
         self._held: dict[int, tuple[int, TokenLogprobs | None]] = {}
@@ -60,9 +59,10 @@ class TokenLedger:
         if output.num_drafted:  # one node of an attempt verifies drafts; it counts all each time
             self._drafted = max(self._drafted, output.num_drafted)
             self._accepted = max(self._accepted, output.num_accepted)
+        prompt_logprobs = None  # token 0 leaves as it comes, so nothing keeps them
         if first == 0 and token_ids:
             self._queue_s, self._compute_s = output.queue_s, output.compute_s
-            self._take_prompt_logprobs(output)
+            prompt_logprobs = self._new_prompt_logprobs(output)
         if first != self.num_emitted or self._held or output.finish_reason is not None:
             self._hold(first, token_ids, logprobs)
             if output.finish_reason is not None:
@@ -85,20 +85,20 @@ class TokenLedger:
                 0.0 if first else self._queue_s,
                 0.0 if first else self._compute_s,
                 None,
-                None if first else self._prompt_logprobs,
+                prompt_logprobs,
             )
         )
 
-    def _take_prompt_logprobs(self, output: RequestOutput) -> None:
+    def _new_prompt_logprobs(self, output: RequestOutput) -> PromptLogprobs | None:
         if self._sampling.prompt_logprobs is None or self.has(0):
-            return
+            return None
         found, wanted = output.prompt_logprobs, self._num_prompt_tokens - 1
         num_found = 0 if found is None else len(found)
         if num_found != wanted:
             raise PeerProtocolError(
                 f"{output.id}: logprobs of {num_found} tokens of the prompt: wanted {wanted}"
             )
-        self._prompt_logprobs = found
+        return found
 
     def note_cached(self, num_tokens: int) -> None:
         """Note how much of the prompt was cached. Only nodes that begin the answer count."""

@@ -293,6 +293,8 @@ class Dispatcher:
 
     def _choose(self, choice: RunningChoice, effect: Choose) -> list[Effect]:
         nodes, flow, query = self.pool.nodes(), choice.flow, choice.query
+        if flow.num_output_tokens:
+            query.needs_prompt_logprobs = False  # they came with token 0
         choice.trace.on_choosing(
             flow.attempt,
             self._clock.now_s(),

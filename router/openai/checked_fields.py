@@ -5,7 +5,7 @@ An error names the field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from common.errors import InvalidRequest
 from common.prompt_logprobs import check_num_entries
@@ -69,22 +69,30 @@ def scored_prompts(
             raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs")
         num_top = max(checked_logprobs(asked, "prompt_logprobs"), num_echoed or 0)
     if num_top is not None:
-        param = "logprobs" if asked is None else "prompt_logprobs"
+        param = "prompt_logprobs" if asked == num_top else "logprobs"
         check_num_entries(num_choices * sum(prompt_lengths), num_top, param)
     return num_top
 
 
-def has_output(max_tokens: int | None, body: SamplingFields, param: str, *, can_be_0: bool) -> bool:
+def has_output(
+    max_tokens: int | None,
+    body: SamplingFields,
+    param: str,
+    *,
+    can_be_0: bool,
+    with_fields: Sequence[str],
+) -> bool:
     """Return whether tokens are asked for; with `can_be_0` a prompt alone can be.
+
+    `with_fields` are the fields of the API with which it can be.
 
     Raises `InvalidRequest` where no tokens are asked for and nothing of the prompt, or yet some.
     """
     if max_tokens != 0:
         return True
     if not can_be_0:
-        raise InvalidRequest(
-            f"{param} is 0: wanted at least 1, or 0 with echo or prompt_logprobs", param=param
-        )
+        or_0 = f", or 0 with {' or '.join(with_fields)}" if with_fields else ""
+        raise InvalidRequest(f"{param} is 0: wanted at least 1{or_0}", param=param)
     if body.min_tokens:
         raise InvalidRequest(
             f"min_tokens is {body.min_tokens}: wanted 0 where {param} is 0", param="min_tokens"

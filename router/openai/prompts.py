@@ -87,12 +87,17 @@ class Prompts:
     def text_offsets(self, prompt: Prompt, text: str) -> tuple[int, ...]:
         """Return where the text of each token starts in `text`, which the prompt is shown as.
 
-        A token without text of its own has the place of the next one.
+        A token without text of its own has the place of the next one. Special tokens have a text
+        where the client wrote it.
         """
         decoder, end, offsets = self._model.new_detokenizer(), 0, []
         for token_id in prompt.token_ids:
             offsets.append(min(end, len(text)))
-            end += len(decoder.push(token_id))
+            shown = decoder.push(token_id)
+            if not shown and prompt.text is not None and not decoder.has_pending:
+                written = self._model.describe_token(token_id).text
+                shown = written if text.startswith(written, end) else ""
+            end += len(shown)
         return tuple(offsets)
 
     def shown(self, prompt: Prompt) -> str:

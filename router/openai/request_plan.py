@@ -180,13 +180,16 @@ class Planner:
 
     def _plan_translated(self, translation: Translation) -> RequestPlan:
         try:
-            plan = self._plan_chat(translation.chat)
+            plan = self._plan_chat(translation.chat, scored_by=())
         except InvalidRequest as error:
             raise in_words_of(error, translation.names) from None
         ignored = named_fields(translation.body.unknown_fields())
         return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
 
-    def _plan_chat(self, body: ChatBody) -> RequestPlan:
+    def _plan_chat(
+        self, body: ChatBody, scored_by: Sequence[str] = ("prompt_logprobs",)
+    ) -> RequestPlan:
+        """Plan a chat; `scored_by`: the fields of the API that score a prompt."""
         check_model(body.model, self._model)
         use = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
         tools = tuple(tool.as_json() for tool in use.tools) if use else ()
@@ -212,6 +215,7 @@ class Planner:
             continues_prompt=options.continues_final_message,
             grammar=grammar,
             syntax=syntax,
+            scored_by=scored_by,
         )
 
     def plan_completion(self, raw: bytes) -> RequestPlan:
@@ -232,6 +236,7 @@ class Planner:
             is_echo=bool(body.echo),
             continues_prompt=True,
             grammar=self._grammar(body),
+            scored_by=("echo", "prompt_logprobs"),
         )
 
     def _grammar(self, body: SamplingFields) -> Grammar | None:
@@ -252,6 +257,7 @@ class Planner:
         continues_prompt: bool = False,
         grammar: Grammar | None,
         syntax: AnswerSyntax = PLAIN,
+        scored_by: Sequence[str],
     ) -> RequestPlan:
         n, num_run = num_choices(body, best_of, len(prompts))
         priority, cache_salt = body.priority or 0, body.cache_salt or ""
@@ -265,7 +271,7 @@ class Planner:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         scored = scored_prompts(body, num_echoed, lengths, 1 if is_chat else num_run)
         can_be_0, param = is_echo or scored is not None, max_tokens_param
-        outputs = has_output(max_tokens, body, param, can_be_0=can_be_0)
+        outputs = has_output(max_tokens, body, param, can_be_0=can_be_0, with_fields=scored_by)
         choices: list[ChoicePlan] = []
         for prompt in prompts:
             common["max_tokens"] = output_limit(
@@ -277,13 +283,15 @@ class Planner:
             )
             common["seed"] = self._seed(body.seed)
             sampling = SamplingParams(**common, prompt_logprobs=scored)
-            check_drawable(sampling, self._model.eos_token_ids)
             first = ChoicePlan(
                 prompt_token_ids=prompt.token_ids, sampling=sampling, priority=priority
             )
             if is_echo:
                 first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
             choices += choices_like(first, num_run, is_chat=is_chat)
+        if not body.stop:  # stop strings end answers before
+            longest = max((one.sampling for one in choices), key=lambda one: one.max_tokens)
+            check_drawable(longest, self._model.eos_token_ids)  # shorter ones can end as early
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
         eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(

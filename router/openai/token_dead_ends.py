@@ -22,6 +22,10 @@ def check_drawable(sampling: SamplingParams, eos_token_ids: AbstractSet[int]) ->
     rules = sampling.rules
     if not rules.allowed_token_ids:
         return  # bad words and ends are few, and a vocabulary is large
+    never_free = {word[-1] for word in rules.bad_words}.union(sampling.stop_token_ids)
+    never_free |= eos_token_ids
+    if any(one not in never_free for one in rules.allowed_token_ids):
+        return  # this token can follow everything
     if not _Search(sampling, eos_token_ids).finds_output():
         raise InvalidRequest(
             "allowed_token_ids leaves no token to draw beside bad_words and min_tokens: wanted an "
@@ -35,18 +39,19 @@ class _Search:
 
     What can follow an output depends on its longest suffix that begins a bad word (Aho and Corasick
     1975), and on whether `min_tokens` are there. An output that comes back to the same can go on
-    for ever.
+    for ever. One that has no end has none nearer to the beginning either: the fewer tokens are left
+    up to `max_tokens`, and the more of `min_tokens` are there, the more answers there are.
     """
 
     def __init__(self, sampling: SamplingParams, eos_token_ids: AbstractSet[int]) -> None:
         stops = frozenset(sampling.stop_token_ids)
-        self._ends = stops if sampling.ignore_eos else stops | eos_token_ids
+        all_ends = stops | eos_token_ids
+        self._ends = stops if sampling.ignore_eos else all_ends
         self._num_early = sampling.min_tokens
         self._max_tokens = sampling.max_tokens
         self._late = tuple(dict.fromkeys(sampling.rules.allowed_token_ids))
-        self._early = tuple(one for one in self._late if one not in stops | eos_token_ids)
+        self._early = tuple(one for one in self._late if one not in all_ends)
         words = sampling.rules.bad_words
-        self._last = {word[-1] for word in words}
         self._bad: dict[_State, set[int]] = {}
         """The tokens that no word of `bad_words` allows behind its other ones."""
         for word in words:
@@ -55,9 +60,8 @@ class _Search:
 
     def finds_output(self) -> bool:
         """Return whether there is an output, and True where the search takes too long."""
-        if any(one not in self._last for one in self._early):
-            return True
-        done: set[tuple[_State, int]] = set()
+        failed: dict[_State, int] = {}
+        """The most tokens that were there when nothing could follow."""
         path: list[tuple[_State, bool]] = [((), self._is_early(0))]
         is_on_path = set(path)
         left = [self._tokens((), 0)]
@@ -68,7 +72,7 @@ class _Search:
             if token_id is None:
                 is_on_path.remove(path[-1])
                 state, _ = path.pop()
-                done.add((state, min(num_output - 1, self._num_early)))
+                failed[state] = num_output - 1
                 left.pop()
                 continue
             num_tries += 1
@@ -79,7 +83,7 @@ class _Search:
             step = (state, self._is_early(num_output))
             if step in is_on_path:
                 return True
-            if (state, min(num_output, self._num_early)) not in done:
+            if num_output > failed.get(state, -1):
                 path.append(step)
                 is_on_path.add(step)
                 left.append(self._tokens(state, num_output))

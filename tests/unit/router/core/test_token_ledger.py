@@ -95,6 +95,7 @@ def test_logprobs_of_the_prompt_come_with_token_0_and_once() -> None:
     first = ledger.push(RequestOutput(ID, 0, (4,), prompt_logprobs=SCORES), 0)
     assert first is not None
     assert (first.token_ids, first.prompt_logprobs) == ((4, 5), SCORES)
+    assert SCORES not in vars(ledger).values(), "they are large, and an answer may be long"
     again = RequestOutput(ID, 0, (4,), prompt_logprobs=SCORES)
     assert ledger.push(again, 0) is None
     after = ledger.push(RequestOutput(ID, 2, (6,)), 0)

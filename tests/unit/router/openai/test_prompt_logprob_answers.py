@@ -9,6 +9,7 @@ import pytest
 
 from common.request import FinishReason
 from tests.fakes.http_edge import CONTEXT, Call, make_edge, says, tiny_model
+from tests.fakes.tool_models import hermes_model
 from tests.unit.router.openai.test_generation_endpoints import (
     CHAT,
     CHAT_PATH,
@@ -75,6 +76,33 @@ async def test_a_prompt_of_one_token_has_null_alone() -> None:
     (choice,) = (await post(make_edge(says("lazy")), TEXT_PATH, body))["choices"]
     assert choice["logprobs"]["token_logprobs"] == [None]
     assert choice["prompt_logprobs"] == [None]
+
+
+async def test_offsets_behind_control_tokens_of_a_text() -> None:
+    text = "<|im_start|>user\nHello é<|im_end|>\n"
+    edge = make_edge(says("lazy"), model=hermes_model())
+    (choice,) = (await post(edge, TEXT_PATH, ECHO | {"prompt": text}))["choices"]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    first = tokens.index("<|im_start|>")
+    assert offsets[first : first + 2] == [0, len("<|im_start|>")]
+    end = tokens.index("<|im_end|>")
+    assert offsets[end : end + 2] == [text.index("<|im_end|>"), len(text) - 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 0}, "max_tokens"),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+async def test_fields_that_an_api_does_not_have_are_not_named(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    async with make_edge(says("lazy")).client() as client:
+        response = await client.post(path, json=fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"{param} is 0: wanted at least 1"
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
@@ -170,19 +198,25 @@ async def test_what_is_not_asked_for_is_neither_found_nor_shown() -> None:
         (TEXT_PATH, {"max_tokens": 0}, "max_tokens", "0 with echo or prompt_logprobs"),
         (TEXT_PATH, {"max_tokens": -1, "echo": True}, "max_tokens", "wanted at least 1"),
         (TEXT_PATH, {"max_tokens": 0, "logprobs": 1}, "max_tokens", "0 with echo"),
-        (CHAT_PATH, {"max_completion_tokens": 0}, "max_completion_tokens", "0 with echo"),
+        (
+            CHAT_PATH,
+            {"max_completion_tokens": 0},
+            "max_completion_tokens",
+            "wanted at least 1, or 0 with prompt_logprobs",
+        ),
         (TEXT_PATH, {"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens", "wanted 0"),
         (
             TEXT_PATH,
             {"prompt": ["a" * (CONTEXT - 2)] * 128, "prompt_logprobs": 20},
             "prompt_logprobs",
-            "at most 500000",
+            "at most 150000",
         ),
         (
             TEXT_PATH,
-            {"prompt": ["a" * (CONTEXT - 2)] * 128, "logprobs": 20, "echo": True},
+            {"prompt": ["a" * (CONTEXT - 2)] * 128, "logprobs": 20, "echo": True}
+            | {"prompt_logprobs": 1},
             "logprobs",
-            "at most 500000",
+            "at most 150000",
         ),
     ],
 )

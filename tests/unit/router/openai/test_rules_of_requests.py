@@ -78,3 +78,14 @@ async def test_a_grammar_and_words_do_not_go_together() -> None:
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "bad_words"
     assert not edge.generator.calls
+
+
+async def test_an_answer_that_a_stop_string_may_end_needs_no_other_end() -> None:
+    one = tiny_model().spelt("a")
+    assert len(one) == 1
+    rules = {"allowed_token_ids": list(one), "bad_words": ["aa"], "max_tokens": 9}
+    call = await asked("/v1/completions", stop="a", **rules)
+    assert call.sampling.rules.allowed_token_ids == one
+    async with make_edge().client() as client:
+        reply = await client.post("/v1/completions", json={"prompt": "Hi"} | rules)
+    assert reply.status_code == 400

@@ -17,6 +17,7 @@ from router.openai.token_dead_ends import check_drawable
 
 EOS = frozenset({0})
 Words = tuple[tuple[int, ...], ...]
+NARROW: Words = ((5, 5), (5, 7), (6, 5), (6, 6), (6, 7), (7, 6), (7, 7))
 
 
 def is_drawable(
@@ -51,6 +52,10 @@ def is_drawable(
         (is_drawable((7,), stop_token_ids=(7,), min_tokens=1), False),
         (is_drawable((5, 6), ((5,), (6, 6))), False),
         (is_drawable((5, 6), ((5,), (6, 6, 5))), True),
+        # Only 7, 5, 6 is left, and 5 cannot be followed by two tokens.
+        (is_drawable((5, 6, 7), NARROW, max_tokens=3), True),
+        (is_drawable((7, 6, 5), NARROW, max_tokens=3), True),
+        (is_drawable((5, 6, 7), NARROW, max_tokens=4), False),
     ],
 )
 def test_cases(found: bool, wanted: bool) -> None:
@@ -89,6 +94,26 @@ def test_it_is_what_trying_every_output_finds(
     assert found is wanted
 
 
+@pytest.mark.parametrize("most", [2, 3, 4])
+def test_no_output_near_its_end_is_overlooked(most: int) -> None:
+    """Of three tokens, all that differ in which pairs, and some triples, are bad words."""
+    draw = random.Random(most)
+    pairs = list(itertools.product((1, 2, 3), repeat=2))
+    triples = list(itertools.product((1, 2, 3), repeat=3))
+    for number in range(2 ** len(pairs)):
+        bad = [pair for at, pair in enumerate(pairs) if number >> at & 1]
+        bad += draw.sample(triples, number % 4)
+        allowed = tuple(draw.sample((1, 2, 3), 3))
+
+        def is_output(tokens: tuple[int, ...], bad: list[tuple[int, ...]] = bad) -> bool:
+            return not any(
+                tokens[at : at + len(word)] == word for word in bad for at in range(len(tokens))
+            )
+
+        wanted = any(map(is_output, itertools.product(allowed, repeat=most)))
+        assert is_drawable(allowed, tuple(bad), most) is wanted, (allowed, bad)
+
+
 def test_the_search_is_short() -> None:
     """128 words of 32 tokens: of any two tokens all sequences are refused, but one by one."""
     draw = random.Random(1)
@@ -97,3 +122,14 @@ def test_the_search_is_short() -> None:
     assert is_drawable((7, 8), bad, max_tokens=8192)
     assert not is_drawable((9,), ((9,) * 32,), max_tokens=8192)
     assert time.process_time() - began_s < 1.0
+
+
+def test_many_tokens_and_ends_are_compared_once() -> None:
+    eos, allowed = frozenset(range(300)), tuple(range(300, 16_684))
+    rules = TokenRules(allowed_token_ids=allowed, bad_words=((300,),))
+    began_s = time.process_time()
+    check_drawable(SamplingParams(max_tokens=9, rules=rules), eos)
+    banned = tuple((one,) for one in allowed[:100])
+    rules = TokenRules(allowed_token_ids=(*range(200), *allowed[:101]), bad_words=banned)
+    check_drawable(SamplingParams(max_tokens=9, rules=rules), eos)
+    assert time.process_time() - began_s < 0.1
