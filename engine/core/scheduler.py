@@ -67,7 +67,7 @@ class Scheduler:
         num_host_blocks: int = 0,
         swaps_late: bool = False,
     ) -> None:
-        """With `swaps_late`, swapped KV is copied beside the steps; `end_copy` takes the ends."""
+        """Make it. With `swaps_late`, KV is copied beside the steps and `end_copy` is called."""
         config = config or SchedulingConfig()
         self.limits = limits
         self.pool = BlockPool(num_blocks)

@@ -67,10 +67,7 @@ def assemble_runner(
 
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
-    if has_paddle():
-        paddle.set_device("gpu" if has_gpu() else "cpu")
-    if not has_gpu():
-        check_cpu_settings(model, engine)
+    _choose_device(model, engine)
     dtype, stored = _dtypes(model, engine)
     backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
@@ -120,6 +117,13 @@ def assemble_runner(
     parts.release_buffers()
     memory = _memory_plan(parts, cache, max_chunk_tokens, peak_bytes)
     return make(parts.decoder, cache, limits, swap_space=swap_space, memory=memory)
+
+
+def _choose_device(model: ModelConfig, engine: EngineConfig) -> None:
+    if has_paddle():
+        paddle.set_device("gpu" if has_gpu() else "cpu")
+    if not has_gpu():
+        check_cpu_settings(model, engine)
 
 
 def _memory_plan(

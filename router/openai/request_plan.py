@@ -281,17 +281,14 @@ class Planner:
                 default=default_max_tokens,
                 max_tokens_param=param,
             )
-            common["seed"] = self._seed(body.seed)
-            sampling = SamplingParams(**common, prompt_logprobs=scored)
+            sampling = SamplingParams(**common, seed=self._seed(body.seed), prompt_logprobs=scored)
             first = ChoicePlan(
                 prompt_token_ids=prompt.token_ids, sampling=sampling, priority=priority
             )
             if is_echo:
                 first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
             choices += choices_like(first, num_run, is_chat=is_chat)
-        if not body.stop:  # stop strings end answers before
-            longest = max((one.sampling for one in choices), key=lambda one: one.max_tokens)
-            check_drawable(longest, self._model.eos_token_ids)  # shorter ones can end as early
+        self._check_drawable(body, choices)
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
         eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(
@@ -316,6 +313,15 @@ class Planner:
             echo_logprobs=num_echoed,
             has_output=outputs,
         )
+
+    def _check_drawable(self, body: SamplingFields, choices: Sequence[ChoicePlan]) -> None:
+        """Raise `InvalidRequest` where rules about tokens leave no answer of the longest choice.
+
+        Shorter choices can have what begins its answer. Stop strings may end an answer before.
+        """
+        if not body.stop:
+            longest = max((one.sampling for one in choices), key=lambda one: one.max_tokens)
+            check_drawable(longest, self._model.eos_token_ids)
 
     def _echoing(self, choice: ChoicePlan, prompt: Prompt, *, has_offsets: bool) -> ChoicePlan:
         echo = self._prompts.shown(prompt)
