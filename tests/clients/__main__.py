@@ -9,14 +9,17 @@ where a client failed.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import venv
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
 from tests.clients.real_cluster import real_cluster
 from tests.clients.scripted_edge import scripted_edge
 
@@ -77,35 +80,57 @@ def script_of(name: str) -> str:
 
 
 def run_on_cluster(interpreter: Path, name: str) -> bool:
-    """Run a client against a real cluster; return whether all that it asserts holds."""
-    with real_cluster() as (port, model):
-        command = [str(interpreter), script_of(name), str(port), str(model)]
-        try:
-            done = subprocess.run(command, timeout=CLUSTER_RUN_LIMIT_S, check=False)
-            return done.returncode == 0
-        except subprocess.TimeoutExpired:
-            print(f"{name} took over {CLUSTER_RUN_LIMIT_S} s", flush=True)
-            return False
+    """Run a client against a real cluster; return whether all that it asserts holds.
+
+    A cluster that does not start, or does not end as it should, fails this client alone.
+    """
+    try:
+        with real_cluster() as (port, model):
+            return _ends_well([str(interpreter), script_of(name), str(port), str(model)], name)
+    except Exception:
+        traceback.print_exc()
+        return False
+
+
+def _ends_well(command: list[str], name: str) -> bool:
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        return process.wait(CLUSTER_RUN_LIMIT_S) == 0
+    except subprocess.TimeoutExpired:
+        print(f"{name} took over {CLUSTER_RUN_LIMIT_S} s", flush=True)
+        return False
+    finally:
+        _end_group(process.pid)
+        process.wait()
+
+
+def _end_group(leader: int) -> None:
+    """End a client and the processes that it started, which are of its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 async def run(interpreter: Path, name: str) -> bool:
     """Run a client against the scripted API; return whether all that it asserts holds."""
     async with scripted_edge() as port:
-        process = await asyncio.create_subprocess_exec(interpreter, script_of(name), str(port))
+        process = await asyncio.create_subprocess_exec(
+            interpreter, script_of(name), str(port), start_new_session=True
+        )
         try:
             async with asyncio.timeout(RUN_LIMIT_S):
                 return await process.wait() == 0
         except TimeoutError:
-            process.kill()
-            await process.wait()
             print(f"{name} took over {RUN_LIMIT_S} s", flush=True)
             return False
+        finally:
+            _end_group(process.pid)
+            await process.wait()
 
 
 def main(names: list[str]) -> int:
     """Return the exit status."""
     failed = []
-    for name in names or CLIENTS:
+    for name in [one.replace("-", "_") for one in names] or CLIENTS:
         with tempfile.TemporaryDirectory(prefix=f"pdserve-{name}-") as folder:
             client, began_s = CLIENTS[name], time.monotonic()
             try:

@@ -209,14 +209,14 @@ async def test_what_is_not_asked_for_is_neither_found_nor_shown() -> None:
             TEXT_PATH,
             {"prompt": ["a" * (CONTEXT - 2)] * 128, "prompt_logprobs": 20},
             "prompt_logprobs",
-            "at most 150000",
+            "at most 100000",
         ),
         (
             TEXT_PATH,
             {"prompt": ["a" * (CONTEXT - 2)] * 128, "logprobs": 20, "echo": True}
             | {"prompt_logprobs": 1},
             "logprobs",
-            "at most 150000",
+            "at most 100000",
         ),
     ],
 )
