@@ -315,11 +315,8 @@ class Planner:
         )
 
     def _check_drawable(self, body: SamplingFields, choices: Sequence[ChoicePlan]) -> None:
-        """Raise `InvalidRequest` where rules about tokens leave no answer of the longest choice.
-
-        Shorter choices can have what begins its answer. Stop strings may end an answer before.
-        """
-        if not body.stop:
+        if not body.stop:  # which could end an answer before
+            # Shorter choices can have what begins the answer of the longest one.
             longest = max((one.sampling for one in choices), key=lambda one: one.max_tokens)
             check_drawable(longest, self._model.eos_token_ids)
 

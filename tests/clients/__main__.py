@@ -20,6 +20,7 @@ import venv
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
 from tests.clients.real_cluster import real_cluster
 from tests.clients.scripted_edge import scripted_edge
 

@@ -34,7 +34,7 @@ def test_a_request_has_a_bounded_number() -> None:
     prompt = (1,) * (MAX_ENTRIES // 5)
     make_request(prompt, prompt_logprobs=4)
     make_request(prompt, logprobs=20)
-    with pytest.raises(InvalidRequest, match=r"600000 log probabilities .* at most 500000"):
+    with pytest.raises(InvalidRequest, match=r"120000 log probabilities .* at most 100000"):
         make_request(prompt, prompt_logprobs=5)
 
 
