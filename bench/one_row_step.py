@@ -34,7 +34,7 @@ _READ_BYTES = 1 << 30
 _READS = 5
 
 
-@njit(nogil=True, cache=True, parallel=True)
+@njit(nogil=True, cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _read(words: np.ndarray, num_threads: int) -> int:
     """Return the sum of `words`, each thread's part read from its beginning to its end."""
     total = 0

@@ -61,6 +61,11 @@ class PacedRunner:
     def prepare_grammar(self, grammar: Grammar) -> None:
         """Do nothing: no request has one."""
 
+    def grammar_statistics(self) -> None:
+        """Return None: nothing follows a grammar."""
+
+    memory = None
+
     @property
     def kv_bytes(self) -> npt.NDArray[np.uint8]:
         """`[num_layers, 2, num_blocks, piece_bytes]`."""

@@ -158,11 +158,12 @@ async def test_a_conversation_of_responses_with_a_tool() -> None:
 
 async def test_a_stream_of_a_response() -> None:
     edge = edge_that_says("\nhm</think>" + TWO)
+    tools: Any = [FUNCTION, {"type": "function", **NOW["function"]}]
     async with client_of(edge) as client:
         stream: Any = await client.responses.create(
             model="tiny",
             input="Hi",
-            tools=[FUNCTION, {"type": "function", **NOW["function"]}],
+            tools=tools,
             stream=True,
             extra_body={"chat_template_kwargs": {"enable_thinking": True}},
         )

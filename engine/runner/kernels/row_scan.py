@@ -74,7 +74,8 @@ def scan_blocks(typing: Any, values: Any, num_blocks: Any, maxima: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _emit_scan(builder, *args, None)
+        start, count, largest = args
+        return _emit_scan(builder, start, count, largest, None)
 
     return types.int32(*[types.int64] * 3), codegen
 

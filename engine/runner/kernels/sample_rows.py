@@ -110,7 +110,7 @@ def _scan(values, maxima, copies):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _scan_last(values, maxima) -> int:  # type: ignore[no-untyped-def]
+def _scan_last(values, maxima):  # type: ignore[no-untyped-def]
     """Do what `_scan` does with the last block, which is not a whole one."""
     last, most, bits = len(maxima) - 1, np.int32(0), values.view(np.int32)
     maxima[last] = -np.inf
@@ -121,7 +121,7 @@ def _scan_last(values, maxima) -> int:  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _scan_again(values, maxima, token_ids) -> int:  # type: ignore[no-untyped-def]
+def _scan_again(values, maxima, token_ids):  # type: ignore[no-untyped-def]
     """Do what `_scan` does where these tokens' values have changed; only their blocks count.
 
     A whole row is read as fast as a quarter of its blocks one by one.
