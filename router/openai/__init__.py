@@ -23,6 +23,7 @@ responses/          `/v1/responses`
 messages/           Anthropic's `/v1/messages`
 chat_messages       chat messages as chat templates expect them
 answer              the sink of all choices of a request, on its way to its client
+prompt_logprobs_json  log probabilities of a prompt, in vLLM's shape
 formats             the two shapes of an answer, streamed and whole
 chat_parts          the answer of a chat that thinks or calls functions
 items_format        an answer as a list of items: thoughts, texts and calls

@@ -15,9 +15,9 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason
 from router.http.errors import ApiError, error_event
 from router.http.sse import DONE, event, event_text, text_json, to_json
+from router.openai.prompt_logprobs_json import prompt_logprobs_json
 from router.text.choice_text import Delta, LogprobEntry
 from router.text.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
-from router.text.prompt_tokens import prompt_logprobs_json
 from router.text.usage import Usage, UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerParser, AnswerSyntax
 

@@ -11,6 +11,6 @@ detokenizer     token ids to text, a few at a time
 stop_strings    stop strings in text that arrives in pieces
 choice_text     one choice: tokens in, text to send out
 logprobs_json   log-probabilities in OpenAI's two shapes
-prompt_tokens   log-probabilities of a prompt: of its echo, and in vLLM's shape
+prompt_tokens   log probabilities of a prompt, as entries of its echo
 usage           the tokens of one request, counted
 """
