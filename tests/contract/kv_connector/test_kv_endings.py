@@ -413,5 +413,7 @@ def test_a_bad_checksum_never_lands(
     assert "bad checksum" in str(decode.wait_failed())
     assert "bad checksum" in str(error_of(prefill.wait_event()))
     num_failures = decode.connector.statistics().checksum_failures[cluster.lane]
-    assert 1 + MAX_REPEATS_PER_PIECE <= num_failures <= 1 + MAX_REPEATS_PER_LANDING
+    # Layers leave in one frame or in one each, and each frame has a bad sum before any repeat.
+    most = prefill.layout.num_layers + MAX_REPEATS_PER_LANDING
+    assert 1 + MAX_REPEATS_PER_PIECE <= num_failures <= most
     assert_ended_once(prefill, decode)
