@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import median, quantiles
@@ -307,14 +308,25 @@ def judged(model: Model, num_answers: int) -> dict[str, int]:
     return dict(outcomes)
 
 
+def formats() -> jsonschema.FormatChecker:
+    """Return the judge's formats: those of draft 2020-12, and the day of a `date-time`.
+
+    Without further packages `jsonschema` does not look at `date-time`.
+    """
+    checker = jsonschema.FormatChecker(())
+    checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+    checker.checks("date-time", raises=ValueError)(
+        lambda value: not isinstance(value, str) or bool(date.fromisoformat(value[:10]))
+    )
+    return checker
+
+
 def _judge(model: Model, name: str, sequence: Sequence) -> str:
     ids = sequence.output_token_ids
     if ids[-1] not in model.runner.eos_token_ids:
         return "cut"
     text = model.text.decode(ids)
-    validator = jsonschema.Draft202012Validator(
-        SCHEMAS[name], format_checker=jsonschema.FormatChecker()
-    )
+    validator = jsonschema.Draft202012Validator(SCHEMAS[name], format_checker=formats())
     try:
         validator.validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as wrong:
