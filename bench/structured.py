@@ -4,9 +4,10 @@ The demo model, in this process, driven as a node's step loop drives it. One JSO
 
     compile.p50_ms, .p99_ms     CPU time from a schema's text to a matcher, over 100 schemas, anew
     schema.b<N>.step_ratio      the median decode step of N sequences under a schema, over that of N
-                                without one; the two take turns answer by answer
-    schema.b<N>.share           the part of such a step in which the step's thread waits for
-                                masks, applies them and asks which tokens are forced
+                                without one, on a node without drafts (the default); the two take
+                                turns answer by answer
+    schema.b<N>.share           the part of such a step in which the step's thread begins masks and
+                                waits for them
     schema.b<N>.mask_us         the time in which a thread beside it fills one mask
     forced.b<N>.ratio           tokens per second with forced tokens as drafts, over those without,
                                 on prompts that ask for an extraction; the answers must be the same
@@ -24,6 +25,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import median, quantiles
@@ -178,13 +180,16 @@ class Model:
             speculation=SpeculationConfig(speculative_method="grammar"),
         )
         self.runner.warm_up()
-        self.masks = TimedMasks(
-            self.compiler(),
-            self.runner.vocab_size,
-            self.runner.eos_token_ids,
-            proposes=True,
+        self.follow_grammars(proposes=True)
+
+    def follow_grammars(self, *, proposes: bool) -> TimedMasks:
+        """Let the runner draw under grammars; a node's masks propose where it has drafts."""
+        runner = self.runner
+        masks = TimedMasks(
+            self.compiler(), runner.vocab_size, runner.eos_token_ids, proposes=proposes
         )
-        self.runner.grammars = self.masks
+        runner.grammars = masks
+        return masks
 
     def compiler(self) -> GrammarCompiler:
         """Return a compiler that has compiled nothing."""
@@ -223,8 +228,8 @@ def schema_figures(model: Model, batch: int, num_steps: int) -> dict[str, float]
     people = {"type": "array", "items": SCHEMAS["person_with_address"], "minItems": 200}
     prompt = model.prompt("List people with their addresses as JSON.")
     steps: dict[bool, list[float]] = {False: [], True: []}
-    timed = model.masks.timed = Timed()
-    before = model.masks.statistics()
+    masks = model.follow_grammars(proposes=False)
+    timed = masks.timed = Timed()
     rounds = max(1, num_steps // 50)
     for number in range(rounds):
         for has_schema in (number % 2 == 0, number % 2 == 1):
@@ -242,19 +247,19 @@ def schema_figures(model: Model, batch: int, num_steps: int) -> dict[str, float]
                     timed.in_step_s = before_s
                 else:
                     steps[has_schema].append(took_s)
-    after = model.masks.statistics()
-    beside_s, num_masks = after.masks_s - before.masks_s, after.num_masks - before.num_masks
+    filled = masks.statistics()
     with_s, without_s = median(steps[True]), median(steps[False])
     return {
         "step_ms": round(1000 * without_s, 2),
         "step_ratio": round(with_s / without_s, 4),
         "share": round(timed.in_step_s / sum(steps[True]), 4),
-        "mask_us": round(1e6 * beside_s / num_masks, 1),
+        "mask_us": round(1e6 * filled.masks_s / filled.num_masks, 1),
     }
 
 
 def forced_figures(model: Model, batch: int, rounds: int) -> dict[str, Any]:
     """Measure extractions with and without forced tokens as drafts, by turns."""
+    model.follow_grammars(proposes=True)
     servings = {method: Serving(model.runner, method, batch) for method in ("none", "grammar")}
     asked = list(islice(cycle(EXTRACTIONS), max(batch, len(EXTRACTIONS))))
     groups = [asked[first : first + batch] for first in range(0, len(asked), batch)]
@@ -307,14 +312,25 @@ def judged(model: Model, num_answers: int) -> dict[str, int]:
     return dict(outcomes)
 
 
+def formats() -> jsonschema.FormatChecker:
+    """Return the judge's formats: those of draft 2020-12, and the day of a `date-time`.
+
+    Without further packages `jsonschema` does not look at `date-time`.
+    """
+    checker = jsonschema.FormatChecker(())
+    checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+    checker.checks("date-time", raises=ValueError)(
+        lambda value: not isinstance(value, str) or bool(date.fromisoformat(value[:10]))
+    )
+    return checker
+
+
 def _judge(model: Model, name: str, sequence: Sequence) -> str:
     ids = sequence.output_token_ids
     if ids[-1] not in model.runner.eos_token_ids:
         return "cut"
     text = model.text.decode(ids)
-    validator = jsonschema.Draft202012Validator(
-        SCHEMAS[name], format_checker=jsonschema.FormatChecker()
-    )
+    validator = jsonschema.Draft202012Validator(SCHEMAS[name], format_checker=formats())
     try:
         validator.validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as wrong:

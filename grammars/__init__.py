@@ -5,6 +5,7 @@ same text with the same options.
 
 - `texts`: every kind of grammar as Lark text; choices; white space
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
+- `dates`: dates of the calendar in schemas
 - `places`: where in a schema a problem is
 - `compiler`: from a grammar and a tokenizer to a matcher, within limits; a bounded cache
 """

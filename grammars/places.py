@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _MAX_TRIES = 200
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+NAMED_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords of a schema whose values are schemas by name."""
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else")
 _DEFINITIONS = ("$defs", "definitions")
@@ -33,7 +34,7 @@ def place_of(schema: Mapping[str, Any], problem_of: Callable[[dict[str, Any]], s
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name in _NAMED:
+    for name in NAMED_PARTS:
         value = schema.get(name)
         if isinstance(value, dict):
             for key, child in value.items():

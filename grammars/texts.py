@@ -15,6 +15,7 @@ import llguidance
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
+from grammars.dates import with_calendar
 
 _WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -25,7 +26,9 @@ _LITERALS = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?')
 def json_rule(schema: Mapping[str, Any]) -> str:
     """Return the right side of a Lark rule that describes a JSON value of `schema`."""
     # Not escaped: `mentions` looks for the texts of tokens in it.
-    described = json.dumps({**schema, "x-guidance": _WHITE_SPACE}, ensure_ascii=False)
+    described = json.dumps(
+        {**with_calendar(schema), "x-guidance": _WHITE_SPACE}, ensure_ascii=False
+    )
     return f"%json {described}"
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from grammars.dates import with_calendar
 from router.tools.call_format import CallFormat
 from router.tools.definitions import Tool, ToolUse
 from router.tools.thinking import BEGIN, END, ThinkingFormat
@@ -110,7 +111,7 @@ def _enforced(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments, with how it is to be enforced."""
     schema = _NO_ARGUMENTS if tool.parameters is None else tool.parameters
     options = {**_SEPARATORS, "lenient": not tool.is_strict}
-    return {**schema, "type": "object", "x-guidance": options}
+    return {**with_calendar(schema), "type": "object", "x-guidance": options}
 
 
 def _pattern(text: str) -> str:
