@@ -47,7 +47,8 @@ class Gatherer:
         """Return the chunk's bytes: each run, one plane after the other; with sums if asked."""
         layer = self._pool.shape.layers[chunk.layer]
         lengths = run_lengths(chunk.source_blocks)
-        groups = _groups(lengths, layer.piece_bytes)
+        one_range = [(len(chunk), True)]
+        groups = one_range if lengths.size == 1 else _groups(lengths, layer.piece_bytes)
         num_copied = sum(count for count, is_range in groups if not is_range)
         if num_copied and not self._fits(num_copied * layer.num_bytes):
             groups = [(count, True) for count in lengths.tolist()]
@@ -97,6 +98,8 @@ class Gatherer:
 def _cuts(count: int, piece_bytes: int) -> list[tuple[int, int]]:
     """Return the (first, end) blocks of each part of `count` blocks, about equal in size."""
     most = max(1, MOST_PART_BYTES // piece_bytes)
+    if count <= most:
+        return [(0, count)]
     num_parts = -(-count // most)
     ends = [count * index // num_parts for index in range(num_parts + 1)]
     return list(pairwise(ends))

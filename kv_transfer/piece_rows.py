@@ -128,7 +128,7 @@ def _part_rows(runs: Sequence[int], parts: Parts, piece_bytes: int, num_planes: 
 def _seeds(pool: Pool, layer: int, ordinals: Blocks) -> Addresses:
     """Return `pieces.piece_seed` of each block, for one plane after the other."""
     seeds = ordinals.astype(np.uint64) | np.uint64(pieces.piece_seed(layer, 0))
-    return np.tile(seeds, pool.num_planes(layer))
+    return np.concatenate((seeds,) * pool.num_planes(layer))  # `np.tile` takes ten times as long.
 
 
 def _write_seeds(write: Write, pool: Pool) -> Addresses:
