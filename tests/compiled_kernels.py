@@ -8,7 +8,8 @@ from tests.equality.pressure import load_runner
 
 def main() -> None:
     """Load the demo model, with its drafting layer, and execute steps of every kind."""
-    load_runner(demo_model_folder(False), num_drafts=2)
+    for activations in ("int8", "float32"):
+        load_runner(demo_model_folder(False), num_drafts=2, activation_dtype=activations)
 
 
 if __name__ == "__main__":

@@ -44,13 +44,15 @@ def load_runner(
     num_drafts: int,
     max_chunk_tokens: int = 512,
     *,
+    activation_dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     is_mirrored: bool = False,
 ) -> ModelRunner:
     """Load a runner with the demo model's mtp layer; it serves the other methods as well.
 
-    No step of it has more than `max_chunk_tokens` tokens. Its cache stores `kv_cache_dtype`. With
-    `is_mirrored`, it is other memory than transfers and swaps use, as on a device.
+    No step of it has more than `max_chunk_tokens` tokens. Products with quantised weights are
+    computed in `activation_dtype`. The cache stores `kv_cache_dtype`; with `is_mirrored`, it is
+    other memory than transfers and swaps use, as on a device.
     """
     speculation = resolve_speculation(
         SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
@@ -58,7 +60,7 @@ def load_runner(
     make_cache = partial(KVCache, is_mirrored=is_mirrored)
     with patch.object(cache_size, "KVCache", make_cache):
         runner = load_model_runner(
-            ModelConfig(model=str(folder), max_model_len=512),
+            ModelConfig(model=str(folder), max_model_len=512, activation_dtype=activation_dtype),
             EngineConfig(
                 block_size=BLOCK_SIZE, kv_cache_memory=64 << 20, kv_cache_dtype=kv_cache_dtype
             ),

@@ -1,7 +1,8 @@
 """The demo model answers alike however it is scheduled, also with keys and values in few bits.
 
-A part of `test_under_pressure` for each type of the KV cache: both ways to preempt, speculation by
-a layer whose KV is stored too, steps planned ahead, and a handoff between two pools.
+A part of `test_under_pressure` for each type of the KV cache, and for both arithmetics: both ways
+to preempt, speculation by a layer whose KV is stored too, steps planned ahead, and a handoff
+between two pools.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ from tests.equality.test_under_pressure import (
 
 __all__ = ["requests"]
 WITH_LAYER: Combination = ("token_ratio", "shortest_output", "swap", "mtp", "sync")
-COMBINATIONS: tuple[tuple[str, Combination], ...] = (
-    ("int8", ("none", "last_in_first_out", "recompute", "mtp", "sync")),
-    ("int8", WITH_LAYER),
-    ("int8", ("fixed_blocks", "priority", "swap", "none", "async")),
-    ("bfloat16", WITH_LAYER),
+IN_BYTES, WIDE = ("int8", "int8"), ("float32", "bfloat16")
+"""What products take, and what the KV cache stores."""
+COMBINATIONS: tuple[tuple[tuple[str, str], Combination], ...] = (
+    (IN_BYTES, ("none", "last_in_first_out", "recompute", "mtp", "sync")),
+    (IN_BYTES, WITH_LAYER),
+    (IN_BYTES, ("fixed_blocks", "priority", "swap", "none", "async")),
+    (WIDE, WITH_LAYER),
 )
 
 
 @pytest.fixture(scope="module")
 def runners(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
-    folder, dtype = demo_model_folder(), request.param
-    first, second = (load_runner(folder, NUM_DRAFTS, kv_cache_dtype=dtype) for _ in range(2))
+    folder, (activations, dtype) = demo_model_folder(), request.param
+    first, second = (
+        load_runner(folder, NUM_DRAFTS, activation_dtype=activations, kv_cache_dtype=dtype)
+        for _ in range(2)
+    )
     assert first.layout.dtype == dtype
     assert first.layout.fingerprint == second.layout.fingerprint
     return first, second

@@ -157,9 +157,13 @@ def philox_at(words: np.ndarray, second: int, key: int) -> None:
     rest = num - num_vectors * _LANES
     if rest:
         last = np.zeros((4, _LANES), np.uint32)
-        last[0, :rest] = words[0, num - rest :]
+        # Loops: numba compiles an assignment of slices with the text of its error, for seconds.
+        for j in range(rest):
+            last[0, j] = words[0, num - rest + j]
         _write_blocks(last.ctypes.data, 4 * _LANES, 1, second, key)
-        words[:, num - rest :] = last[:, :rest]
+        for word in range(4):
+            for j in range(rest):
+                words[word, num - rest + j] = last[word, j]
 
 
 @numba.njit("void(uint32[:, ::1], uint32, uint32, uint64)", nogil=True, cache=True)

@@ -104,7 +104,9 @@ def _scan(values, maxima, copies):  # type: ignore[no-untyped-def]
         most = scan_blocks(at, num_whole, maxima_at)
     if num_whole < len(maxima):
         if len(copies):
-            copies[num_whole * BLOCK :] = values[num_whole * BLOCK :]
+            # A loop: numba compiles an assignment of slices with the text of its error.
+            for i in range(num_whole * BLOCK, len(values)):
+                copies[i] = values[i]
         most = max(most, _scan_last(values, maxima))
     return most
 
@@ -221,7 +223,8 @@ def _total_weight(  # type: ignore[no-untyped-def]
     rest = len(values) - num_whole * LANES
     if rest:
         tail[:LANES] = -np.inf
-        tail[:rest] = values[num_whole * LANES :]
+        for i in range(rest):
+            tail[i] = values[num_whole * LANES + i]
         add_weights(tail.ctypes.data, 1, largest, temperature, at, shallow_at, following)
     total = sums[0]
     for lane in range(1, LANES):
