@@ -10,7 +10,7 @@ ARGS ?=
 PINNED_EXTRAS := node cpu rdma local keys otel bench dev
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -47,6 +47,9 @@ test-models: env  ## test a second model, Qwen2.5-Coder-0.5B-Instruct; skips whe
 
 test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine with two software devices
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
+
+test-examples: env  ## run the property tests and simulations with all examples and seeds, of which make test takes a part
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --hypothesis-profile=thorough tests/property tests/simulation $(ARGS)
 
 test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
 	$(BIN)/python -m pytest tests/integration tests/contract --endurance $(ARGS)

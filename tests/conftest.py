@@ -30,6 +30,8 @@ settings.register_profile(
     parent=settings.get_profile("pdserve"),
     phases=(Phase.explicit, Phase.generate),
 )
+# All examples of every test, which `tests.examples` reduces in everyday runs.
+settings.register_profile("thorough", parent=settings.get_profile("pdserve"))
 settings.load_profile("pdserve")
 
 

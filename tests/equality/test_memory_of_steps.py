@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import product
 
 import pytest
 
@@ -34,6 +35,22 @@ class Host(HostMeter):
         return DeviceMemory(self.peak_bytes() + KV_BYTES, "the memory of this test", 1.0)
 
 
+EVERY_CASE = list(product(("none", "ngram", "suffix", "mtp"), (True, False)))
+EVERYDAY_CASES = [("none", True), ("ngram", False), ("suffix", True), ("mtp", False)]
+"""Each method once, and each size of steps twice."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Both sizes of steps with every method only with `--every-combination`."""
+    if "method" in metafunc.fixturenames:
+        is_all = metafunc.config.getoption("--every-combination")
+        cases = [
+            pytest.param(method, is_local, id=f"{method}-{'local' if is_local else 'small steps'}")
+            for method, is_local in (EVERY_CASE if is_all else EVERYDAY_CASES)
+        ]
+        metafunc.parametrize(("method", "has_local_prefill"), cases)
+
+
 def requests() -> list[GenerationRequest]:
     """More than there are seats, drawn in every way; half of them repeat themselves."""
     ways = (
@@ -55,8 +72,6 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize("has_local_prefill", [True, False], ids=["local", "small steps"])
-@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "mtp"])
 def test_no_more_memory_than_planned(method: str, has_local_prefill: bool) -> None:
     """F107."""
     drafts = 0 if method == "none" else NUM_DRAFTS

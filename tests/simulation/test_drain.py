@@ -15,6 +15,7 @@ import pytest
 from common.errors import Draining
 from common.ids import Incarnation
 from node.messages import Drain, Message, Refused, StartedLocally, Submit
+from tests.examples import everyday
 from tests.fakes.hash_grammars import GRAMMARS
 from tests.simulation.flow_router import Client, FlowRouter
 from tests.simulation.world import (
@@ -324,7 +325,7 @@ def test_answers_that_nobody_can_continue_are_refused() -> None:
     assert "token id 10000" in str(unknown.error)
 
 
-NUM_RUNS = 150
+NUM_RUNS = everyday(50, of=150)
 
 
 def test_nodes_may_leave_in_any_order_of_events() -> None:

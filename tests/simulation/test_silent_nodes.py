@@ -13,12 +13,13 @@ from typing import Any
 from common.ids import Incarnation
 from common.prompt_logprobs import PromptLogprobs
 from node.messages import RouterGone
+from tests.examples import everyday
 from tests.fakes.hash_runner import expected_prompt_logprobs
 from tests.simulation.test_drain import Cluster
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter
 from tests.unit.engine_core.build import check_idle
 
-NUM_RUNS = 120
+NUM_RUNS = everyday(40, of=120)
 
 
 class Disturbed(Cluster):

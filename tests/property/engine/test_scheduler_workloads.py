@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from tests.examples import everyday
 from tests.fakes.hash_runner import HashRunner
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.unit.engine_core.build import Engine
@@ -89,7 +90,7 @@ def workloads(draw: st.DrawFn, engine: Engine, kinds: tuple[str, ...]) -> list[A
     return sorted(fitting, key=lambda a: a.at_step)
 
 
-@settings(fixed, max_examples=500)
+@settings(fixed, max_examples=everyday(150, of=500))
 @given(st.data())
 def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -> None:
     """F51, F53."""
@@ -98,7 +99,7 @@ def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -
     check_answers(run, run.to_the_end())
 
 
-@settings(fixed, max_examples=100)
+@settings(fixed, max_examples=everyday(40, of=100))
 @given(st.data())
 def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -> None:
     """F51."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tests.examples import everyday
 from tests.property.kv_transfer.kv_fuzz import run
 
 
 def test_frames_by_the_ten_thousand() -> None:
-    counts = run(50_000, seed=7)
+    counts = run(everyday(20_000, of=50_000), seed=7)
     receiver, sender = counts["receiver"], counts["sender"]
     assert isinstance(receiver, dict)
     assert isinstance(sender, dict)
