@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from engine.core.host_pool import HostPool
+from engine.core.planned_step import PlannedStep
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import StopRule
+from engine.core.swapping import Swapping
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import (
     STRICT,
@@ -326,6 +329,24 @@ def test_what_could_not_be_copied_is_computed_again(fails: str) -> None:
     check_answers(engine, young)
     check_idle(engine.scheduler)
     assert engine.scheduler.statistics().counters.num_recomputed_tokens > 0
+
+
+def test_a_copy_out_that_fails_late_leaves_what_a_later_one_saves() -> None:
+    """Between the two, the prefix cache held the whole sequence, and nothing was copied back."""
+    swapping = Swapping(HostPool(4), 4, is_late=True)
+    sequence, step = Sequence(1, make_request(8)), PlannedStep()
+    sequence.block_table, sequence.num_computed = [5, 6], 8
+    swapping.swap_out(step, sequence)
+    swapping.forget(sequence)
+    swapping.swap_out(step, sequence)
+    first, second = step.swap_copies
+    swapping.end(first, is_good=False)
+    assert sequence.host_block_ids == second.host_block_ids
+    assert sequence.num_swapped == 8
+    assert swapping.pool.num_used == 2
+    swapping.end(second, is_good=True)
+    swapping.forget(sequence)
+    assert swapping.pool.num_used == 0
 
 
 def test_a_copy_out_that_fails_behind_its_resumption_is_not_read() -> None:
