@@ -45,6 +45,7 @@ def node_record(
         has_grammars=model.has_grammars,
         has_token_rules=True,
         has_prompt_logprobs=True,
+        kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
     )
 
 

@@ -17,6 +17,7 @@ _HEADINGS = (
     "RUNNING",
     "WAITING",
     "FREE BLOCKS",
+    "KV CACHE",
     "QUARANTINED",
     "ADDRESS",
 )
@@ -113,6 +114,7 @@ def _row(node: Facts) -> tuple[str, ...]:
         _of(node.get("num_running"), node.get("max_num_seqs")),
         _shown(node.get("num_waiting")),
         _of(node.get("free_blocks"), node.get("num_blocks")),
+        _size(node.get("kv_cache_bytes")),
         _shown(node.get("num_quarantined_blocks")),
         node.get("control_address", ""),
     )
@@ -149,6 +151,11 @@ def _accepted(node: Facts) -> str:
 
 def _shown(count: int | None) -> str:
     return "-" if count is None else str(count)
+
+
+def _size(num_bytes: int | None) -> str:
+    """Return a dash also for 0: a node of an earlier version does not tell it."""
+    return f"{num_bytes / (1 << 20):.0f} MiB" if num_bytes else "-"
 
 
 def _of(count: int | None, total: int | None) -> str:

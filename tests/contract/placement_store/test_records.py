@@ -39,6 +39,7 @@ RECORD: dict[str, Any] = {
     "has_grammars": False,
     "has_token_rules": False,
     "has_prompt_logprobs": False,
+    "kv_cache_bytes": 1 << 33,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

@@ -88,6 +88,7 @@ def record(node_id: str = "decode-0", epoch: int = 1, role: Role = Role.DECODE) 
         max_model_len=2048,
         metrics_address="127.0.0.1:9100",
         kv_description="31 layers, with mtp",
+        kv_cache_bytes=1 << 33,
         speculative_method="mtp",
         version="0.9.1",
         protocol=3,

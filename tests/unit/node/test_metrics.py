@@ -229,6 +229,8 @@ async def test_the_record_says_where_and_what() -> None:
         assert record.speculative_method == "ngram"
         assert record.kv_description.endswith("without mtp")
         assert (await scraped(record.metrics_address, "/")).status_code == 404
+        shown = samples((await scraped(record.metrics_address)).text)
+        assert record.kv_cache_bytes == shown['pdserve_memory_bytes{part="kv_cache"}'] > 0
 
 
 @pytest.mark.parametrize(

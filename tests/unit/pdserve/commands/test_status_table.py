@@ -18,6 +18,7 @@ NODE = {
     "address": "10.0.0.2:50051",
     "model": "SmolLM2",
     "num_blocks": 1000,
+    "kv_cache_bytes": 3 << 29,
     "free_blocks": 990,
     "max_num_seqs": 32,
     "num_running": 2,
@@ -53,13 +54,13 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         "http://h:8000: 3 nodes serving SmolLM2, as router-a sees them\n"
         "\n"
         "NODE       ROLE     EPOCH  VERSION  PROTOCOL  STATE      RUNNING  WAITING  FREE BLOCKS"
-        "  QUARANTINED  ADDRESS\n"
+        "  KV CACHE  QUARANTINED  ADDRESS\n"
         "decode-10  decode       7  0.9.1           3  ready     31 of 32       12  990 of 1000"
-        "            4  10.0.0.2:50051\n"
+        "  1536 MiB            4  10.0.0.2:50051\n"
         "decode-9   decode       7  0.9.1           3  ready      2 of 32        0  990 of 1000"
-        "            4  10.0.0.2:50051\n"
+        "  1536 MiB            4  10.0.0.2:50051\n"
         "prefill-1  prefill      7  0.9.1           3  draining   2 of 32        0  990 of 1000"
-        "            4  10.0.0.2:50051\n"
+        "  1536 MiB            4  10.0.0.2:50051\n"
         "\n"
         "Scheduling, since each node's start:\n"
         "NODE       KEPT BACK  PREEMPTED  RECOMPUTED TOKENS  DRAFTER   ACCEPTED DRAFTS"
@@ -110,7 +111,7 @@ def test_links_of_another_shape_are_no_news(links: Any, monkeypatch: pytest.Monk
 def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     node = {"node_id": "n", "num_blocks": True, "new_token_ratio": True}
     lines = fetched({"nodes": [node]}, monkeypatch).splitlines()
-    assert lines[3].split() == ["n", "-", "-", "-", "ready", "-", "-", "-", "-"]
+    assert lines[3].split() == ["n", "-", "-", "-", "ready", "-", "-", "-", "-", "-"]
     assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
 
 
