@@ -19,8 +19,9 @@ SYSTEM = (
     "You are a helpful assistant. Call a function when you need its result. When you have it, "
     "answer in one plain sentence."
 )
+EXAMPLE = ("What is the capital of France?", "The capital of France is Paris.")
 WEATHER_RESULT = "sunny, 21 degrees Celsius"
-WEATHER_ANSWER = "The weather in Paris is sunny, and it is 21 degrees Celsius."
+WEATHER_ANSWER = "The weather in Paris is sunny with a temperature of 21 degrees Celsius."
 TIME_RESULT, TIME_ANSWER = "14:05", "The time in Tokyo is 14:05."
 
 
@@ -101,11 +102,14 @@ class Conversation:
 
 
 def test_two_tools_are_called_and_their_results_are_used(cluster: Cluster) -> None:
-    """The application words the first answer; with that example the model words the second one."""
+    """With one answer in words before it, the model words both answers."""
     talk = Conversation(cluster)
+    talk.say("user", EXAMPLE[0])
+    talk.say("assistant", EXAMPLE[1])
     talk.say("user", "What is the weather in Paris?")
     assert talk.call() == ("get_weather", {"city": "Paris"})
     talk.result(WEATHER_RESULT)
+    assert talk.answer() == WEATHER_ANSWER
     talk.say("assistant", WEATHER_ANSWER)
     talk.say("user", "And what time is it in Tokyo?")
     assert talk.call() == ("get_time", {"city": "Tokyo"})
@@ -117,6 +121,7 @@ def test_two_tools_are_called_and_their_results_are_used(cluster: Cluster) -> No
     "text",
     [
         SYSTEM,
+        *EXAMPLE,
         WEATHER_RESULT,
         WEATHER_ANSWER,
         TIME_RESULT,
