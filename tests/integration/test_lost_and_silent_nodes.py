@@ -122,7 +122,8 @@ async def test_a_silent_node_that_is_heard_first_keeps_its_answer(cluster: Clust
     router.pool.on_suspected(first.incarnation, "a test")
     again = await asked(second)
     first.push(tokens(request.id, 0, 10, is_started=True))
-    await wait_until(lambda: second.aborted == [again.id], "the second attempt is aborted")
+    # Once or twice: a grant that the router reads behind the first token is aborted again.
+    await wait_until(lambda: again.id in second.aborted, "the second attempt is aborted")
     first.push(tokens(request.id, 1, 11, finish_reason=FinishReason.STOP))
     assert ids(await answer) == [10, 11]
     await no_placements(cluster)
