@@ -7,7 +7,7 @@ import pytest
 from common.nodes import Role
 from placement.store import LiveNode, PlacementUnavailable
 from router.dispatch import node_clients
-from tests.integration.scripted_cluster import Cluster, wait_until
+from tests.integration.scripted_cluster import LEASE_S, Cluster, wait_until
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
 
 
@@ -42,7 +42,7 @@ async def test_nobody_is_warned_that_a_node_which_left_cannot_be_reached(
     with caplog.at_level("DEBUG", "pdserve.router.nodes"):
         await cluster.store.leave(d.incarnation)
         d.end_streams()
-        await d._server.stop(None)
+        await d._server.stop(LEASE_S)  # returns when the streams have ended
         await wait_until(lambda: "no stream to d0#1" in caplog.text, "it was tried again")
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
