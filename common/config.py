@@ -130,7 +130,7 @@ class ModelConfig(Section):
     activation_dtype: str = setting(
         "auto",
         "what products with quantised weights compute in",
-        note="auto: float32; int8: each row in blocks of 32, faster and less exact",
+        note="auto: int8 in the CPU kernels, each row in blocks of 32, faster and less exact",
         one_of=("auto", "float32", "int8"),
     )
     quantization: str = setting(

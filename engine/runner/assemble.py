@@ -34,6 +34,7 @@ from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.mtp.numba_mtp import NumbaMtp
 from engine.runner.numba_decoder import NumbaDecoder, unsupported_size
 from engine.runner.profile_step import FirstLayer, measured_peak_bytes, profile_batches
+from engine.runner.quantised_source import WIDE_FORMATS
 from engine.runner.step_buffers import StepShape
 from engine.runner.step_costs import DecodeShape
 from engine.runner.tensor_source import TensorSource
@@ -71,7 +72,7 @@ def assemble_runner(
     dtype, stored = _dtypes(model, engine)
     backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
-    with_bytes = _has_byte_activations(model.activation_dtype, backend)
+    with_bytes = _has_byte_activations(model.activation_dtype, backend, spec, checkpoint)
     arithmetic = f"{dtype}\n{_arithmetic(backend, has_flash, with_bytes)}"
     layout = _layout(spec, checkpoint, mtp_weights, arithmetic, stored, engine.block_size)
     size = CacheSize(
@@ -192,9 +193,9 @@ class _Parts:
                 part.use_cache(cache)
 
 
-def _formats(spec: DecoderSpec, checkpoint: TensorSource) -> str:
-    """Return the formats of all weights, in words."""
-    return ", ".join(sorted({checkpoint.format_and_shape(n)[0] for n in expected_shapes(spec)}))
+def _formats(spec: DecoderSpec, checkpoint: TensorSource) -> set[str]:
+    """Return the formats of all weights."""
+    return {checkpoint.format_and_shape(name)[0] for name in expected_shapes(spec)}
 
 
 def _in_operators(
@@ -228,7 +229,8 @@ def _on_kernels(
     packed_folder: Path | None,
 ) -> _Parts:
     mtp: MtpLayer | None = None
-    with compile_once(f"products of {_formats(spec, checkpoint)}, int8: {with_bytes}"):
+    formats = ", ".join(sorted(_formats(spec, checkpoint)))
+    with compile_once(f"products of {formats}, int8: {with_bytes}"):
         decoder = NumbaDecoder(
             spec, checkpoint, cache, max_len, shape, with_bytes=with_bytes,
             packed_folder=packed_folder,
@@ -247,7 +249,12 @@ def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:
     return computed, computed if stored == "auto" else stored
 
 
-def _has_byte_activations(wanted: str, backend: str) -> bool:
+def _has_byte_activations(
+    wanted: str, backend: str, spec: DecoderSpec, checkpoint: TensorSource
+) -> bool:
+    """Return whether products with quantised weights are computed in integers."""
+    if wanted == "auto":
+        return backend == "numba" and not _formats(spec, checkpoint).issubset(WIDE_FORMATS)
     if wanted == "int8" and backend != "numba":
         raise ConfigError(
             "activation_dtype is int8: wanted the CPU kernels, attention_backend numba; "

@@ -101,7 +101,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_stored_and_wide_weights_give_the_same_bits(pair: tuple[Path, Path]) -> None:
-    stored, wide = (load(folder) for folder in pair)
+    stored, wide = (load(folder, activation_dtype="float32") for folder in pair)
     for length in (1, 33):
         prompt = prompt_of(length)
         found = logits_of(stored, scheduled(prompt, 0, range(10)))
@@ -114,12 +114,13 @@ def test_reference_operators_compute_with_the_same_values(pair: tuple[Path, Path
     prompt = prompt_of(33)
     found = logits_of(stored, scheduled(prompt, 0, range(10)))
     np.testing.assert_array_equal(found, logits_of(wide, scheduled(prompt, 0, range(10))))
-    on_kernels = logits_of(load(pair[0]), scheduled(prompt, 0, range(10)))
+    kernels = load(pair[0], activation_dtype="float32")
+    on_kernels = logits_of(kernels, scheduled(prompt, 0, range(10)))
     np.testing.assert_allclose(on_kernels, found, atol=1e-4)
 
 
 def test_int8_activations_are_near_and_leave_no_trace_of_chunks(pair: tuple[Path, Path]) -> None:
-    stored = load(pair[0])
+    stored = load(pair[0], activation_dtype="float32")
     in_bytes = load(pair[0], activation_dtype="int8")
     assert in_bytes.layout.model_digest != stored.layout.model_digest
     prompt = prompt_of(33)
@@ -130,6 +131,18 @@ def test_int8_activations_are_near_and_leave_no_trace_of_chunks(pair: tuple[Path
     for chunk in (1, 7):
         in_chunks = logits_in_chunks(in_bytes, prompt, list(range(10)), chunk)
         np.testing.assert_array_equal(in_chunks, found)
+
+
+def test_auto_is_int8_where_weights_are_quantised(pair: tuple[Path, Path]) -> None:
+    stored, wide = pair
+
+    def digest(folder: Path, activation_dtype: str, backend: str = "numba") -> str:
+        runner = load(folder, activation_dtype=activation_dtype, attention_backend=backend)
+        return runner.layout.model_digest
+
+    assert digest(stored, "auto") == digest(stored, "int8") != digest(stored, "float32")
+    assert digest(wide, "auto") == digest(wide, "float32")
+    assert digest(stored, "auto", "paddle") == digest(stored, "float32", "paddle")
 
 
 def test_the_decoder_is_the_one_of_the_family(pair: tuple[Path, Path]) -> None:
