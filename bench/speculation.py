@@ -28,6 +28,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from bench.speculation_prompts import PROMPTS
+from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
 from common.ids import AttemptId
@@ -181,6 +182,9 @@ def _load(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
         ModelConfig(model=str(folder)),
         replace(_ENGINE, num_threads=num_threads, kv_cache_memory=memory),
         speculation=resolve_speculation(SpeculationConfig(speculative_method=methods[-1]), folder),
+        # Both runners read the same pages, as the nodes of a machine do: with weights of its own,
+        # each one would find the other's in the processor's caches.
+        packed_folder=cache_root() / "packed",
     )
     runner.warm_up()
     share = runner.num_blocks // len(methods)
