@@ -48,10 +48,14 @@ class PlannedProcess:
     config: Config
 
 
-def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[PlannedProcess]:
+def plan_cluster(
+    base: Config, size: ClusterSize, redis_url: str, *, num_cores: int
+) -> list[PlannedProcess]:
     """Return the router, then the nodes. Each node's name is also its node id.
 
-    The nodes share the machine: each gets an equal part of `memory_fraction`.
+    The nodes share the machine: each gets an equal part of `memory_fraction`, and where there are
+    more nodes than the `num_cores` cores, one thread. The threads of a step wait for each other, so
+    with more of them than cores a step takes several times as long.
     """
     placement = replace(base.placement, redis_url=redis_url)
     router = replace(
@@ -65,7 +69,8 @@ def plan_cluster(base: Config, size: ClusterSize, redis_url: str) -> list[Planne
     planned = [PlannedProcess("router", router)]
     num_nodes = size.prefill + size.decode + size.mixed
     of_all = base.engine.memory_fraction or UP_MEMORY_FRACTION
-    engine = replace(base.engine, memory_fraction=of_all / num_nodes)
+    num_threads = base.engine.num_threads or (1 if num_nodes > num_cores else 0)
+    engine = replace(base.engine, memory_fraction=of_all / num_nodes, num_threads=num_threads)
     counts = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode), (Role.MIXED, size.mixed))
     for role, count in counts:
         for number in range(1, count + 1):

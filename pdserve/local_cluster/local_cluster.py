@@ -142,7 +142,7 @@ class LocalCluster:
         redis = start_embedded_redis(self._run.private, log_path, self._signals, self._clock)
         self._redis = redis.child
         _say_of("redis", f"ready after {self._clock.now_s() - began_at_s:.1f} s")
-        for process in plan_cluster(self._config, self._size, redis.url):
+        for process in plan_cluster(self._config, self._size, redis.url, num_cores=_num_cores()):
             self._children[process.name] = self._start(process)
         _say_of("starting", ", ".join(self._children))
 
@@ -333,3 +333,10 @@ def _say(text: str, *, file: TextIO | None = None) -> None:
 
 def _say_of(name: str, text: str) -> None:
     print(f"  {name:<10} {text}", flush=True)
+
+
+def _num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -83,7 +83,8 @@ def test_what_up_starts_passes_the_rules_of_serve() -> None:
     from common.nodes import Role
 
     base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
-    for process in plan_cluster(base, ClusterSize(prefill=1, decode=1, mixed=0), "redis://h"):
+    size = ClusterSize(prefill=1, decode=1, mixed=0)
+    for process in plan_cluster(base, size, "redis://h", num_cores=2):
         assert SERVE.rules(process.config) == []
         is_router = process.config.role is Role.ROUTER
         assert (process.config.server.host == "0.0.0.0") == is_router
