@@ -175,7 +175,12 @@ class EngineConfig(Section):
     attention_backend: str = setting(
         "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")
     )
-    num_threads: int = setting(0, "CPU threads of the engine", note="0: all cores", at_least=0)
+    num_threads: int = setting(
+        0,
+        "CPU threads of the engine",
+        note="0: all cores; with up one, if nodes outnumber them",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,9 @@ def plan_cluster(
     """Return the router, then the nodes. Each node's name is also its node id.
 
     The nodes share the machine: each gets an equal part of `memory_fraction`, and where there are
-    more nodes than the `num_cores` cores, one thread. The threads of a step wait for each other, so
-    with more of them than cores a step takes several times as long.
+    more nodes than the `num_cores` cores, one thread. A step waits for each thread that has begun a
+    share of it, also for one that lost its core to another node: it then takes several times as
+    long.
     """
     placement = replace(base.placement, redis_url=redis_url)
     router = replace(
