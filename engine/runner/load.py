@@ -77,6 +77,8 @@ def load_model_runner(
     num_drafts = num_speculative_tokens(
         speculation.speculative_method, speculation.num_speculative_tokens
     )
+    # Loaded before the largest step is measured: the plan includes the memory of its tables.
+    grammars = _masks(folder, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0)
     runner = assemble_runner(
         model,
         engine,
@@ -91,7 +93,7 @@ def load_model_runner(
         meter=meter,
         packed_folder=packed_folder,
     )
-    runner.grammars = _masks(folder, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0)
+    runner.grammars = grammars
     return runner
 
 
