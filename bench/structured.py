@@ -6,9 +6,10 @@ The demo model, in this process, driven as a node's step loop drives it. One JSO
     schema.b<N>.step_ratio      the median decode step of N sequences under a schema, over that of N
                                 without one, on a node without drafts (the default); the two take
                                 turns answer by answer
-    schema.b<N>.share           the part of such a step in which the step's thread begins masks and
-                                waits for them
-    schema.b<N>.mask_us         the time in which a thread beside it fills one mask
+    schema.b<N>.share           the part of such a step in which the step's thread checks draws, and
+                                fills the masks of those that are refused
+    schema.b<N>.refused         the part of the draws that are refused
+    schema.b<N>.mask_us         the time in which one mask is filled
     forced.b<N>.ratio           tokens per second with forced tokens as drafts, over those without,
                                 on prompts that ask for an extraction; the answers must be the same
     forced.b<N>.tokens_per_s    with and without
@@ -44,7 +45,7 @@ from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.step_batch import StepBatch
 from engine.core.step_plan import Limits
-from engine.runner.grammar_masks import GrammarMasks, PendingMasks
+from engine.runner.grammar_masks import AllowedTokens, GrammarMasks, PendingMasks
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from grammars.compiler import GrammarCompiler
@@ -74,6 +75,8 @@ class Timed:
     """What a `GrammarMasks` took on the step's thread."""
 
     in_step_s: float = 0.0
+    num_checked: int = 0
+    num_refused: int = 0
     step_s: list[float] = field(default_factory=list)
 
 
@@ -89,6 +92,22 @@ class TimedMasks(GrammarMasks):
         self.timed.in_step_s += time.perf_counter() - began_s
         return None if pending is None else _TimedWait(pending, self.timed)
 
+    def checked(self, job: Any, token_id: int, logits: Any) -> int | None:
+        """Check a token as usual."""
+        began_s = time.perf_counter()
+        checked = super().checked(job, token_id, logits)
+        self.timed.in_step_s += time.perf_counter() - began_s
+        self.timed.num_checked += 1
+        self.timed.num_refused += checked is None
+        return checked
+
+    def fill(self, jobs: Any, failures: Any) -> AllowedTokens:
+        """Fill masks as usual."""
+        began_s = time.perf_counter()
+        filled = super().fill(jobs, failures)
+        self.timed.in_step_s += time.perf_counter() - began_s
+        return filled
+
     def propose(self, batch: StepBatch, results: Any) -> None:
         """Propose as usual."""
         began_s = time.perf_counter()
@@ -98,7 +117,9 @@ class TimedMasks(GrammarMasks):
 
 class _TimedWait(PendingMasks):
     def __init__(self, pending: PendingMasks, timed: Timed) -> None:
-        super().__init__(pending._allowed, pending._filled, pending.failures, pending._counters)
+        super().__init__(
+            pending._allowed, pending.unmasked, pending._filled, pending.failures, pending._counters
+        )
         self._timed = timed
 
     def wait(self) -> Any:
@@ -254,6 +275,7 @@ def schema_figures(model: Model, batch: int, num_steps: int) -> dict[str, float]
         "step_ratio": round(with_s / without_s, 4),
         "share": round(timed.in_step_s / sum(steps[True]), 4),
         "mask_us": round(1e6 * filled.masks_s / filled.num_masks, 1),
+        "refused": round(timed.num_refused / timed.num_checked, 4),
     }
 
 

@@ -85,9 +85,8 @@ class DeviceDraw:
 
 def _ruled_rows(rows: SampledRows, batch: StepBatch) -> list[int]:
     """Return the rows under a grammar, or under rules about tokens."""
-    is_ruled = batch.seats.has_rules[rows.histories]
-    if rows.allowed is not None:
-        is_ruled |= rows.allowed.mask_rows >= 0
+    seats = batch.seats
+    is_ruled = seats.has_rules[rows.histories] | seats.has_grammar[rows.histories]
     return np.flatnonzero(is_ruled).tolist()
 
 

@@ -1,4 +1,9 @@
-"""Which tokens a step may draw under grammars, found on a thread while its layers compute.
+"""Which tokens a step may draw under grammars.
+
+Where only the largest value, or the largest with noise, is drawn, a row is drawn without a mask and
+the matcher is asked about that one token, in microseconds: where it is allowed, the mask would not
+have changed the draw. Where the grammar forces a token, that is the draw. Refused rows are drawn
+again with a mask. Every other row's mask is filled on a thread while the layers compute.
 
 A matcher belongs to a seat and is only a cache: its state is a function of the grammar and of the
 output tokens. Where the seat has another sequence now, or tokens that the matcher has not seen, it
@@ -8,11 +13,12 @@ that the grammar refuses no row is used: that draft is never drawn.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -23,9 +29,11 @@ from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar
 from common.histogram import HistogramView
 from common.request import SamplingParams
+from common.token_rules import NO_RULES
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import DrawnTokens
 from engine.core.step_batch import StepBatch
+from engine.runner.kernels.sample_rows import GREEDY_BELOW
 
 log = logging.getLogger("pdserve.engine")
 
@@ -87,26 +95,30 @@ class Counters:
 
 
 class PendingMasks:
-    """The masks of a step, while a thread fills them."""
+    """The masks of a step, while a thread fills them, and the rows that are drawn without one."""
 
     def __init__(
         self,
         allowed: AllowedTokens,
-        filled: Future[None],
+        unmasked: UnmaskedRows | None,
+        filled: Future[None] | None,
         failures: Mapping[int, PdserveError],
         counters: Counters,
     ) -> None:
         self.failures = failures
         """Why a seat's rows allow nothing, when the masks are filled."""
+        self.unmasked = unmasked
+        """The rows that are drawn without a mask, to be used after `wait`."""
         self._allowed = allowed
         self._filled = filled
         self._counters = counters
 
     def wait(self) -> AllowedTokens:
         """Return the masks when they are filled."""
-        began_s = time.perf_counter()
-        self._filled.result()
-        self._counters.waited_s += time.perf_counter() - began_s
+        if self._filled is not None:
+            began_s = time.perf_counter()
+            self._filled.result()
+            self._counters.waited_s += time.perf_counter() - began_s
         return self._allowed
 
 
@@ -133,6 +145,54 @@ class _Job:
     params: SamplingParams
     output: list[int]
     drafts: list[int]
+
+
+class UnmaskedRows:
+    """Rows of a step's draws that are drawn without the mask of their grammar, and then checked.
+
+    Row r is that of `jobs[job_rows[r]]`; below 0 it is none of these.
+    """
+
+    def __init__(
+        self,
+        grammars: GrammarMasks,
+        jobs: Sequence[_Job],
+        job_rows: np.ndarray,
+        failures: dict[int, PdserveError],
+    ) -> None:
+        self._grammars, self._jobs = grammars, jobs
+        self._job_rows, self._failures = job_rows, failures
+
+    def take(self, rows: np.ndarray) -> UnmaskedRows:
+        """Return these rows."""
+        return UnmaskedRows(self._grammars, self._jobs, self._job_rows[rows], self._failures)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows that are drawn without a mask."""
+        return np.flatnonzero(self._job_rows >= 0)
+
+    def check(self, logits: np.ndarray, token_ids: np.ndarray, is_drawn: np.ndarray) -> np.ndarray:
+        """Return the rows that must be drawn again, with a mask.
+
+        `token_ids` were drawn from `logits`, one from each row where it `is_drawn`. Those that the
+        grammars force are written there.
+        """
+        refused = []
+        for row in self.rows.tolist():
+            if is_drawn[row]:
+                job = self._jobs[self._job_rows[row]]
+                checked = self._grammars.checked(job, int(token_ids[row]), logits[row])
+                if checked is None:
+                    refused.append(row)
+                else:
+                    token_ids[row] = checked
+        return np.array(refused, np.int64)
+
+    def masked(self, rows: np.ndarray) -> AllowedTokens:
+        """Return the masks of these rows, one for each."""
+        jobs = [self._jobs[number] for number in self._job_rows[rows].tolist()]
+        return self._grammars.fill(jobs, self._failures)
 
 
 class GrammarMasks:
@@ -187,7 +247,8 @@ class GrammarMasks:
         counts = np.where(batch.is_sampled, batch.num_drafts + 1, 0)
         first_rows = np.cumsum(counts) - counts
         mask_rows = np.full(int(counts.sum()), -1, np.int64)
-        jobs, num_masks = [], 0
+        unmasked_rows = mask_rows.copy()
+        jobs, unmasked, num_masks = list[_Job](), list[_Job](), 0
         for entry in np.flatnonzero(is_needed).tolist():
             seat, count = int(batch.rows[entry]), int(counts[entry])
             params = seats.params[seat]
@@ -195,7 +256,12 @@ class GrammarMasks:
             first, known = int(seats.num_prompt[seat]), int(seats.num_known[seat])
             tokens = seats.token_ids[seat, first : known + count - 1].tolist()
             output, drafts = tokens[: known - first], tokens[known - first :]
-            jobs.append(_Job(seat, num_masks, params, output, drafts))
+            job = _Job(seat, num_masks, params, output, drafts)
+            if _needs_no_mask(job):
+                unmasked_rows[first_rows[entry]] = len(unmasked)
+                unmasked.append(job)
+                continue
+            jobs.append(job)
             mask_rows[first_rows[entry] : first_rows[entry] + count] = np.arange(
                 num_masks, num_masks + count
             )
@@ -204,8 +270,58 @@ class GrammarMasks:
         allowed = AllowedTokens(mask_rows, np.full((num_masks, self._num_words), -1, np.int32))
         self._num_forced = {job.seat: self._count_forced(job) for job in jobs if job.drafts}
         failures: dict[int, PdserveError] = {}
-        filled = self._thread.submit(self._fill_all, jobs, allowed.masks, failures)
-        return PendingMasks(allowed, filled, failures, self.counters)
+        filled = None
+        absent = [job for job in unmasked if not self._has_matcher(job)]
+        if jobs or absent:
+            filled = self._thread.submit(self._fill_all, jobs, allowed.masks, failures, absent)
+        later = UnmaskedRows(self, unmasked, unmasked_rows, failures) if unmasked else None
+        return PendingMasks(allowed, later, filled, failures, self.counters)
+
+    def checked(self, job: _Job, token_id: int, logits: np.ndarray) -> int | None:
+        """Return what the job draws with its mask, having drawn `token_id` from `logits` without.
+
+        None: that takes the mask. The matcher has consumed the token, unless it ends the output.
+        """
+        try:
+            held = self._seat(job)
+            forced = held.matcher.compute_ff_tokens()
+            if forced:
+                token_id = forced[0]
+            elif not self._is_drawn_with_mask(job, held.matcher, token_id, logits):
+                return None
+            if token_id in self._eos_token_ids:
+                return token_id
+            _consume(held, token_id)
+        except Exception:  # filling the mask fails too, and reports it
+            return None
+        return token_id
+
+    def _is_drawn_with_mask(
+        self, job: _Job, matcher: LLMatcher, token_id: int, logits: np.ndarray
+    ) -> bool:
+        """Return whether the matcher allows what the draw depends on.
+
+        With noise that is the likeliest token too: depths below another one may differ in the last
+        bits.
+        """
+        if not self._allows(matcher, token_id):
+            return False
+        if job.params.temperature < GREEDY_BELOW:
+            return True
+        likeliest = int(logits.argmax())
+        return likeliest == token_id or self._allows(matcher, likeliest)
+
+    def _allows(self, matcher: LLMatcher, token_id: int) -> bool:
+        if token_id in self._eos_token_ids:
+            return bool(matcher.is_accepting())
+        return bool(matcher.validate_tokens([token_id]) == 1)
+
+    def fill(self, jobs: Sequence[_Job], failures: dict[int, PdserveError]) -> AllowedTokens:
+        """Return the masks of jobs without drafts; write into `failures` why a seat has none."""
+        masks = np.full((len(jobs), self._num_words), -1, np.int32)
+        numbered = [replace(job, first_row=number) for number, job in enumerate(jobs)]
+        self._fill_all(numbered, masks, failures)
+        return AllowedTokens(np.arange(len(jobs)), masks)
 
     def propose(self, batch: StepBatch, results: Sequence[DrawnTokens | None]) -> None:
         """Write into `results` which tokens the grammars force behind those that were drawn."""
@@ -257,11 +373,25 @@ class GrammarMasks:
         except PdserveError:
             log.debug("a grammar does not compile; its requests will fail")
 
+    def _has_matcher(self, job: _Job) -> bool:
+        held = self._seats.get(job.seat)
+        return held is not None and held.grammar == job.params.grammar
+
     def _fill_all(
-        self, jobs: Sequence[_Job], masks: np.ndarray, failures: dict[int, PdserveError]
+        self,
+        jobs: Sequence[_Job],
+        masks: np.ndarray,
+        failures: dict[int, PdserveError],
+        absent: Sequence[_Job] = (),
     ) -> None:
-        """Fill the masks of all jobs; write into `failures` why a seat has none."""
+        """Fill the masks of all jobs; write into `failures` why a seat has none.
+
+        The seats of `absent` get their matchers.
+        """
         began_s = time.thread_time()
+        for job in absent:
+            with contextlib.suppress(Exception):  # checking the draw fails too
+                self._seat(job)
         for job in jobs:
             rows = masks[job.first_row : job.first_row + len(job.drafts) + 1]
             if self._why_not_filled(job, rows) is None:
@@ -330,6 +460,26 @@ class GrammarMasks:
                 left.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
         if left.any():
             mask[:] = left
+
+
+def _needs_no_mask(job: _Job) -> bool:
+    """Return whether the draw is the same without a mask wherever it draws an allowed token.
+
+    Then it depends on the largest value alone. Filters and log probabilities depend on what all
+    allowed tokens are.
+    """
+    params = job.params
+    return not (
+        job.drafts
+        or len(job.output) < params.min_tokens
+        or params.logprobs is not None
+        or params.has_penalties
+        or params.rules != NO_RULES
+        or (
+            params.temperature >= GREEDY_BELOW
+            and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+        )
+    )
 
 
 def _move(held: _Seat, output: Sequence[int]) -> None:

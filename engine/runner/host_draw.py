@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,14 @@ def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledR
     first = len(draws.token_ids)
     if rows.allowed is not None:
         logits = _withheld(logits, rows.allowed)
-    drawn, is_drawn = sampler.draw(_biased(logits, rows.biases), rows)
-    if rows.allowed is not None:
-        # Where all allowed tokens are withheld for another reason, one that is not was drawn.
-        is_drawn &= rows.allowed.allows(drawn)
+    drawn, is_drawn = _drawn(sampler, logits, rows)
+    if rows.unmasked is not None:
+        refused = rows.unmasked.check(logits, drawn, is_drawn)
+        if len(refused):
+            masks = rows.unmasked.masked(refused)
+            again = replace(rows.take(refused), allowed=masks, unmasked=None)
+            masked = _withheld(logits[refused], masks)
+            drawn[refused], is_drawn[refused] = _drawn(sampler, masked, again)
     draws.token_ids += drawn.tolist()
     draws.is_drawn += is_drawn.tolist()
     num_logprobs = rows.ways["num_logprobs"]
@@ -54,6 +59,17 @@ def add_draws(draws: Draws, sampler: Sampler, logits: np.ndarray, rows: SampledR
         draws.logprobs[first + row] = token_logprobs(
             logits[row], int(drawn[row]), int(num_logprobs[row])
         )
+
+
+def _drawn(
+    sampler: Sampler, logits: np.ndarray, rows: SampledRows
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a token of each row, and whether there is one."""
+    drawn, is_drawn = sampler.draw(_biased(logits, rows.biases), rows)
+    if rows.allowed is not None:
+        # Where all allowed tokens are withheld for another reason, one that is not was drawn.
+        is_drawn &= rows.allowed.allows(drawn)
+    return drawn, is_drawn
 
 
 def _biased(logits: np.ndarray, biases: Biases | None) -> np.ndarray:

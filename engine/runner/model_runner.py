@@ -178,8 +178,9 @@ class ModelRunner:
             self._decoder.run_layer(index, hidden)
             layers.on_computed(index)
         allowed = None if pending is None else pending.wait()
+        unmasked = None if pending is None else pending.unmasked
         rows = sampled_rows(
-            batch, self.vocab_size, self.eos_token_ids, allowed, self._allowed_masks
+            batch, self.vocab_size, self.eos_token_ids, allowed, self._allowed_masks, unmasked
         )
         if on_queued is not None and self.needs_staging:
             on_queued()

@@ -36,7 +36,7 @@ from common.token_rules import TokenRules
 from engine.core.seats import Seats
 from engine.core.step_batch import StepBatch
 from engine.core.stop_rules import withheld_token_ids
-from engine.runner.grammar_masks import AllowedTokens
+from engine.runner.grammar_masks import AllowedTokens, UnmaskedRows
 from engine.runner.kernels.filters import likeliest
 from engine.runner.kernels.sample_rows import DRAWN, Scratch, sample_rows
 from engine.runner.numba_layer import KERNEL_LOCK
@@ -50,7 +50,8 @@ class SampledRows:
     `ways` has `SAMPLING_COLUMNS`. The tokens before the drawn one are the first `num_tokens` of row
     `histories` of `token_ids`; `num_prompts` of them are the prompt's. Row r must not draw
     `withheld_ids[withheld_starts[r]:withheld_starts[r + 1]]`. `allowed` says which tokens grammars
-    and requests allow, `biases` what is added to their logits; None where no row has any.
+    and requests allow, `biases` what is added to their logits, `unmasked` which rows are drawn
+    without a mask and then checked; None where no row has any.
     """
 
     ways: np.ndarray
@@ -63,6 +64,7 @@ class SampledRows:
     withheld_ids: np.ndarray
     allowed: AllowedTokens | None = None
     biases: Biases | None = None
+    unmasked: UnmaskedRows | None = None
 
     def __len__(self) -> int:
         return len(self.ways)
@@ -82,6 +84,7 @@ class SampledRows:
             np.concatenate(withheld) if withheld else self.withheld_ids[:0],
             None if self.allowed is None else self.allowed.take(rows),
             None if self.biases is None else self.biases.take(rows),
+            None if self.unmasked is None else self.unmasked.take(rows),
         )
 
 
@@ -91,10 +94,12 @@ def sampled_rows(
     eos_token_ids: Set[int],
     allowed: AllowedTokens | None = None,
     masks: AllowedMasks | None = None,
+    unmasked: UnmaskedRows | None = None,
 ) -> SampledRows:
     """Return the rows of a batch's draws, in the order of `FlatBatch.sampled_rows`.
 
-    `allowed` are the masks of grammars, `masks` keeps those of requests.
+    `allowed` are the masks of grammars, `masks` keeps those of requests; `unmasked` are the rows
+    under grammars that have no mask yet.
     """
     seats = batch.seats
     entries = np.flatnonzero(batch.is_sampled)
@@ -134,6 +139,7 @@ def sampled_rows(
         np.array(withheld, np.int64),
         (masks or AllowedMasks(vocab_size)).add_to(allowed, rules),
         biases_of(rules, vocab_size),
+        unmasked,
     )
 
 

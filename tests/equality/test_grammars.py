@@ -36,6 +36,12 @@ GRAMMARS = (
     Grammar(GrammarKind.LARK, 'start: ("red" | "green" | "blue") (", " ("red" | "green")){8,9}'),
     None,
 )
+WAYS_TO_DRAW: list[dict[str, float]] = [
+    {"temperature": 0.9, "frequency_penalty": 0.1},
+    {"temperature": 0.9},
+    {"temperature": 0.0},
+]
+"""Without a penalty rows are drawn without a mask and then checked, unless drafts follow them."""
 WAYS = [
     ("none", "recompute", "sync"),
     ("ngram", "swap", "async"),
@@ -58,12 +64,10 @@ def requests() -> list[GenerationRequest]:
         GenerationRequest(
             id=AttemptId(f"r{i}", 1),
             prompt_token_ids=tuple(tokenizer.encode(f"{i} two three four, as JSON: " * 3).ids),
-            sampling=SamplingParams(
-                max_tokens=32, temperature=0.9, seed=i, grammar=grammar, frequency_penalty=0.1
-            ),
+            sampling=SamplingParams(max_tokens=32, seed=i, grammar=grammar, **WAYS_TO_DRAW[i % 3]),
             deadline_s=60.0,
         )
-        for i, grammar in enumerate(GRAMMARS)
+        for i, grammar in enumerate(GRAMMARS * 2)
     ]
 
 

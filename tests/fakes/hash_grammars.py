@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
 from common.grammar import Grammar, GrammarKind
+from engine.runner.grammar_masks import PendingMasks
 from grammars.compiler import GrammarCompiler
 
 VOCAB_SIZE = 997
@@ -119,6 +120,18 @@ def id_of(text: str) -> int:
     """Return the token of a text that is one."""
     (token_id,) = compiler().tokenizer.tokenize_str(text)
     return int(token_id)
+
+
+def allowed_in(pending: PendingMasks) -> list[np.ndarray | None]:
+    """Return what each row of a step may draw, as booleans, None without a grammar."""
+    allowed, found = pending.wait(), list[np.ndarray | None]()
+    for row in allowed.mask_rows.tolist():
+        found.append(None if row < 0 else bits(allowed.masks[row]))
+    if pending.unmasked is not None:
+        rows = pending.unmasked.rows
+        for row, mask in zip(rows.tolist(), pending.unmasked.masked(rows).masks, strict=True):
+            found[row] = bits(mask)
+    return found
 
 
 def bits(mask: np.ndarray) -> np.ndarray:

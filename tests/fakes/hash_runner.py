@@ -303,15 +303,8 @@ def _masks(batch: StepBatch, pending: PendingMasks | None) -> list[list[np.ndarr
     ]
     if pending is None:
         return [[None] * count for count in counts]
-    allowed = pending.wait()
-    rows = iter(allowed.mask_rows.tolist())
-    return [
-        [
-            None if (row := next(rows)) < 0 else hash_grammars.bits(allowed.masks[row])
-            for _ in range(count)
-        ]
-        for count in counts
-    ]
+    masks = iter(hash_grammars.allowed_in(pending))
+    return [[next(masks) for _ in range(count)] for count in counts]
 
 
 class LateCopy:
