@@ -38,10 +38,14 @@ class GrammarCollector(Collector):
         yield gauge(
             "grammars_cached_bytes", "Texts of the grammars that are kept", statistics.cached_bytes
         )
-        yield counter("grammar_masks", "Masks of allowed tokens, one a row", statistics.num_masks)
+        yield counter(
+            "grammar_masks",
+            "Masks of allowed tokens, of rows that are not drawn without one",
+            statistics.num_masks,
+        )
         yield counter(
             "grammar_masks_seconds",
-            "Time of the thread that fills masks, beside the layers",
+            "CPU time for filling masks",
             statistics.masks_s,
         )
         yield counter(

@@ -13,8 +13,8 @@ class GrammarStatistics:
     """Counts since the start, and what is kept now.
 
     `compile_s` has the compilations by the kind of grammar, also those that were refused; `lookups`
-    counts the requests for a matcher by result: cached, compiled or refused. `masks_s` is the time
-    of the thread that fills masks, `waited_s` the part of it for which steps waited. `failures` are
+    counts the requests for a matcher by result: cached, compiled or refused. `masks_s` is the CPU
+    time for filling masks, `waited_s` the time for which steps waited for them. `failures` are
     requests that ended because of their grammar, by kind.
     """
 

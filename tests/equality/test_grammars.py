@@ -6,6 +6,7 @@ The pool holds about half of what is asked for, so sequences are preempted.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -36,10 +37,10 @@ GRAMMARS = (
     Grammar(GrammarKind.LARK, 'start: ("red" | "green" | "blue") (", " ("red" | "green")){8,9}'),
     None,
 )
-WAYS_TO_DRAW: list[dict[str, float]] = [
-    {"temperature": 0.9, "frequency_penalty": 0.1},
-    {"temperature": 0.9},
-    {"temperature": 0.0},
+WAYS_TO_DRAW = [
+    SamplingParams(max_tokens=32, temperature=0.9, frequency_penalty=0.1),
+    SamplingParams(max_tokens=32, temperature=0.9),
+    SamplingParams(max_tokens=32, temperature=0.0),
 ]
 """Without a penalty rows are drawn without a mask and then checked, unless drafts follow them."""
 WAYS = [
@@ -64,7 +65,7 @@ def requests() -> list[GenerationRequest]:
         GenerationRequest(
             id=AttemptId(f"r{i}", 1),
             prompt_token_ids=tuple(tokenizer.encode(f"{i} two three four, as JSON: " * 3).ids),
-            sampling=SamplingParams(max_tokens=32, seed=i, grammar=grammar, **WAYS_TO_DRAW[i % 3]),
+            sampling=replace(WAYS_TO_DRAW[i % 3], seed=i, grammar=grammar),
             deadline_s=60.0,
         )
         for i, grammar in enumerate(GRAMMARS * 2)

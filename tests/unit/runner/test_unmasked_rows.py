@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
+from common.token_rules import TokenRules
 from engine.core.plan import ScheduledSequence
 from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.grammar_masks import AllowedTokens, GrammarMasks
@@ -89,10 +90,10 @@ def test_the_same_token_as_with_a_mask(temperature: float) -> None:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind.value)
 def test_every_token_is_accepted_or_refused_as_the_mask_says(grammar: Grammar) -> None:
-    """Also after a token that was accepted and is not output: the matcher goes back."""
+    """Also behind an end, or another accepted token, that is not output: the matcher goes back."""
     masks, logits = masks_of(), np.zeros((1, VOCAB_SIZE), np.float32)
     output = answers(grammar, 3)
-    for length in range(len(output) + 1):
+    for length in (*range(len(output) + 1), 1, 0):
         mask = allowed_after(grammar, output[:length])
         one = entry(grammar, output[:length], temperature=0.0)
         pending = masks.begin(batch_of([one]))
@@ -113,7 +114,7 @@ def test_what_depends_on_all_allowed_tokens_has_a_mask_before() -> None:
     grammar = GRAMMARS[0]
     for given in (
         {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"logprobs": 0}, {"min_tokens": 2},
-        {"frequency_penalty": 0.1},
+        {"frequency_penalty": 0.1}, {"rules": TokenRules(biases=((5, 1.0),))},
     ):  # fmt: skip
         pending = masks_of().begin(batch_of([entry(grammar, [], **given)]))
         assert pending is not None
@@ -152,6 +153,23 @@ def test_a_grammar_that_fails_draws_nothing_and_the_others_do() -> None:
     seats = batch.rows.tolist()
     assert set(pending.failures) == {seats[0], seats[2]}
     assert masks.statistics().failures == {"compile": 1, "follow": 1}
+
+
+def test_depths_are_counted_from_the_likeliest_token_that_is_allowed() -> None:
+    """From another token the depths differ in their last bits, which can decide a draw."""
+    grammar = GRAMMARS[2]
+    mask = allowed_after(grammar, [])
+    first, second = np.flatnonzero(mask)[:2].tolist()
+    refused_token = int(np.flatnonzero(~mask)[0])
+    pending = masks_of().begin(batch_of([entry(grammar, [], temperature=1.0)]))
+    assert pending is not None
+    pending.wait()
+    assert pending.unmasked is not None
+    for likeliest, refused in ((second, []), (refused_token, [0])):
+        logits = np.zeros((1, VOCAB_SIZE), np.float32)
+        logits[0, likeliest] = 1
+        found = pending.unmasked.check(logits, np.array([first]), np.array([True]))
+        assert found.tolist() == refused
 
 
 def test_a_part_of_the_rows() -> None:
