@@ -45,7 +45,8 @@ from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.step_batch import StepBatch
 from engine.core.step_plan import Limits
-from engine.runner.grammar_masks import AllowedTokens, GrammarMasks, PendingMasks
+from engine.runner.allowed_tokens import AllowedTokens
+from engine.runner.grammar_masks import GrammarMasks, PendingMasks
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
 from grammars.compiler import GrammarCompiler

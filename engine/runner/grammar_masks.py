@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher
@@ -27,59 +26,18 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar
-from common.histogram import HistogramView
-from common.request import SamplingParams
-from common.token_rules import NO_RULES
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import DrawnTokens
 from engine.core.step_batch import StepBatch
+from engine.runner.allowed_tokens import AllowedTokens
+from engine.runner.held_matcher import HeldMatcher, Matchers
 from engine.runner.kernels.sample_rows import GREEDY_BELOW
+from engine.runner.unmasked_rows import GrammarJob, UnmaskedRows, needs_no_mask
 
 log = logging.getLogger("pdserve.engine")
 
 MAX_FORCED = 16
 """Forced tokens that are proposed at a time."""
-
-
-class Matchers(Protocol):
-    """Where matchers come from: `grammars.compiler.GrammarCompiler`."""
-
-    def matcher(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher that has consumed nothing. Raises `PdserveError`."""
-
-    def forget(self, grammar: Grammar) -> None:
-        """Compile this grammar anew for the next matcher."""
-
-    @property
-    def num_cached(self) -> int: ...
-    @property
-    def cached_bytes(self) -> int: ...
-    def lookups(self) -> Mapping[str, int]: ...
-    def compile_s(self) -> Mapping[str, HistogramView]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedTokens:
-    """Row r of a step's draws has mask `masks[mask_rows[r]]`, none below 0.
-
-    A mask has a bit for each token, 32 to a word, lowest first. One without a bit fails its row.
-    """
-
-    mask_rows: np.ndarray
-    masks: np.ndarray
-
-    def take(self, rows: np.ndarray) -> AllowedTokens:
-        """Return these rows."""
-        return AllowedTokens(self.mask_rows[rows], self.masks)
-
-    def allows(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return which rows may draw these tokens, one for each row."""
-        has_mask = self.mask_rows >= 0
-        is_allowed = ~has_mask
-        tokens = token_ids[has_mask]
-        words = self.masks.view(np.uint32)[self.mask_rows[has_mask], tokens // 32]
-        is_allowed[has_mask] = words >> (tokens % 32).astype(np.uint32) & np.uint32(1)
-        return is_allowed
 
 
 @dataclass(slots=True)
@@ -122,79 +80,6 @@ class PendingMasks:
         return self._allowed
 
 
-@dataclass(slots=True)
-class _Seat:
-    """The matcher of a seat, and the tokens that it has consumed.
-
-    `forced` are the tokens that were proposed behind the first `num_before` of them.
-    """
-
-    grammar: Grammar
-    matcher: LLMatcher
-    token_ids: list[int]
-    forced: tuple[int, ...] = ()
-    num_before: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """The rows of one sequence: `output` tokens are known, `drafts` follow them."""
-
-    seat: int
-    first_row: int
-    params: SamplingParams
-    output: list[int]
-    drafts: list[int]
-
-
-class UnmaskedRows:
-    """Rows of a step's draws that are drawn without the mask of their grammar, and then checked.
-
-    Row r is that of `jobs[job_rows[r]]`; below 0 it is none of these.
-    """
-
-    def __init__(
-        self,
-        grammars: GrammarMasks,
-        jobs: Sequence[_Job],
-        job_rows: np.ndarray,
-        failures: dict[int, PdserveError],
-    ) -> None:
-        self._grammars, self._jobs = grammars, jobs
-        self._job_rows, self._failures = job_rows, failures
-
-    def take(self, rows: np.ndarray) -> UnmaskedRows:
-        """Return these rows."""
-        return UnmaskedRows(self._grammars, self._jobs, self._job_rows[rows], self._failures)
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The rows that are drawn without a mask."""
-        return np.flatnonzero(self._job_rows >= 0)
-
-    def check(self, logits: np.ndarray, token_ids: np.ndarray, is_drawn: np.ndarray) -> np.ndarray:
-        """Return the rows that must be drawn again, with a mask.
-
-        `token_ids` were drawn from `logits`, one from each row where it `is_drawn`. Those that the
-        grammars force are written there.
-        """
-        refused = []
-        for row in self.rows.tolist():
-            if is_drawn[row]:
-                job = self._jobs[self._job_rows[row]]
-                checked = self._grammars.checked(job, int(token_ids[row]), logits[row])
-                if checked is None:
-                    refused.append(row)
-                else:
-                    token_ids[row] = checked
-        return np.array(refused, np.int64)
-
-    def masked(self, rows: np.ndarray) -> AllowedTokens:
-        """Return the masks of these rows, one for each."""
-        jobs = [self._jobs[number] for number in self._job_rows[rows].tolist()]
-        return self._grammars.fill(jobs, self._failures)
-
-
 class GrammarMasks:
     """The matchers of a runner's seats. The runner's thread calls it, one step after the other."""
 
@@ -211,7 +96,7 @@ class GrammarMasks:
         self._num_words = -(-vocab_size // 32)
         self._eos_token_ids = eos_token_ids
         self._proposes = proposes
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, HeldMatcher] = {}
         self._num_forced: dict[int, int] = {}
         self.counters = Counters()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdserve-masks")
@@ -248,7 +133,7 @@ class GrammarMasks:
         first_rows = np.cumsum(counts) - counts
         mask_rows = np.full(int(counts.sum()), -1, np.int64)
         unmasked_rows = mask_rows.copy()
-        jobs, unmasked, num_masks = list[_Job](), list[_Job](), 0
+        jobs, unmasked, num_masks = list[GrammarJob](), list[GrammarJob](), 0
         for entry in np.flatnonzero(is_needed).tolist():
             seat, count = int(batch.rows[entry]), int(counts[entry])
             params = seats.params[seat]
@@ -256,8 +141,8 @@ class GrammarMasks:
             first, known = int(seats.num_prompt[seat]), int(seats.num_known[seat])
             tokens = seats.token_ids[seat, first : known + count - 1].tolist()
             output, drafts = tokens[: known - first], tokens[known - first :]
-            job = _Job(seat, num_masks, params, output, drafts)
-            if _needs_no_mask(job):
+            job = GrammarJob(seat, num_masks, params, output, drafts)
+            if needs_no_mask(job):
                 unmasked_rows[first_rows[entry]] = len(unmasked)
                 unmasked.append(job)
                 continue
@@ -277,7 +162,7 @@ class GrammarMasks:
         later = UnmaskedRows(self, unmasked, unmasked_rows, failures) if unmasked else None
         return PendingMasks(allowed, later, filled, failures, self.counters)
 
-    def checked(self, job: _Job, token_id: int, logits: np.ndarray) -> int | None:
+    def checked(self, job: GrammarJob, token_id: int, logits: np.ndarray) -> int | None:
         """Return what the job draws with its mask, having drawn `token_id` from `logits` without.
 
         None: that takes the mask. The matcher has consumed the token, unless it ends the output.
@@ -291,13 +176,13 @@ class GrammarMasks:
                 return None
             if token_id in self._eos_token_ids:
                 return token_id
-            _consume(held, token_id)
+            held.consume(token_id)
         except Exception:  # filling the mask fails too, and reports it
             return None
         return token_id
 
     def _is_drawn_with_mask(
-        self, job: _Job, matcher: LLMatcher, token_id: int, logits: np.ndarray
+        self, job: GrammarJob, matcher: LLMatcher, token_id: int, logits: np.ndarray
     ) -> bool:
         """Return whether the matcher allows what the draw depends on.
 
@@ -316,7 +201,7 @@ class GrammarMasks:
             return bool(matcher.is_accepting())
         return bool(matcher.validate_tokens([token_id]) == 1)
 
-    def fill(self, jobs: Sequence[_Job], failures: dict[int, PdserveError]) -> AllowedTokens:
+    def fill(self, jobs: Sequence[GrammarJob], failures: dict[int, PdserveError]) -> AllowedTokens:
         """Return the masks of jobs without drafts; write into `failures` why a seat has none."""
         masks = np.full((len(jobs), self._num_words), -1, np.int32)
         numbered = [replace(job, first_row=number) for number, job in enumerate(jobs)]
@@ -337,7 +222,7 @@ class GrammarMasks:
                 held.forced = drawn.forced_token_ids = self._forced(batch, entry, drawn, held)
                 held.num_before = len(held.token_ids)
 
-    def _count_forced(self, job: _Job) -> int:
+    def _count_forced(self, job: GrammarJob) -> int:
         """Return how many of the job's first drafts are those that its grammar forces."""
         held = self._seats.get(job.seat)
         if held is None or held.grammar != job.params.grammar or held.num_before != len(job.output):
@@ -351,7 +236,7 @@ class GrammarMasks:
         return num_forced
 
     def _forced(
-        self, batch: StepBatch, entry: int, drawn: DrawnTokens, held: _Seat
+        self, batch: StepBatch, entry: int, drawn: DrawnTokens, held: HeldMatcher
     ) -> tuple[int, ...]:
         if not self._eos_token_ids.isdisjoint(drawn.token_ids):
             return ()  # accepted drafts behind the end are not part of the output
@@ -359,7 +244,7 @@ class GrammarMasks:
         first, known = int(seats.num_prompt[seat]), int(seats.num_known[seat])
         output = [*seats.token_ids[seat, first:known].tolist(), *drawn.token_ids]
         try:
-            _move(held, output)
+            held.move(output)
         except InternalError:  # the next step makes another matcher, and reports it
             del self._seats[seat]
             return ()
@@ -373,16 +258,16 @@ class GrammarMasks:
         except PdserveError:
             log.debug("a grammar does not compile; its requests will fail")
 
-    def _has_matcher(self, job: _Job) -> bool:
+    def _has_matcher(self, job: GrammarJob) -> bool:
         held = self._seats.get(job.seat)
         return held is not None and held.grammar == job.params.grammar
 
     def _fill_all(
         self,
-        jobs: Sequence[_Job],
+        jobs: Sequence[GrammarJob],
         masks: np.ndarray,
         failures: dict[int, PdserveError],
-        absent: Sequence[_Job] = (),
+        absent: Sequence[GrammarJob] = (),
     ) -> None:
         """Fill the masks of all jobs; write into `failures` why a seat has none.
 
@@ -409,7 +294,7 @@ class GrammarMasks:
         self.counters.num_masks += len(masks)
         self.counters.masks_s += time.thread_time() - began_s
 
-    def _why_not_filled(self, job: _Job, masks: np.ndarray) -> PdserveError | None:
+    def _why_not_filled(self, job: GrammarJob, masks: np.ndarray) -> PdserveError | None:
         """Fill the masks of a job; return why that cannot be done."""
         try:
             self._fill(job, masks)
@@ -424,7 +309,7 @@ class GrammarMasks:
             )
         return None
 
-    def _fill(self, job: _Job, masks: np.ndarray) -> None:
+    def _fill(self, job: GrammarJob, masks: np.ndarray) -> None:
         """Write the mask of each row; raise `PdserveError` where there is none."""
         held = self._seat(job)
         for number in range(len(job.drafts) + 1):
@@ -438,19 +323,19 @@ class GrammarMasks:
             is_end = draft in self._eos_token_ids
             if is_end or not _is_allowed(masks[number], draft):
                 return
-            _consume(held, draft)
+            held.consume(draft)
 
-    def _seat(self, job: _Job) -> _Seat:
+    def _seat(self, job: GrammarJob) -> HeldMatcher:
         """Return the seat's matcher with the job's output consumed."""
         grammar = job.params.grammar
         assert grammar is not None
         held = self._seats.get(job.seat)
         if held is None or held.grammar != grammar:
-            held = self._seats[job.seat] = _Seat(grammar, self._matchers.matcher(grammar), [])
-        _move(held, job.output)
+            held = self._seats[job.seat] = HeldMatcher(grammar, self._matchers.matcher(grammar), [])
+        held.move(job.output)
         return held
 
-    def _withhold_ends(self, job: _Job, output_index: int, mask: np.ndarray) -> None:
+    def _withhold_ends(self, job: GrammarJob, output_index: int, mask: np.ndarray) -> None:
         """Before `min_tokens` allow no end, unless the grammar allows nothing else."""
         if output_index >= job.params.min_tokens:
             return
@@ -460,45 +345,6 @@ class GrammarMasks:
                 left.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
         if left.any():
             mask[:] = left
-
-
-def _needs_no_mask(job: _Job) -> bool:
-    """Return whether the draw is the same without a mask wherever it draws an allowed token.
-
-    Then it depends on the largest value alone. Filters and log probabilities depend on what all
-    allowed tokens are.
-    """
-    params = job.params
-    return not (
-        job.drafts
-        or len(job.output) < params.min_tokens
-        or params.logprobs is not None
-        or params.has_penalties
-        or params.rules != NO_RULES
-        or (
-            params.temperature >= GREEDY_BELOW
-            and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
-        )
-    )
-
-
-def _move(held: _Seat, output: Sequence[int]) -> None:
-    """Let a matcher have consumed `output` and nothing else. Raises `InternalError`."""
-    had, num_same = held.token_ids, 0
-    if had != output[: len(had)]:
-        while num_same < len(output) and had[num_same] == output[num_same]:
-            num_same += 1
-        if not held.matcher.rollback(len(had) - num_same):
-            raise InternalError("a matcher does not return to earlier tokens")
-        del had[num_same:]
-    for token_id in output[len(had) :]:
-        _consume(held, token_id)
-
-
-def _consume(held: _Seat, token_id: int) -> None:
-    if not held.matcher.consume_token(token_id):
-        raise InternalError(f"token {token_id} was drawn and is refused")
-    held.token_ids.append(token_id)
 
 
 def _is_allowed(mask: np.ndarray, token_id: int) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from engine.core.step_batch import StepBatch
+from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.decoder import Decoder
-from engine.runner.grammar_masks import AllowedTokens
 from engine.runner.kernels.withhold import withhold
 from engine.runner.sampler import SampledRows, Sampler, token_logprobs
 from engine.runner.token_rules import Biases

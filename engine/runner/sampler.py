@@ -36,11 +36,12 @@ from common.token_rules import TokenRules
 from engine.core.seats import Seats
 from engine.core.step_batch import StepBatch
 from engine.core.stop_rules import withheld_token_ids
-from engine.runner.grammar_masks import AllowedTokens, UnmaskedRows
+from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.kernels.filters import likeliest
 from engine.runner.kernels.sample_rows import DRAWN, Scratch, sample_rows
 from engine.runner.numba_layer import KERNEL_LOCK
 from engine.runner.token_rules import AllowedMasks, Biases, banned_token_ids, biases_of
+from engine.runner.unmasked_rows import UnmaskedRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.token_rules import TokenRules
-from engine.runner.grammar_masks import AllowedTokens
+from engine.runner.allowed_tokens import AllowedTokens
 
 _MAX_MASKS = 64
 """Masks that are kept: one of 152,000 tokens takes 19 kB."""

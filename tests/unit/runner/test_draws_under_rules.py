@@ -8,7 +8,7 @@ import pytest
 from common.request import SamplingParams
 from common.token_rules import TokenRules
 from engine.core.plan import SampleInput
-from engine.runner.grammar_masks import AllowedTokens
+from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.token_rules import AllowedMasks
 from tests.unit.runner.test_verification import drawn_from
 

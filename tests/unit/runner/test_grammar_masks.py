@@ -15,7 +15,8 @@ from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.step_batch import StepBatch, batch_of
-from engine.runner.grammar_masks import MAX_FORCED, AllowedTokens, GrammarMasks
+from engine.runner.allowed_tokens import AllowedTokens
+from engine.runner.grammar_masks import MAX_FORCED, GrammarMasks
 from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, GRAMMARS, VOCAB_SIZE, allowed_after

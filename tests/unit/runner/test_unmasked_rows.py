@@ -14,7 +14,8 @@ from common.grammar import Grammar, GrammarKind
 from common.token_rules import TokenRules
 from engine.core.plan import ScheduledSequence
 from engine.core.step_batch import StepBatch, batch_of
-from engine.runner.grammar_masks import AllowedTokens, GrammarMasks
+from engine.runner.allowed_tokens import AllowedTokens
+from engine.runner.grammar_masks import GrammarMasks
 from engine.runner.host_draw import add_draws
 from engine.runner.sampler import Sampler, sampled_rows
 from engine.runner.verification import Draws

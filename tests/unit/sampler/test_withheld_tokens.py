@@ -10,7 +10,7 @@ import pytest
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.core.step_batch import batch_of
-from engine.runner.grammar_masks import AllowedTokens
+from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.host_draw import add_draws
 from engine.runner.kernels.withhold import WITHHELD, withhold
 from engine.runner.sampler import Sampler, sampled_rows
