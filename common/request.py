@@ -16,6 +16,10 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_PRIORITY = 1000
 MAX_SALT_CHARS = 256
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: the division would leave float32's range. The largest logit
+would be drawn anyway unless another one is within 1e-4 of it.
+"""
 
 
 class FinishReason(Enum):

@@ -12,12 +12,12 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
+from common.request import GREEDY_BELOW
 from engine.core.plan import SampleInput
 from engine.core.stop_rules import withheld_token_ids
 from engine.runner.device_noise import DeviceNoise
 from engine.runner.framework import paddle
 from engine.runner.head_draw import Head, draw_from_head, is_unfiltered
-from engine.runner.kernels.sample_rows import GREEDY_BELOW
 
 NUM_KEPT = 512
 """Tokens of a row's head where filters decide what can be drawn."""

@@ -26,12 +26,12 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar
+from common.request import GREEDY_BELOW
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import DrawnTokens
 from engine.core.step_batch import StepBatch
 from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.held_matcher import HeldMatcher, Matchers
-from engine.runner.kernels.sample_rows import GREEDY_BELOW
 from engine.runner.unmasked_rows import GrammarJob, UnmaskedRows, needs_no_mask
 
 log = logging.getLogger("pdserve.engine")

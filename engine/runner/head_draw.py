@@ -15,11 +15,11 @@ import numba
 import numpy as np
 from numba import uint32
 
+from common.request import GREEDY_BELOW
 from engine.core.plan import SampleInput
 from engine.runner.kernels.draw import gumbel_noise
 from engine.runner.kernels.filters import kept_prefix
 from engine.runner.kernels.philox import philox_blocks
-from engine.runner.kernels.sample_rows import GREEDY_BELOW
 
 _MARGIN = 1e-5
 """How much of a value a device's rounding may change; ten times what float32 explains."""

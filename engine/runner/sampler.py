@@ -12,7 +12,7 @@ In this order, with the source of each rule:
 3. Frequency and presence penalty over output tokens: logit - frequency * count - presence * (count
    > 0) (the OpenAI API's definition).
 4. Before `min_tokens` output tokens, no token that ends the output (vLLM).
-5. Temperature. 0, and anything below `GREEDY_BELOW`, is greedy: the largest logit.
+5. Temperature. 0, and anything below `common.request.GREEDY_BELOW`, is greedy: the largest logit.
 6. top-k: the k likeliest, exactly; top-p (Holtzman et al. 2019): of those the smallest set that
    holds at least p of their probability, at least one; min-p (Nguyen et al. 2024): of those the
    ones at least min_p as likely as the likeliest.

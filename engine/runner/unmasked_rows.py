@@ -13,10 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from common.errors import PdserveError
-from common.request import SamplingParams
+from common.request import GREEDY_BELOW, SamplingParams
 from common.token_rules import NO_RULES
 from engine.runner.allowed_tokens import AllowedTokens
-from engine.runner.kernels.sample_rows import GREEDY_BELOW
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import math
 import numpy as np
 from numba import njit, prange, uint32, uint64
 
+from common.request import GREEDY_BELOW
 from engine.runner.kernels.draw import draw, draw_listed
 from engine.runner.kernels.filters import kept_prefix, top_k_end, top_p_end
 from engine.runner.kernels.row_scan import (
@@ -33,10 +34,6 @@ from engine.runner.kernels.weights import (
     add_weights,
     write_weights,
 )
-
-# Below this the division would leave float32's range. The largest logit would be drawn anyway
-# unless another one is within 1e-4 of it.
-GREEDY_BELOW = 1e-5
 
 DRAWN, NOT_FINITE, NO_TOKEN_LEFT = 0, 1, 2
 """What became of a row."""
