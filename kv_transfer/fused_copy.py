@@ -32,10 +32,9 @@ ALIGNMENT = 16
 Every allocator provides it. Targets at multiples of 64, like those of pools, are written a sixth
 faster.
 """
-PREFETCH_BYTES = 1024
-"""Prefetch distance in the source; the processor's own prefetching stops at page ends."""
 STRIPE_BYTES = 64
 BLOCK_BYTES = 1024
+"""Also the prefetch distance in the source; the processor's own prefetching stops at page ends."""
 SHORTEST_BYTES = 256
 """The smallest row: up to 240 bytes XXH3 differs."""
 
@@ -128,11 +127,13 @@ def _store_past_caches(builder: Any, value: Any, address: Any) -> None:
 class _Row:
     """Addresses of a row's next stripes and of its state.
 
-    `target` None: the row is only summed. `key` is the part of the secret for the first stripe.
+    `target` None: the row is only summed. `ahead` is what to prefetch meanwhile. `key` is the part
+    of the secret for the first stripe.
     """
 
     target: Any | None
     source: Any
+    ahead: Any
     key: Any
     lanes: Any
 
@@ -140,20 +141,20 @@ class _Row:
         """Return the row at its stripe `index`."""
         offset = STRIPE_BYTES * index
         target = None if self.target is None else _plus(builder, self.target, offset)
-        source, key = _plus(builder, self.source, offset), _plus(builder, self.key, 8 * index)
-        return _Row(target, source, key, self.lanes)
+        source, ahead = _plus(builder, self.source, offset), _plus(builder, self.ahead, offset)
+        return _Row(target, source, ahead, _plus(builder, self.key, 8 * index), self.lanes)
 
 
 def _rows_of(builder: Any, rows: Any) -> list[_Row]:
-    """Unpack `rows`: a tuple of (target, source, key, lanes), or without targets."""
+    """Unpack `rows`: a tuple of (target, source, ahead, key, lanes), or without targets."""
     fields = [cgutils.unpack_tuple(builder, row) for row in cgutils.unpack_tuple(builder, rows)]
-    return [_Row(*row) if len(row) == 4 else _Row(None, *row) for row in fields]
+    return [_Row(*row) if len(row) == 5 else _Row(None, *row) for row in fields]
 
 
 def _mixed_stripe(builder: Any, row: _Row) -> Any:
     """Return what the row's next stripe adds to its lanes; copy the stripe if there is a target."""
     data = _load_once(builder, row.source)
-    _prefetch(builder, _plus(builder, row.source, PREFETCH_BYTES))
+    _prefetch(builder, row.ahead)
     if row.target is not None:
         _store_past_caches(builder, data, row.target)
     mixed = builder.xor(data, _load(builder, row.key))
@@ -242,13 +243,13 @@ def _begin_row(states: Any, number: Any, seed: Any) -> None:
 def _take_blocks(
     is_copied: Any, target: Any, source: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
-    at = np.uint64(0)
+    at, block = np.uint64(0), np.uint64(BLOCK_BYTES)
     while at < num_bytes:
         if is_copied:
-            _take_block(((target + at, source + at, key, lanes),))
+            _take_block(((target + at, source + at, source + at + block, key, lanes),))
         else:
-            _take_block(((source + at, key, lanes),))
-        at += np.uint64(BLOCK_BYTES)
+            _take_block(((source + at, source + at + block, key, lanes),))
+        at += block
 
 
 @_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64, uint64)")  # type: ignore[untyped-decorator]
@@ -262,38 +263,42 @@ def _take_blocks_of_two(
     state: Any,
     other: Any,
 ) -> None:
-    at, lanes_at = np.uint64(0), np.uint64(8 * _LANES_AT)
+    at, lanes_at, block = np.uint64(0), np.uint64(8 * _LANES_AT), np.uint64(BLOCK_BYTES)
     while at < num_bytes:
+        next_at = at + block
         if is_copied:
             _take_block(
                 (
-                    (target + at, source + at, state, state + lanes_at),
-                    (target_2 + at, source_2 + at, other, other + lanes_at),
+                    (target + at, source + at, source + next_at, state, state + lanes_at),
+                    (target_2 + at, source_2 + at, source_2 + next_at, other, other + lanes_at),
                 )
             )
         else:
             _take_block(
                 (
-                    (source + at, state, state + lanes_at),
-                    (source_2 + at, other, other + lanes_at),
+                    (source + at, source + next_at, state, state + lanes_at),
+                    (source_2 + at, source_2 + next_at, other, other + lanes_at),
                 )
             )
-        at += np.uint64(BLOCK_BYTES)
+        at = next_at
 
 
-@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64)")  # type: ignore[untyped-decorator]
+@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64)")  # type: ignore[untyped-decorator]
 def _take_rest(
-    is_copied: Any, target: Any, source: Any, num_bytes: Any, key: Any, lanes: Any
+    is_copied: Any, target: Any, source: Any, ahead: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
-    """Process the stripes behind the last whole block; the very last one has its own key."""
+    """Process the stripes behind the last whole block; the very last one has its own key.
+
+    `ahead` is the start of a row that is processed soon.
+    """
     at, stripe_key = np.uint64(0), key
     while at < num_bytes:
         if at + np.uint64(STRIPE_BYTES) == num_bytes:
             stripe_key = key + np.uint64(_LAST_AT)
         if is_copied:
-            _take_stripe(((target + at, source + at, stripe_key, lanes),))
+            _take_stripe(((target + at, source + at, ahead + at, stripe_key, lanes),))
         else:
-            _take_stripe(((source + at, stripe_key, lanes),))
+            _take_stripe(((source + at, ahead + at, stripe_key, lanes),))
         at += np.uint64(STRIPE_BYTES)
         stripe_key += np.uint64(8)
 
@@ -350,7 +355,9 @@ def _take_rows(
         for number in range(count):
             row, state = first + number, key + np.uint64(number) * state_bytes
             target, source = targets[row] + blocks_end, sources[row] + blocks_end
-            _take_rest(is_copied, target, source, row_bytes - blocks_end, state, state + lanes_at)
+            ahead = sources[min(row + count, sources.size - 1)]
+            rest, lanes = row_bytes - blocks_end, state + lanes_at
+            _take_rest(is_copied, target, source, ahead, rest, state, lanes)
             sums[row] = _end_row(states, number, row_bytes)
     _wait_for_stores()
 

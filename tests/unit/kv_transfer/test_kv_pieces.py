@@ -114,6 +114,24 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
     assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
 
 
+@pytest.mark.parametrize("blocks", [[3], [3, 4, 5, 6], [0, 1, 2, 3, 8]])
+def test_blocks_that_are_summed_are_copied_in_the_same_pass(blocks: list[int]) -> None:
+    pool = pool_of(64 << 10, 3)
+    payload = gatherer_of(pool).payload(chunk_of(blocks), is_summed=True)
+    assert payload.runs == (len(blocks),)
+    assert not any(is_view_of(pool, part) for part in payload.parts)
+    assert payload.sums
+
+
+def test_beyond_the_bound_blocks_that_are_summed_are_sent_as_they_lie() -> None:
+    pool = pool_of(64 << 10, 3)
+    payload = gatherer_of(pool, 1).payload(chunk_of([3, 4, 8]), is_summed=True)
+    assert payload.runs == (2, 1)
+    assert all(is_view_of(pool, part) for part in payload.parts)
+    ordinals = as_blocks(range(3))
+    assert payload.sums == pieces.pool_sums(kv_pool(pool), LAYER, as_blocks([3, 4, 8]), ordinals)
+
+
 @pytest.mark.parametrize(
     ("piece_kib", "blocks", "runs", "is_view"),
     [
