@@ -15,6 +15,7 @@ from common.version import UNNAMED_KV_PROTOCOL, UNNAMED_PROTOCOL
 from common.wire_types import Address, Count, Flag, Limits, Name, OptionalAddress, Share, Size, Text
 
 MAX_KV_LINKS = 32
+MAX_KV_UNREACHABLE = 16
 
 
 class Role(Enum):
@@ -100,6 +101,9 @@ class NodeLoad:
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start.
 
+    `kv_unreachable` are the decode nodes that did not answer this node's KV connection and that it
+    tries to connect to again; routers place no request on such a pair while another one can be had.
+
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
 
@@ -119,3 +123,4 @@ class NodeLoad:
     num_receiving_blocks: Count = 0
     num_quarantined_blocks: Count = 0
     kv_links: Annotated[tuple[KVLink, ...], Limits(max_length=MAX_KV_LINKS)] = ()
+    kv_unreachable: Annotated[tuple[Incarnation, ...], Limits(max_length=MAX_KV_UNREACHABLE)] = ()

@@ -267,19 +267,12 @@ def _take_blocks_of_two(
     while at < num_bytes:
         next_at = at + block
         if is_copied:
-            _take_block(
-                (
-                    (target + at, source + at, source + next_at, state, state + lanes_at),
-                    (target_2 + at, source_2 + at, source_2 + next_at, other, other + lanes_at),
-                )
-            )
+            first = (target + at, source + at, source + next_at, state, state + lanes_at)
+            second = (target_2 + at, source_2 + at, source_2 + next_at, other, other + lanes_at)
+            _take_block((first, second))
         else:
-            _take_block(
-                (
-                    (source + at, source + next_at, state, state + lanes_at),
-                    (source_2 + at, source_2 + next_at, other, other + lanes_at),
-                )
-            )
+            summed = (source + at, source + next_at, state, state + lanes_at)
+            _take_block((summed, (source_2 + at, source_2 + next_at, other, other + lanes_at)))
         at = next_at
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import assert_never
 
 from common.errors import HandoffFailed, PeerProtocolError
+from common.ids import Incarnation
 from kv_transfer import pieces
 from kv_transfer.connector import Commit, Ticket
 from kv_transfer.connector_parts import ConnectorParts
@@ -95,6 +96,11 @@ class SendingEnd:
         """The lane to each connected decode node, by its id."""
         lanes = self._lane_to.copy()
         return {peer.incarnation.node_id: lane.name for peer, lane in lanes.items()}
+
+    @property
+    def unreachable(self) -> tuple[Incarnation, ...]:
+        """The decode nodes that did not answer and are being tried again, the latest first."""
+        return self._machine.unreachable
 
     # -- the contract ----------------------------------------------------------------------------
 

@@ -189,6 +189,7 @@ class TransportConnector:
             sessions_open=receiving.num_sessions,
             blocks_quarantined=receiving.num_quarantined_blocks,
             lanes=sending.lane_names,
+            unreachable=sending.unreachable,
             frames_dropped={reason.value: count for reason, count in self._dropped.items()},
             checksum_failures=receiving.checksum_failures,
             measured=self._metrics.view(),

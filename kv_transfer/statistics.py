@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from common.ids import Incarnation
 from kv_transfer.transfer_metrics import TransferMetricsView
 
 
@@ -12,7 +13,8 @@ from kv_transfer.transfer_metrics import TransferMetricsView
 class ConnectorStatistics:
     """Counters since the connector was made, and what is open now.
 
-    `lanes`: the lane to each connected decode node, by its id. Dropped frames are by reason,
+    `lanes`: the lane to each connected decode node, by its id. `unreachable`: decode nodes that did
+    not answer and are being tried again, the latest first and only so many. Dropped frames are by reason,
     checksum failures by lane.
     """
 
@@ -23,6 +25,7 @@ class ConnectorStatistics:
     sessions_open: int
     blocks_quarantined: int
     lanes: Mapping[str, str]
+    unreachable: tuple[Incarnation, ...] = ()
     frames_dropped: Mapping[str, int]
     checksum_failures: Mapping[str, int]
     measured: TransferMetricsView

@@ -82,8 +82,13 @@ class RequestPath:
 
     def load(self) -> NodeLoad:
         """Return the load for the next heartbeat."""
-        links = kv_links(self._connector.statistics())
-        return replace(self._flow.load, kv_links=links, is_draining=self._drain.is_on)
+        kv = self._connector.statistics()
+        return replace(
+            self._flow.load,
+            kv_links=kv_links(kv),
+            kv_unreachable=kv.unreachable,
+            is_draining=self._drain.is_on,
+        )
 
     @property
     def refusals(self) -> Mapping[str, int]:

@@ -66,6 +66,11 @@ class Sender:
         """Unacknowledged bytes per peer; never above the window."""
         return {link.peer: link.in_flight_bytes for link in self._links.all()}
 
+    @property
+    def unreachable(self) -> tuple[Incarnation, ...]:
+        """The peers that did not answer and are being tried again, the latest first."""
+        return self._unreachable.tried_again
+
     # -- calls of the owner ----------------------------------------------------------------------
 
     def on_open(

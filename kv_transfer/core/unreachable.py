@@ -5,13 +5,19 @@ next one. After the first failure transfers to that node are refused without wai
 connects again by itself, without a transfer, after `FIRST_PAUSE_S`, then twice that, and so on: a
 node that answers is used again, and no transfer waits to find that out. After `MAX_OWN_TRIES` it is
 tried only when a transfer to it was refused since.
+
+Those that are being tried again are told to routers, which place nothing on such a pair meanwhile.
+The others are not told, because a router has to place a transfer on them before they are tried.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 
+from common.ids import Incarnation
+from common.nodes import MAX_KV_UNREACHABLE
 from kv_transfer.core.deadlines import Deadlines
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import MAX_REMEMBERED_PEERS
@@ -35,9 +41,14 @@ class _Silence:
 
 
 class UnreachablePeers:
-    """The peers that failed to answer and have not answered since, at most a fixed number."""
+    """The peers that failed to answer and have not answered since, at most a fixed number.
+
+    `tried_again` are those that the sender will try again by itself, the latest first and at most
+    `MAX_KV_UNREACHABLE`. It is replaced and never changed, so any thread may read it.
+    """
 
     def __init__(self) -> None:
+        self.tried_again: tuple[Incarnation, ...] = ()
         self._peers: OrderedDict[Peer, _Silence] = OrderedDict()
         self._retries: Deadlines[Peer] = Deadlines()
 
@@ -51,12 +62,16 @@ class UnreachablePeers:
         if len(self._peers) > MAX_REMEMBERED_PEERS:
             forgotten, _ = self._peers.popitem(last=False)
             self._retries.discard(forgotten)
+        self._tell()
         return num_failures, pause_s
 
     def answered(self, peer: Peer) -> bool:
         """Record that `peer` answered; return whether it had not before."""
         self._retries.discard(peer)
-        return self._peers.pop(peer, None) is not None
+        was_silent = self._peers.pop(peer, None) is not None
+        if was_silent:
+            self._tell()
+        return was_silent
 
     def refusal(self, peer: Peer) -> PeerUnreachable | None:
         """Return the error of a transfer to `peer`; None if it may begin."""
@@ -66,6 +81,7 @@ class UnreachablePeers:
         if not silence.is_wanted:
             silence.is_wanted = True
             self._plan(peer)
+            self._tell()
         times = "once" if silence.num_failures == 1 else f"{silence.num_failures} times in a row"
         return PeerUnreachable(f"{peer} did not answer {times}; it is being tried again")
 
@@ -81,6 +97,14 @@ class UnreachablePeers:
     def next_deadline_s(self) -> float | None:
         """Return when `take_due` has a peer; None: nothing is to be tried."""
         return self._retries.next_s()
+
+    def _tell(self) -> None:
+        latest = (
+            peer.incarnation
+            for peer, silence in reversed(self._peers.items())
+            if silence.is_retried
+        )
+        self.tried_again = tuple(islice(latest, MAX_KV_UNREACHABLE))
 
     def _plan(self, peer: Peer) -> None:
         self._retries.discard(peer)

@@ -82,11 +82,13 @@ def _pairs(nodes: Sequence[Facts]) -> list[tuple[str, ...]]:
         if role_of(node) != "prefill":
             continue
         links = {link.decode: link for link in node.get("kv_links", ())}
+        silent = {decode.node_id for decode in node.get("kv_unreachable", ())}
         fitting = {name for name, other in decoders.items() if _kv(other) == _kv(node)}
         for name in sorted(fitting | links.keys()):
             link = links.get(name)
             transport = link.transport if link else "-"
-            pairs.append((node["node_id"], name, transport, _link_state(link, name in decoders)))
+            state = "unreachable" if name in silent else _link_state(link, name in decoders)
+            pairs.append((node["node_id"], name, transport, state))
     return pairs
 
 

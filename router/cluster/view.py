@@ -126,6 +126,7 @@ def node_json(node: NodeView) -> dict[str, Any]:
         "is_suspected": node.is_suspected,
         "is_listed": node.is_listed,
         "kv_links": [link._asdict() for link in node.load.kv_links],
+        "kv_unreachable": [decode._asdict() for decode in node.load.kv_unreachable],
     }
 
 

@@ -1,4 +1,7 @@
-"""Placements that avoid pairs of nodes whose handoffs fail, as their outputs show."""
+"""Placements that avoid pairs of nodes whose handoffs fail.
+
+Outputs show that a handoff failed. A prefill node also tells which decode nodes do not answer it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class PairPlacer:
         Raises `InvalidRequest` and `Overloaded` as `Placer` does.
         """
         now_s = self._clock.now_s()
-        avoided = self._pairs.avoided(now_s)
+        avoided = self._pairs.avoided(now_s) | _unreachable(nodes)
         if wanted.decode is None:
             chosen = self._placer.choose(nodes, query, wanted.excluded, avoided)
         else:
@@ -68,3 +71,10 @@ class PairPlacer:
             num_failures, pause_s = failed
             what = "KV from %s to %s: %d handoffs failed in a row, not placed there for %g s: %s"
             log.warning(what, *pair, num_failures, pause_s, error)
+
+
+def _unreachable(nodes: Sequence[NodeView]) -> frozenset[Pair]:
+    """Return the pairs whose prefill node does not reach its decode node, as it says itself."""
+    return frozenset(
+        (node.incarnation, decode) for node in nodes for decode in node.load.kv_unreachable
+    )

@@ -58,6 +58,7 @@ LOAD: dict[str, Any] = {
     "num_receiving_blocks": 2,
     "num_quarantined_blocks": 3,
     "kv_links": [["d1", "shm", True, 1 << 40], ["d2", "zmq", False, 7]],
+    "kv_unreachable": [["d3", 2]],
 }
 PLACEMENT: dict[str, Any] = {
     "router_id": "r1",
@@ -117,7 +118,9 @@ def test_the_cluster_shows_a_node_in_these_words() -> None:
     shown = node_json(NodeView(record=NODE.record, load=NODE.load, num_requests=5))
     earlier_names = {"address": "127.0.0.1:7001", "kv_cache": "31 layers, with mtp"}
     of_router = {"num_requests": 5, "is_suspected": False, "is_listed": True}
-    assert shown == RECORD | LOAD | earlier_names | of_router | {"kv_links": links}
+    silent = [{"node_id": "d3", "epoch": 2}]
+    of_kv = {"kv_links": links, "kv_unreachable": silent}
+    assert shown == RECORD | LOAD | earlier_names | of_router | of_kv
 
 
 def test_what_a_router_tells_is_read_field_by_field() -> None:
@@ -125,5 +128,6 @@ def test_what_a_router_tells_is_read_field_by_field() -> None:
     told = facts_told(shown)
     assert told["role"] is NODE.record.role
     assert told["kv_links"] == NODE.load.kv_links
+    assert told["kv_unreachable"] == NODE.load.kv_unreachable
     assert told.keys() == RECORD.keys() | LOAD.keys()
     assert facts_told({"num_blocks": True, "num_waiting": 3, "mood": 1}) == {"num_waiting": 3}

@@ -116,6 +116,7 @@ def load(
         num_receiving_blocks=2,
         num_quarantined_blocks=3,
         kv_links=kv_links,
+        kv_unreachable=(Incarnation("d3", 2),),
     )
 
 

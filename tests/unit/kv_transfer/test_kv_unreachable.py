@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.ids import Incarnation
+from common.nodes import MAX_KV_UNREACHABLE
 from kv_transfer.connector import TransferEnded
 from kv_transfer.core import frames
 from kv_transfer.core.effects import (
@@ -114,6 +115,36 @@ def test_nobody_asks_for_ever_for_a_peer_that_nobody_wants() -> None:
     assert peers.take_due(now_s) == [PEER]
     assert peers.take_due(now_s) == []
     assert peers.next_deadline_s() is None
+
+
+def test_routers_are_told_what_is_tried_again() -> None:
+    sender, now_s = silent_sender()
+    assert sender.unreachable == (PEER.incarnation,)
+    now_s += FIRST_PAUSE_S
+    sender.on_tick(now_s)
+    assert sender.unreachable == (PEER.incarnation,), "it has not answered yet"
+    welcome(sender, now_s)
+    assert sender.unreachable == ()
+
+
+def test_what_waits_for_a_transfer_is_not_told() -> None:
+    """Routers that avoid the pair would place none, so it would never be tried."""
+    peers = UnreachablePeers()
+    for _ in range(MAX_OWN_TRIES):
+        peers.failed(PEER, 0.0)
+    assert peers.tried_again == (PEER.incarnation,)
+    peers.failed(PEER, 0.0)
+    assert peers.tried_again == ()
+    peers.refusal(PEER)
+    assert peers.tried_again == (PEER.incarnation,)
+
+
+def test_the_latest_are_told_first_and_not_all() -> None:
+    peers = UnreachablePeers()
+    nodes = [Incarnation(f"d{number}", 1) for number in range(MAX_KV_UNREACHABLE + 2)]
+    for node in nodes:
+        peers.failed(Peer("tcp://127.0.0.1:1", node), 0.0)
+    assert peers.tried_again == tuple(reversed(nodes[2:]))
 
 
 def test_a_peer_that_fell_silent_in_the_middle_is_refused_too() -> None:

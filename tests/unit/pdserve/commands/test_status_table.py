@@ -85,10 +85,11 @@ def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) 
         return told | {"num_bytes": 7}
 
     links = [link("d1", "shm", True), link("d2", "zmq", False), link("d-gone", "rdma", False)]
+    of_kv = {"kv_links": links, "kv_unreachable": [{"node_id": "d5", "epoch": 1}]}
     nodes = [
-        {**NODE, "node_id": "p1", "role": "prefill", "fingerprint": "f", "kv_links": links},
+        {**NODE, "node_id": "p1", "role": "prefill", "fingerprint": "f", **of_kv},
         {**NODE, "node_id": "p2", "role": "prefill", "fingerprint": "other"},
-        *({**NODE, "node_id": f"d{n}", "fingerprint": "f"} for n in (1, 2, 3)),
+        *({**NODE, "node_id": f"d{n}", "fingerprint": "f"} for n in (1, 2, 3, 5)),
         {**NODE, "node_id": "d4", "fingerprint": "f", "kv_protocol": 5},
         {**NODE, "node_id": "m1", "role": "mixed", "fingerprint": "f"},
     ]
@@ -99,6 +100,7 @@ def test_pairs_and_how_kv_travels_between_them(monkeypatch: pytest.MonkeyPatch) 
         "p1       d1      shm        connected\n"
         "p1       d2      zmq        idle\n"
         "p1       d3      -          not used yet\n"
+        "p1       d5      -          unreachable\n"
     )
 
 
