@@ -14,8 +14,8 @@ class ConnectorStatistics:
     """Counters since the connector was made, and what is open now.
 
     `lanes`: the lane to each connected decode node, by its id. `unreachable`: decode nodes that did
-    not answer and are being tried again, the latest first and only so many. Dropped frames are by reason,
-    checksum failures by lane.
+    not answer and are being tried again, the latest first and only so many. Dropped frames are by
+    reason, checksum failures by lane.
     """
 
     bytes_sent: int

@@ -14,6 +14,7 @@ from grammars.compiler import MAX_DEPTH
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
+from kv_transfer.rdma import rdma_lane
 from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
 from node import control_port, metrics_server, output_streams, router_calls
 from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
@@ -156,6 +157,7 @@ KV = {
     "header of a frame": size(kv.MAX_HEADER_BYTES),
     "blocks in a frame": str(kv.MAX_BLOCKS_PER_FRAME),
     "senders at once": f"{kv.Limits().max_sessions}, or what the open files allow (`ulimit -n`)",
+    "nodes that one node writes to over RDMA at once": str(rdma_lane.MAX_WRITERS),
     "connections of a sender": f"`--kv-lanes`, {HANDOFF.kv_lanes} unless it is set",
     "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
     "unacknowledged bytes of a sender": (
