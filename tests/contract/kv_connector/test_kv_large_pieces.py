@@ -13,8 +13,10 @@ from common.blocks import blocks_for
 from common.kv_layout import KVLayout
 from kv_transfer import zmq_transport
 from kv_transfer.connector import Commit, Landed, TransferEnded
+from kv_transfer.core.limits import MAX_REPEATS_PER_PIECE
 from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pieces import Sums
+from kv_transfer.pool_memory import Bytes
 from tests.contract.kv_connector.cluster import Cluster, Node, cluster_of, error_of
 
 fused_copy = pytest.importorskip("kv_transfer.fused_copy", reason="wants numba")
@@ -68,7 +70,8 @@ def test_every_byte_lands_where_it_belongs_and_no_other_is_touched(
 def test_a_byte_that_changed_after_it_was_summed_never_lands(
     kind: str, value_or_key: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums_of = PieceRows.sums
+    """In the copy that is sent or, on a lane that sends none, in the pool."""
+    sums_of, gathered = PieceRows.sums, PieceRows.gathered
 
     def change(self: PieceRows, pool: Any, layer: int, blocks: Any, ordinals: Any) -> Sums:
         sums = sums_of(self, pool, layer, blocks, ordinals)
@@ -76,15 +79,24 @@ def test_a_byte_that_changed_after_it_was_summed_never_lands(
             pool.planes(layer)[value_or_key][blocks[-1], LAYOUT.piece_bytes - 1] ^= 1
         return sums
 
+    def change_copy(*arguments: Any, is_summed: bool) -> tuple[Bytes, Sums]:
+        copy, sums = gathered(*arguments, is_summed=is_summed)
+        _, _, layer, blocks, _ = arguments
+        if layer == 1 and blocks[-1] == 8:
+            copy[value_or_key, -1, -1] ^= 1
+        return copy, sums
+
     monkeypatch.setattr(PieceRows, "sums", change)
+    if kind != "shm":
+        monkeypatch.setattr(PieceRows, "gathered", change_copy)
     with contextlib.closing(cluster_of(kind)) as cluster:
         prefill, decode = pair(cluster)
         send(cluster, prefill, decode, list(range(9)), list(range(9)))
         assert "bad checksum" in str(decode.wait_failed())
         assert "bad checksum" in str(error_of(prefill.wait_event()))
-        # The piece; on a lane that sums what it sends, its repetition too, whose sum is another.
+        # The piece and, on a lane that sends copies, its repetitions.
         num_failures = decode.connector.statistics().checksum_failures[cluster.lane]
-        assert num_failures == (1 if kind == "shm" else 2)
+        assert num_failures == (1 if kind == "shm" else 1 + MAX_REPEATS_PER_PIECE)
 
 
 @pytest.mark.parametrize("has_numba", [True, False])
