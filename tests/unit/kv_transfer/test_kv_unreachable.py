@@ -119,12 +119,12 @@ def test_nobody_asks_for_ever_for_a_peer_that_nobody_wants() -> None:
 
 def test_routers_are_told_what_is_tried_again() -> None:
     sender, now_s = silent_sender()
-    assert sender.unreachable == (PEER.incarnation,)
+    assert list(sender.unreachable) == [PEER.incarnation]
     now_s += FIRST_PAUSE_S
     sender.on_tick(now_s)
-    assert sender.unreachable == (PEER.incarnation,), "it has not answered yet"
+    assert list(sender.unreachable) == [PEER.incarnation], "it has not answered yet"
     welcome(sender, now_s)
-    assert sender.unreachable == ()
+    assert list(sender.unreachable) == []
 
 
 def test_what_waits_for_a_transfer_is_not_told() -> None:
@@ -132,11 +132,11 @@ def test_what_waits_for_a_transfer_is_not_told() -> None:
     peers = UnreachablePeers()
     for _ in range(MAX_OWN_TRIES):
         peers.failed(PEER, 0.0)
-    assert peers.tried_again == (PEER.incarnation,)
+    assert list(peers.tried_again) == [PEER.incarnation]
     peers.failed(PEER, 0.0)
-    assert peers.tried_again == ()
+    assert list(peers.tried_again) == []
     peers.refusal(PEER)
-    assert peers.tried_again == (PEER.incarnation,)
+    assert list(peers.tried_again) == [PEER.incarnation]
 
 
 def test_the_latest_are_told_first_and_not_all() -> None:
