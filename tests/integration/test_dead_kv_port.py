@@ -82,6 +82,13 @@ def seconds_of(api: Api, salt: int, right: Answer) -> float:
     return time.monotonic() - began_s
 
 
+def silent_to_prefill(api: Api) -> list[str]:
+    """The decode nodes that the prefill node does not reach, as it tells."""
+    nodes = api.http.get("/v1/cluster").json()["nodes"]
+    (prefill,) = (node for node in nodes if node["node_id"] == "prefill-1")
+    return [decode["node_id"] for decode in prefill["kv_unreachable"]]
+
+
 @pytest.mark.endurance
 def test_those_on_their_way_wait_once_and_later_ones_do_not(
     cluster: Cluster, link: tuple[Link, int]
@@ -99,8 +106,14 @@ def test_those_on_their_way_wait_once_and_later_ones_do_not(
         assert together_s < 2 * KV_PEER_TIMEOUT_S, "one of them waited twice"
         spans_s = [seconds_of(api, salt, right[salt]) for salt in ONE_BY_ONE]
         assert sum(span_s > STALL_S for span_s in spans_s) <= 1, spans_s
-        relay.mend()
         salts = count(len(right))
+
+        def is_told() -> bool:
+            ask(api, next(salts))
+            return silent_to_prefill(api) == ["decode-1"]
+
+        wait_until(is_told, "the prefill node tells that it does not reach it", timeout_s=60.0)
+        relay.mend()
 
         def is_used() -> bool:
             before = relay.num_carried
@@ -108,3 +121,4 @@ def test_those_on_their_way_wait_once_and_later_ones_do_not(
             return relay.num_carried - before > 1000 * len(TOGETHER)
 
         wait_until(is_used, "KV goes to the port again", timeout_s=90.0)
+        wait_until(lambda: silent_to_prefill(api) == [], "it is not told any more")

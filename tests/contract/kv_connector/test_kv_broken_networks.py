@@ -156,8 +156,10 @@ def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
         assert "KV to d#1" in caplog.text
         assert "no answer, 1 in a row" in caplog.text
         assert prefill.connector.statistics().measured.num_silences >= 1
+        assert prefill.connector.statistics().unreachable == (decode.incarnation,)
         is_alive.set()
         wait_until(lambda: prefill.connector.statistics().lanes)
+        assert prefill.connector.statistics().unreachable == ()
         send(prefill, decode, ticket(), SOURCES)
         assert isinstance(decode.wait_event(), Landed)
     assert np.array_equal(decode.pool[:, :, :12], prefill.pool[:, :, :12])
