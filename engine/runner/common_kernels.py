@@ -20,6 +20,9 @@ from engine.runner.block_tensor import BlockTensor
 from engine.runner.checkpoint import expected_shapes
 from engine.runner.compile_once import compile_together
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
+from engine.runner.kernels.attention import STATE_LANES, attention_phase
+from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
+from engine.runner.kernels.team import new_progress
 from engine.runner.kv_cache import MIN_BLOCKS, KVCache
 from engine.runner.model_spec import DecoderSpec, RopeSpec
 from engine.runner.numba_decoder import NumbaDecoder
@@ -48,8 +51,12 @@ _WAYS = (
 
 
 def compile_common_kernels() -> None:
-    """Compile what no process of this machine has compiled yet."""
-    compile_together({"layers and logits": _layers, "draws": _draws})
+    """Compile what no process of this machine has compiled yet.
+
+    A layer comes to its attention when the first half is compiled, so another process that begins
+    with attention has compiled it by then. The two then take about equally long.
+    """
+    compile_together({"layers and logits": _layers, "attention": _attention, "draws": _draws})
 
 
 def _layers() -> None:
@@ -59,6 +66,24 @@ def _layers() -> None:
     hidden = decoder.begin(flatten(batch_of([sequence]), _LIMITS))
     decoder.run_layer(0, hidden)
     decoder.logits(hidden, np.array([2]))
+
+
+def _attention() -> None:
+    """Attend from one token to itself."""
+    heads, head_dim = _SPEC.num_heads, _SPEC.head_dim
+    group = heads // _SPEC.num_kv_heads
+    position = np.zeros(1, np.int64)
+    plan = plan_attention(np.array([0, 1]), position, _SPEC.num_kv_heads, group, num_threads=1)
+    attention_phase(
+        new_progress(1)[0],
+        np.zeros((1, heads + 2 * _SPEC.num_kv_heads, head_dim), np.float32),
+        *_cache().slots()[0],
+        np.zeros((1, 1), np.int64),
+        position,
+        plan.items,
+        np.zeros((PART_ROWS, head_dim + STATE_LANES), np.float32),
+        np.zeros((1, heads, head_dim), np.float32),
+    )
 
 
 def _draws() -> None:

@@ -1,4 +1,4 @@
-"""The CPU kernels are compiled by one process of a machine, while the others wait for its cache."""
+"""What one process of a machine does while the others wait: compile the CPU kernels, or measure."""
 
 from __future__ import annotations
 
@@ -63,6 +63,23 @@ def compile_together(parts: Mapping[str, Callable[[], object]]) -> None:
         with compile_once(what):
             if not _stamp(what).exists():
                 parts[what]()
+
+
+@contextmanager
+def alone_on_machine() -> Iterator[None]:
+    """Run the body while no other process of this machine runs one.
+
+    Nodes that start together would measure each other's threads, and take several times as long.
+    Where nothing can be locked, or another process takes too long, the body runs beside others.
+    """
+    with ExitStack() as held:
+        try:
+            folder = Path(numba.config.CACHE_DIR)
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder / "alone.lock"))
+        except (OSError, CheckpointError) as error:
+            _logger.warning("steps are measured beside other processes: %s", error)
+        yield
 
 
 def _has_compiled(stamp: Path, compile_part: Callable[[], object]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from engine.core.plan import (
     StepCosts,
 )
 from engine.core.step_batch import StepBatch, batch_of
-from engine.runner.compile_once import compile_once
+from engine.runner.compile_once import alone_on_machine, compile_once
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammar_masks import GrammarMasks
@@ -254,8 +255,13 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compile or load every kernel, touch every weight, and measure what a step costs.
 
-        Computes a few tokens in the first blocks, so they must not hold cached KV yet.
+        Computes a few tokens in the first blocks, so they must not hold cached KV yet. On the CPU
+        kernels no other process of the machine does so at the same time.
         """
+        with alone_on_machine() if self.attention_backend == "numba" else nullcontext():
+            self._warm_up()
+
+    def _warm_up(self) -> None:
         length = min(32, self.max_model_len, self._limits.max_tokens)
         table = range(blocks_for(length, self.layout.block_size))
         kinds = (

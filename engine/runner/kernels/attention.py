@@ -244,7 +244,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_phase(  # type: ignore[no-untyped-def]
-    progress, phase, qkv, keys, values, block_tables, positions, items, parts, out
+    counters, qkv, keys, values, block_tables, positions, items, parts, out
 ) -> None:  # fmt: skip
     """Compute a team's `out` `[rows, heads, head_dim]` from queries prepared by `rotary_phase`.
 
@@ -264,24 +264,24 @@ def attention_phase(  # type: ignore[no-untyped-def]
     )
     states = np.empty((2, rows, head_dim + STATE_LANES), np.float32)
     num_items = items.shape[0]
-    item = claim(progress, phase)
+    item = claim(counters)
     while item < num_items:
         sequence, first, end, head, piece, part = items[item]
         _attend_item(
             qkv, keys, values, block_tables[sequence], first, end, head, positions[first], piece,
             tiles, (states[0], states[1]), parts[part:], out,
         )  # fmt: skip
-        finish(progress, phase)
-        item = claim(progress, phase)
-    wait_for_all(progress, phase, num_items)
+        finish(counters)
+        item = claim(counters)
+    wait_for_all(counters, num_items)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def merge_phase(progress, phase, positions, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
+def merge_phase(counters, positions, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
     """Merge a team's pieces in `parts` into `out`; `merges` are from an `attention_plan`."""
     head_dim = out.shape[2]
     num_merges = merges.shape[0]
-    merge = claim(progress, phase)
+    merge = claim(counters)
     while merge < num_merges:
         first, end, head, group, num_pieces, part = merges[merge]
         rows = (end - first) * group
@@ -291,6 +291,6 @@ def merge_phase(progress, phase, positions, merges, parts, out) -> None:  # type
             for piece in range(1, min(num_pieces, num_own)):
                 _merge(whole, parts[part + piece * rows + r], head_dim)
             _put(whole, out[first + r // group, head * group + r % group])
-        finish(progress, phase)
-        merge = claim(progress, phase)
-    wait_for_all(progress, phase, num_merges)
+        finish(counters)
+        merge = claim(counters)
+    wait_for_all(counters, num_merges)

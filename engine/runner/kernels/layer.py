@@ -5,39 +5,39 @@ Functions named `_members_…` are run by all members of a team at once; they ca
 
 from __future__ import annotations
 
-from numba import njit, prange
+from numba import njit
 
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
 from engine.runner.kernels.linear import gated_phase, gather_columns, linear_phase
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.rows import norm_phase, quantise_phase
-from engine.runner.kernels.team import new_progress
+from engine.runner.kernels.team import new_progress, run_team
 
 _PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 4, 4
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _project_and_store(  # type: ignore[no-untyped-def]
-    progress, phase, hidden, norm, epsilon, qkv_table, qkv_bias, head_norms, cosines, sines, scale,
+    progress, hidden, norm, epsilon, qkv_table, qkv_bias, head_norms, cosines, sines, scale,
     keys, values, positions, slots, normed, qkv, quantised, num_threads,
 ) -> None:  # fmt: skip
     """Compute `qkv = rotary(qkv(norm(hidden)))`, and write keys and values into the cache."""
     rows = hidden.shape[0]
     head_dim = 2 * cosines.shape[1]
-    norm_phase(progress, phase, hidden, norm, epsilon, normed, quantised)
+    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised)
     linear_phase(
-        progress, phase + 1, normed, qkv_table, qkv_bias, hidden[:0], quantised, qkv, num_threads
+        progress[1], normed, qkv_table, qkv_bias, hidden[:0], quantised, qkv, num_threads
     )  # fmt: skip
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
     rotary_phase(
-        progress, phase + 2, heads, head_norms, epsilon, cosines, sines, positions, scale, slots,
+        progress[2], heads, head_norms, epsilon, cosines, sines, positions, scale, slots,
         keys, values,
     )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_and_add(  # type: ignore[no-untyped-def]
-    progress, phase, hidden, qkv, output_table, output_bias, keys, values, positions, block_tables,
+    progress, hidden, qkv, output_table, output_bias, keys, values, positions, block_tables,
     work, attended, quantised, num_threads,
 ) -> None:  # fmt: skip
     """Compute `hidden += output(attention(qkv))`.
@@ -50,52 +50,51 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
     out = attended.reshape((rows, attended.shape[1] // head_dim, head_dim))
     attention_phase(
-        progress, phase, heads, keys, values, block_tables, positions, items, parts, out
+        progress[0], heads, keys, values, block_tables, positions, items, parts, out
     )  # fmt: skip
-    merge_phase(progress, phase + 1, positions, merges, parts, out)
-    quantise_phase(progress, phase + 2, attended, quantised)
+    merge_phase(progress[1], positions, merges, parts, out)
+    quantise_phase(progress[2], attended, quantised)
     linear_phase(
-        progress, phase + 3, attended, output_table, output_bias, hidden, quantised, hidden,
+        progress[3], attended, output_table, output_bias, hidden, quantised, hidden,
         num_threads,
     )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _mlp_half(  # type: ignore[no-untyped-def]
-    progress, phase, hidden, norm, epsilon, gate_up_table, gate_up_bias, down_table, down_bias,
+    progress, hidden, norm, epsilon, gate_up_table, gate_up_bias, down_table, down_bias,
     normed, gated, quantised, num_threads,
 ) -> None:  # fmt: skip
     """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
-    norm_phase(progress, phase, hidden, norm, epsilon, normed, quantised)
+    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised)
     gated_phase(
-        progress, phase + 1, normed, gate_up_table, gate_up_bias, quantised, gated, num_threads
+        progress[1], normed, gate_up_table, gate_up_bias, quantised, gated, num_threads
     )  # fmt: skip
-    quantise_phase(progress, phase + 2, gated, quantised)
+    quantise_phase(progress[2], gated, quantised)
     linear_phase(
-        progress, phase + 3, gated, down_table, down_bias, hidden, quantised, hidden, num_threads
+        progress[3], gated, down_table, down_bias, hidden, quantised, hidden, num_threads
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _members_of_layer(  # type: ignore[no-untyped-def]
-    progress, hidden, input_norm, qkv_table, qkv_bias, head_norms, output_table, output_bias,
-    mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines,
-    sines, scale, positions, slots, block_tables, work, normed, qkv, attended, gated, quantised,
-    num_threads,
+    _member, progress, hidden, input_norm, qkv_table, qkv_bias, head_norms, output_table,
+    output_bias, mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias, keys, values,
+    epsilon, cosines, sines, scale, positions, slots, block_tables, work, normed, qkv, attended,
+    gated, quantised, num_threads,
 ) -> None:  # fmt: skip
-    for _member in prange(num_threads):
-        _project_and_store(
-            progress, 0, hidden, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
-            sines, scale, keys, values, positions, slots, normed, qkv, quantised, num_threads,
-        )  # fmt: skip
-        _attend_and_add(
-            progress, _PROJECT_PHASES, hidden, qkv, output_table, output_bias, keys, values,
-            positions, block_tables, work, attended, quantised, num_threads,
-        )  # fmt: skip
-        _mlp_half(
-            progress, _PROJECT_PHASES + _ATTEND_PHASES, hidden, mlp_norm, epsilon, gate_up_table,
-            gate_up_bias, down_table, down_bias, normed, gated, quantised, num_threads,
-        )  # fmt: skip
+    _project_and_store(
+        progress, hidden, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
+        sines, scale, keys, values, positions, slots, normed, qkv, quantised, num_threads,
+    )  # fmt: skip
+    _attend_and_add(
+        progress[_PROJECT_PHASES:], hidden, qkv, output_table, output_bias, keys, values,
+        positions, block_tables, work, attended, quantised, num_threads,
+    )  # fmt: skip
+    _mlp_half(
+        progress[_PROJECT_PHASES + _ATTEND_PHASES :], hidden, mlp_norm, epsilon, gate_up_table,
+        gate_up_bias, down_table, down_bias, normed, gated, quantised, num_threads,
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -110,35 +109,38 @@ def whole_layer(  # type: ignore[no-untyped-def]
     Weights are tables (`linear`). `quantised` is memory for rows in int8, two bytes for each of the
     most inputs of a product; empty, activations stay float32.
     """
-    _members_of_layer(
-        new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _MLP_PHASES), hidden, input_norm,
-        qkv_table, qkv_bias, head_norms, output_table, output_bias, mlp_norm, gate_up_table,
-        gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines, sines, scale,
-        positions, slots, block_tables, work, normed, qkv, attended, gated, quantised, num_threads,
+    run_team(
+        _members_of_layer, num_threads,
+        (
+            new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _MLP_PHASES), hidden, input_norm,
+            qkv_table, qkv_bias, head_norms, output_table, output_bias, mlp_norm, gate_up_table,
+            gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines, sines, scale,
+            positions, slots, block_tables, work, normed, qkv, attended, gated, quantised,
+            num_threads,
+        ),
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _members_entering(  # type: ignore[no-untyped-def]
-    progress, embedding_norm, states, hidden_norm, epsilon, token_table, hidden_table,
+    _member, progress, embedding_norm, states, hidden_norm, epsilon, token_table, hidden_table,
     projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scale, keys,
     values, positions, slots, inputs, normed, qkv, quantised, num_threads,
 ) -> None:  # fmt: skip
-    for _member in prange(num_threads):
-        norm_phase(progress, 0, inputs, embedding_norm, epsilon, normed, quantised)
-        linear_phase(
-            progress, 1, normed, token_table, projection_bias, inputs[:0], quantised, inputs,
-            num_threads,
-        )  # fmt: skip
-        norm_phase(progress, 2, states, hidden_norm, epsilon, normed, quantised)
-        linear_phase(
-            progress, 3, normed, hidden_table, projection_bias[:0], inputs, quantised,
-            inputs, num_threads,
-        )  # fmt: skip
-        _project_and_store(
-            progress, 4, inputs, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
-            sines, scale, keys, values, positions, slots, normed, qkv, quantised, num_threads,
-        )  # fmt: skip
+    norm_phase(progress[0], inputs, embedding_norm, epsilon, normed, quantised)
+    linear_phase(
+        progress[1], normed, token_table, projection_bias, inputs[:0], quantised, inputs,
+        num_threads,
+    )  # fmt: skip
+    norm_phase(progress[2], states, hidden_norm, epsilon, normed, quantised)
+    linear_phase(
+        progress[3], normed, hidden_table, projection_bias[:0], inputs, quantised,
+        inputs, num_threads,
+    )  # fmt: skip
+    _project_and_store(
+        progress[4:], inputs, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
+        sines, scale, keys, values, positions, slots, normed, qkv, quantised, num_threads,
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -152,37 +154,39 @@ def enter_mtp(  # type: ignore[no-untyped-def]
     `quantised` is as in `whole_layer`.
     """
     gather_columns(embedding, token_ids, inputs)
-    _members_entering(
-        new_progress(4 + _PROJECT_PHASES), embedding_norm, states, hidden_norm, epsilon,
-        token_table, hidden_table, projection_bias, input_norm, qkv_table, qkv_bias, head_norms,
-        cosines, sines, scale, keys, values, positions, slots, inputs, normed, qkv, quantised,
-        num_threads,
+    run_team(
+        _members_entering, num_threads,
+        (
+            new_progress(4 + _PROJECT_PHASES), embedding_norm, states, hidden_norm, epsilon,
+            token_table, hidden_table, projection_bias, input_norm, qkv_table, qkv_bias, head_norms,
+            cosines, sines, scale, keys, values, positions, slots, inputs, normed, qkv, quantised,
+            num_threads,
+        ),
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _members_leaving(  # type: ignore[no-untyped-def]
-    progress, outputs, qkv, output_table, output_bias, keys, values, positions, block_tables,
-    work, epsilon, mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias, output_norm,
-    head, attended, gated, normed, quantised, logits, num_threads,
+    _member, progress, outputs, qkv, output_table, output_bias, keys, values, positions,
+    block_tables, work, epsilon, mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias,
+    output_norm, head, attended, gated, normed, quantised, logits, num_threads,
 ) -> None:  # fmt: skip
-    for _member in prange(num_threads):
-        _attend_and_add(
-            progress, 0, outputs, qkv, output_table, output_bias, keys, values, positions,
-            block_tables, work, attended, quantised, num_threads,
-        )  # fmt: skip
-        _mlp_half(
-            progress, _ATTEND_PHASES, outputs, mlp_norm, epsilon, gate_up_table, gate_up_bias,
-            down_table, down_bias, normed, gated, quantised, num_threads,
-        )  # fmt: skip
-        norm_phase(
-            progress, _ATTEND_PHASES + _MLP_PHASES, outputs, output_norm, epsilon, normed,
-            quantised,
-        )  # fmt: skip
-        linear_phase(
-            progress, _ATTEND_PHASES + _MLP_PHASES + 1, normed, head, output_bias[:0], outputs[:0],
-            quantised, logits, num_threads,
-        )  # fmt: skip
+    _attend_and_add(
+        progress, outputs, qkv, output_table, output_bias, keys, values, positions,
+        block_tables, work, attended, quantised, num_threads,
+    )  # fmt: skip
+    _mlp_half(
+        progress[_ATTEND_PHASES:], outputs, mlp_norm, epsilon, gate_up_table, gate_up_bias,
+        down_table, down_bias, normed, gated, quantised, num_threads,
+    )  # fmt: skip
+    norm_phase(
+        progress[_ATTEND_PHASES + _MLP_PHASES], outputs, output_norm, epsilon, normed,
+        quantised,
+    )  # fmt: skip
+    linear_phase(
+        progress[_ATTEND_PHASES + _MLP_PHASES + 1], normed, head, output_bias[:0], outputs[:0],
+        quantised, logits, num_threads,
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -192,9 +196,12 @@ def leave_mtp(  # type: ignore[no-untyped-def]
     gated, normed, quantised, logits, num_threads,
 ) -> None:  # fmt: skip
     """Compute the rest of the layer over `outputs` in place; `normed` is the input of the head."""
-    _members_leaving(
-        new_progress(_ATTEND_PHASES + _MLP_PHASES + 2), outputs, qkv, output_table, output_bias,
-        keys, values, positions, block_tables, work, epsilon, mlp_norm, gate_up_table,
-        gate_up_bias, down_table, down_bias, output_norm, head, attended, gated, normed, quantised,
-        logits, num_threads,
+    run_team(
+        _members_leaving, num_threads,
+        (
+            new_progress(_ATTEND_PHASES + _MLP_PHASES + 2), outputs, qkv, output_table, output_bias,
+            keys, values, positions, block_tables, work, epsilon, mlp_norm, gate_up_table,
+            gate_up_bias, down_table, down_bias, output_norm, head, attended, gated, normed,
+            quantised, logits, num_threads,
+        ),
     )  # fmt: skip

@@ -13,7 +13,7 @@ same chain. With int8 activations (`byte_rows`) there is one kernel for any numb
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from engine.runner.kernels.byte_product import BYTE_ROWS, FEW_BYTE_ROWS
 from engine.runner.kernels.byte_rows import BYTES_PER_VALUE
@@ -24,6 +24,7 @@ from engine.runner.kernels.team import (
     claim,
     finish,
     new_progress,
+    run_team,
     wait_for_all,
 )
 from engine.runner.kernels.vector_ir import LANES
@@ -218,7 +219,7 @@ def _scratch(table, num_rows):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def linear_phase(  # type: ignore[no-untyped-def]
-    progress, phase, x, table, bias, residual, quantised, out, num_threads
+    counters, x, table, bias, residual, quantised, out, num_threads
 ) -> None:  # fmt: skip
     """Compute a team's `linear`."""
     num_pairs = 0
@@ -227,20 +228,21 @@ def linear_phase(  # type: ignore[no-untyped-def]
     num_shares = min(num_pairs, SHARES_PER_THREAD * num_threads)
     tiles = np.empty((2, TILE_ROWS, LANES), np.float32)
     widened = _scratch(table, x.shape[0])
-    share = claim(progress, phase)
+    share = claim(counters)
     while share < num_shares:
         first = num_pairs * share // num_shares
         last = num_pairs * (share + 1) // num_shares
         _linear_share(x, quantised, table, bias, residual, out, first, last, tiles, widened)
-        finish(progress, phase)
-        share = claim(progress, phase)
-    wait_for_all(progress, phase, num_shares)
+        finish(counters)
+        share = claim(counters)
+    wait_for_all(counters, num_shares)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
-def _team_linear(progress, x, table, bias, residual, quantised, out, num_threads) -> None:  # type: ignore[no-untyped-def]
-    for _member in prange(num_threads):
-        linear_phase(progress, 0, x, table, bias, residual, quantised, out, num_threads)
+@njit(nogil=True, cache=True, error_model="numpy")
+def _team_linear(  # type: ignore[no-untyped-def]
+    _member, progress, x, table, bias, residual, quantised, out, num_threads
+) -> None:
+    linear_phase(progress[0], x, table, bias, residual, quantised, out, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -253,7 +255,8 @@ def linear(
     `x` is `[rows, inputs]`, `out` `[rows, outputs]`. An empty `bias` or `residual` is none.
     `residual` may be `out`. `quantised` has `x` in int8, for matrices with such a kernel.
     """
-    _team_linear(new_progress(1), x, table, bias, residual, quantised, out, num_threads)
+    arguments = (new_progress(1), x, table, bias, residual, quantised, out, num_threads)
+    run_team(_team_linear, num_threads, arguments)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -319,7 +322,7 @@ def _bytes_gated(quantised, gate, up, bias, out, first, last, tiles) -> None:  #
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def gated_phase(progress, phase, x, table, bias, quantised, out, num_threads) -> None:  # type: ignore[no-untyped-def]
+def gated_phase(counters, x, table, bias, quantised, out, num_threads) -> None:  # type: ignore[no-untyped-def]
     """Compute a team's `gated_linear`."""
     gate, up = table[0], table[1]
     num_pairs = gate[OUTPUTS] // LANES
@@ -327,7 +330,7 @@ def gated_phase(progress, phase, x, table, bias, quantised, out, num_threads) ->
     tiles = np.empty((GATED_TILES, TILE_ROWS, LANES), np.float32)
     widened = _scratch(table, x.shape[0])
     has_bytes = gate[BYTES] != 0 and up[BYTES] != 0
-    share = claim(progress, phase)
+    share = claim(counters)
     while share < num_shares:
         first = num_pairs * share // num_shares
         last = num_pairs * (share + 1) // num_shares
@@ -335,15 +338,14 @@ def gated_phase(progress, phase, x, table, bias, quantised, out, num_threads) ->
             _bytes_gated(quantised, gate, up, bias, out, first, last, tiles)
         else:
             _floats_gated(x, gate, up, bias, out, first, last, tiles, widened)
-        finish(progress, phase)
-        share = claim(progress, phase)
-    wait_for_all(progress, phase, num_shares)
+        finish(counters)
+        share = claim(counters)
+    wait_for_all(counters, num_shares)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
-def _team_gated(progress, x, table, bias, quantised, out, num_threads) -> None:  # type: ignore[no-untyped-def]
-    for _member in prange(num_threads):
-        gated_phase(progress, 0, x, table, bias, quantised, out, num_threads)
+@njit(nogil=True, cache=True, error_model="numpy")
+def _team_gated(_member, progress, x, table, bias, quantised, out, num_threads) -> None:  # type: ignore[no-untyped-def]
+    gated_phase(progress[0], x, table, bias, quantised, out, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -355,7 +357,8 @@ def gated_linear(
 
     Their biases alternate, sixteen at a time.
     """
-    _team_gated(new_progress(1), x, table, bias, quantised, out, num_threads)
+    arguments = (new_progress(1), x, table, bias, quantised, out, num_threads)
+    run_team(_team_gated, num_threads, arguments)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

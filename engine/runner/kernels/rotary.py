@@ -44,7 +44,7 @@ def _store_row(qkv, head_norms, epsilon, cosine, sine, scale, slot, keys, values
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotary_phase(  # type: ignore[no-untyped-def]
-    progress, phase, qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values
+    counters, qkv, head_norms, epsilon, cosines, sines, positions, scale, slots, keys, values
 ) -> None:  # fmt: skip
     """Prepare a team's queries for attention in place, and write keys and values to their slots.
 
@@ -54,7 +54,7 @@ def rotary_phase(  # type: ignore[no-untyped-def]
     """
     num_rows = qkv.shape[0]
     num_shares = -(-num_rows // ROWS_PER_SHARE)
-    share = claim(progress, phase)
+    share = claim(counters)
     while share < num_shares:
         for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
             position = positions[row]
@@ -62,6 +62,6 @@ def rotary_phase(  # type: ignore[no-untyped-def]
                 qkv[row], head_norms, epsilon, cosines[position], sines[position], scale,
                 slots[row], keys, values,
             )  # fmt: skip
-        finish(progress, phase)
-        share = claim(progress, phase)
-    wait_for_all(progress, phase, num_shares)
+        finish(counters)
+        share = claim(counters)
+    wait_for_all(counters, num_shares)

@@ -33,34 +33,34 @@ def _quantise_row_of(x, row, quantised) -> None:  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def norm_phase(progress, phase, x, weight, epsilon, out, quantised) -> None:  # type: ignore[no-untyped-def]
+def norm_phase(counters, x, weight, epsilon, out, quantised) -> None:  # type: ignore[no-untyped-def]
     """Compute a team's `rms_norm`; with a `quantised` that is not empty, `out` in int8 too."""
     num_rows = x.shape[0]
     num_shares = -(-num_rows // ROWS_PER_SHARE)
-    share = claim(progress, phase)
+    share = claim(counters)
     while share < num_shares:
         for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
             rms_norm_row(x[row], weight, epsilon, out[row])
             if quantised.size:
                 _quantise_row_of(out, row, quantised)
-        finish(progress, phase)
-        share = claim(progress, phase)
-    wait_for_all(progress, phase, num_shares)
+        finish(counters)
+        share = claim(counters)
+    wait_for_all(counters, num_shares)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def quantise_phase(progress, phase, x, quantised) -> None:  # type: ignore[no-untyped-def]
+def quantise_phase(counters, x, quantised) -> None:  # type: ignore[no-untyped-def]
     """Write a team's rows `x` in int8 to `quantised`, as `byte_rows` says; nothing if it is
     empty."""
     num_rows = x.shape[0] if quantised.size else 0
     num_shares = -(-num_rows // ROWS_PER_SHARE)
-    share = claim(progress, phase)
+    share = claim(counters)
     while share < num_shares:
         for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
             _quantise_row_of(x, row, quantised)
-        finish(progress, phase)
-        share = claim(progress, phase)
-    wait_for_all(progress, phase, num_shares)
+        finish(counters)
+        share = claim(counters)
+    wait_for_all(counters, num_shares)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

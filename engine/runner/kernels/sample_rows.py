@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange, uint32, uint64
+from numba import njit, uint32, uint64
 
 from common.request import GREEDY_BELOW
 from engine.runner.kernels.draw import draw, draw_listed
@@ -24,7 +24,7 @@ from engine.runner.kernels.row_scan import (
     mask_from,
     scan_blocks,
 )
-from engine.runner.kernels.team import claim, new_progress
+from engine.runner.kernels.team import claim, new_progress, run_team
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.weights import (
     MOST_TEMPERATURE,
@@ -353,7 +353,27 @@ def _draw_row(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy", parallel=True)
+@njit(nogil=True, cache=True, error_model="numpy")
+def _draw_rows(  # type: ignore[no-untyped-def]
+    member, counters, logits, ways, output_indices, token_ids, histories, num_prompts, num_tokens,
+    withheld_starts, withheld_ids, values, maxima, depths, weights, sums, shallow, counts,
+    listed_ids, listed, drawn, outcomes,
+) -> None:  # fmt: skip
+    r = claim(counters)
+    while r < len(logits):
+        is_ahead = r + 2 * len(values) < len(logits)
+        next_row = claim(counters) if is_ahead else r
+        outcomes[r], drawn[r] = _draw_row(
+            logits[r], ways[r], output_indices[r], token_ids[histories[r]], num_prompts[r],
+            num_tokens[r], withheld_ids[withheld_starts[r] : withheld_starts[r + 1]],
+            values[member], maxima[member], depths[member], weights[member], sums[member],
+            shallow[member], counts[member], listed_ids[member], listed[member],
+            logits[min(next_row, len(logits) - 1)].ctypes.data,
+        )  # fmt: skip
+        r = next_row if is_ahead else claim(counters)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def sample_rows(  # type: ignore[no-untyped-def]
     logits, ways, output_indices, token_ids, histories, num_prompts, num_tokens, withheld_starts,
     withheld_ids, values, maxima, depths, weights, sums, shallow, counts, listed_ids, listed, drawn,
@@ -367,17 +387,11 @@ def sample_rows(  # type: ignore[no-untyped-def]
     that a thread that the system has paused delays the others by no more than two rows: while
     enough are left, it claims one ahead, and brings it into the cache while it computes.
     """
-    progress = new_progress(1)
-    for member in prange(len(values)):
-        r = claim(progress, 0)
-        while r < len(logits):
-            is_ahead = r + 2 * len(values) < len(logits)
-            next_row = claim(progress, 0) if is_ahead else r
-            outcomes[r], drawn[r] = _draw_row(
-                logits[r], ways[r], output_indices[r], token_ids[histories[r]], num_prompts[r],
-                num_tokens[r], withheld_ids[withheld_starts[r] : withheld_starts[r + 1]],
-                values[member], maxima[member], depths[member], weights[member], sums[member],
-                shallow[member], counts[member], listed_ids[member], listed[member],
-                logits[min(next_row, len(logits) - 1)].ctypes.data,
-            )  # fmt: skip
-            r = next_row if is_ahead else claim(progress, 0)
+    run_team(
+        _draw_rows, len(values),
+        (
+            new_progress(1)[0], logits, ways, output_indices, token_ids, histories, num_prompts,
+            num_tokens, withheld_starts, withheld_ids, values, maxima, depths, weights, sums,
+            shallow, counts, listed_ids, listed, drawn, outcomes,
+        ),
+    )  # fmt: skip

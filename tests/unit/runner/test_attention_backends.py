@@ -135,7 +135,7 @@ def test_numba_kernels(case: Case) -> None:
     half = case.head_dim // 2
     unturned = np.ones((2000, half), np.float32), np.zeros((2000, half), np.float32)
     rotary_phase(
-        new_progress(1), 0,
+        new_progress(1)[0],
         ready, np.zeros((0, 0), np.float32), np.float32(0), *unturned, batch.positions,
         np.float32(case.head_dim**-0.5), batch.slots, keys, values,
     )  # fmt: skip
@@ -153,10 +153,10 @@ def _attend(
     out = np.full((len(ready), case.num_heads, case.head_dim), np.nan, np.float32)
     progress = new_progress(2)
     attention_phase(
-        progress, 0, ready, keys, values, batch.block_tables, batch.positions, plan.items, parts,
+        progress[0], ready, keys, values, batch.block_tables, batch.positions, plan.items, parts,
         out,
     )  # fmt: skip
-    merge_phase(progress, 1, batch.positions, plan.merges, parts, out)
+    merge_phase(progress[1], batch.positions, plan.merges, parts, out)
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.runner import common_kernels
+from engine.runner.kernels.attention import attention_phase
 from engine.runner.kernels.layer import whole_layer
 from engine.runner.kernels.linear import linear
 from engine.runner.kernels.sample_rows import sample_rows
@@ -13,10 +14,12 @@ from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
 
 
 def test_a_model_needs_no_further_compilation(tmp_path: Path) -> None:
+    common_kernels._attention()
     common_kernels._layers()
     common_kernels._draws()
-    kernels = (whole_layer, linear, sample_rows)
+    kernels = (attention_phase, whole_layer, linear, sample_rows)
     compiled = [set(kernel.signatures) for kernel in kernels]
     assert all(compiled)
+    assert len(compiled[0]) == 1  # layers call what is compiled beside them
     load(write_checkpoint(tmp_path, CONFIGS["llama"]), max_model_len=64).warm_up()
     assert [set(kernel.signatures) for kernel in kernels] == compiled

@@ -8,7 +8,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from engine.runner.compile_once import compile_once, compile_together
+from engine.runner.compile_once import alone_on_machine, compile_once, compile_together
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +106,39 @@ def test_a_cache_that_cannot_be_written_is_no_error(
         ran.append(True)
     assert ran
     assert "not shared with other processes" in caplog.text
+
+
+def test_one_process_measures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    waiting = threading.Event()
+    monkeypatch.setattr("common.cache_folder.time.sleep", lambda _: waiting.set())
+
+    def second() -> None:
+        with alone_on_machine():
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with alone_on_machine():
+        thread.start()
+        assert waiting.wait(30)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+def test_where_nothing_can_be_locked_steps_are_measured_anyway(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.write_text("a file where the folder should be")
+    ran = []
+    with alone_on_machine():
+        ran.append(True)
+    assert ran
+    assert "measured beside other processes" in caplog.text
+
+
+def test_what_fails_alone_passes_its_error_on_and_lets_the_next_one_run() -> None:
+    with pytest.raises(ValueError, match="broken"), alone_on_machine():
+        raise ValueError("broken")
+    with alone_on_machine():
+        pass

@@ -152,7 +152,7 @@ def prepared(case: Case, rows: Rows, cache: np.ndarray) -> np.ndarray:
     ready = np.random.RandomState(5).standard_normal(shape).astype(np.float32)
     angles = np.random.RandomState(6).uniform(0, 6, (2000, case.head_dim // 2)).astype(np.float32)
     rotary_phase(
-        new_progress(1), 0, ready, np.zeros((0, 0), np.float32), np.float32(0), np.cos(angles),
+        new_progress(1)[0], ready, np.zeros((0, 0), np.float32), np.float32(0), np.cos(angles),
         np.sin(angles), rows.positions, np.float32(case.head_dim**-0.5), rows.slots, *cache,
     )  # fmt: skip
     return ready
@@ -167,8 +167,8 @@ def attended(
     parts = np.full((PART_ROWS, case.head_dim + STATE_LANES), np.nan, np.float32)
     out = np.full((len(ready), case.num_heads, case.head_dim), np.nan, np.float32)
     progress = new_progress(2)
-    attention_phase(progress, 0, ready, *cache, rows.tables, rows.positions, plan.items, parts, out)
-    merge_phase(progress, 1, rows.positions, plan.merges, parts, out)
+    attention_phase(progress[0], ready, *cache, rows.tables, rows.positions, plan.items, parts, out)
+    merge_phase(progress[1], rows.positions, plan.merges, parts, out)
     return out
 
 

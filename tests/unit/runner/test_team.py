@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.runner.kernels.team import claim, finish, new_progress, wait_for_all
+from engine.runner.kernels.team import claim, finish, new_progress, run_team, wait_for_all
 
 NUM_PHASES, NUM_SHARES = 40, 23
 
@@ -17,12 +17,12 @@ NUM_PHASES, NUM_SHARES = 40, 23
 def _add_up(progress, values) -> None:  # type: ignore[no-untyped-def]
     """Each share of a phase adds all shares of the phase before it; the first is all ones."""
     for phase in range(values.shape[0]):
-        share = claim(progress, phase)
+        share = claim(progress[phase])
         while share < values.shape[1]:
             values[phase, share] += 1.0 if phase == 0 else values[phase - 1].mean() + 1.0
-            finish(progress, phase)
-            share = claim(progress, phase)
-        wait_for_all(progress, phase, values.shape[1])
+            finish(progress[phase])
+            share = claim(progress[phase])
+        wait_for_all(progress[phase], values.shape[1])
 
 
 def wanted() -> np.ndarray:
@@ -52,12 +52,52 @@ def test_a_member_that_comes_after_the_end_finds_nothing_to_do() -> None:
 
 def test_nobody_goes_on_while_a_share_is_held() -> None:
     progress, values = new_progress(2), np.zeros((2, NUM_SHARES))
-    assert claim(progress, 0) == 0
+    assert claim(progress[0]) == 0
     other = threading.Thread(target=_add_up, args=(progress, values))
     other.start()
-    wait_for_all(progress, 0, NUM_SHARES - 1)  # all but the held one
+    wait_for_all(progress[0], NUM_SHARES - 1)  # all but the held one
     assert not values[1].any()
     values[0, 0] = 1.0
-    finish(progress, 0)
+    finish(progress[0])
     other.join()
     np.testing.assert_array_equal(values, wanted()[:2])
+
+
+@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _note(member, values, added) -> None:  # type: ignore[no-untyped-def]
+    values[member] += added
+
+
+@njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _fail(member, values) -> None:  # type: ignore[no-untyped-def]
+    if member == values[0]:
+        raise MemoryError("no room")
+    values[1 + member] += 1.0
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _team_of(num_members, values, added) -> None:  # type: ignore[no-untyped-def]
+    run_team(_note, num_members, (values, added))
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _failing_team(num_members, values) -> None:  # type: ignore[no-untyped-def]
+    run_team(_fail, num_members, (values,))
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 7])
+def test_every_member_of_a_team_is_called_once_with_the_arguments(num_members: int) -> None:
+    values = np.zeros(8)
+    _team_of(num_members, values, 2.5)
+    np.testing.assert_array_equal(values, [2.5] * num_members + [0.0] * (8 - num_members))
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_member_that_fails_is_an_error_of_the_team(failing: int) -> None:
+    values = np.array([float(failing), 0.0, 0.0])
+    with pytest.raises(MemoryError, match="kernel"):
+        _failing_team(2, values)
+    assert values[2 - failing] == 1.0
+    values[0] = -1.0
+    _failing_team(2, values)  # the next one is not affected
+    assert values[1 + failing] == 1.0
