@@ -32,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import one_row_step
+from bench.encoded_text import encoded_elsewhere
 from bench.speculation_prompts import SUMMARISE
 from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
@@ -40,7 +41,6 @@ from engine.core.plan import SampleInput, ScheduledSequence
 from engine.runner.load import load_model_runner
 from engine.runner.numba_decoder import NumbaDecoder
 from pdserve.checkpoints.resolve import resolve_checkpoint
-from router.text.text_model import TextModel
 
 MEASURES = (
     ("decode", 1, 128),
@@ -105,9 +105,7 @@ class EngineUnderTest:
         self.kv_mb = self._runner.kv_bytes.nbytes / 2**20
         self._runner.warm_up()
         self._block_size = self._runner.layout.block_size
-        model = TextModel.load(folder, "", 0)
-        text = " ".join(SUMMARISE)
-        self._text = list(model.encode(text, add_special_tokens=False, param="prompt"))
+        self._text = encoded_elsewhere(folder, " ".join(SUMMARISE))
 
     def measure(self, kind: str, num_sequences: int, context: int) -> float:
         blocks = -(-(context + DECODE_STEPS + 1) // self._block_size)

@@ -108,6 +108,7 @@ def assemble_runner(
     peak_bytes = 0
     if size.is_planned:
         meter = meter or memory_meter()
+        parts.take_buffers()
         batches = profile_batches(shape, limits, num_drafts, has_longest_context=backend != "numba")
         most_rows = _PROFILED_ROWS if backend == "numba" else None
         first_layer = make(FirstLayer(parts.decoder, most_rows), cache, limits)
@@ -180,6 +181,11 @@ class _Parts:
         if not isinstance(self.decoder, PaddleDecoder):
             return None
         return DeviceDraw(self.decoder, self.decoder.spec.vocab_size, eos_token_ids)
+
+    def take_buffers(self) -> None:
+        """Take the memory of the step buffers, which every step may write whole."""
+        if isinstance(self.decoder, NumbaDecoder):
+            self.decoder.step_buffers.take()
 
     def release_buffers(self) -> None:
         """Return the memory of the step buffers to the system until steps need it."""

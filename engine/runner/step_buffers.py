@@ -38,6 +38,11 @@ class StepBuffers:
         """Bytes of all buffers."""
         return sum(buffer.num_bytes for buffer in self.buffers)
 
+    def take(self) -> None:
+        """Take all pages of the buffers, so that a measurement of the process counts them."""
+        for buffer in self.buffers:
+            buffer.take()
+
     def release(self) -> None:
         """Return all pages to the system, so that a node takes them as its steps become large."""
         for buffer in self.buffers:
@@ -61,7 +66,9 @@ class RowBuffer:
             with contextlib.suppress(OSError):  # this system has no large pages
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._values = np.frombuffer(self._memory, np.uint8)[: self.num_bytes].view(np.float32)
-        # Its pages are taken now, so that a measurement at the start counts all of them.
+
+    def take(self) -> None:
+        """Take all pages now, instead of those that are written when they are; rows become zero."""
         self._values.fill(0.0)
 
     def release(self) -> None:
