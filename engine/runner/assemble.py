@@ -234,7 +234,7 @@ def _on_kernels(
     with_bytes: bool,
     packed_folder: Path | None,
 ) -> _Parts:
-    mtp: MtpLayer | None = None
+    mtp: NumbaMtp | None = None
     formats = ", ".join(sorted(_formats(spec, checkpoint)))
     with compile_once(f"products of {formats}, int8: {with_bytes}"):
         decoder = NumbaDecoder(
@@ -242,8 +242,9 @@ def _on_kernels(
             packed_folder=packed_folder,
         )  # fmt: skip
         if mtp_weights is not None:
-            mtp = NumbaMtp(mtp_weights, decoder, cache, decoder.num_layers)
-    return _Parts(decoder, mtp, decoder.step_buffers.num_bytes, decoder.shared_bytes)
+            mtp = NumbaMtp(mtp_weights, decoder, cache, decoder.num_layers, packed_folder)
+    shared_bytes = decoder.shared_bytes + (mtp.shared_bytes if mtp is not None else 0)
+    return _Parts(decoder, mtp, decoder.step_buffers.num_bytes, shared_bytes)
 
 
 def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:

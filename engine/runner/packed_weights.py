@@ -108,12 +108,12 @@ def pack_privately(
     `with_bytes` chooses int8 activations.
     """
     return {
-        plan.key: pack_tensors(plan.tensors(source), memory, with_bytes=with_bytes)
+        plan.key: _pack_tensors(plan.tensors(source), memory, with_bytes=with_bytes)
         for plan in plans
     }
 
 
-def pack_tensors(
+def _pack_tensors(
     tensors: Sequence[BlockTensor], memory: WeightMemory, *, with_bytes: bool
 ) -> PackedWeight:
     """Return tensors with equal inputs as one packed weight, in memory of this process."""

@@ -118,6 +118,10 @@ class MtpWeights:
         """Return the identity of these weights."""
         return f"{self._layout.projection}\n{self.files.identity()}"
 
+    def target_identity(self) -> str:
+        """Return the identity of the target's weights."""
+        return self._checkpoint.identity()
+
     def embedding_norm(self) -> np.ndarray:
         """Read the norm of the token's embedding, `[hidden_size]`."""
         return self.files.read(self._layout.embedding_norm.format(n=self._number))

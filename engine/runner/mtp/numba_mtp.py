@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from engine.runner.block_formats import quantise
-from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
 from engine.runner.kernels.linear import gather_columns
-from engine.runner.kernels.packed import PackedWeight
 from engine.runner.kv_cache import KVCache
+from engine.runner.mtp.draft_source import (
+    DRAFT_HEAD,
+    EMBEDDING_PROJECTION,
+    STATE_PROJECTION,
+    DraftSource,
+)
 from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.numba_decoder import NumbaDecoder
 from engine.runner.numba_layer import (
@@ -19,10 +24,12 @@ from engine.runner.numba_layer import (
     NONE_2D,
     load_layer,
 )
-from engine.runner.packed_weights import layer_plans, pack_privately, pack_tensors
-from engine.runner.quantised_source import QuantisedSource
-
-_FORMAT = "Q8_0"
+from engine.runner.packed_weights import (
+    PackedPlan,
+    layer_plans,
+    pack_privately,
+    pack_shared,
+)
 
 
 class NumbaMtp:
@@ -31,14 +38,23 @@ class NumbaMtp:
     Of rows without a draft after them only keys and values are needed, so nothing else is computed
     for them: a prefill chunk costs a fifth of a layer.
 
-    The layer's weights, and those of a draft head of its own, are in blocks of 8 bits: a step of
-    few rows takes as long as reading its weights from memory, and drafts change no answer.
+    The layer's weights, and those of a draft head of its own, are in blocks of 8 bits
+    (`draft_source`).
     """
 
     def __init__(
-        self, weights: MtpWeights, decoder: NumbaDecoder, cache: KVCache, layer_index: int
+        self,
+        weights: MtpWeights,
+        decoder: NumbaDecoder,
+        cache: KVCache,
+        layer_index: int,
+        packed_folder: Path | None = None,
     ) -> None:
-        """Load the layer; `layer_index` is its layer of the cache."""
+        """Load the layer; `layer_index` is its layer of the cache.
+
+        Below `packed_folder` are the packed weights that nodes of this machine share (None: private
+        memory).
+        """
         self._index = layer_index
         self.use_cache(cache)
         self._decoder, self._spec = decoder, decoder.spec
@@ -47,22 +63,27 @@ class NumbaMtp:
         self._recurses_on_normed = weights.recurses_on_normed
         bias = weights.projection_bias()
         self._projection_bias = NONE_1D if bias is None else bias
-        files = QuantisedSource(weights.files, _FORMAT)
+        self._draft_ids = weights.draft_token_ids
+        self._num_drafted = self._spec.vocab_size
+        if self._draft_ids is not None:
+            self._num_drafted = len(self._draft_ids)
+        files = DraftSource(weights, self._spec.hidden_size, self._drafted_head_rows)
+        made = [EMBEDDING_PROJECTION, STATE_PROJECTION]
+        if self._draft_ids is not None:
+            made.append(DRAFT_HEAD)
+        plans = [PackedPlan(name, (name,)) for name in made]
+        plans += layer_plans(self._spec, weights.block)
         with KERNEL_LOCK:
-            self._token_weight, self._hidden_weight = (
-                self._packed(projection) for projection in weights.projections()
-            )
-            packed = pack_privately(
-                files, layer_plans(self._spec, weights.block), decoder.memory,
-                with_bytes=decoder.with_bytes,
-            )  # fmt: skip
-            self._head, self._draft_ids = decoder.head, weights.draft_token_ids
-            self._num_drafted = self._spec.vocab_size
-            if self._draft_ids is not None:
-                self._num_drafted = len(self._draft_ids)
-                rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
-                gather_columns(decoder.head.table, self._draft_ids, rows)
-                self._head = self._packed(rows)
+            if packed_folder is None:
+                packed = pack_privately(files, plans, decoder.memory, with_bytes=decoder.with_bytes)
+            else:
+                packed = pack_shared(files, plans, packed_folder, with_bytes=decoder.with_bytes)
+        self.shared_bytes = 0
+        if packed_folder is not None:
+            self.shared_bytes = sum(weight.data.nbytes for weight in packed.values())
+        self._token_weight = packed[EMBEDDING_PROJECTION]
+        self._hidden_weight = packed[STATE_PROJECTION]
+        self._head = packed.get(DRAFT_HEAD, decoder.head)
         self._layer = load_layer(files, weights.block, self._spec, packed)
         buffers, shape = decoder.step_buffers, decoder.shape
         width = self._spec.hidden_size
@@ -73,14 +94,11 @@ class NumbaMtp:
         self._logits = buffers.rows(shape.num_seqs, self._num_drafted)
         self._states = NONE_2D
 
-    def _packed(self, weight: np.ndarray) -> PackedWeight:
-        """Return a weight `[outputs, inputs]` in blocks of 8 bits, or whole if it has none."""
-        decoder = self._decoder
-        num_outputs, num_inputs = weight.shape
-        tensor = BlockTensor("F32", weight.shape, weight.view(np.uint8).reshape(num_outputs, -1))
-        if num_inputs % BLOCK_SIZES[_FORMAT][0] == 0:
-            tensor = quantise(weight, _FORMAT)
-        return pack_tensors([tensor], decoder.memory, with_bytes=decoder.with_bytes)
+    def _drafted_head_rows(self) -> np.ndarray:
+        """Return the rows of the target's head for the tokens that can be drafted."""
+        rows = np.empty((self._num_drafted, self._spec.hidden_size), np.float32)
+        gather_columns(self._decoder.head.table, self._draft_ids, rows)
+        return rows
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""

@@ -32,7 +32,12 @@ def draft_ids(count: int) -> np.ndarray:
 
 
 def load_with_mtp(
-    folder: Path, file: Path | None = None, *, swap_space: int = 0, **engine: Any
+    folder: Path,
+    file: Path | None = None,
+    *,
+    swap_space: int = 0,
+    packed_folder: Path | None = None,
+    **engine: Any,
 ) -> ModelRunner:
     """A runner that drafts with the layer in `file`, or in the checkpoint."""
     settings: dict[str, Any] = {
@@ -47,6 +52,7 @@ def load_with_mtp(
             speculative_method="mtp", speculative_model=str(file) if file else ""
         ),
         swap_space=swap_space,
+        packed_folder=packed_folder,
     )
 
 

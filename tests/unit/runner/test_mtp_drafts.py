@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -158,3 +159,22 @@ def test_broken_keys_and_values_of_the_layer_cost_drafts_and_no_answer(
     broken = only(runner.execute([step(PROMPT, 40, TABLE, num_proposals=3)]))
     assert broken.token_ids == whole.token_ids
     assert all(0 <= token < 97 for token in broken.draft_token_ids)
+
+
+@pytest.mark.parametrize("num_draft_ids", [0, 40])
+def test_nodes_of_a_machine_share_the_weights_and_draft_the_same(
+    tmp_path: Path, num_draft_ids: int
+) -> None:
+    target, file = write_beside(tmp_path, "llama", num_draft_ids)
+    drafts = []
+    for packed_folder in (None, tmp_path / "packed", tmp_path / "packed"):
+        runner = load_with_mtp(target, file, packed_folder=packed_folder)
+        drafts.append(
+            only(runner.execute([step(PROMPT, 0, TABLE, num_proposals=3)])).draft_token_ids
+        )
+    assert drafts[0] == drafts[1] == drafts[2] != ()
+    # One file of the model's weights and one of the layer's, each packed once.
+    sizes = [path.stat().st_size for path in (tmp_path / "packed").rglob("*.packed")]
+    assert len(sizes) == 2
+    assert runner.memory is not None
+    assert runner.memory.shared_bytes == sum(sizes) - len(sizes) * mmap.PAGESIZE
