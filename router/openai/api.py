@@ -95,7 +95,7 @@ class OpenAiApi:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
         reply = Reply(send, part_writer(scope))
         outcome, why, failure = "cancelled", "", None
-        watch = self._watcher.begin(endpoint.name, scope)
+        watch = self._watcher.begin(endpoint.name, endpoint.operation, scope)
         try:
             with self.seat():
                 await self._serve(endpoint, scope, receive, reply, watch)
