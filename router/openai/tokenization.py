@@ -15,8 +15,9 @@ from router.http.errors import api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
 from router.http.sse import to_json
 from router.openai.api import OpenAiApi
+from router.openai.checked_fields import check_model
 from router.openai.planning import BodyPlanner
-from router.openai.request_plan import RequestKind, check_model
+from router.openai.request_plan import RequestKind
 from router.openai.schemas import Body, parse_body
 from router.text.text_model import TextModel
 

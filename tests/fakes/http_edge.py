@@ -331,10 +331,8 @@ class PlansHere:
 
     async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
         self.sizes.append(len(body))
-        plan = Planner(self._model, max_model_len, draw_seed=lambda: 1).plan(kind, body)
-        if plan.grammar is not None:
-            grammars_of(self._model).matcher(plan.grammar)
-        return plan
+        check = grammars_of(self._model).check
+        return Planner(self._model, max_model_len, lambda: 1, check=check).plan(kind, body)
 
 
 def grammars_of(model: TextModel) -> GrammarCompiler:
