@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
 from common.clock import Clock, MonotonicClock
-from common.config import ApiConfig, Config
+from common.config import Config
 from common.tracing import NO_TRACING, Tracing
 from common.version import VERSION
 from router.access.api_key_book import ApiKeyBook
@@ -25,6 +25,7 @@ from router.access.api_key_metrics import ApiKeyCollector
 from router.access.local_requests import LocalRequestMiddleware
 from router.access.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from router.access.refused_logins import RefusedLogins
+from router.access.refused_requests import RefusedRequests
 from router.cluster.drain import DrainNode, add_drain_route
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
@@ -64,6 +65,13 @@ NOT_READY_RETRY_S = "1"
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 Answers = dict[int | str, dict[str, Any]]
 """What an endpoint answers, by status, as OpenAPI describes it."""
+
+_GENERATION: tuple[tuple[Endpoint, type[WholeBody], Answers], ...] = (
+    (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
+    (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
+    (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT)),
+    (MESSAGES, MessageBody, responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR)),
+)
 
 
 def create_app(
@@ -105,6 +113,7 @@ def create_app(
     )
     add_api_docs(app)
     planner = BodyPlanner(text_model, large_bodies)
+    watcher = RequestWatcher(text_model.name, clock, tracing)
     api = OpenAiApi(
         config=config.api,
         text_model=text_model,
@@ -113,40 +122,42 @@ def create_app(
         cluster=cluster,
         metrics=HttpMetrics(registry, live.edge),
         clock=clock,
-        watcher=RequestWatcher(text_model.name, clock, tracing),
-    )
-    generation: tuple[tuple[Endpoint, type[WholeBody], Answers], ...] = (
-        (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
-        (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
-        (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT)),
-        (MESSAGES, MessageBody, responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR)),
+        watcher=watcher,
     )
     handlers = {
         endpoint.path: _add_generation(app, api, endpoint, body, answers)
-        for endpoint, body, answers in generation
+        for endpoint, body, answers in _GENERATION
     }
     _add_models(app, text_model, api)
-    _add_tokenization(app, config.api, text_model, planner, api)
+    _add_tokenization(app, TokenizationApi(config.api, text_model, planner, api, watcher, clock))
     _add_probes(app, cluster, registry)
     _add_live_page(app, live)
     add_drain_route(app, drain_node)
-    _add_errors(app)
+    refused = RefusedRequests(clock)
+    _add_errors(app, refused)
     book = api_keys or ApiKeyBook(clock, api_key=config.api.api_key)
     registry.register(ApiKeyCollector(book))
-    return _guarded(_GenerationRoutes(app, handlers), config, book, RefusedLogins(clock, registry))
+    logins = RefusedLogins(clock, registry)
+    return _guarded(_GenerationRoutes(app, handlers), config, book, logins, refused)
 
 
-def _guarded(app: ASGIApp, config: Config, book: ApiKeyBook, refused: RefusedLogins) -> ASGIApp:
+def _guarded(
+    app: ASGIApp,
+    config: Config,
+    book: ApiKeyBook,
+    logins: RefusedLogins,
+    refused: RefusedRequests,
+) -> ASGIApp:
     """Return `app` behind its keys, its origins and the id of each request.
 
     These are around the framework and not inside of it, where more would stand before each request
     and around each event that is sent.
     """
-    app = ApiKeyMiddleware(app, book, refused)
+    app = ApiKeyMiddleware(app, book, logins, refused)
     origins = config.api.allowed_origins
     serves_this_machine = is_loopback(config.server.host) and not config.security.insecure
     if book.is_open and serves_this_machine:
-        app = LocalRequestMiddleware(app, origins)
+        app = LocalRequestMiddleware(app, refused, origins)
     if origins:
         # Outside of all that refuses, so that a page can read the refusal.
         app = CORSMiddleware(
@@ -217,11 +228,7 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
         return card()
 
 
-def _add_tokenization(
-    app: FastAPI, config: ApiConfig, text_model: TextModel, planner: BodyPlanner, api: OpenAiApi
-) -> None:
-    tokenization = TokenizationApi(config, text_model, planner, api)
-
+def _add_tokenization(app: FastAPI, tokenization: TokenizationApi) -> None:
     @app.post("/tokenize", description="The token ids of a prompt or of a conversation.")
     async def tokenize() -> Response:
         return Exchange(tokenization.tokenize)
@@ -276,7 +283,7 @@ def _add_live_page(app: FastAPI, live: LiveFeed) -> None:
         return Exchange(live.serve)
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -288,11 +295,13 @@ def _add_errors(app: FastAPI) -> None:
             code=codes.get(error.status_code, "http_error"),
             headers=dict(error.headers or {}),
         )
+        refused.on_refused(wrong, request.scope)
         return _error_response(wrong)
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
+        refused.on_refused(error, request.scope)
         return _error_response(error)
 
     app.add_middleware(_LastResort)

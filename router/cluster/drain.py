@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from common.errors import DeadlineExceeded, InvalidRequest, NodeLost, PdserveError, StaleEpoch
 from common.ids import Incarnation
-from router.access.refused_logins import client_address
+from router.access.spaced_lines import client_address
 from router.dispatch.node_pool import NodePool
 from router.http.errors import ApiError, api_error
 from router.http.exchange import ClientClosed, Exchange, Reply, read_body

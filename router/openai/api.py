@@ -109,8 +109,7 @@ class OpenAiApi:
         except Exception as error:
             wrong = api_error(error)
             outcome = wrong.code
-            # The log has no part of a conversation, which this text may quote.
-            why = "" if isinstance(error, TemplateRefused) else wrong.message
+            why = reason_to_log(error)
             failure = RequestError(
                 at_s=self._clock.now_s(),
                 endpoint=endpoint.name,
@@ -240,6 +239,11 @@ class OpenAiApi:
             listener=watch,
         )
         answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)
+
+
+def reason_to_log(error: Exception) -> str:
+    """Return the text of an error that a client is told, unless it may quote a conversation."""
+    return "" if isinstance(error, TemplateRefused) else api_error(error).message
 
 
 async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:

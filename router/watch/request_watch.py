@@ -140,8 +140,11 @@ class RequestWatcher:
         self._clock = clock
         self._tracing = tracing
 
-    def begin(self, endpoint: str, operation: Operation, scope: Scope) -> RequestWatch:
-        """Begin to watch a request, whose id and key name the middleware stored in the scope."""
+    def begin(self, endpoint: str, operation: Operation | None, scope: Scope) -> RequestWatch:
+        """Begin to watch a request, whose id and key name the middleware stored in the scope.
+
+        One without an operation asks nothing of a model, and has no span.
+        """
         state = scope.get("state", {})
         watch = RequestWatch(
             endpoint,
@@ -150,7 +153,7 @@ class RequestWatcher:
             state.get("request_id", ""),
             state.get("api_key_name", ""),
         )
-        if self._tracing.is_on:
+        if self._tracing.is_on and operation is not None:
             watch.span = self._span(watch, operation, scope)
         return watch
 
