@@ -125,8 +125,7 @@ class OpenAiApi:
             await _report(scope, reply, wrong, watch)
             del wrong  # where it is `error` itself, its traceback holds this frame: a cycle
         finally:
-            self._metrics.requests.labels(endpoint.name, outcome).inc()
-            self._metrics.edge.on_request_end(failure)
+            self._metrics.ends.count(endpoint.name, outcome, failure)
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     @contextmanager
