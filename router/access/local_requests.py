@@ -38,7 +38,7 @@ class LocalRequestMiddleware:
             await self._app(scope, receive, send)
         else:
             self._refused.on_refused(problem, scope)
-            await Reply(send).send_error(problem)
+            await Reply(send).send_error(problem, scope["path"])
 
     def _problem(self, scope: Scope) -> ApiError | None:
         for name, value in scope["headers"]:

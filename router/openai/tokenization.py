@@ -6,9 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from common.clock import Clock
@@ -22,7 +21,7 @@ from router.openai.api import OpenAiApi, reason_to_log
 from router.openai.checked_fields import check_model
 from router.openai.planning import BodyPlanner
 from router.openai.request_plan import RequestKind
-from router.openai.schemas import Body, parse_body
+from router.openai.schemas import DetokenizeBody, parse_body
 from router.text.text_model import TextModel
 from router.watch.request_watch import RequestWatch, RequestWatcher
 
@@ -33,13 +32,6 @@ MAX_DETOKENIZE_BYTES = 128 << 10
 
 Answer = Callable[[bytes], Coroutine[Any, Any, dict[str, Any]]]
 Serve = Callable[[Scope, Receive, Reply], Awaitable[None]]
-
-
-class DetokenizeBody(Body):
-    """`POST /detokenize`."""
-
-    model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 class TokenizationApi:
