@@ -12,6 +12,7 @@ from common.config import Config, ModelConfig
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import Role
+from common.version import VERSION
 from router.cluster.described_cluster import CLUSTER
 from router.cluster.drain import DrainingNode, UnknownNode
 from router.cluster.view import node_json, placement_json
@@ -96,6 +97,11 @@ async def test_answers_are_as_described(method: str, path: str, body: Any) -> No
     status, answer, schema = await ask(make_edge(), method, path, json=body)
     assert status == 200
     check(answer, schema)
+
+
+async def test_the_version() -> None:
+    _, answer, _ = await ask(make_edge(), "GET", "/version")
+    assert answer == {"version": VERSION}
 
 
 @pytest.mark.parametrize(
