@@ -7,5 +7,6 @@ same text with the same options.
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
 - `dates`: dates of the calendar in schemas
 - `places`: where in a schema a problem is
+- `parts`: what a grammar was written from
 - `compiler`: from a grammar and a tokenizer to a matcher, within limits; a bounded cache
 """

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,15 +20,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from common.errors import CheckpointError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.histogram import Histogram, HistogramView
-from grammars.places import place_of
-from grammars.texts import compiled_text, schema_of
+from grammars.parts import GrammarParts, SchemaPart
+from grammars.places import Trials, place_of
+from grammars.texts import as_lark, compiled_text, json_rule, schema_of
 
 MAX_CACHED = 64
 """Compiled grammars that are kept, the last used."""
 MAX_CACHED_BYTES = 4 << 20
 """Of the texts of the compiled grammars that are kept."""
-MAX_DEPTH = 64
-"""Of objects and lists within each other in a schema: llguidance reads 128 in all."""
 COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
@@ -41,15 +40,23 @@ _NAMES = {
 _REPEATED = re.compile(r"^ *[0-9]+ \| ", re.MULTILINE)
 _PLACE_OF_JSON = re.compile(r"^at [0-9]+\([0-9]+\): failed to compile JSON schema: ")
 
-# Work is counted in the library's own units, not in time: every process refuses the same grammars.
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # of a compilation: 50,000 take a millisecond
-    step_lexer_fuel=200_000,  # of a mask: 14,000 take a millisecond
-    step_max_items=50_000,
-    max_lexer_states=50_000,  # 1 to 2 kB each
-    max_grammar_size=200_000,
-    verbose_errors=False,
-)
+
+def _limits(initial_lexer_fuel: int) -> LLParserLimits:
+    # Work is counted in the library's own units, not in time: every process refuses the same.
+    return LLParserLimits(
+        initial_lexer_fuel=initial_lexer_fuel,  # of a compilation: 50,000 take a millisecond
+        step_lexer_fuel=200_000,  # of a mask: 14,000 take a millisecond
+        step_max_items=50_000,
+        max_lexer_states=50_000,  # 1 to 2 kB each
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+_LIMITS = _limits(1_000_000)
+_TRIAL_LIMITS = _limits(20_000)
+"""Of a compilation that looks for the place of a problem which comes before the lexer is built, as
+most do."""
 
 
 class GrammarCompiler:
@@ -119,6 +126,17 @@ class GrammarCompiler:
                 self._keep(grammar, found)
         return found.deep_copy()
 
+    def check(self, grammar: Grammar, parts: GrammarParts) -> None:
+        """Raise `InvalidRequest`, with the part at fault, for what cannot be followed."""
+        try:
+            self.matcher(grammar)
+        except InvalidRequest:
+            if parts.asked is not None:
+                self.matcher(parts.asked)
+            if parts.schemas:
+                self._refuse_part(grammar, parts.schemas)
+            raise
+
     def forget(self, grammar: Grammar) -> None:
         """Compile this grammar anew when it is asked for again.
 
@@ -141,25 +159,46 @@ class GrammarCompiler:
         return found
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
-        if grammar.kind is GrammarKind.JSON_SCHEMA:
-            _check_depth(schema_of(grammar), grammar.source)
-        matcher = self._compile(grammar)
+        lark = as_lark(grammar, "start")
+        matcher = self._compile(lark, _LIMITS)
         if matcher.is_error():
             problem = _problem(matcher)
             if grammar.kind is GrammarKind.JSON_SCHEMA:
-                problem = f"{place_of(schema_of(grammar), self._schema_problem)}: {problem}"
+                place = place_of(schema_of(grammar), self._trials(lark, problem))
+                problem = f"{place}: {problem}"
             raise InvalidRequest(
                 f"the {_NAMES[grammar.kind]} cannot be followed: {problem}",
                 param=grammar.source or None,
             )
         return matcher
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        text = compiled_text(grammar, self._added_texts)
-        return LLMatcher(self.tokenizer, text, log_level=0, limits=_LIMITS)
+    def _refuse_part(self, grammar: Grammar, schemas: Iterable[SchemaPart]) -> None:
+        """Raise `InvalidRequest` for the schema that is why there is no `grammar`, if one is."""
+        lark = as_lark(grammar, "start")
+        problem = _problem(self._compile(lark, _LIMITS))
+        trials = self._trials(lark, problem)
+        for part in schemas:
+            if trials.is_at_fault(part.schema, is_lenient=part.is_lenient):
+                place = place_of(part.schema, trials, is_lenient=part.is_lenient)
+                raise InvalidRequest(
+                    f"the JSON schema of {part.source} cannot be followed: {place}: {problem}",
+                    param=part.source,
+                )
 
-    def _schema_problem(self, schema: dict[str, Any]) -> str:
-        return _problem(self._compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))))
+    def _trials(self, lark: str, problem: str) -> Trials:
+        """Return a search for the part with the `problem` that the whole grammar has."""
+        is_cheap = _problem(self._compile(lark, _TRIAL_LIMITS)) == problem
+
+        def has_problem(schema: Mapping[str, Any], is_lenient: bool) -> bool:
+            tried = f"start: {json_rule(schema, is_lenient=is_lenient)}"
+            limits = _TRIAL_LIMITS if is_cheap else _LIMITS
+            return _problem(self._compile(tried, limits)) == problem
+
+        return Trials(has_problem, are_cheap=is_cheap)
+
+    def _compile(self, lark: str, limits: LLParserLimits) -> LLMatcher:
+        text = compiled_text(lark, self._added_texts)
+        return LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
 
     def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         if grammar in self._cache:
@@ -176,20 +215,3 @@ def _problem(matcher: LLMatcher) -> str:
     text = " ".join(_REPEATED.split(matcher.get_error())[0].split())
     text = _PLACE_OF_JSON.sub("", text)
     return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_MAX_PROBLEM_CHARS]}…"
-
-
-def _check_depth(schema: dict[str, Any], source: str) -> None:
-    """Raise `InvalidRequest` for a schema of too many levels, without recursion."""
-    parts: Sequence[Any] = [schema]
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for part in parts:
-            values = part.values() if isinstance(part, dict) else part
-            inner += [value for value in values if isinstance(value, dict | list)]
-        if not inner:
-            return
-        parts = inner
-    raise InvalidRequest(
-        f"the JSON schema has more than {MAX_DEPTH} levels: wanted at most {MAX_DEPTH}",
-        param=source or None,
-    )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_MAX_TRIES = 200
+MAX_TRIES = 200
+MAX_DEAR_TRIES = 10
+"""Where little fuel does not show the problem."""
+MAX_TRIED_CHARS = 512 << 10
+"""Of what is tried, as JSON: what a compilation takes beside its fuel grows with its length."""
+
 NAMED_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords of a schema whose values are schemas by name."""
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -13,20 +19,48 @@ _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "the
 _DEFINITIONS = ("$defs", "definitions")
 
 
-def place_of(schema: Mapping[str, Any], problem_of: Callable[[dict[str, Any]], str]) -> str:
+class Trials:
+    """A search for the schema that has a problem; its work is bounded.
+
+    Work is counted in trials and in the lengths of what is tried, so that the same schema has the
+    same place everywhere.
+    """
+
+    def __init__(
+        self, has_problem: Callable[[Mapping[str, Any], bool], bool], *, are_cheap: bool
+    ) -> None:
+        """Try with `has_problem`, which compiles a schema, leniently or not.
+
+        `are_cheap`: it does that with little fuel.
+        """
+        self._has_problem = has_problem
+        self._num_left = MAX_TRIES if are_cheap else MAX_DEAR_TRIES
+        self._chars_left = MAX_TRIED_CHARS
+
+    def is_at_fault(self, schema: Mapping[str, Any], *, is_lenient: bool) -> bool:
+        """Return whether `schema` has the problem by itself; False where no work is left for it."""
+        if not self._num_left:
+            return False
+        self._num_left -= 1
+        num_chars = len(json.dumps(schema))
+        if num_chars > self._chars_left:
+            return False
+        self._chars_left -= num_chars
+        return self._has_problem(schema, is_lenient)
+
+
+def place_of(schema: Mapping[str, Any], trials: Trials, *, is_lenient: bool = False) -> str:
     """Return a JSON pointer (RFC 6901, as a URI fragment) to the part of `schema` at fault.
 
-    `problem_of` returns the problem of a schema, '' for a good one. It is called at most 200 times.
+    It is the innermost part that `trials` finds at fault, or one around it where no work is left.
     """
-    wanted = problem_of(dict(schema))
     shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
-    path, part, num_tries = "#", schema, 0
+    path, part = "#", schema
     while True:
         for step, child in _children(part):
-            num_tries += 1
-            if num_tries > _MAX_TRIES:
-                return path
-            if problem_of({**shared, **child}) == wanted:
+            is_referring = bool(shared) and '"$ref"' in json.dumps(child)
+            tried = {**shared, **child} if is_referring else child
+            if trials.is_at_fault(tried, is_lenient=is_lenient):
                 path, part = f"{path}/{step}", child
                 break
         else:

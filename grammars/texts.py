@@ -17,18 +17,23 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.dates import with_calendar
 
+MAX_DEPTH = 64
+"""Of objects and lists within each other in a schema: llguidance reads 128 in all."""
+
 _WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 # Comments and literals without an end count as well: so no character is read twice.
 _LITERALS = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?')
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
-    """Return the right side of a Lark rule that describes a JSON value of `schema`."""
-    # Not escaped: `mentions` looks for the texts of tokens in it.
-    described = json.dumps(
-        {**with_calendar(schema), "x-guidance": _WHITE_SPACE}, ensure_ascii=False
-    )
+def json_rule(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
+    """Return the right side of a Lark rule that describes a JSON value of `schema`.
+
+    With `is_lenient` what cannot be enforced is left out, where llguidance can do that.
+    """
+    options = {**_WHITE_SPACE, "lenient": True} if is_lenient else _WHITE_SPACE
+    # Not escaped: `compiled_text` looks for the texts of tokens in it.
+    described = json.dumps({**with_calendar(schema), "x-guidance": options}, ensure_ascii=False)
     return f"%json {described}"
 
 
@@ -45,7 +50,7 @@ def choice_grammar(choices: Sequence[str], source: str) -> Grammar:
 def as_lark(grammar: Grammar, rule: str) -> str:
     """Return Lark text that defines `rule` as the whole grammar.
 
-    Raises `InvalidRequest` for a JSON schema that is no JSON, or neither an object nor true.
+    Raises `InvalidRequest` for a JSON schema that `schema_of` refuses.
     """
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         return f"{rule}: {json_rule(schema_of(grammar))}"
@@ -55,7 +60,10 @@ def as_lark(grammar: Grammar, rule: str) -> str:
 
 
 def schema_of(grammar: Grammar) -> dict[str, Any]:
-    """Return the schema of a grammar of that kind; `InvalidRequest` where it is none."""
+    """Return the schema of a grammar of that kind.
+
+    Raises `InvalidRequest` where it is no JSON, neither an object nor true, or of too many levels.
+    """
     try:
         schema = json.loads(grammar.text)
     except (ValueError, RecursionError) as error:
@@ -69,17 +77,34 @@ def schema_of(grammar: Grammar) -> dict[str, Any]:
             f"the JSON schema is a {type(schema).__name__}: wanted an object or true",
             param=grammar.source or None,
         )
+    _check_depth(schema, grammar.source)
     return schema
 
 
-def compiled_text(grammar: Grammar, added_texts: Sequence[str]) -> str:
-    """Return what is compiled. `added_texts` are those of the tokenizer's added tokens.
+def compiled_text(lark: str, added_texts: Sequence[str]) -> str:
+    """Return what is compiled for a Lark grammar. `added_texts`: of the tokenizer's added tokens.
 
     llguidance forces text that must follow in the pieces that the tokenizer makes of it. Where a
     literal holds the text of an added token, that piece is the token itself, which is no text: no
     token could follow. Such a grammar is compiled without forcing.
     """
-    text = as_lark(grammar, "start")
     # A rule may name added tokens; only the texts that it quotes are text.
-    quoted = "\n".join(_LITERALS.findall(text)).replace("\\", "")
-    return _NO_FORCING + text if any(one in quoted for one in added_texts) else text
+    quoted = "\n".join(_LITERALS.findall(lark)).replace("\\", "")
+    return _NO_FORCING + lark if any(one in quoted for one in added_texts) else lark
+
+
+def _check_depth(schema: dict[str, Any], source: str) -> None:
+    """Raise `InvalidRequest` for a schema of too many levels, without recursion."""
+    parts: Sequence[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for part in parts:
+            values = part.values() if isinstance(part, dict) else part
+            inner += [value for value in values if isinstance(value, dict | list)]
+        if not inner:
+            return
+        parts = inner
+    raise InvalidRequest(
+        f"the JSON schema has more than {MAX_DEPTH} levels: wanted at most {MAX_DEPTH}",
+        param=source or None,
+    )

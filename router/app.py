@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
 from common.clock import Clock, MonotonicClock
-from common.config import ApiConfig, Config
+from common.config import Config
 from common.tracing import NO_TRACING, Tracing
 from common.version import VERSION
 from router.access.api_key_book import ApiKeyBook
@@ -25,12 +24,26 @@ from router.access.api_key_metrics import ApiKeyCollector
 from router.access.local_requests import LocalRequestMiddleware
 from router.access.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from router.access.refused_logins import RefusedLogins
+from router.access.refused_requests import RefusedRequests
+from router.cluster.cluster_routes import add_cluster_routes
 from router.cluster.drain import DrainNode, add_drain_route
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
 from router.http.api_docs import add_api_docs
+from router.http.described import (
+    COMMON_ERRORS,
+    PROBE_ERRORS,
+    TEXT,
+    Responses,
+    described_body,
+    error_responses,
+    good_response,
+    object_of,
+    schema_of_model,
+)
 from router.http.errors import ApiError, ModelNotFound
 from router.http.exchange import Exchange
+from router.live.described_events import LIVE_RESPONSES
 from router.live.feed import LiveFeed
 from router.live.page import live_page
 from router.openai.api import OpenAiApi
@@ -39,11 +52,16 @@ from router.openai.described_answers import (
     CHAT_EVENT,
     COMPLETION_ANSWER,
     COMPLETION_EVENT,
+    DETOKENIZE_BODY,
+    DETOKENIZE_RESPONSES,
     MESSAGE_ANSWER,
     MESSAGE_ERROR,
+    MODEL,
+    MODELS,
     NAMED_EVENT,
     RESPONSE_ANSWER,
-    error_responses,
+    TOKENIZE_BODY,
+    TOKENIZE_RESPONSES,
     responses,
 )
 from router.openai.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
@@ -59,11 +77,13 @@ from router.watch.request_watch import RequestWatcher
 
 logger = logging.getLogger("pdserve.router.http")
 
-NOT_READY_RETRY_S = "1"
-
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
-Answers = dict[int | str, dict[str, Any]]
-"""What an endpoint answers, by status, as OpenAPI describes it."""
+_GENERATION: tuple[tuple[Endpoint, type[WholeBody], Responses], ...] = (
+    (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
+    (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
+    (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT)),
+    (MESSAGES, MessageBody, responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR)),
+)
 
 
 def create_app(
@@ -101,10 +121,10 @@ def create_app(
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         separate_input_output_schemas=False,
-        responses=error_responses(401),
     )
     add_api_docs(app)
     planner = BodyPlanner(text_model, large_bodies)
+    watcher = RequestWatcher(text_model.name, clock, tracing)
     api = OpenAiApi(
         config=config.api,
         text_model=text_model,
@@ -113,40 +133,43 @@ def create_app(
         cluster=cluster,
         metrics=HttpMetrics(registry, live.edge),
         clock=clock,
-        watcher=RequestWatcher(text_model.name, clock, tracing),
-    )
-    generation: tuple[tuple[Endpoint, type[WholeBody], Answers], ...] = (
-        (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
-        (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
-        (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT)),
-        (MESSAGES, MessageBody, responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR)),
+        watcher=watcher,
     )
     handlers = {
         endpoint.path: _add_generation(app, api, endpoint, body, answers)
-        for endpoint, body, answers in generation
+        for endpoint, body, answers in _GENERATION
     }
     _add_models(app, text_model, api)
-    _add_tokenization(app, config.api, text_model, planner, api)
-    _add_probes(app, cluster, registry)
+    _add_tokenization(app, TokenizationApi(config.api, text_model, planner, api, watcher, clock))
+    _add_probes(app, registry)
+    add_cluster_routes(app, cluster)
     _add_live_page(app, live)
     add_drain_route(app, drain_node)
-    _add_errors(app)
+    refused = RefusedRequests(clock)
+    _add_errors(app, refused)
     book = api_keys or ApiKeyBook(clock, api_key=config.api.api_key)
     registry.register(ApiKeyCollector(book))
-    return _guarded(_GenerationRoutes(app, handlers), config, book, RefusedLogins(clock, registry))
+    logins = RefusedLogins(clock, registry)
+    return _guarded(_GenerationRoutes(app, handlers), config, book, logins, refused)
 
 
-def _guarded(app: ASGIApp, config: Config, book: ApiKeyBook, refused: RefusedLogins) -> ASGIApp:
+def _guarded(
+    app: ASGIApp,
+    config: Config,
+    book: ApiKeyBook,
+    logins: RefusedLogins,
+    refused: RefusedRequests,
+) -> ASGIApp:
     """Return `app` behind its keys, its origins and the id of each request.
 
     These are around the framework and not inside of it, where more would stand before each request
     and around each event that is sent.
     """
-    app = ApiKeyMiddleware(app, book, refused)
+    app = ApiKeyMiddleware(app, book, logins, refused)
     origins = config.api.allowed_origins
     serves_this_machine = is_loopback(config.server.host) and not config.security.insecure
     if book.is_open and serves_this_machine:
-        app = LocalRequestMiddleware(app, origins)
+        app = LocalRequestMiddleware(app, refused, origins)
     if origins:
         # Outside of all that refuses, so that a page can read the refusal.
         app = CORSMiddleware(
@@ -161,7 +184,7 @@ def _guarded(app: ASGIApp, config: Config, book: ApiKeyBook, refused: RefusedLog
 
 
 def _add_generation(
-    app: FastAPI, api: OpenAiApi, endpoint: Endpoint, body: type[WholeBody], answers: Answers
+    app: FastAPI, api: OpenAiApi, endpoint: Endpoint, body: type[WholeBody], answers: Responses
 ) -> Handler:
     """Describe the path; what is returned serves it, here and in `_GenerationRoutes`."""
     handle = partial(api.handle, endpoint)
@@ -169,29 +192,15 @@ def _add_generation(
     async def generate() -> Response:
         return Exchange(handle)
 
-    schema = body.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, definitions)}}
     app.post(
         endpoint.path,
         name=endpoint.name,
         description=body.__doc__,
         response_class=Response,
         responses=answers,
-        openapi_extra={"requestBody": {"required": True, "content": content}},
+        openapi_extra=described_body(schema_of_model(body)),
     )(generate)
     return handle
-
-
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace the local references of `schema`, so that the API's description can hold it alone."""
-    if isinstance(schema, list):
-        return [_inlined(part, definitions) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
 def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
@@ -206,62 +215,69 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
             "max_model_len": api.max_model_len,
         }
 
-    @app.get("/v1/models")
+    every = {**good_response(MODELS, "The model that is served"), **COMMON_ERRORS}
+    one = {**good_response(MODEL, "The model"), **COMMON_ERRORS, **error_responses(404)}
+    path = {"name": "name", "in": "path", "required": True, "schema": TEXT}
+
+    @app.get("/v1/models", response_model=None, responses=every)
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [card()]}
 
-    @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
+    # Any name is valid: declared to the framework, it would be described with a status 422.
+    @app.get(
+        "/v1/models/{name:path}",
+        response_model=None,
+        responses=one,
+        openapi_extra={"parameters": [path]},
+    )
+    async def one_model(request: Request) -> dict[str, Any]:
+        name = request.path_params["name"]
         if name != text_model.name:
             raise ModelNotFound(name, text_model.name)
         return card()
 
 
-def _add_tokenization(
-    app: FastAPI, config: ApiConfig, text_model: TextModel, planner: BodyPlanner, api: OpenAiApi
-) -> None:
-    tokenization = TokenizationApi(config, text_model, planner, api)
-
-    @app.post("/tokenize", description="The token ids of a prompt or of a conversation.")
+def _add_tokenization(app: FastAPI, tokenization: TokenizationApi) -> None:
+    @app.post(
+        "/tokenize",
+        description="The token ids of a prompt or of a conversation.",
+        responses=TOKENIZE_RESPONSES,
+        openapi_extra=TOKENIZE_BODY,
+    )
     async def tokenize() -> Response:
         return Exchange(tokenization.tokenize)
 
-    @app.post("/detokenize", description="The text of token ids.")
+    @app.post(
+        "/detokenize",
+        description="The text of token ids.",
+        responses=DETOKENIZE_RESPONSES,
+        openapi_extra=DETOKENIZE_BODY,
+    )
     async def detokenize() -> Response:
         return Exchange(tokenization.detokenize)
 
 
-def _add_probes(app: FastAPI, cluster: ClusterView, registry: CollectorRegistry) -> None:
-    @app.get("/health", description="The process runs.")
+def _add_probes(app: FastAPI, registry: CollectorRegistry) -> None:
+    healthy = good_response(object_of({"status": {"const": "ok"}}), "The process runs")
+    named = good_response(object_of({"version": TEXT}), "The version of this router")
+    measured = good_response(TEXT, "Metrics as Prometheus reads them", "text/plain")
+
+    @app.get(
+        "/health",
+        description="The process runs.",
+        response_model=None,
+        responses=healthy | PROBE_ERRORS,
+    )
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready", description="A request that arrives now has somewhere to run.")
-    async def ready() -> JSONResponse:
-        if cluster.is_ready():
-            warnings = cluster.warnings()
-            return JSONResponse({"status": "ready"} | ({"warnings": warnings} if warnings else {}))
-        return JSONResponse(
-            {"status": "not ready", "reason": cluster.why_not_ready()},
-            status_code=503,
-            headers={"retry-after": NOT_READY_RETRY_S},
-        )
-
-    @app.get("/version")
+    @app.get("/version", response_model=None, responses=named | COMMON_ERRORS)
     async def version() -> dict[str, str]:
         return {"version": VERSION}
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response, responses=measured | COMMON_ERRORS)
     async def metrics() -> Response:
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
-    @app.get("/v1/cluster/targets", description="The nodes, for Prometheus' HTTP discovery.")
-    async def scrape_targets() -> JSONResponse:
-        return JSONResponse(cluster.scrape_targets())
-
-    @app.get("/v1/cluster")
-    async def describe_cluster() -> JSONResponse:
-        return JSONResponse(cluster.describe())
 
 
 def _add_live_page(app: FastAPI, live: LiveFeed) -> None:
@@ -271,12 +287,17 @@ def _add_live_page(app: FastAPI, live: LiveFeed) -> None:
     async def show_page() -> Response:
         return Response(page.body, headers=dict(page.headers))
 
-    @app.get("/v1/live", description="What the live page shows, as server-sent events.")
+    @app.get(
+        "/v1/live",
+        description="What the live page shows, as server-sent events.",
+        response_class=Response,
+        responses=LIVE_RESPONSES | COMMON_ERRORS,
+    )
     async def watch() -> Response:
         return Exchange(live.serve)
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -288,11 +309,13 @@ def _add_errors(app: FastAPI) -> None:
             code=codes.get(error.status_code, "http_error"),
             headers=dict(error.headers or {}),
         )
+        refused.on_refused(wrong, request.scope)
         return _error_response(wrong)
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
+        refused.on_refused(error, request.scope)
         return _error_response(error)
 
     app.add_middleware(_LastResort)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
+from router.access.refused_requests import RefusedRequests
 from router.http.errors import ApiError
 from router.http.exchange import Reply
 
@@ -24,8 +25,11 @@ class LocalRequestMiddleware:
     """Refuses, with 403, requests whose `Host` or `Origin` is neither localhost nor a loopback
     address. Pages of `allowed_origins` (`*`: all) are no foreign ones."""
 
-    def __init__(self, app: ASGIApp, allowed_origins: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, refused: RefusedRequests, allowed_origins: Collection[str] = ()
+    ) -> None:
         self._app = app
+        self._refused = refused
         self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,7 +37,8 @@ class LocalRequestMiddleware:
         if problem is None:
             await self._app(scope, receive, send)
         else:
-            await Reply(send).send_error(problem)
+            self._refused.on_refused(problem, scope)
+            await Reply(send).send_error(problem, scope["path"])
 
     def _problem(self, scope: Scope) -> ApiError | None:
         for name, value in scope["headers"]:

@@ -12,6 +12,7 @@ from common.ids import new_request_id
 from router.access.api_key_book import ApiKeyBook, KeyInUse
 from router.access.key_limits import Limit, Refusal
 from router.access.refused_logins import LoginRefusal, RefusedLogins
+from router.access.refused_requests import RefusedRequests
 from router.http.errors import ApiError
 from router.http.exchange import Reply
 
@@ -71,9 +72,16 @@ class ApiKeyMiddleware:
     configured everyone is an administrator without a name.
     """
 
-    def __init__(self, app: ASGIApp, book: ApiKeyBook, refused: RefusedLogins) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        book: ApiKeyBook,
+        refused_logins: RefusedLogins,
+        refused: RefusedRequests,
+    ) -> None:
         self._app = app
         self._book = book
+        self._refused_logins = refused_logins
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +100,7 @@ class ApiKeyMiddleware:
             return
         state["api_key_name"], state["is_admin"] = used.key.name, used.key.is_admin
         if scope["path"] in ADMIN_PATHS and not used.key.is_admin:
-            self._refused.on_refused(LoginRefusal.NOT_ADMIN, scope, used.key.name)
+            self._refused_logins.on_refused(LoginRefusal.NOT_ADMIN, scope, used.key.name)
             await Reply(send).send_error(_not_admin(used.key.name))
         elif scope["path"] in LIMITED_PATHS:
             await self._serve_limited(used, scope, receive, send)
@@ -111,7 +119,7 @@ class ApiKeyMiddleware:
                 await self._app(scope, receive, send)
                 return
         reason = LoginRefusal.WRONG_KEY if given else LoginRefusal.NO_KEY
-        self._refused.on_refused(reason, scope)
+        self._refused_logins.on_refused(reason, scope)
         await Reply(send).send_error(_unauthorized(bool(given)), path)
 
     async def _serve_limited(
@@ -120,7 +128,9 @@ class ApiKeyMiddleware:
         """Run the application under the key's limits; it returns when the answer has ended."""
         refusal = self._book.take(used)
         if refusal is not None:
-            await Reply(send).send_error(_too_many(used, refusal), scope["path"])
+            error = _too_many(used, refusal)
+            self._refused.on_refused(error, scope)
+            await Reply(send).send_error(error, scope["path"])
             return
         try:
             await self._app(scope, receive, send)

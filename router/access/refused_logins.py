@@ -9,10 +9,9 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Scope
 
 from common.clock import Clock
+from router.access.spaced_lines import SpacedLines, client_address
 
 logger = logging.getLogger("pdserve.router.keys")
-
-LINE_EVERY_S = 10.0
 
 
 class LoginRefusal(Enum):
@@ -26,8 +25,7 @@ class LoginRefusal(Enum):
 class RefusedLogins:
     """Counts refusals. A line names the address of the latest one, and how many there were.
 
-    Refusals within `LINE_EVERY_S` of a line are told with the next refusal after it, so that a
-    client that guesses keys cannot fill the log.
+    The lines are spaced, so that a client that guesses keys cannot fill the log.
     """
 
     def __init__(self, clock: Clock, registry: CollectorRegistry) -> None:
@@ -38,16 +36,13 @@ class RefusedLogins:
             registry=registry,
         )
         self._counters = {reason: counter.labels(reason.value) for reason in LoginRefusal}
-        self._clock = clock
-        self._told_at_s = -LINE_EVERY_S
-        self._num_untold = 0
+        self._lines = SpacedLines(clock)
 
     def on_refused(self, reason: LoginRefusal, scope: Scope, key_name: str = "") -> None:
         """Count a refusal. `key_name` is that of a valid key without the permission."""
         self._counters[reason].inc()
-        self._num_untold += 1
-        now_s = self._clock.now_s()
-        if now_s - self._told_at_s < LINE_EVERY_S:
+        num = self._lines.num_to_tell()
+        if not num:
             return
         what = {
             LoginRefusal.NO_KEY: "no API key",
@@ -57,12 +52,5 @@ class RefusedLogins:
         logger.warning(
             "%d requests refused for their API key since the last line; the latest came from %s "
             "with %s",
-            *(self._num_untold, client_address(scope), what[reason]),
+            *(num, client_address(scope), what[reason]),
         )
-        self._told_at_s, self._num_untold = now_s, 0
-
-
-def client_address(scope: Scope) -> str:
-    """Return the address of the peer: a client's, or a balancer's."""
-    client = scope.get("client")
-    return str(client[0]) if client else "an unknown address"

@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from common.errors import DeadlineExceeded, InvalidRequest, NodeLost, PdserveError, StaleEpoch
 from common.ids import Incarnation
-from router.access.refused_logins import client_address
+from router.access.spaced_lines import client_address
+from router.cluster.described_cluster import DRAIN_BODY, DRAIN_RESPONSES
 from router.dispatch.node_pool import NodePool
 from router.http.errors import ApiError, api_error
 from router.http.exchange import ClientClosed, Exchange, Reply, read_body
@@ -91,7 +92,12 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
                 )
             )
 
-    @app.post("/v1/cluster/drain", description=_DESCRIPTION)
+    @app.post(
+        "/v1/cluster/drain",
+        description=_DESCRIPTION,
+        responses=DRAIN_RESPONSES,
+        openapi_extra=DRAIN_BODY,
+    )
     async def drain() -> Exchange:
         return Exchange(handle)
 

@@ -1,8 +1,9 @@
 """One HTTP exchange over ASGI.
 
-server    the port: its limits, serving until a stop or drain
-exchange  a bounded body in, one reply out, and detection of clients that leave
-sse       server-sent events and the JSON inside them
-api_docs  the page that describes the API
-errors    every error in OpenAI's shape
+server     the port: its limits, serving until a stop or drain
+exchange   a bounded body in, one reply out, and detection of clients that leave
+sse        server-sent events and the JSON inside them
+api_docs   the page that describes the API
+described  parts of that description: schemas, bodies, errors
+errors     every error in OpenAI's shape
 """

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
+from grammars.parts import GrammarParts, SchemaPart
 from grammars.texts import as_lark
 from router.text.chat_template import ChatOptions
 from router.text.conversation import Conversation
-from router.tools.answer_parser import AnswerSyntax
+from router.tools.answer_parser import PLAIN, AnswerSyntax
 from router.tools.definitions import ToolUse
+from router.tools.grammars import arguments_schema
 from router.tools.thinking import ThinkingFormat, thinking_behind
 
 _TEXT = "asked"
 """The rule of the text that a request asks for."""
 
 
-def answer_syntax(
+class AnswerRules(NamedTuple):
+    """How an answer's text is read; its grammar, if it has one; and what that was written from."""
+
+    syntax: AnswerSyntax = PLAIN
+    grammar: Grammar | None = None
+    parts: GrammarParts = GrammarParts()
+
+
+def answer_rules(
     chat: Conversation,
     prompt: str,
     options: ChatOptions,
     use: ToolUse | None,
     asked: Grammar | None,
-) -> tuple[AnswerSyntax, Grammar | None]:
+) -> AnswerRules:
     """Return how the answer behind `prompt` is read, and its grammar.
 
     `asked` is the grammar that the request asks for: with tools, of an answer without calls; of a
@@ -49,8 +61,22 @@ def answer_syntax(
             calls_alone=use.must_call or asked is not None,
         )
         text = chat.grammars.calls(form, use, thinking, rule)
-        return syntax, Grammar(GrammarKind.LARK, text, "tools")
-    if asked is not None and thinking is not ThinkingFormat.NONE:
-        text = chat.grammars.behind_thinking(rule, thinking)
-        asked = Grammar(GrammarKind.LARK, text, asked.source)
-    return AnswerSyntax(thinking=thinking), asked
+        parts = GrammarParts(asked, _schemas(use))
+        return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, "tools"), parts)
+    syntax = AnswerSyntax(thinking=thinking)
+    if asked is None or thinking is ThinkingFormat.NONE:
+        return AnswerRules(syntax, asked)
+    text = chat.grammars.behind_thinking(rule, thinking)
+    return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, asked.source), GrammarParts(asked))
+
+
+def _schemas(use: ToolUse) -> tuple[SchemaPart, ...]:
+    return tuple(
+        SchemaPart(
+            schema=arguments_schema(tool),
+            source=f"tools.{index}.function.parameters",
+            is_lenient=not tool.is_strict,
+        )
+        for index, tool in enumerate(use.tools)
+        if tool.name in use.callable_names
+    )

@@ -95,7 +95,7 @@ class OpenAiApi:
         """Serve one request, errors included. Raises only when the server itself is stopping."""
         reply = Reply(send, part_writer(scope))
         outcome, why, failure = "cancelled", "", None
-        watch = self._watcher.begin(endpoint.name, scope)
+        watch = self._watcher.begin(endpoint.name, endpoint.operation, scope)
         try:
             with self.seat():
                 await self._serve(endpoint, scope, receive, reply, watch)
@@ -109,8 +109,7 @@ class OpenAiApi:
         except Exception as error:
             wrong = api_error(error)
             outcome = wrong.code
-            # The log has no part of a conversation, which this text may quote.
-            why = "" if isinstance(error, TemplateRefused) else wrong.message
+            why = reason_to_log(error)
             failure = RequestError(
                 at_s=self._clock.now_s(),
                 endpoint=endpoint.name,
@@ -126,8 +125,7 @@ class OpenAiApi:
             await _report(scope, reply, wrong, watch)
             del wrong  # where it is `error` itself, its traceback holds this frame: a cycle
         finally:
-            self._metrics.requests.labels(endpoint.name, outcome).inc()
-            self._metrics.edge.on_request_end(failure)
+            self._metrics.ends.count(endpoint.name, outcome, failure)
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
     @contextmanager
@@ -240,6 +238,11 @@ class OpenAiApi:
             listener=watch,
         )
         answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)
+
+
+def reason_to_log(error: Exception) -> str:
+    """Return the text of an error that a client is told, unless it may quote a conversation."""
+    return "" if isinstance(error, TemplateRefused) else api_error(error).message
 
 
 async def _report(scope: Scope, reply: Reply, error: ApiError, watch: RequestWatch) -> None:

@@ -11,6 +11,7 @@ from common.errors import InvalidRequest
 from common.prompt_logprobs import check_num_entries
 from common.request import MAX_LOGPROBS
 from common.token_rules import MAX_BAD_WORDS
+from router.http.errors import ModelNotFound
 from router.openai.schemas import SamplingFields
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.text.text_model import TextModel
@@ -181,3 +182,9 @@ def bad_words(body: SamplingFields, model: TextModel) -> tuple[tuple[int, ...], 
         if len(behind_space) == len(alone) and behind_space[0] != alone[0]:
             spelt[behind_space] = None
     return tuple(spelt)
+
+
+def check_model(asked: str | None, model: TextModel) -> None:
+    """Raise `ModelNotFound` for a request that names another model; it may name none."""
+    if asked is not None and asked != model.name:
+        raise ModelNotFound(asked, model.name)

@@ -19,16 +19,18 @@ from router.openai.request_plan import RequestKind, RequestPlan
 from router.openai.responses.answer import ResponseFormat
 from router.text.logprobs_json import DescribeToken
 from router.text.usage import Usage
+from router.watch.request_watch import Operation
 
 MakeFormat = Callable[[AnswerHead, RequestPlan, Usage, DescribeToken], AnswerForm]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What tells the APIs apart. `name` is that of metrics and logs."""
+    """What tells the APIs apart. `name` is that of metrics and logs, `operation` that of traces."""
 
     path: str
     name: str
+    operation: Operation
     id_prefix: str
     kind: RequestKind
     make_format: MakeFormat
@@ -68,6 +70,7 @@ def _choices(
 CHAT = Endpoint(
     path="/v1/chat/completions",
     name="chat.completions",
+    operation="chat",
     id_prefix="chatcmpl",
     kind=RequestKind.CHAT,
     make_format=_chat,
@@ -75,6 +78,7 @@ CHAT = Endpoint(
 COMPLETIONS = Endpoint(
     path="/v1/completions",
     name="completions",
+    operation="text_completion",
     id_prefix="cmpl",
     kind=RequestKind.COMPLETION,
     make_format=_completion,
@@ -82,6 +86,7 @@ COMPLETIONS = Endpoint(
 RESPONSES = Endpoint(
     path="/v1/responses",
     name="responses",
+    operation="chat",
     id_prefix="resp",
     kind=RequestKind.RESPONSE,
     make_format=lambda head, plan, usage, _: ResponseFormat(head, plan, usage),
@@ -89,6 +94,7 @@ RESPONSES = Endpoint(
 MESSAGES = Endpoint(
     path="/v1/messages",
     name="messages",
+    operation="chat",
     id_prefix="msg",
     kind=RequestKind.MESSAGE,
     make_format=lambda head, plan, usage, _: MessageFormat(head, plan, usage),

@@ -24,6 +24,7 @@ from typing import BinaryIO
 from common.errors import CheckpointError, InvalidRequest, PdserveError
 from common.grammar import Grammar
 from grammars.compiler import GrammarCompiler
+from grammars.parts import GrammarParts
 from router.http.errors import ModelNotFound
 from router.openai.planning_messages import (
     LENGTHS,
@@ -43,19 +44,16 @@ _OOM_SCORE = "900"
 
 
 def replies_to(
-    request: Message, model: TextModel, check: Callable[[Grammar], object]
+    request: Message, model: TextModel, check: Callable[[Grammar, GrammarParts], None]
 ) -> Iterable[Message]:
     """Return the messages that answer a request. Raises nothing.
 
     `check` raises `InvalidRequest` for a grammar that does not compile.
     """
     kind, max_model_len, body = unpack_request(request)
-    planner = Planner(model, max_model_len, draw_seed=lambda: secrets.randbits(64))
+    planner = Planner(model, max_model_len, lambda: secrets.randbits(64), check=check)
     try:
-        plan = planner.plan(kind, body)
-        if plan.grammar is not None:
-            check(plan.grammar)
-        return list(pack_plan(plan))
+        return list(pack_plan(planner.plan(kind, body)))
     except (InvalidRequest, ModelNotFound) as error:
         return [pack_error(error)]
     except Exception as error:
@@ -70,8 +68,8 @@ class GrammarCheck:
         self._model = model
         self._compiler: GrammarCompiler | None = None
 
-    def check(self, grammar: Grammar) -> None:
-        """Raise `InvalidRequest` for a grammar that cannot be followed."""
+    def check(self, grammar: Grammar, parts: GrammarParts) -> None:
+        """Raise `InvalidRequest`, with the part at fault, for what cannot be followed."""
         if self._compiler is None:
             self._compiler = self._load(grammar)
         if self._compiler is None:
@@ -79,7 +77,7 @@ class GrammarCheck:
                 f"model {self._model.name!r} has no end-of-sequence token, which grammars need",
                 param=grammar.source or None,
             )
-        self._compiler.matcher(grammar)
+        self._compiler.check(grammar, parts)
 
     def _load(self, grammar: Grammar) -> GrammarCompiler | None:
         model = self._model
@@ -105,7 +103,10 @@ def read_message(source: BinaryIO) -> Message | None:
 
 
 def serve(
-    requests: BinaryIO, replies: BinaryIO, model: TextModel, check: Callable[[Grammar], object]
+    requests: BinaryIO,
+    replies: BinaryIO,
+    model: TextModel,
+    check: Callable[[Grammar, GrammarParts], None],
 ) -> None:
     """Answer every request, until the input ends or nobody reads the output."""
     with suppress(BrokenPipeError):

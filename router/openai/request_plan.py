@@ -20,11 +20,12 @@ from common.grammar import Grammar
 from common.request import SamplingParams, check_cache_salt, check_priority
 from common.token_rules import TokenRules
 from grammars.gbnf import Gbnf, lark_of_gbnf
-from router.http.errors import ModelNotFound
-from router.openai.answer_syntax import answer_syntax
+from grammars.parts import GrammarParts
+from router.openai.answer_syntax import AnswerRules, answer_rules
 from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
     bad_words,
+    check_model,
     checked_logprobs,
     has_output,
     logit_biases,
@@ -152,15 +153,17 @@ class Planner:
         max_model_len: int,
         draw_seed: Callable[[], int],
         translate: Callable[[Gbnf], Grammar] = lark_of_gbnf,
+        check: Callable[[Grammar, GrammarParts], None] = lambda grammar, parts: None,
     ) -> None:
         """Allow `max_model_len` tokens in all; `draw_seed` returns a random 64-bit number.
 
-        `translate` makes Lark of GBNF; what it raises, the planner raises too.
+        `translate` makes Lark of GBNF, and `check` refuses grammars; the planner raises what they
+        raise.
         """
         self._model = text_model
         self._max_model_len = max_model_len
         self._draw_seed = draw_seed
-        self._translate = translate
+        self._translate, self._check_grammar = translate, check
         self._prompts = Prompts(text_model, max_model_len)
 
     def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
@@ -195,7 +198,7 @@ class Planner:
         tools = tuple(tool.as_json() for tool in use.tools) if use else ()
         messages, options = template_messages(body.messages), template_options(body, tools)
         text = self._model.render_chat(messages, options)
-        syntax, grammar = answer_syntax(self._model.chat, text, options, use, self._grammar(body))
+        answer = answer_rules(self._model.chat, text, options, use, self._grammar(body))
         most_tokens = most_prompt_tokens(body)
         prompt = self._prompts.of_text(
             text, most_tokens, add_special_tokens=False, param="messages"
@@ -213,8 +216,7 @@ class Planner:
             default_max_tokens=None,
             num_logprobs=num_logprobs if has_logprobs else None,
             continues_prompt=options.continues_final_message,
-            grammar=grammar,
-            syntax=syntax,
+            answer=answer,
             scored_by=scored_by,
         )
 
@@ -235,7 +237,7 @@ class Planner:
             best_of=body.best_of,
             is_echo=bool(body.echo),
             continues_prompt=True,
-            grammar=self._grammar(body),
+            answer=AnswerRules(grammar=self._grammar(body)),
             scored_by=("echo", "prompt_logprobs"),
         )
 
@@ -255,8 +257,7 @@ class Planner:
         best_of: int | None = None,
         is_echo: bool = False,
         continues_prompt: bool = False,
-        grammar: Grammar | None,
-        syntax: AnswerSyntax = PLAIN,
+        answer: AnswerRules,
         scored_by: Sequence[str],
     ) -> RequestPlan:
         n, num_run = num_choices(body, best_of, len(prompts))
@@ -266,7 +267,7 @@ class Planner:
         # Which choices are the best is found from the probabilities of their tokens.
         run_logprobs = 0 if num_logprobs is None and num_run > n else num_logprobs
         common = self._sampling_fields(body)
-        common |= {"logprobs": run_logprobs, "grammar": grammar, "rules": self._rules(body)}
+        common |= {"logprobs": run_logprobs, "grammar": answer.grammar, "rules": self._rules(body)}
         num_echoed, is_chat = num_logprobs if is_echo else None, isinstance(body, ChatBody)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         scored = scored_prompts(body, num_echoed, lengths, 1 if is_chat else num_run)
@@ -288,7 +289,7 @@ class Planner:
             if is_echo:
                 first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
             choices += choices_like(first, num_run, is_chat=is_chat)
-        self._check_drawable(body, choices)
+        self._check(body, choices, answer)
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
         eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(
@@ -300,13 +301,13 @@ class Planner:
             stop_token_ids=stop_ids if body.ignore_eos else stop_ids - eos_ids,
             shows_stop=shows_stop,
             shows_special_tokens=body.skip_special_tokens is False
-            or (not syntax.is_plain and self._model.has_special_tags),
+            or (not answer.syntax.is_plain and self._model.has_special_tags),
             has_logprobs=num_logprobs is not None,
             returns_token_ids=bool(body.return_token_ids),
             is_stream=bool(body.stream),
             usage_events=usage_events(body),
             continues_prompt=continues_prompt,
-            syntax=syntax,
+            syntax=answer.syntax,
             cache_salt=cache_salt,
             ignored_fields=named_fields(body.unknown_fields()),
             prompt_logprobs=body.prompt_logprobs,
@@ -314,7 +315,11 @@ class Planner:
             has_output=outputs,
         )
 
-    def _check_drawable(self, body: SamplingFields, choices: Sequence[ChoicePlan]) -> None:
+    def _check(
+        self, body: SamplingFields, choices: Sequence[ChoicePlan], answer: AnswerRules
+    ) -> None:
+        if answer.grammar is not None:
+            self._check_grammar(answer.grammar, answer.parts)
         if not body.stop:  # which could end an answer before
             # Shorter choices can have what begins the answer of the longest one.
             longest = max((one.sampling for one in choices), key=lambda one: one.max_tokens)
@@ -367,12 +372,6 @@ class Planner:
         if not -(2**63) <= asked < 2**64:
             raise InvalidRequest("seed is out of range: wanted 64 bits", param="seed")
         return asked % 2**64
-
-
-def check_model(asked: str | None, model: TextModel) -> None:
-    """Raise `ModelNotFound` for a request that names another model; it may name none."""
-    if asked is not None and asked != model.name:
-        raise ModelNotFound(asked, model.name)
 
 
 def choices_like(first: ChoicePlan, count: int, *, is_chat: bool) -> list[ChoicePlan]:

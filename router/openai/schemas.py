@@ -228,6 +228,13 @@ class AnyBody(Body):
     messages: Any = None
 
 
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
 BodyT = TypeVar("BodyT", bound=Body)
 
 

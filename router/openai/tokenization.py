@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
 
-from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from common.clock import Clock
 from common.config import ApiConfig
 from common.errors import DeadlineExceeded, InvalidRequest
+from common.logs import log_fields
 from router.http.errors import api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
 from router.http.sse import to_json
-from router.openai.api import OpenAiApi
+from router.openai.api import OpenAiApi, reason_to_log
+from router.openai.checked_fields import check_model
 from router.openai.planning import BodyPlanner
-from router.openai.request_plan import RequestKind, check_model
-from router.openai.schemas import Body, parse_body
+from router.openai.request_plan import RequestKind
+from router.openai.schemas import DetokenizeBody, parse_body
 from router.text.text_model import TextModel
+from router.watch.request_watch import RequestWatch, RequestWatcher
+
+logger = logging.getLogger("pdserve.router.http")
 
 MAX_DETOKENIZE_BYTES = 128 << 10
 """The largest body of `/detokenize`: its tokens become text on the event loop, in some 10 ms."""
 
 Answer = Callable[[bytes], Coroutine[Any, Any, dict[str, Any]]]
-
-
-class DetokenizeBody(Body):
-    """`POST /detokenize`."""
-
-    model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+Serve = Callable[[Scope, Receive, Reply], Awaitable[None]]
 
 
 class TokenizationApi:
@@ -42,40 +43,59 @@ class TokenizationApi:
         text_model: TextModel,
         planner: BodyPlanner,
         api: OpenAiApi,
+        watcher: RequestWatcher,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._model = text_model
         self._planner = planner
         self._api = api
+        self._watcher = watcher
+        self._clock = clock
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the tokens of a body's `prompt` or `messages`, as a node would get them."""
-        await self._serve(scope, receive, send, self._config.max_body, self._tokens)
+        watch = self._watcher.begin("tokenize", None, scope)
+        answer = partial(self._answer, self._config.max_body, self._tokens)
+        await self._serve(watch, answer, scope, receive, send)
 
     async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the text of a body's `tokens`, special tokens included."""
-        await self._serve(scope, receive, send, MAX_DETOKENIZE_BYTES, self._text)
+        watch = self._watcher.begin("detokenize", None, scope)
+        answer = partial(self._answer, MAX_DETOKENIZE_BYTES, self._text)
+        await self._serve(watch, answer, scope, receive, send)
 
     async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, max_bytes: int, answer: Answer
+        self, watch: RequestWatch, answer: Serve, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        reply = Reply(send)
-        timeout_s = self._config.request_timeout_s
+        reply, outcome, why = Reply(send), "cancelled", ""
         try:
             with self._api.seat():
-                async with asyncio.timeout(timeout_s):
-                    body = await read_body(scope, receive, max_bytes)
-                    await while_client_waits(receive, self._send(reply, answer(body)))
+                await answer(scope, receive, reply)
+            outcome = "ok"
         except ClientClosed:
-            return
-        except TimeoutError:
-            late = DeadlineExceeded(f"the request was not done within {timeout_s:g} s")
-            await reply.send_error(api_error(late))
+            outcome = "client_closed"
         except Exception as error:
             wrong = api_error(error)
+            outcome, why = wrong.code, reason_to_log(error)
             if wrong.status == 500:
-                raise
+                logger.exception(
+                    "request failed: %s", error, extra=log_fields(request_id=watch.request_id)
+                )
             await reply.send_error(wrong)
+        finally:
+            watch.end(outcome, reply.status, self._clock.now_s(), why=why)
+
+    async def _answer(
+        self, max_bytes: int, answer: Answer, scope: Scope, receive: Receive, reply: Reply
+    ) -> None:
+        timeout_s = self._config.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await read_body(scope, receive, max_bytes)
+                await while_client_waits(receive, self._send(reply, answer(body)))
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request was not done within {timeout_s:g} s") from None
 
     async def _send(self, reply: Reply, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
         await reply.send_json(to_json(await answer))

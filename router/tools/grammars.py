@@ -16,13 +16,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from grammars.dates import with_calendar
+from grammars.texts import json_rule
 from router.tools.call_format import CallFormat
 from router.tools.definitions import Tool, ToolUse
 from router.tools.thinking import BEGIN, END, ThinkingFormat
 
-_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space as chat templates write JSON: one way, so that much of a call is forced."""
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
 
 _ANY = r"(.|\n)*"
@@ -94,9 +92,9 @@ class GrammarWriter:
 
     def _call_rule(self, form: CallFormat, number: int, tool: Tool) -> str:
         before = self._expression(form.before_arguments(tool.name))
-        schema = json.dumps(_enforced(tool), ensure_ascii=False)
+        arguments = json_rule(arguments_schema(tool), is_lenient=not tool.is_strict)
         after = self._expression(form.after_arguments)
-        return f"call_{number}: {before} %json {schema} {after}"
+        return f"call_{number}: {before} {arguments} {after}"
 
     def _expression(self, text: str) -> str:
         """Return the Lark expression of `text`, with its tags as tokens where they are tokens."""
@@ -107,11 +105,10 @@ class GrammarWriter:
         return " ".join(part if part in self._tag_tokens else json.dumps(part) for part in parts)
 
 
-def _enforced(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, with how it is to be enforced."""
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema that is enforced of a tool's arguments."""
     schema = _NO_ARGUMENTS if tool.parameters is None else tool.parameters
-    options = {**_SEPARATORS, "lenient": not tool.is_strict}
-    return {**with_calendar(schema), "type": "object", "x-guidance": options}
+    return {**schema, "type": "object"}
 
 
 def _pattern(text: str) -> str:

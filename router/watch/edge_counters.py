@@ -29,6 +29,11 @@ class RequestError:
     code: str
     text: str
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether the server failed, and did not refuse what a client asked or how often."""
+        return self.status >= 500
+
 
 class EdgeCounters:
     """Written by the edge with each request, read once a second. Counts only rise."""
@@ -43,14 +48,11 @@ class EdgeCounters:
         self.tpot = LatencyWindow(LATENCY_INTERVALS)
 
     def on_request_end(self, error: RequestError | None = None) -> None:
-        """Count a request that was answered, aborted by its client, or ended by `error`.
-
-        A status of 500 and above is a failure of the server, any other one refuses a request.
-        """
+        """Count a request that was answered, aborted by its client, or ended by `error`."""
         self.num_requests += 1
         if error is not None:
-            self.num_failed += error.status >= 500
-            self.num_refused += error.status < 500
+            self.num_failed += error.is_failure
+            self.num_refused += not error.is_failure
             self.errors.append(error)
 
     def end_interval(self) -> None:

@@ -10,7 +10,7 @@ from common.clock import Clock
 from common.latency import tpot_s
 from router.core.ttft_stages import Stage
 from router.text.choice_text import Delta
-from router.watch.edge_counters import EdgeCounters
+from router.watch.edge_counters import EdgeCounters, RequestError
 from router.watch.loop_metrics import LoopCounter, LoopHistogram
 from router.watch.request_watch import RequestWatch
 
@@ -29,18 +29,43 @@ _STAGE_S = (
 )
 
 
+class RequestEnds:
+    """How requests ended: every one by outcome, and those with an error by whose fault it is."""
+
+    def __init__(self, registry: CollectorRegistry, edge: EdgeCounters) -> None:
+        self._edge = edge
+        self._requests = Counter(
+            "pdserve_requests_total",
+            "Generation requests by outcome: ok, client_closed, cancelled or an error's code",
+            ["endpoint", "outcome"],
+            registry=registry,
+        )
+        self._failed = Counter(
+            "pdserve_failed_requests_total",
+            "Generation requests that the server failed: status 5xx, or such an error in a stream",
+            registry=registry,
+        )
+        self._refused = Counter(
+            "pdserve_refused_requests_total",
+            "Generation requests refused with status 4xx: mistakes of clients, and limits",
+            registry=registry,
+        )
+
+    def count(self, endpoint: str, outcome: str, error: RequestError | None) -> None:
+        """Count a request; `error` ended it, if one did."""
+        self._requests.labels(endpoint, outcome).inc()
+        if error is not None:
+            (self._failed if error.is_failure else self._refused).inc()
+        self._edge.on_request_end(error)
+
+
 class HttpMetrics:
     """One set per app, in the registry that `/metrics` shows."""
 
     def __init__(self, registry: CollectorRegistry, edge: EdgeCounters | None = None) -> None:
         """Register the metrics; `edge` are the counts for the live page, if there is one."""
         self.edge = edge or EdgeCounters()
-        self.requests = Counter(
-            "pdserve_requests_total",
-            "Generation requests by outcome: ok, client_closed, cancelled or an error's code",
-            ["endpoint", "outcome"],
-            registry=registry,
-        )
+        self.ends = RequestEnds(registry, self.edge)
         self.in_progress = Gauge(
             "pdserve_requests_in_progress", "Generation requests now in progress", registry=registry
         )

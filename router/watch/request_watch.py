@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Literal
 
 from starlette.types import Scope
 
@@ -20,7 +21,9 @@ log = logging.getLogger("pdserve.router.requests")
 MAX_SHOWN_NODES = 8
 MAX_SHOWN_CHOICES = 4
 _CALM_ENDS = frozenset({"ok", "client_closed", "cancelled"})
-_OPERATIONS = {"chat.completions": "chat", "completions": "text_completion"}
+
+Operation = Literal["chat", "text_completion"]
+"""What a request asks of a model, in OpenTelemetry's words (`gen_ai.operation.name`)."""
 
 
 @dataclass(slots=True)
@@ -137,8 +140,11 @@ class RequestWatcher:
         self._clock = clock
         self._tracing = tracing
 
-    def begin(self, endpoint: str, scope: Scope) -> RequestWatch:
-        """Begin to watch a request, whose id and key name the middleware stored in the scope."""
+    def begin(self, endpoint: str, operation: Operation | None, scope: Scope) -> RequestWatch:
+        """Begin to watch a request, whose id and key name the middleware stored in the scope.
+
+        One without an operation asks nothing of a model, and has no span.
+        """
         state = scope.get("state", {})
         watch = RequestWatch(
             endpoint,
@@ -147,11 +153,11 @@ class RequestWatcher:
             state.get("request_id", ""),
             state.get("api_key_name", ""),
         )
-        if self._tracing.is_on:
-            watch.span = self._span(watch, scope)
+        if self._tracing.is_on and operation is not None:
+            watch.span = self._span(watch, operation, scope)
         return watch
 
-    def _span(self, watch: RequestWatch, scope: Scope) -> Span:
+    def _span(self, watch: RequestWatch, operation: Operation, scope: Scope) -> Span:
         parent = next((v for k, v in scope["headers"] if k == b"traceparent"), b"")
         span = self._tracing.span(
             "request",
@@ -166,7 +172,7 @@ class RequestWatcher:
                     "http.route": scope["path"],
                     "url.path": scope["path"],
                     "url.scheme": scope["scheme"],
-                    "gen_ai.operation.name": _OPERATIONS[watch.endpoint],
+                    "gen_ai.operation.name": operation,
                     "gen_ai.provider.name": "pdserve",
                     "gen_ai.request.model": watch.model,
                     "pdserve.request_id": watch.request_id,

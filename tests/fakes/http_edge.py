@@ -23,6 +23,7 @@ from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, SamplingParams, TokenLogprobs
+from common.tracing import NO_TRACING, Tracing
 from grammars.compiler import GrammarCompiler
 from router.access.api_key_book import ApiKeyBook
 from router.app import create_app
@@ -330,10 +331,8 @@ class PlansHere:
 
     async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
         self.sizes.append(len(body))
-        plan = Planner(self._model, max_model_len, draw_seed=lambda: 1).plan(kind, body)
-        if plan.grammar is not None:
-            grammars_of(self._model).matcher(plan.grammar)
-        return plan
+        check = grammars_of(self._model).check
+        return Planner(self._model, max_model_len, lambda: 1, check=check).plan(kind, body)
 
 
 def grammars_of(model: TextModel) -> GrammarCompiler:
@@ -364,6 +363,7 @@ def make_edge(
     config: Config | None = None,
     drain_node: DrainNode = drains_nothing,
     large_bodies: LargeBodies | None = None,
+    tracing: Tracing = NO_TRACING,
     **api: Any,
 ) -> Edge:
     """An edge over `model` (the tiny one); answers "Hello world" where no script is given.
@@ -388,6 +388,7 @@ def make_edge(
         live=live,
         drain_node=drain_node,
         api_keys=keys,
+        tracing=tracing,
         clock=clock,
     )
     return Edge(app, model, generator, cluster, registry, live)

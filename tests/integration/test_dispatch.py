@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from common.errors import (
     DeadlineExceeded,
@@ -21,6 +23,7 @@ from common.request import FinishReason, GenerationRequest, SamplingParams
 from common.version import PROTOCOL_VERSION, VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
+from router.cluster.described_cluster import CLUSTER
 from router.cluster.drain import DrainingNode, UnknownNode, drain_node
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
@@ -421,6 +424,7 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
     request = await asked(d)
     await wait_until(lambda: len(router.recent_placements) == 1, "placed")
     description = view.describe()
+    Draft202012Validator(CLUSTER).validate(json.loads(json.dumps(description)))
     assert description["placement_store"] == "ok"
     assert description["router"]["router_id"] == "router-0"
     assert (description["router"]["version"], description["router"]["protocol"]) == (

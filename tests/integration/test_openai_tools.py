@@ -56,18 +56,15 @@ async def test_parse_of_a_call() -> None:
     assert call.function.parsed_arguments == GetWeather(city="Paris")
 
 
-async def test_the_stream_helper_puts_calls_together() -> None:
+@pytest.mark.parametrize("is_beta", [False, True])
+async def test_the_stream_helper_puts_calls_together(is_beta: bool) -> None:
     edge = edge_that_says(TWO)
-    async with (
-        client_of(edge) as client,
-        client.chat.completions.stream(
-            model="tiny",
-            messages=ASKED,
-            tools=[WEATHER, NOW],
-        ) as stream,
-    ):
-        kinds = {event.type async for event in stream}
-        final = await stream.get_final_completion()
+    async with client_of(edge) as client:
+        chat = client.beta.chat if is_beta else client.chat
+        asked = chat.completions.stream(model="tiny", messages=ASKED, tools=[WEATHER, NOW])
+        async with asked as stream:
+            kinds = {event.type async for event in stream}
+            final = await stream.get_final_completion()
     assert "tool_calls.function.arguments.delta" in kinds
     assert "tool_calls.function.arguments.done" in kinds
     (choice,) = final.choices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, Role
+from common.version import VERSION
 from router.live.reading import LiveRequest, Phase, Reading
 from router.watch.recent_placements import RecentPlacements
 from tests.fakes.live_readings import node, placed, reading
@@ -99,6 +101,52 @@ def test_blocks_as_a_bar(edge: ServedEdge, tab: Tab) -> None:
     assert tab.run(f"{bar}.getAttribute('aria-label')") == label
     widths = tab.run(f"[...{bar}.children].map((part) => parseFloat(part.style.width))")
     assert widths == [20, 0, 10, 0, 20, 50]
+
+
+def test_the_legend_has_the_colours_of_the_bars(edge: ServedEdge, tab: Tab) -> None:
+    """A running block of a prefill node has another colour than one of a decode node."""
+    of_prefill = node(P1, Role.PREFILL, free_blocks=70, num_receiving_blocks=10)
+    edge.show(reading(of_prefill, PAIR.nodes[1]))
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    legend = "[...document.querySelectorAll('#legend li')]"
+    assert tab.run(f"{legend}.map((item) => item.innerText)") == [
+        "running (on prefill nodes orange)",
+        *("reserved", "receiving", "quarantined", "cached", "free"),
+    ]
+    ground = "((element, part) => getComputedStyle(element, part).backgroundColor)"
+    shown = tab.run(
+        f"Object.fromEntries({legend}.slice(1).map((item) => [item.className,"
+        f" {ground}(item, '::before')]))"
+    )
+    both = tab.run(
+        "getComputedStyle(document.querySelector('#legend .both'), '::before').backgroundImage"
+    )
+    running = []
+    for column in ("prefill", "decode"):
+        bar = f"#{column}-column .blocks"
+        colours = tab.run(
+            f"Object.fromEntries([...document.querySelectorAll('{bar} i')].map((part) =>"
+            f" [part.className, {ground}(part)]))"
+        )
+        running.append(colours.pop("running"))
+        assert colours == shown, column
+        assert running[-1] in both, column
+    assert running[0] != running[1]
+
+
+def test_the_foot_says_version_router_and_how_long_it_runs(edge: ServedEdge, tab: Tab) -> None:
+    edge.show(PAIR)
+    tab.goto(edge.url)
+    tab.wait("document.querySelector('#router').innerText != ''")
+    told = tab.text("#router")
+    assert re.match(rf"pdserve {re.escape(VERSION)}, router r0, running for \d+ s\. ", told)
+    spans = [0, 89.4, 90, 5399, 5400, 172_799, 172_800]
+    assert tab.run(f"{spans}.map(shownDuration)") == [
+        *("0 s", "89 s", "2 min", "90 min", "2 h", "48 h", "2 days"),
+    ]
+    links = "[...document.querySelectorAll('#open-links a')].map((a) => a.getAttribute('href'))"
+    assert tab.run(links) == ["/docs", "/v1/cluster", "/metrics"]
 
 
 def test_a_node_that_drains_or_is_suspected_has_a_badge(edge: ServedEdge, tab: Tab) -> None:

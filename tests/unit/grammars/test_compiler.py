@@ -16,7 +16,8 @@ from bench.structured_schemas import SCHEMAS
 from common.errors import CheckpointError, InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars import compiler as limits
-from grammars.compiler import MAX_DEPTH, GrammarCompiler
+from grammars.compiler import GrammarCompiler
+from grammars.texts import MAX_DEPTH
 from tests.fakes import hash_grammars
 from tests.fakes.http_edge import write_model_folder
 

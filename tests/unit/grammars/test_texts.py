@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from common.grammar import Grammar, GrammarKind
 from grammars.texts import compiled_text
 
 ADDED = ("<|end|>",)
 
 
 def is_forced(text: str) -> bool:
-    grammar = Grammar(GrammarKind.LARK, text)
-    compiled = compiled_text(grammar, ADDED)
+    compiled = compiled_text(text, ADDED)
     assert compiled.endswith(text)
     return "no_forcing" not in compiled
 

@@ -16,6 +16,7 @@ from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.middleware import ApiKeyMiddleware
 from router.access.refused_logins import RefusedLogins
+from router.access.refused_requests import RefusedRequests
 from tests.fakes.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
 from tests.fakes.http_server import eventually, raw_request, served
 from tests.fakes.manual_clock import ManualClock
@@ -35,7 +36,9 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def guarded(app: ASGIApp, book: ApiKeyBook) -> ApiKeyMiddleware:
-    return ApiKeyMiddleware(app, book, RefusedLogins(ManualClock(), CollectorRegistry()))
+    clock = ManualClock()
+    logins = RefusedLogins(clock, CollectorRegistry())
+    return ApiKeyMiddleware(app, book, logins, RefusedRequests(clock))
 
 
 def running(edge: Edge, name: str) -> float:

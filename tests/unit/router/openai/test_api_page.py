@@ -14,6 +14,8 @@ from router.openai.schemas import ChatBody, CompletionBody, SamplingFields, Whol
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "api.md"
 ROW = re.compile(r"^\| (`.+?`) \| (\S+) \| (\S+) \|", re.MULTILINE)
 
+PEERS = re.compile(r"^\| `.+?` \| \S+ \| \S+ \| ([^|]+) \| ([^|]+) \| ", re.MULTILINE)
+
 
 def table(column: int) -> dict[str, str]:
     """What becomes of each field in chats (0) or completions (1)."""
@@ -34,6 +36,15 @@ def test_each_field_is_in_the_group_that_the_page_names(
     of_code |= dict.fromkeys(body.harmless, "ignored")
     of_code |= dict.fromkeys(body.not_supported, "refused")
     assert table(column) == of_code
+
+
+def test_each_field_is_compared_with_other_servers() -> None:
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8").partition("## Answers")[0])
+    compared = PEERS.findall(PAGE.read_text(encoding="utf-8").partition("## Answers")[0])
+    assert len(rows) == len(compared) > 40
+    assert {cell for cells in compared for cell in cells} <= {
+        *("yes", "–", "ignored", "accepted", "earlier", "smaller first", "larger first")
+    }
 
 
 def row_of(path: str) -> tuple[set[str], ...]:

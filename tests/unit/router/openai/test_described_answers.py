@@ -10,13 +10,12 @@ from jsonschema import Draft202012Validator
 from common.errors import DeadlineExceeded, NodeLost, Overloaded
 from common.request import TokenLogprobs
 from router.core.generation import TokenChunk
+from router.http.described import ERROR, ERRORS
 from router.openai.described_answers import (
     CHAT_ANSWER,
     CHAT_EVENT,
     COMPLETION_ANSWER,
     COMPLETION_EVENT,
-    ERROR,
-    ERRORS,
 )
 from tests.fakes.http_edge import Edge, events, fails, make_edge, plays, says, tiny_model
 

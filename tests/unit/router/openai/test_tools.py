@@ -406,7 +406,11 @@ BAD += [
     (with_parameters({"type": "string"}), "tools.0.function.parameters.type", "'string'"),
     (with_parameters(deep(40)), "tools.0.function.parameters", "64 levels"),
     (with_parameters({}, strict="yes"), "tools.0.function.strict", "'yes'"),
-    (with_parameters({"type": "object", "not": {}}, strict=True), "tools", "cannot be followed"),
+    (
+        with_parameters({"type": "object", "not": {}}, strict=True),
+        "tools.0.function.parameters",
+        "#: ",
+    ),
 ]
 
 

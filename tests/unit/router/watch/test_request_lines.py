@@ -15,6 +15,7 @@ from common.errors import InternalError, NodeLost, Overloaded
 from router.text.text_model import TextModel
 from tests.fakes.http_edge import chunks, fails, hangs_after, make_edge, write_model_folder
 from tests.fakes.http_server import eventually, served
+from tests.fakes.recorded_tracing import RecordedTracing
 
 LOGGER = "pdserve.router.requests"
 PROMPT = "Hello world"
@@ -132,3 +133,41 @@ async def test_nothing_is_put_together_when_nobody_reads_it(
     async with make_edge().client() as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
     assert lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {"prompt": PROMPT}), ("/detokenize", {"tokens": [50, 51]})],
+)
+async def test_tokenization(
+    caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]
+) -> None:
+    tracing = RecordedTracing()
+    async with make_edge(tracing=tracing).client(headers={"x-request-id": "mine"}) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+        refused = await client.post(path, json=body | {"model": "other"})
+    good, bad = lines(caplog)
+    assert good.pop("duration_ms") >= 0
+    common = {"request_id": "mine", "endpoint": path[1:], "model": "tiny"}
+    assert good == common | {"outcome": "ok", "status": 200}
+    assert (bad["outcome"], bad["status"]) == ("model_not_found", 404)
+    assert bad["error"] == refused.json()["error"]["message"]
+    assert tracing.spans == [], "nothing was asked of a model"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_tokenization_that_fails(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def fail(*given: Any, **more: Any) -> Any:
+        raise KeyError("a bug")
+
+    edge = make_edge()
+    monkeypatch.setattr(TextModel, "decode", fail)
+    monkeypatch.setattr(TextModel, "encode", fail)
+    async with edge.client() as client:
+        reply = await client.post(path, json={"prompt": PROMPT, "tokens": [50]})
+    assert reply.status_code == 500
+    (line,) = lines(caplog)
+    assert (line["outcome"], line["status"]) == ("internal_error", 500)
+    assert any(record.exc_info for record in caplog.records)

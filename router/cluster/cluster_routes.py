@@ -1,0 +1,51 @@
+"""`/ready` and `/v1/cluster`: what a router knows of its cluster."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from router.cluster.described_cluster import (
+    CLUSTER_RESPONSES,
+    READY_RESPONSES,
+    TARGETS_RESPONSES,
+)
+from router.core.cluster_view import ClusterView
+from router.http.described import COMMON_ERRORS
+
+NOT_READY_RETRY_S = "1"
+
+
+def add_cluster_routes(app: FastAPI, cluster: ClusterView) -> None:
+    """Add the routes to `app`."""
+
+    @app.get(
+        "/ready",
+        description="A request that arrives now has somewhere to run.",
+        responses=READY_RESPONSES,
+    )
+    async def ready() -> JSONResponse:
+        if cluster.is_ready():
+            warnings = cluster.warnings()
+            return JSONResponse({"status": "ready"} | ({"warnings": warnings} if warnings else {}))
+        return JSONResponse(
+            {"status": "not ready", "reason": cluster.why_not_ready()},
+            status_code=503,
+            headers={"retry-after": NOT_READY_RETRY_S},
+        )
+
+    @app.get(
+        "/v1/cluster/targets",
+        description="The nodes, for Prometheus' HTTP discovery.",
+        responses=TARGETS_RESPONSES | COMMON_ERRORS,
+    )
+    async def scrape_targets() -> JSONResponse:
+        return JSONResponse(cluster.scrape_targets())
+
+    @app.get(
+        "/v1/cluster",
+        description="The router, its nodes and its latest placements.",
+        responses=CLUSTER_RESPONSES | COMMON_ERRORS,
+    )
+    async def describe_cluster() -> JSONResponse:
+        return JSONResponse(cluster.describe())
