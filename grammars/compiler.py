@@ -33,6 +33,9 @@ MAX_DEPTH = 64
 COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
+_DEAD_END = "NoExtensionBias"
+"""How llguidance says that nothing may follow here, neither a token nor the end."""
+_NO_TEXT = "no text follows it"
 
 _NAMES = {
     GrammarKind.JSON_SCHEMA: "JSON schema",
@@ -191,8 +194,8 @@ class GrammarCompiler:
         if grammar.kind is GrammarKind.JSON_SCHEMA:
             _check_depth(schema_of(grammar), grammar.source)
         matcher = self._compile(grammar)
-        if matcher.is_error():
-            problem = _problem(matcher)
+        problem = _problem(matcher)
+        if problem:
             if grammar.kind is GrammarKind.JSON_SCHEMA:
                 problem = f"{place_of(schema_of(grammar), self._schema_problem)}: {problem}"
             raise InvalidRequest(
@@ -217,8 +220,16 @@ class GrammarCompiler:
 
 
 def _problem(matcher: LLMatcher) -> str:
-    """Return why there is no grammar, without the text that the library repeats."""
+    """Return why nothing can follow a grammar, without what the library repeats; "" if it can."""
+    if not matcher.is_error():
+        # Some grammars without any text, such as a schema that is itself, fail at the first mask.
+        matcher = matcher.deep_copy()
+        allowed = matcher.compute_bitmask()
+        if not matcher.is_error():
+            return "" if any(allowed) else _NO_TEXT
     text = " ".join(_REPEATED.split(matcher.get_error())[0].split())
+    if text.startswith(_DEAD_END):
+        return _NO_TEXT
     text = _PLACE_OF_JSON.sub("", text)
     return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_MAX_PROBLEM_CHARS]}…"
 
