@@ -94,6 +94,7 @@ def status_of(api: Api, path: str, body: dict[str, Any]) -> int:
 
 
 def test_hostile_grammars(tiny_api: Api) -> None:
+    # G13.
     with stream_beside(tiny_api):
         statuses = {
             name: status_of(
@@ -106,6 +107,7 @@ def test_hostile_grammars(tiny_api: Api) -> None:
 
 
 def test_hostile_schemas_inside_tools(tiny_api: Api) -> None:
+    # G13.
     with stream_beside(tiny_api):
         statuses = {
             name: status_of(tiny_api, CHAT, asked_with_tool(grammar.text))

@@ -17,7 +17,6 @@ from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, PERSON, VOCAB_SIZE
 from tests.fakes.hash_runner import HashRunner
 
-
 FEW = {name: SCHEMAS[name] for name in ("name_age_city", "person_with_address")}
 
 

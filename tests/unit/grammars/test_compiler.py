@@ -50,6 +50,7 @@ def test_schemas_of_every_kind_compile(name: str, compiler: GrammarCompiler) -> 
 
 
 def test_json_has_one_form(compiler: GrammarCompiler) -> None:
+    # G10.
     grammar = schema({"type": "object"})
     assert follows(compiler, grammar, '{"a": [1, 2], "b": {"c": null}}')
     for text in ('{"a":1}', '{ "a": 1}', '{"a": [1,2]}', '{"a":  1}', '{"a": 1\n}', "[1]", "{"):
@@ -86,6 +87,7 @@ def test_json_has_one_form(compiler: GrammarCompiler) -> None:
 def test_what_cannot_be_followed_is_named_with_its_place(
     wrong: dict[str, Any], place: str, why: str, compiler: GrammarCompiler
 ) -> None:
+    # G11.
     with pytest.raises(InvalidRequest, match=why) as raised:
         compiler.matcher(schema(wrong))
     assert raised.value.param == "guided_json"
@@ -108,6 +110,7 @@ def test_hostile_grammars_take_bounded_time_and_memory(
     name: str, compiler: GrammarCompiler
 ) -> None:
     """They are refused, or followed for a while; no step of it takes long."""
+    # G13.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began_s = time.thread_time()
     try:

@@ -17,6 +17,7 @@ GRAMMAR = Grammar(GrammarKind.REGEX, "(ab|cd){2,5}")
 
 
 async def test_only_the_request_with_the_grammar_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # G13.
     compiler = SlowCompiler()
     monkeypatch.setattr(hash_grammars, "compiler", lambda: compiler)
     async with running_node(node_config()) as node:
