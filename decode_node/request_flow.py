@@ -25,6 +25,7 @@ from engine.core.planned_step import PlannedStep, StepOutputs
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
+from node.attempt_outputs import emit_tokens
 from node.attempt_table import Attempt
 from node.flow_limits import FlowLimits
 from node.messages import (
@@ -106,15 +107,22 @@ class DecodeFlow(NodeFlow):
         ):
             attempt.answer = StartedLocally(num_cached)
             self.attempts.add(attempt)
-            self.scheduler.add(sequence)
+            self._queue(attempt, message)
             return [Reply(message.reply_to, attempt.answer)]
         sequence.has_remote_kv = True
-        if not message.may_wait and not self.scheduler.can_seat(sequence):
-            return [self._refuse(message, self._why_full())]
+        full = self._why_not_queued(sequence, message)
+        if full is not None:
+            return [self._refuse(message, full)]
         attempt.waiting_replies.append(message.reply_to)
         self.attempts.add(attempt)
-        self.scheduler.add(sequence)
+        self._queue(attempt, message)
         return []
+
+    def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
+        """Return why a reservation is refused that may not wait: there is no room for it."""
+        if not sequence.has_remote_kv or message.may_wait or self.scheduler.can_seat(sequence):
+            return None
+        return self._why_full()
 
     def _prefills_locally(self, num_uncached: int) -> bool:
         limit = self._local_prefill_threshold
@@ -230,12 +238,12 @@ class DecodeFlow(NodeFlow):
             assert attempt is not None, "a running sequence belongs to an attempt"
             if output.finish_reason is not None:
                 self.attempts.remove(attempt)
-            effects.append(self._emit_tokens(attempt, output))
+            effects.append(emit_tokens(attempt, output))
         return effects
 
     def _release(self, attempt: Attempt) -> list[Effect]:
         lease_token = attempt.lease_token
-        self.scheduler.finish(attempt.sequence)
+        self._finish(attempt)
         self.attempts.remove(attempt)
         if lease_token is None:
             return []

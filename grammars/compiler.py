@@ -11,6 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -31,6 +32,9 @@ MAX_CACHED_BYTES = 4 << 20
 COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
+_DEAD_END = "NoExtensionBias"
+"""How llguidance says that nothing may follow here, neither a token nor the end."""
+_NO_TEXT = "no text follows it"
 
 _NAMES = {
     GrammarKind.JSON_SCHEMA: "JSON schema",
@@ -69,6 +73,7 @@ class GrammarCompiler:
         self._lock = Lock()
         self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._cached_bytes = 0
+        self._under_way: dict[Grammar, Future[LLMatcher]] = {}
         self._compile_s = {kind.value: Histogram(COMPILE_BOUNDS_S) for kind in GrammarKind}
         self._lookups = dict.fromkeys(("cached", "compiled", "refused"), 0)
 
@@ -103,27 +108,38 @@ class GrammarCompiler:
         return self._cached_bytes
 
     def lookups(self) -> dict[str, int]:
-        """Return how many matchers were asked for, by result: cached, compiled or refused."""
+        """Return how many matchers were asked for, by result: cached, compiled or refused.
+
+        One that waited for the compilation of another one counts as cached if that succeeded.
+        """
         return dict(self._lookups)
 
     def compile_s(self) -> dict[str, HistogramView]:
         """Return the seconds of all compilations, by kind, also of grammars that were refused."""
         return {kind: one.view() for kind, one in self._compile_s.items()}
 
+    def is_cached(self, grammar: Grammar) -> bool:
+        """Return whether a matcher of this grammar takes no compilation; it counts as used."""
+        with self._lock:
+            return self._cached(grammar) is not None
+
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher that has consumed nothing.
 
-        Raises `InvalidRequest` for a grammar that cannot be followed, naming the place in a schema.
+        A grammar that another thread compiles is waited for, and not compiled twice. Raises
+        `InvalidRequest` for a grammar that cannot be followed, naming the place in a schema.
         """
         with self._lock:
-            found = self._cache.get(grammar)
+            found = self._cached(grammar)
+            others = self._under_way.get(grammar)
             if found is not None:
-                self._cache.move_to_end(grammar)
                 self._lookups["cached"] += 1
-        if found is None:
-            found = self._timed(grammar)
-            with self._lock:
-                self._keep(grammar, found)
+            elif others is None:
+                ours = self._under_way[grammar] = Future[LLMatcher]()
+        if found is None and others is not None:
+            found = self._waited_for(others, grammar)
+        elif found is None:
+            found = self._compiled_for_all(grammar, ours)
         return found.deep_copy()
 
     def check(self, grammar: Grammar, parts: GrammarParts) -> None:
@@ -147,6 +163,40 @@ class GrammarCompiler:
             if self._cache.pop(grammar, None) is not None:
                 self._cached_bytes -= len(grammar.text)
 
+    def _cached(self, grammar: Grammar) -> LLMatcher | None:
+        found = self._cache.get(grammar)
+        if found is not None:
+            self._cache.move_to_end(grammar)
+        return found
+
+    def _compiled_for_all(self, grammar: Grammar, compilation: Future[LLMatcher]) -> LLMatcher:
+        """Compile a grammar; whoever waits for `compilation` gets the result or the error."""
+        try:
+            found = self._timed(grammar)
+        except BaseException as error:
+            with self._lock:
+                del self._under_way[grammar]
+            compilation.set_exception(error)
+            raise
+        with self._lock:
+            del self._under_way[grammar]
+            self._keep(grammar, found)
+        compilation.set_result(found)
+        return found
+
+    def _waited_for(self, compilation: Future[LLMatcher], grammar: Grammar) -> LLMatcher:
+        """Return what another thread compiles; the field that an error names is this grammar's."""
+        result = "refused"
+        try:
+            found = compilation.result()
+            result = "cached"
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), param=grammar.source or None) from error
+        finally:
+            with self._lock:
+                self._lookups[result] += 1
+        return found
+
     def _timed(self, grammar: Grammar) -> LLMatcher:
         began_s, result = time.perf_counter(), "refused"
         try:
@@ -161,8 +211,8 @@ class GrammarCompiler:
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         lark = as_lark(grammar, "start")
         matcher = self._compile(lark, _LIMITS)
-        if matcher.is_error():
-            problem = _problem(matcher)
+        problem = _problem(matcher)
+        if problem:
             if grammar.kind is GrammarKind.JSON_SCHEMA:
                 place = place_of(schema_of(grammar), self._trials(lark, problem))
                 problem = f"{place}: {problem}"
@@ -201,8 +251,6 @@ class GrammarCompiler:
         return LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
 
     def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
-        if grammar in self._cache:
-            return
         self._cache[grammar] = matcher
         self._cached_bytes += len(grammar.text)
         while len(self._cache) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:
@@ -211,7 +259,15 @@ class GrammarCompiler:
 
 
 def _problem(matcher: LLMatcher) -> str:
-    """Return why there is no grammar, without the text that the library repeats."""
+    """Return why nothing can follow a grammar, without what the library repeats; "" if it can."""
+    if not matcher.is_error():
+        # Some grammars without any text, such as a schema that is itself, fail at the first mask.
+        matcher = matcher.deep_copy()
+        allowed = matcher.compute_bitmask()
+        if not matcher.is_error():
+            return "" if any(allowed) else _NO_TEXT
     text = " ".join(_REPEATED.split(matcher.get_error())[0].split())
+    if text.startswith(_DEAD_END):
+        return _NO_TEXT
     text = _PLACE_OF_JSON.sub("", text)
     return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_MAX_PROBLEM_CHARS]}…"

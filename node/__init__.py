@@ -6,9 +6,11 @@ request_path      control service, inbox, step thread and token streams, connect
 node_flow         the node's decisions around its scheduler (pure): messages in, effects out
 flow_limits       which requests a node could never answer (pure)
 messages          messages to the step thread, and the effects that it wants (pure)
+current_load      the node's load as routers see it (pure)
 copies_under_way  copies of KV blocks, and what follows their ends (pure)
 shedding          when a queued request would end, and whether that is too late (pure)
 attempt_table     the attempts on a node: who asked for them, until when (pure)
+attempt_outputs   what a node says in a router's stream about an attempt (pure)
 tickets           tickets of decode nodes, to and from the wire
 connector_watch   whether the KV connector's thread makes turns
 step_progress     whether steps end, by how long they usually take (pure)

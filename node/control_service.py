@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from common.errors import (
     PdserveError,
     PeerProtocolError,
 )
-from common.grammar import Grammar
 from common.ids import Incarnation
 from common.nodes import Role
 from node.drain import NodeDrain
@@ -34,7 +33,7 @@ from node.messages import (
     StartedLocally,
 )
 from node.output_streams import OutputStreams, RouterStream
-from node.router_calls import Replies, RouterCalls
+from node.router_calls import PrepareGrammar, Replies, RouterCalls
 from node.step_progress import StepProgress
 from node.tickets import ticket_to_proto
 from protos import pdserve_node_pb2 as pb
@@ -67,7 +66,7 @@ class ControlService(pb_grpc.NodeServicer):
         clock: Clock,
         drain: NodeDrain,
         progress: StepProgress,
-        prepare_grammar: Callable[[Grammar], object],
+        prepare_grammar: PrepareGrammar,
     ) -> None:
         self._incarnation = incarnation
         self._role = role

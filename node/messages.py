@@ -32,6 +32,17 @@ class Submit:
     ticket: Ticket | None = None
     must_prefill_locally: bool = False
     may_wait: bool = False
+    is_compiling: bool = False
+    """Its grammar is being compiled: `Compiled` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The grammar of a `Submit`, that with this `reply_to`, is compiled, or cannot be followed."""
+
+    attempt: AttemptId
+    reply_to: int
+    error: PdserveError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,7 @@ class Copied:
     error: Exception | None = None
 
 
-Message = Submit | Abort | RouterGone | Drain | Copied | ConnectorEvent
+Message = Submit | Compiled | Abort | RouterGone | Drain | Copied | ConnectorEvent
 
 # --- answers ----------------------------------------------------------------------------------
 

@@ -20,26 +20,29 @@ from common.errors import (
     PdserveError,
     PoolExhausted,
 )
+from common.ids import AttemptId
 from common.nodes import NodeLoad
-from common.request import FinishReason, RequestOutput
+from common.request import FinishReason
 from engine.core.cache_copy import CacheCopy, CopyKind
 from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutputs, SwapCopy
+from engine.core.planned_step import PlannedStep, Pushes, StepOutputs, SwapCopy
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import ConnectorFailed, KVEvent
+from node.attempt_outputs import emit_error
 from node.attempt_table import Attempt, AttemptTable
 from node.copies_under_way import CopiesUnderWay
+from node.current_load import current_load
 from node.flow_limits import FlowLimits
 from node.messages import (
     Abort,
     CheckCopies,
+    Compiled,
     Copied,
     Drain,
     Drained,
     Effect,
-    Emit,
     Message,
     NodeStatistics,
     Refused,
@@ -69,6 +72,8 @@ class NodeFlow(ABC):
         self._has_said_drained = False
         self._unreported: StepOutputs | None = None
         self._copies = CopiesUnderWay()
+        self._compiling: dict[AttemptId, Submit] = {}
+        """Attempts that the scheduler does not know yet: their grammar is being compiled."""
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
@@ -83,6 +88,8 @@ class NodeFlow(ABC):
         match message:
             case Submit():
                 return self._on_submit(message, now_s)
+            case Compiled():
+                return self._on_compiled(message)
             case Abort():
                 return self._on_abort(message)
             case RouterGone():
@@ -224,6 +231,10 @@ class NodeFlow(ABC):
         """Answer reservations that now hold their blocks; only a decode node has any."""
         return []
 
+    def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
+        """Return why a sequence may not wait for a seat; only a decode node has such ones."""
+        return None
+
     # --- inside -------------------------------------------------------------------------------
 
     def _begin_swap(self, swap: SwapCopy) -> Effect:
@@ -280,9 +291,10 @@ class NodeFlow(ABC):
         )
         if problem is not None:
             return [self._refuse(message, problem)]
-        if len(self.scheduler.waiting) >= self._limits.max_queued_requests:
+        num_waiting = len(self.scheduler.waiting) + len(self._compiling)
+        if num_waiting >= self._limits.max_queued_requests:
             full = Overloaded(
-                f"{len(self.scheduler.waiting)} requests wait on this node",
+                f"{num_waiting} requests wait on this node",
                 retry_after_s=RETRY_AFTER_S,
             )
             return [self._refuse(message, full)]
@@ -290,6 +302,36 @@ class NodeFlow(ABC):
         if self._limits.sheds and late is not None:
             return [self._refuse(message, late)]
         return self._submit(message, now_s)
+
+    def _queue(self, attempt: Attempt, message: Submit) -> None:
+        """Pass a sequence to the scheduler, but not before its grammar is compiled.
+
+        A step under a grammar that is not compiled would make all its other requests wait.
+        """
+        if message.is_compiling:
+            self._compiling[attempt.id] = message
+        else:
+            self.scheduler.add(attempt.sequence)
+
+    def _on_compiled(self, message: Compiled) -> list[Effect]:
+        held = self._compiling.get(message.attempt)
+        if held is None or held.reply_to != message.reply_to:
+            return []  # the attempt is over, or this tells of a call that asked again
+        attempt = self.attempts.get(message.attempt)
+        assert attempt is not None, "an attempt is held until it is over"
+        error = message.error or self._why_not_queued(attempt.sequence, held)
+        if error is not None:
+            return self._fail(attempt, error)
+        del self._compiling[attempt.id]
+        self.scheduler.add(attempt.sequence)
+        return []
+
+    def _finish(self, attempt: Attempt, *, keep_blocks: bool = False) -> None:
+        """End an attempt's sequence, whether the scheduler knows it yet or not."""
+        if self._compiling.pop(attempt.id, None) is None:
+            self.scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)
+        else:
+            attempt.sequence.move_to(SequenceStatus.FINISHED)
 
     def _on_abort(self, message: Abort) -> list[Effect]:
         effects: list[Effect] = []
@@ -316,40 +358,8 @@ class NodeFlow(ABC):
         waiting = attempt.take_waiting_replies()
         effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]
         if not waiting:
-            effects.append(
-                Emit(
-                    attempt.router,
-                    RequestOutput(
-                        id=attempt.id,
-                        finish_reason=FinishReason.ERROR,
-                        error_code=error.code,
-                        error_message=str(error),
-                    ),
-                )
-            )
+            effects.append(emit_error(attempt, error))
         return effects + self._release(attempt)
-
-    def _emit_tokens(self, attempt: Attempt, output: StepOutput) -> Emit:
-        sequence = attempt.sequence
-        queue_s, compute_s = (0.0, 0.0) if output.first_index else attempt.prompt_spans_s()
-        if output.finish_reason is not None:
-            attempt.outcome = output.finish_reason.value
-        return Emit(
-            attempt.router,
-            RequestOutput(
-                id=attempt.id,
-                first_index=output.first_index,
-                token_ids=output.token_ids,
-                logprobs=output.logprobs,
-                num_cached_tokens=sequence.num_cached_tokens,
-                num_drafted=sequence.num_drafted,
-                num_accepted=sequence.num_accepted_drafts,
-                queue_s=queue_s,
-                compute_s=compute_s,
-                finish_reason=output.finish_reason,
-                prompt_logprobs=output.prompt_logprobs,
-            ),
-        )
 
     def _why_starved(self, sequence: Sequence) -> PoolExhausted:
         return PoolExhausted(
@@ -373,23 +383,10 @@ class NodeFlow(ABC):
         )
 
     def _current_load(self) -> NodeLoad:
-        scheduler, seen = self.scheduler, self.statistics.scheduler
-        counted = seen.counters
-        return NodeLoad(
-            free_blocks=scheduler.pool.num_available,
-            free_seats=max(scheduler.num_free_seats, 0),
-            num_running=len(scheduler.running) + len(scheduler.receiving),
-            num_waiting=len(scheduler.waiting),
-            queued_tokens=seen.num_queued_tokens,
-            new_token_ratio=seen.new_token_ratio,
-            num_preemptions=counted.num_preemptions,
-            num_recomputed_tokens=counted.num_recomputed_tokens,
-            num_drafted=counted.num_drafted,
-            num_accepted=counted.num_accepted,
-            num_cached_blocks=seen.blocks.cached,
-            num_reserved_blocks=seen.blocks.reserved,
-            num_receiving_blocks=seen.blocks.receiving,
-            num_quarantined_blocks=seen.blocks.quarantined,
+        return current_load(
+            self.scheduler,
+            self.statistics.scheduler,
+            num_compiling=len(self._compiling),
             is_draining=self.is_draining,
         )
 

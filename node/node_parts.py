@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,7 +34,12 @@ class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
     @property
     def has_grammars(self) -> bool: ...
     def grammar_statistics(self) -> GrammarStatistics | None: ...
-    def prepare_grammar(self, grammar: Grammar) -> None: ...
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        """Begin to compile a grammar, on any thread; None: no step will wait for it.
+
+        The future has the error of a grammar that cannot be followed. Raises `Overloaded`.
+        """
+
     def warm_up(self) -> None: ...
 
 

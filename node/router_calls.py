@@ -8,18 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 from common.clock import Clock
-from common.errors import DeadlineExceeded, Overloaded, PdserveError, PeerProtocolError
+from common.errors import (
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+)
 from common.grammar import Grammar
 from common.ids import Incarnation
 from common.logs import log_fields
 from common.nodes import Role
 from node.inbox import Inbox
-from node.messages import Abort, Answer, Refused, Submit
+from node.messages import Abort, Answer, Compiled, Refused, Submit
 from node.tickets import ticket_from_proto
 from protos import pdserve_node_pb2 as pb
 from protos.codec import attempts_from_proto, request_from_proto
@@ -31,6 +38,10 @@ MAX_WAITING_CALLS = 8192
 MAX_CALLS_PER_MESSAGE = 4096
 MAX_ABORTS_PER_MESSAGE = 4096
 FULL_INBOX_PAUSE_S = 0.05
+
+
+PrepareGrammar = Callable[[Grammar], "Future[None] | None"]
+"""Begins to compile a grammar; None: it is compiled. Raises `Overloaded`."""
 
 
 class Replies:
@@ -85,7 +96,7 @@ class RouterCalls:
         clock: Clock,
         *,
         answer: Callable[[int, Answer], None],
-        prepare_grammar: Callable[[Grammar], object],
+        prepare_grammar: PrepareGrammar,
     ) -> None:
         self._router = router
         self._role = role
@@ -142,17 +153,28 @@ class RouterCalls:
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise Overloaded(f"{MAX_WAITING_CALLS} calls of {self._router} wait for a reply")
             submit = self._submit(call, reply_to)
+            grammar = submit.request.sampling.grammar
+            compiling = None if grammar is None else self._prepare_grammar(grammar)
+            if compiling is not None:
+                submit = replace(submit, is_compiling=True)
             self._inbox.put(submit)
         except PdserveError as error:
             self._replies.forget(reply_to)
             self._answer(call_id, Refused(error))
             return
-        if submit.request.sampling.grammar is not None:
-            # Compiled beside what runs now, so that the step that draws under it rarely waits.
-            self._prepare_grammar(submit.request.sampling.grammar)
+        if compiling is not None:
+            # Behind the call in the inbox, also where the compilation has ended meanwhile.
+            compiling.add_done_callback(partial(self._on_compiled, submit))
         # The call waits no longer than the request's deadline allows.
         timer = self._loop.call_later(submit.request.deadline_s, self._on_deadline, call_id)
         self._waiting[call_id] = _Waiting(submit, timer)
+
+    def _on_compiled(self, submit: Submit, compiled: Future[None]) -> None:
+        """Tell the step thread; on the thread that compiled."""
+        error = compiled.exception()
+        if error is not None and not isinstance(error, PdserveError):
+            error = InternalError(f"a grammar was not compiled: {error!r}")
+        self._inbox.put(Compiled(submit.request.id, submit.reply_to, error))
 
     def _submit(self, call: pb.Call, reply_to: int) -> Submit:
         match call.WhichOneof("ask"):

@@ -31,6 +31,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
+from node.attempt_outputs import emit_tokens
 from node.attempt_table import HANDED_OFF, Attempt
 from node.flow_limits import FlowLimits
 from node.messages import (
@@ -93,7 +94,7 @@ class PrefillFlow(NodeFlow):
             answer=Accepted(),
         )
         self.attempts.add(attempt)
-        self.scheduler.add(sequence)
+        self._queue(attempt, message)
         effects: list[Effect] = [Reply(message.reply_to, Accepted())]
         if ticket is not None:
             self.attempts.set_lease(attempt, ticket.lease_token)
@@ -200,7 +201,7 @@ class PrefillFlow(NodeFlow):
 
     def _on_first_token(self, output: StepOutput) -> list[Effect]:
         attempt = self._attempt_of(output.sequence)
-        effects: list[Effect] = [self._emit_tokens(attempt, output)]
+        effects: list[Effect] = [emit_tokens(attempt, output)]
         if attempt.lease_token is None:
             self.attempts.remove(attempt)
             return effects
@@ -256,11 +257,11 @@ class PrefillFlow(NodeFlow):
             return []
         attempt.is_over = True
         if attempt.sequence.status is not SequenceStatus.EXPORTING:
-            self.scheduler.finish(attempt.sequence, keep_blocks=True)
+            self._finish(attempt, keep_blocks=True)
         return [AbortTransfer(attempt.lease_token)]
 
     def _end_sequence(self, attempt: Attempt) -> None:
         if attempt.sequence.status is SequenceStatus.EXPORTING:
             self.scheduler.release(attempt.sequence)
         else:
-            self.scheduler.finish(attempt.sequence)
+            self._finish(attempt)

@@ -59,7 +59,7 @@ class PacedRunner:
         )
 
     def prepare_grammar(self, grammar: Grammar) -> None:
-        """Do nothing: no request has one."""
+        """Return None: no request has one."""
 
     def grammar_statistics(self) -> None:
         """Return None: nothing follows a grammar."""

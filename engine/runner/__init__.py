@@ -32,6 +32,7 @@ With either, `mtp` drafts tokens with one more layer.
     device_draw         draws with one read from a device: device_sampler finds the tokens that can
                         be drawn (device_noise: their noise), head_draw draws from them exactly
     grammar_masks       which tokens grammars allow, found while the layers compute
+    preparation         compiles grammars before their requests get a seat
     held_matcher        the matcher of a seat, which follows its output
     unmasked_rows       rows that are drawn without a mask and then checked
     allowed_tokens      masks of allowed tokens

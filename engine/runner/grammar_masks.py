@@ -32,6 +32,7 @@ from engine.core.plan import DrawnTokens
 from engine.core.step_batch import StepBatch
 from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.held_matcher import HeldMatcher, Matchers
+from engine.runner.preparation import Preparation
 from engine.runner.unmasked_rows import GrammarJob, UnmaskedRows, needs_no_mask
 
 log = logging.getLogger("pdserve.engine")
@@ -100,16 +101,21 @@ class GrammarMasks:
         self._num_forced: dict[int, int] = {}
         self.counters = Counters()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pdserve-masks")
-        # A thread of its own: no step waits for a compilation that it does not need.
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="pdserve-grammars")
+        self._preparation = Preparation(matchers)
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Begin to compile a grammar that will be needed."""
-        self._compiling.submit(self._compile, grammar)
+    def prepare(self, grammar: Grammar) -> Future[None] | None:
+        """Begin to compile a grammar that will be needed, on any thread; None: it is compiled.
+
+        The future has the error, `InvalidRequest`, of a grammar that cannot be followed. Raises
+        `Overloaded` while too many wait.
+        """
+        return self._preparation.begin(grammar)
 
     def statistics(self) -> GrammarStatistics:
         """Return what following grammars took so far, on any thread."""
         counted, matchers = self.counters, self._matchers
+        failures = dict(counted.failures)
+        failures["compile"] += self._preparation.num_failed
         return GrammarStatistics(
             compile_s=matchers.compile_s(),
             lookups=matchers.lookups(),
@@ -120,7 +126,7 @@ class GrammarMasks:
             waited_s=counted.waited_s,
             num_forced_drafted=counted.num_forced_drafted,
             num_forced_accepted=counted.num_forced_accepted,
-            failures=dict(counted.failures),
+            failures=failures,
         )
 
     def begin(self, batch: StepBatch) -> PendingMasks | None:
@@ -251,12 +257,6 @@ class GrammarMasks:
         if held.matcher.is_stopped() and len(self._eos_token_ids) == 1:
             return tuple(self._eos_token_ids)
         return tuple(held.matcher.compute_ff_tokens()[:MAX_FORCED])
-
-    def _compile(self, grammar: Grammar) -> None:
-        try:
-            self._matchers.matcher(grammar)
-        except PdserveError:
-            log.debug("a grammar does not compile; its requests will fail")
 
     def _has_matcher(self, job: GrammarJob) -> bool:
         held = self._seats.get(job.seat)

@@ -19,6 +19,9 @@ class Matchers(Protocol):
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher that has consumed nothing. Raises `PdserveError`."""
 
+    def is_cached(self, grammar: Grammar) -> bool:
+        """Return whether a matcher of this grammar takes no compilation."""
+
     def forget(self, grammar: Grammar) -> None:
         """Compile this grammar anew for the next matcher."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +93,13 @@ class ModelRunner:
         """Return what following grammars took, on any thread; None where none is followed."""
         return None if self.grammars is None else self.grammars.statistics()
 
-    def prepare_grammar(self, grammar: Grammar) -> None:
-        """Begin to compile a grammar; any thread may call this."""
-        if self.grammars is not None:
-            self.grammars.prepare(grammar)
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        """Begin to compile a grammar, on any thread; None: no step will wait for it.
+
+        The future has the error, `InvalidRequest`, of a grammar that cannot be followed. Raises
+        `Overloaded` while too many wait.
+        """
+        return None if self.grammars is None else self.grammars.prepare(grammar)
 
     @property
     def layout(self) -> KVLayout:

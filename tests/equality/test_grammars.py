@@ -17,9 +17,17 @@ from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from engine.runner.model_runner import ModelRunner
+from grammars.texts import as_lark
 from pdserve.checkpoints.demo_model import demo_model_folder
+from router.tools.definitions import Tool, ToolUse
+from router.tools.grammars import GrammarWriter
+from router.tools.hermes import HERMES
+from router.tools.thinking import ThinkingFormat
 from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
 from tests.equality.test_under_pressure import NUM_DRAFTS, pressed
+
+pytestmark = pytest.mark.timeout(300)
+"""The first test computes all answers alone."""
 
 PERSON = {
     "type": "object",
@@ -37,6 +45,24 @@ GRAMMARS = (
     Grammar(GrammarKind.LARK, 'start: ("red" | "green" | "blue") (", " ("red" | "green")){8,9}'),
     None,
 )
+_WRITER = GrammarWriter(())
+_TOOL = Tool(name="person", description=None, parameters=PERSON, is_strict=True)
+_TOOLS = ToolUse(tools=(_TOOL,), callable_names=frozenset({"person"}))
+AGENTS = (
+    (
+        '<tool_call>\n{"name": "person"}\n</tool_call>\n' * 3 + '<tool_call>\n{"name":',
+        _WRITER.calls(HERMES, _TOOLS, ThinkingFormat.NONE),
+        '<tool_call>\n{"name": "person", "arguments": ',
+    ),
+    (
+        "Sure.</think>" * 6 + "Sure",
+        _WRITER.behind_thinking(as_lark(GRAMMARS[0], "asked"), ThinkingFormat.BEGUN),
+        '</think>\n\n{"name": "',
+    ),
+)
+"""Prompts that the model goes on repeating, so that its drafts reach over the end of free text; the
+grammars of an answer that may call a tool and of one behind thinking, as the router writes them;
+and what the answer holds."""
 WAYS_TO_DRAW = [
     SamplingParams(max_tokens=32, temperature=0.9, frequency_penalty=0.1),
     SamplingParams(max_tokens=32, temperature=0.9),
@@ -69,6 +95,16 @@ def requests() -> list[GenerationRequest]:
             deadline_s=60.0,
         )
         for i, grammar in enumerate(GRAMMARS * 2)
+    ] + [
+        GenerationRequest(
+            id=AttemptId(f"agent{i}", 1),
+            prompt_token_ids=tuple(tokenizer.encode(prompt).ids),
+            sampling=SamplingParams(
+                max_tokens=48, temperature=0.0, grammar=Grammar(GrammarKind.LARK, text)
+            ),
+            deadline_s=60.0,
+        )
+        for i, (prompt, text, _) in enumerate(AGENTS)
     ]
 
 
@@ -96,6 +132,8 @@ def test_whole_answers_follow_their_grammar(
     assert undisturbed[0][-1] in runners[0].eos_token_ids
     tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
     jsonschema.validate(json.loads(tokenizer.decode(undisturbed[0])), PERSON)
+    for tokens, (_, _, held) in zip(undisturbed[-len(AGENTS) :], AGENTS, strict=True):
+        assert held in tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize(("method", "mode", "steps"), WAYS)
@@ -107,10 +145,11 @@ def test_one_node_that_preempts(
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
+    # G01, G02.
     config, speculation = pressed(("none", "last_in_first_out", mode, method, steps))
     node = Node(
         runners[0],
-        num_blocks=7,
+        num_blocks=9,
         budget=20,
         config=config,
         speculation=speculation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from functools import cache
 from itertools import product
 
@@ -13,6 +14,11 @@ from llguidance.numpy import fill_next_token_bitmask
 from common.grammar import Grammar, GrammarKind
 from engine.runner.grammar_masks import PendingMasks
 from grammars.compiler import GrammarCompiler
+from grammars.texts import as_lark
+from router.tools.definitions import Tool, ToolUse
+from router.tools.grammars import GrammarWriter
+from router.tools.hermes import HERMES
+from router.tools.thinking import END, ThinkingFormat
 
 VOCAB_SIZE = 997
 EOS_TOKEN_ID = 996
@@ -46,6 +52,18 @@ PERSON = {
     "additionalProperties": False,
 }
 NUMBERS = {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 4}
+TOOL = Tool(name="name", description=None, parameters=PERSON, is_strict=True)
+TOOL_TAGS = ("<tool_call>", "</tool_call>")
+"""Tokens of their own, which no text is."""
+_LETTERS = "abcdefghijklmnop"
+_SPLIT_TAGS = [
+    before + tag + behind
+    for tag in (END, HERMES.trigger)
+    for before, behind in (*((one, "") for one in _LETTERS), *(("", one) for one in "\n {["))
+]
+"""Tokens of text that reach over a begin or an end, so many that random answers hold some."""
+
+
 GRAMMARS = [
     Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON)),
     Grammar(GrammarKind.JSON_SCHEMA, json.dumps(NUMBERS)),
@@ -54,18 +72,38 @@ GRAMMARS = [
 ]
 
 
+def _called(tag_tokens: Collection[str], **use: bool) -> Grammar:
+    """Return the grammar of answers that may call a tool, as the router writes it."""
+    tools = ToolUse(tools=(TOOL,), callable_names=frozenset({TOOL.name}), **use)
+    text = GrammarWriter(tag_tokens).calls(HERMES, tools, ThinkingFormat.NONE)
+    return Grammar(GrammarKind.LARK, text)
+
+
+def _behind_thinking() -> Grammar:
+    """Return the grammar of an answer that begins with thinking, as the router writes it."""
+    asked = as_lark(GRAMMARS[0], "asked")
+    text = GrammarWriter(()).behind_thinking(asked, ThinkingFormat.BEGUN)
+    return Grammar(GrammarKind.LARK, text)
+
+
+MAY_CALL, MUST_CALL, THINKS = _called(()), _called(TOOL_TAGS, must_call=True), _behind_thinking()
+GRAMMARS += [MAY_CALL, MUST_CALL, THINKS]
+"""JSON, an expression, rules; then as the router writes them: free text with a call behind it, a
+lazy lexeme and nested JSON; calls between tags that are tokens; and JSON behind thinking."""
+
+
 class _Words:
     """A tokenizer in the form that llguidance asks for; the longest token first."""
 
     eos_token_id = EOS_TOKEN_ID
     bos_token_id = None
-    special_token_ids = (EOS_TOKEN_ID,)
+    special_token_ids = (EOS_TOKEN_ID - 2, EOS_TOKEN_ID - 1, EOS_TOKEN_ID)
 
     def __init__(self) -> None:
         words = [bytes([value]) for value in range(256)]
-        words += [text.encode() for text in (*_MARKS, *_TEXTS)]
-        words += [f"<unused {number}>".encode() for number in range(len(words), EOS_TOKEN_ID)]
-        self.tokens = [*words[:EOS_TOKEN_ID], b"<eos>"]
+        words += [text.encode() for text in (*_MARKS, *_TEXTS, *_SPLIT_TAGS)]
+        words += [f"<unused {number}>".encode() for number in range(len(words), EOS_TOKEN_ID - 2)]
+        self.tokens = [*words, *(tag.encode() for tag in TOOL_TAGS), b"<eos>"]
         self._ids = {word: token_id for token_id, word in enumerate(self.tokens)}
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -114,6 +152,11 @@ def allowed_ids(matcher: LLMatcher, vocab_size: int) -> np.ndarray:
     mask = np.zeros((1, -(-vocab_size // 32)), np.int32)
     fill_next_token_bitmask(matcher, mask)
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def whole_token(text: str) -> int:
+    """Return the token of exactly this text, which the tokenizer may write otherwise."""
+    return _Words().tokens.index(text.encode())
 
 
 def id_of(text: str) -> int:

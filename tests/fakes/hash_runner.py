@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -92,9 +93,9 @@ class HashRunner:
         self.copies: list[LateCopy] = []
         """Copies that were begun and have not ended, in order."""
 
-    def prepare_grammar(self, grammar: Grammar) -> None:
-        """Begin to compile a grammar."""
-        self._grammars.prepare(grammar)
+    def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
+        """Begin to compile a grammar; None: it is compiled."""
+        return self._grammars.prepare(grammar)
 
     def grammar_statistics(self) -> GrammarStatistics | None:
         """Return what following grammars took."""

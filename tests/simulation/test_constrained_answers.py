@@ -17,6 +17,7 @@ def test_handoffs_and_continued_answers_follow_the_grammar(
     method: str, grammar: Grammar, threshold: int | None
 ) -> None:
     """Token 0 is drawn on a prefill node; a killed or drained node's answer goes on on another."""
+    # G03, G05.
     size = NodeSize(budget=7, method=method, num_drafts=2)
     whole = make_request(9, max_tokens=40, temperature=1.0, seed=3, grammar=grammar)
     right = right_answer(whole)

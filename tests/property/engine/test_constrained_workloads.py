@@ -46,6 +46,7 @@ def constrained(draw: st.DrawFn, engine: Engine) -> list[Arrival]:
 @settings(fixed, max_examples=150)
 @given(st.data())
 def test_the_same_tokens_whatever_happens(data: st.DataObject) -> None:
+    # G01, G04.
     engine = data.draw(engines(least_blocks=8))
     run = Run(engine, data.draw(constrained(engine)))
     check_answers(run, run.to_the_end())

@@ -19,6 +19,7 @@ from grammars import compiler as limits
 from grammars.compiler import GrammarCompiler
 from grammars.texts import MAX_DEPTH
 from tests.fakes import hash_grammars
+from tests.fakes.hostile_grammars import HOSTILE
 from tests.fakes.http_edge import write_model_folder
 
 
@@ -50,6 +51,7 @@ def test_schemas_of_every_kind_compile(name: str, compiler: GrammarCompiler) -> 
 
 
 def test_json_has_one_form(compiler: GrammarCompiler) -> None:
+    # G10.
     grammar = schema({"type": "object"})
     assert follows(compiler, grammar, '{"a": [1, 2], "b": {"c": null}}')
     for text in ('{"a":1}', '{ "a": 1}', '{"a": [1,2]}', '{"a":  1}', '{"a": 1\n}', "[1]", "{"):
@@ -72,11 +74,21 @@ def test_json_has_one_form(compiler: GrammarCompiler) -> None:
         ({"properties": {"a": {"pattern": "(?<=a)b"}}}, "#/properties/a", "look-around"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "#", "Unsatisfiable"),
         ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "#", "oneOf"),
+        ({"$ref": "#"}, "#", "no text follows it"),
+        (
+            {
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                "$ref": "#/$defs/a",
+            },
+            "#/$defs/a",
+            "no text follows it",
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_named_with_its_place(
     wrong: dict[str, Any], place: str, why: str, compiler: GrammarCompiler
 ) -> None:
+    # G11.
     with pytest.raises(InvalidRequest, match=why) as raised:
         compiler.matcher(schema(wrong))
     assert raised.value.param == "guided_json"
@@ -94,46 +106,12 @@ def test_the_depth_of_a_schema_is_bounded(compiler: GrammarCompiler) -> None:
             compiler.matcher(schema(nested(depth)))
 
 
-def doubling(count: int) -> dict[str, Any]:
-    """References that would double with each definition if they were written out."""
-    parts: dict[str, Any] = {
-        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"allOf": [
-            {"$ref": f"#/$defs/d{i + 1}"}, {"properties": {f"x{i}": {}}}]}]}
-        for i in range(count)
-    }  # fmt: skip
-    return {"$defs": {**parts, f"d{count}": {"type": "object"}}, "$ref": "#/$defs/d0"}
-
-
-HOSTILE = {
-    "doubling references": schema(doubling(40)),
-    "a chain of references": schema({"$defs": {
-        **{f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2000)}, "d2000": {}},
-        "$ref": "#/$defs/d0"}),
-    "itself": schema({"$ref": "#"}),
-    "two that name each other": schema(
-        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-    ),
-    "many properties": schema(
-        {"properties": (p := {f"p{i}": {"type": "string"} for i in range(3000)}), "required": [*p]}
-    ),
-    "a long enum": schema({"enum": [f"value {i}" for i in range(6000)]}),
-    "huge counts": schema({"type": "array", "minItems": 10**9, "items": {"minLength": 10**9}}),
-    "a pattern of patterns": schema({"type": "string", "pattern": "((a{1,99}){1,99}){1,99}"}),
-    "a catastrophic pattern": schema({"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}),
-    "nested repetition": Grammar(GrammarKind.REGEX, "(x+x+)+y"),
-    "repeated repetition": Grammar(GrammarKind.REGEX, "((((a{0,999}){0,999}){0,999}){0,999})b"),
-    "many alternatives": Grammar(GrammarKind.REGEX, "|".join(f"{i}x" for i in range(12_000))),
-    "deep parentheses": Grammar(GrammarKind.REGEX, "(" * 30_000 + "a" + ")" * 30_000),
-    "an ambiguous grammar": Grammar(GrammarKind.LARK, 'start: a\na: a a | "x" | '),
-    "deep rules": Grammar(GrammarKind.LARK, "start: " + "(" * 20_000 + '"a"' + ")" * 20_000),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_take_bounded_time_and_memory(
     name: str, compiler: GrammarCompiler
 ) -> None:
     """They are refused, or followed for a while; no step of it takes long."""
+    # G13.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began_s = time.thread_time()
     try:

@@ -38,11 +38,12 @@ class RunningNode:
         self.record = record
         self.runner = runner
         self._stub = stub
-        self._envelope = make_envelope(ROUTER, record.incarnation)
 
-    async def answer(self, request: GenerationRequest) -> list[RequestOutput]:
+    async def answer(
+        self, request: GenerationRequest, router: Incarnation = ROUTER
+    ) -> list[RequestOutput]:
         """Everything that the node says to one request, which it computes alone."""
-        caller = NodeCaller(self._stub, self._envelope)
+        caller = NodeCaller(self._stub, make_envelope(router, self.record.incarnation))
         await caller.greet()
         reply = await caller.ask(
             pb.ReserveRequest(request=request_to_proto(request), must_prefill_locally=True)

@@ -1,18 +1,26 @@
-"""The deadline of a call: it is that of this call alone, and ends with its answer or its stream."""
+"""The deadline of a call, which is its own, and the grammar that is compiled for it."""
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import replace
 
+import pytest
+
+from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from common.nodes import Role
 from node.inbox import Inbox
-from node.messages import Accepted, Answer, Refused, Submit
+from node.messages import Accepted, Answer, Compiled, Refused, Submit
 from node.router_calls import Replies, RouterCalls
 from protos import pdserve_node_pb2 as pb
 from tests.fakes.stopped_time import StoppedTime
 from tests.unit.node.control_server import REQUEST, ROUTER, reserve
+
+UNDER_GRAMMAR = replace(
+    REQUEST, sampling=replace(REQUEST.sampling, grammar=Grammar(GrammarKind.REGEX, "a"))
+)
 
 
 class Calls:
@@ -24,11 +32,17 @@ class Calls:
         self.inbox = Inbox(max_requests=9)
         self.answers: list[tuple[int, Answer]] = []
         self.prepared: list[Grammar] = []
+        self.compiling: Future[None] | None = None
         self.calls = RouterCalls(
             ROUTER, Role.DECODE, self.inbox, self.replies, self.time,
             answer=lambda call_id, answer: self.answers.append((call_id, answer)),
-            prepare_grammar=self.prepared.append,
+            prepare_grammar=self.prepare,
         )  # fmt: skip
+
+    def prepare(self, grammar: Grammar) -> Future[None] | None:
+        """Note the grammar; it is compiled unless `compiling` is there."""
+        self.prepared.append(grammar)
+        return self.compiling
 
     async def begin(self, deadline_s: float) -> Submit:
         """Take call 1."""
@@ -72,8 +86,60 @@ async def test_nobody_is_answered_when_the_stream_has_ended() -> None:
 
 async def test_a_grammar_is_prepared_when_its_request_arrives() -> None:
     calls = Calls()
-    grammar = Grammar(GrammarKind.REGEX, "a")
-    request = replace(REQUEST, sampling=replace(REQUEST.sampling, grammar=grammar))
-    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve(request))]))
+    grammar = UNDER_GRAMMAR.sampling.grammar
+    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve(UNDER_GRAMMAR))]))
     await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=2, reserve=reserve(REQUEST))]))
     assert calls.prepared == [grammar]
+    assert [getattr(one, "is_compiling", None) for one in calls.inbox.take_all()] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, None),
+        (InvalidRequest("too much work"), "invalid_request"),
+        (RuntimeError("a bug"), "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_the_end_of_a_compilation_follows_the_call(
+    error: Exception | None, code: str | None, is_early: bool
+) -> None:
+    calls = Calls()
+    calls.compiling = compiling = Future[None]()
+
+    def end() -> None:
+        if error is None:
+            compiling.set_result(None)
+        else:
+            compiling.set_exception(error)
+
+    if is_early:
+        end()
+    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve(UNDER_GRAMMAR))]))
+    if not is_early:
+        (submit,) = calls.inbox.take_all()
+        end()
+        (compiled,) = calls.inbox.take_all()
+    else:
+        submit, compiled = calls.inbox.take_all()
+    assert isinstance(submit, Submit)
+    assert isinstance(compiled, Compiled)
+    assert submit.is_compiling
+    assert (compiled.attempt, compiled.reply_to) == (submit.request.id, submit.reply_to)
+    assert (compiled.error and compiled.error.code) == code
+
+
+async def test_a_call_is_refused_while_too_many_grammars_wait() -> None:
+    calls = Calls()
+
+    def refuse(grammar: Grammar) -> Future[None] | None:
+        raise Overloaded("256 grammars wait to be compiled")
+
+    calls.calls._prepare_grammar = refuse
+    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve(UNDER_GRAMMAR))]))
+    ((_, answer),) = calls.answers
+    assert isinstance(answer, Refused)
+    assert answer.error.code == "overloaded"
+    assert calls.inbox.take_all() == []
+    assert len(calls.replies) == 0

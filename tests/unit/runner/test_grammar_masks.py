@@ -19,7 +19,18 @@ from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.grammar_masks import MAX_FORCED, GrammarMasks
 from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
-from tests.fakes.hash_grammars import EOS_TOKEN_ID, GRAMMARS, VOCAB_SIZE, allowed_after
+from tests.fakes.hash_grammars import (
+    EOS_TOKEN_ID,
+    GRAMMARS,
+    MAY_CALL,
+    MUST_CALL,
+    THINKS,
+    VOCAB_SIZE,
+    allowed_after,
+    id_of,
+    token_ids,
+    whole_token,
+)
 
 PROMPT = [1, 2, 3]
 
@@ -71,6 +82,7 @@ def answers(grammar: Grammar, seed: int) -> list[int]:
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_each_row_has_the_mask_after_the_drafts_before_it(grammar: Grammar) -> None:
+    # G02.
     masks = masks_of()
     tokens = answers(grammar, 1)
     for num_known in range(len(tokens)):
@@ -82,6 +94,53 @@ def test_each_row_has_the_mask_after_the_drafts_before_it(grammar: Grammar) -> N
             assert (row == allowed_after(grammar, output + drafts[:count])).all()
 
 
+ACROSS = [
+    (THINKS, [id_of("ab"), whole_token("b</think>"), *token_ids('{"name": "')], id_of("cd")),
+    (THINKS, [id_of("ab"), whole_token("</think>{"), *token_ids('"name": "')], id_of("cd")),
+    (MAY_CALL, [id_of("ab"), whole_token("b<tool_call>"), *token_ids('\n{"name": "')], id_of("cd")),
+    (MUST_CALL, [whole_token("<tool_call>"), *token_ids('\n{"name": "name", "argu')], None),
+]
+"""Answers that pass from free text, or a tag, to JSON; and a token that may stand there instead."""
+
+
+@pytest.mark.parametrize(("grammar", "tokens", "other"), ACROSS)
+def test_drafts_across_the_end_of_free_text_and_back(
+    grammar: Grammar, tokens: list[int], other: int | None
+) -> None:
+    """A lexeme that ends lazily ends in the middle of drafts, of which none or some are kept."""
+    # G07, G08.
+    masks = masks_of()
+    for num_known in range(len(tokens)):
+        output, drafts = tokens[:num_known], tokens[num_known:]
+        rows = allowed(masks, batch_of([entry(grammar, output, drafts)]))
+        for count, row in enumerate(rows):
+            assert row is not None
+            assert (row == allowed_after(grammar, output + drafts[:count])).all()
+        # The model draws something else in place of a draft, or the sequence is computed again.
+        for changed in ([*output, other] if other is not None and num_known < 2 else output, []):
+            (row,) = allowed(masks, batch_of([entry(grammar, changed)]))
+            assert row is not None
+            assert (row == allowed_after(grammar, changed)).all()
+
+
+@pytest.mark.parametrize(("grammar", "tokens", "_other"), ACROSS)
+def test_a_draft_that_is_free_text_is_refused_behind_its_end(
+    grammar: Grammar, tokens: list[int], _other: int | None
+) -> None:
+    """Drafts that a model makes from free text go on as free text behind the tag."""
+    # G08.
+    masks, texts = masks_of(), [hash_grammars.text_of([one]) for one in tokens]
+    tag = next(number for number, text in enumerate(texts) if ">" in text)
+    output, free = tokens[:tag], [tokens[tag], *[id_of("ab")] * 3]
+    rows = allowed(masks, batch_of([entry(grammar, output, free)]))
+    assert rows[1] is not None
+    assert not rows[1][id_of("ab")]
+    assert (rows[1] == allowed_after(grammar, [*output, tokens[tag]])).all()
+    (row,) = allowed(masks, batch_of([entry(grammar, tokens[: tag + 1])]))
+    assert row is not None
+    assert (row == rows[1]).all()
+
+
 def visits() -> Iterator[tuple[Grammar, list[int]]]:
     """A seat's occupants: other answers under the same grammar, earlier and later tokens."""
     for grammar, seed, end in itertools.product(GRAMMARS[:2], (1, 2), (7, 2, 9, 0, 5)):
@@ -89,6 +148,7 @@ def visits() -> Iterator[tuple[Grammar, list[int]]]:
 
 
 def test_a_matcher_is_a_cache_of_what_was_output() -> None:
+    # G04.
     masks = masks_of()
     for grammar, output in visits():
         (row,) = allowed(masks, batch_of([entry(grammar, output)]))
@@ -98,6 +158,7 @@ def test_a_matcher_is_a_cache_of_what_was_output() -> None:
 
 @pytest.mark.parametrize("wrong", [EOS_TOKEN_ID, 200])
 def test_an_illegal_draft_is_not_consumed(wrong: int) -> None:
+    # G02.
     masks, grammar = masks_of(), GRAMMARS[0]
     output = answers(grammar, 1)[:4]
     first, *_ = allowed(masks, batch_of([entry(grammar, output, [wrong, wrong])]))
@@ -111,6 +172,7 @@ def test_an_illegal_draft_is_not_consumed(wrong: int) -> None:
 
 def test_drafts_accepted_behind_the_end_leave_no_broken_matcher() -> None:
     """They are equal to what was drawn there, and are no part of the output."""
+    # G06.
     masks, grammar = masks_of(), Grammar(GrammarKind.LARK, 'start: "name"')
     output = hash_grammars.token_ids("name")
     batch = batch_of([entry(grammar, [], [*output, EOS_TOKEN_ID, 7])])
@@ -164,6 +226,7 @@ def test_without_drafts_nothing_is_proposed() -> None:
 
 
 def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
+    # G09.
     good, refused = GRAMMARS[0], Grammar(GrammarKind.REGEX, "x")
 
     class Matchers(GrammarCompiler):

@@ -176,7 +176,7 @@ def test_depths_are_counted_from_the_likeliest_token_that_is_allowed() -> None:
 def test_a_part_of_the_rows() -> None:
     """Groups of rows are drawn one after the other."""
     masks = masks_of()
-    batch = batch_of([entry(None, []), *(entry(one, [], temperature=0.0) for one in GRAMMARS)])
+    batch = batch_of([entry(None, []), *(entry(one, [], temperature=0.0) for one in GRAMMARS[:4])])
     pending = masks.begin(batch)
     assert pending is not None
     pending.wait()

@@ -130,6 +130,7 @@ def cut(text: str, at: Sequence[int]) -> list[str]:
 def test_every_cut_gives_the_same_parts(
     call_format: str, thinking: ThinkingFormat, text: str, parsed: Parsed
 ) -> None:
+    # G14, G15.
     assert parse([text], call_format, thinking) == parsed
     assert parse(list(text), call_format, thinking) == parsed
     for at in range(len(text) + 1):
@@ -158,6 +159,7 @@ PIECES = st.sampled_from(
 def test_any_text_gives_the_same_parts_however_it_is_cut(
     pieces: list[str], call_format: str, thinking: ThinkingFormat, draw: random.Random
 ) -> None:
+    # G14.
     text = "".join(pieces)
     whole = parse([text], call_format, thinking)
     assert parse(pieces, call_format, thinking) == whole

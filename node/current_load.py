@@ -1,0 +1,34 @@
+"""A node's load, as the placement store and the routers see it. Pure."""
+
+from __future__ import annotations
+
+from common.nodes import NodeLoad
+from engine.core.scheduler import Scheduler
+from engine.core.statistics import SchedulerStatistics
+
+
+def current_load(
+    scheduler: Scheduler, seen: SchedulerStatistics, *, num_compiling: int, is_draining: bool
+) -> NodeLoad:
+    """Return the load of a node whose statistics were `seen` last.
+
+    Requests whose grammar is being compiled, `num_compiling`, wait too.
+    """
+    counted = seen.counters
+    return NodeLoad(
+        free_blocks=scheduler.pool.num_available,
+        free_seats=max(scheduler.num_free_seats, 0),
+        num_running=len(scheduler.running) + len(scheduler.receiving),
+        num_waiting=len(scheduler.waiting) + num_compiling,
+        queued_tokens=seen.num_queued_tokens,
+        new_token_ratio=seen.new_token_ratio,
+        num_preemptions=counted.num_preemptions,
+        num_recomputed_tokens=counted.num_recomputed_tokens,
+        num_drafted=counted.num_drafted,
+        num_accepted=counted.num_accepted,
+        num_cached_blocks=seen.blocks.cached,
+        num_reserved_blocks=seen.blocks.reserved,
+        num_receiving_blocks=seen.blocks.receiving,
+        num_quarantined_blocks=seen.blocks.quarantined,
+        is_draining=is_draining,
+    )

@@ -1,0 +1,63 @@
+"""Grammars are compiled ahead, each once, and only so many wait for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import InvalidRequest, Overloaded
+from common.grammar import Grammar, GrammarKind
+from engine.runner import preparation
+from engine.runner.grammar_masks import GrammarMasks
+from tests.fakes.hash_grammars import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.fakes.slow_compiler import WAIT_S, SlowCompiler
+
+GOOD, OTHER = Grammar(GrammarKind.REGEX, "[0-9]{3}"), Grammar(GrammarKind.REGEX, "[a-c]{3}")
+
+
+def masks_of(compiler: SlowCompiler) -> GrammarMasks:
+    return GrammarMasks(compiler, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+
+
+def test_requests_of_one_grammar_wait_for_one_compilation() -> None:
+    compiler = SlowCompiler()
+    masks = masks_of(compiler)
+    first, second = masks.prepare(GOOD), masks.prepare(GOOD)
+    assert first is not None
+    assert second is first
+    assert not first.done()
+    compiler.let_go.set()
+    assert first.result(WAIT_S) is None
+    assert masks.prepare(GOOD) is None, "it is compiled"
+    assert compiler.compiled == [GOOD]
+
+
+def test_a_refused_grammar_is_an_error_of_each_request_that_waits() -> None:
+    # G12.
+    compiler = SlowCompiler()
+    masks = masks_of(compiler)
+    bad = Grammar(GrammarKind.REGEX, "(")
+    first, second = masks.prepare(bad), masks.prepare(bad)
+    compiler.let_go.set()
+    for one in (first, second):
+        assert one is not None
+        assert isinstance(one.exception(WAIT_S), InvalidRequest)
+    again = masks.prepare(bad)
+    assert again is not None, "an error is not kept"
+    assert isinstance(again.exception(WAIT_S), InvalidRequest)
+    assert masks.statistics().failures == {"compile": 3, "follow": 0}
+
+
+def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "MAX_PREPARING", 1)
+    compiler = SlowCompiler()
+    masks = masks_of(compiler)
+    one = masks.prepare(GOOD)
+    assert one is not None
+    assert masks.prepare(GOOD) is one, "it waits already"
+    with pytest.raises(Overloaded, match="1 grammars wait to be compiled"):
+        masks.prepare(OTHER)
+    compiler.let_go.set()
+    one.result(WAIT_S)
+    other = masks.prepare(OTHER)
+    assert other is not None
+    other.result(WAIT_S)
