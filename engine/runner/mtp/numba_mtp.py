@@ -25,6 +25,11 @@ from engine.runner.quantised_source import QuantisedSource
 _FORMAT = "Q8_0"
 
 
+def mtp_in_blocks(weights: MtpWeights) -> QuantisedSource:
+    """Return the layer's weights as they are multiplied."""
+    return QuantisedSource(weights.files, _FORMAT)
+
+
 class NumbaMtp:
     """A `draft_step.MtpLayer`.
 
@@ -47,7 +52,7 @@ class NumbaMtp:
         self._recurses_on_normed = weights.recurses_on_normed
         bias = weights.projection_bias()
         self._projection_bias = NONE_1D if bias is None else bias
-        files = QuantisedSource(weights.files, _FORMAT)
+        files = mtp_in_blocks(weights)
         with KERNEL_LOCK:
             self._token_weight, self._hidden_weight = (
                 self._packed(projection) for projection in weights.projections()

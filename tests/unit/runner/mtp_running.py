@@ -32,7 +32,12 @@ def draft_ids(count: int) -> np.ndarray:
 
 
 def load_with_mtp(
-    folder: Path, file: Path | None = None, *, swap_space: int = 0, **engine: Any
+    folder: Path,
+    file: Path | None = None,
+    *,
+    swap_space: int = 0,
+    activation_dtype: str = "auto",
+    **engine: Any,
 ) -> ModelRunner:
     """A runner that drafts with the layer in `file`, or in the checkpoint."""
     settings: dict[str, Any] = {
@@ -41,7 +46,7 @@ def load_with_mtp(
         "attention_backend": "numba",
     }
     return load_model_runner(
-        ModelConfig(model=str(folder)),
+        ModelConfig(model=str(folder), activation_dtype=activation_dtype),
         EngineConfig(**(settings | engine)),
         speculation=SpeculationConfig(
             speculative_method="mtp", speculative_model=str(file) if file else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from gguf import quants
 
 from engine.runner.block_formats import dequantise, quantise
-from engine.runner.checkpoint import Checkpoint
+from engine.runner.checkpoint import Checkpoint, expected_shapes
 from engine.runner.gguf_weights import gguf_name
 from engine.runner.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
@@ -90,13 +91,17 @@ def write_gguf(path: Path, name: str) -> dict[str, np.ndarray]:
 
 @pytest.fixture(params=FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
-    """A folder over a GGUF file, and one with the same values in a safetensors file."""
+    """A folder over a GGUF file, and one with the same values in a safetensors file.
+
+    Both have the same tensors in the same order, which is a part of their identity.
+    """
     stored, wide = tmp_path / "stored", tmp_path / "wide"
     stored.mkdir()
     values = write_gguf(tmp_path / "model.gguf", request.param)
     make_gguf_folder(tmp_path / "model.gguf", stored)
     write_checkpoint(wide, CONFIGS[request.param])
-    write_safetensors(wide / "model.safetensors", values)
+    in_order = {name: values[name] for name in expected_shapes(read_decoder_spec(wide))}
+    write_safetensors(wide / "model.safetensors", in_order)
     return stored, wide
 
 
@@ -143,6 +148,21 @@ def test_auto_is_int8_where_weights_are_quantised(pair: tuple[Path, Path]) -> No
     assert digest(stored, "auto") == digest(stored, "int8") != digest(stored, "float32")
     assert digest(wide, "auto") == digest(wide, "float32")
     assert digest(stored, "auto", "paddle") == digest(stored, "float32", "paddle")
+
+
+def test_equal_digests_mean_equal_bits(pair: tuple[Path, Path]) -> None:
+    """Of values that are the same, only those in blocks are multiplied in integers."""
+    bits: dict[str, set[bytes]] = {}
+    digests = {}
+    for folder, activation_dtype in itertools.product(pair, ("float32", "int8")):
+        runner = load(folder, activation_dtype=activation_dtype)
+        logits = logits_of(runner, scheduled(prompt_of(20), 0, range(10)))
+        digest = runner.layout.model_digest
+        bits.setdefault(digest, set()).add(np.stack(logits).tobytes())
+        digests[folder, activation_dtype] = digest
+    assert [len(of_digest) for of_digest in bits.values()] == [1, 1]
+    stored, wide = pair
+    assert digests[wide, "int8"] == digests[wide, "float32"] == digests[stored, "float32"]
 
 
 def test_the_decoder_is_the_one_of_the_family(pair: tuple[Path, Path]) -> None:
