@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import numpy as np
@@ -102,15 +103,13 @@ def test_every_row_alone_and_in_any_batch_is_what_numpy_computes(name: str) -> N
     x, wanted = _case(name)
     weight = packed(stored(name, 70, x.shape[1]), with_bytes=True)
     quantised = in_int8(x)
-    for num_rows in range(1, 65):
+    for num_rows, num_threads in itertools.product(range(1, 65), (1, 2)):
         out = np.full((num_rows, 70), np.nan, np.float32)
-        linear(
-            x[:num_rows], weight.table, NONE, NONE_2D, quantised[:num_rows], out, 1 + num_rows % 2
-        )
+        linear(x[:num_rows], weight.table, NONE, NONE_2D, quantised[:num_rows], out, num_threads)
         np.testing.assert_array_equal(out, wanted[:num_rows])
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_every_instruction_gives_the_same_bits(name: str) -> None:
     x, wanted = _case(name)
     weight = packed(stored(name, 70, x.shape[1]), with_bytes=True)
