@@ -35,14 +35,15 @@ def _case(name: str) -> tuple[np.ndarray, np.ndarray]:
     x = normal(64, depth, seed=1)
     x[3] = 0.0
     x[4, :32] *= 1e4
-    return x, _wanted(name, x)
+    return x, wanted_product(name, x, 70)
 
 
-def _wanted(name: str, x: np.ndarray) -> np.ndarray:
-    tensor = stored(name, 70, x.shape[1])
+def wanted_product(name: str, x: np.ndarray, num_outputs: int) -> np.ndarray:
+    """What a product of these rows, in int8, must be with a weight of `stored`."""
+    tensor = stored(name, num_outputs, x.shape[1])
     step, values = _quantised(x)
     numbers, steps, minima = _numbers(name, dequantise(tensor), tensor.rows)
-    out = np.zeros((len(x), 70), np.float32)
+    out = np.zeros((len(x), num_outputs), np.float32)
     parts = steps.shape[2]
     for block in range(x.shape[1] // 32):
         for part in range(parts):
