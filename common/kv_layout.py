@@ -79,8 +79,10 @@ class KVLayout:
     one range of it.
 
     `model_digest` names the weights and their dtype: the model, whatever part of it a node holds.
-    All other fields are geometry. When two nodes have equal fingerprints, each would compute the
-    same block as the other. The number of blocks is left out, because pools can differ in size.
+    `arithmetic` says for people what the model is computed in; what of it changes bits is in the
+    digest. All other fields are geometry. When two nodes have equal fingerprints, each would
+    compute the same block as the other. The number of blocks is left out, because pools can differ
+    in size.
 
     Most caches have two planes of `num_kv_heads` heads of `head_dim` in every layer. In all other
     cases `shapes` has one entry per layer and these two fields are 0: `of_layers` makes such a
@@ -99,6 +101,7 @@ class KVLayout:
     block_size: int
     dtype: str
     shapes: tuple[LayerShape, ...] = ()
+    arithmetic: str = ""
 
     @classmethod
     def of_layers(
@@ -202,14 +205,15 @@ class KVLayout:
         if self.shapes:
             runs = [(shape, len(list(run))) for shape, run in groupby(self.shapes)]
             heads = " then ".join(f"{count} with {shape}" for shape, count in runs)
-        return (
+        words = (
             f"{self.num_layers} layers, {heads}, "
             f"blocks of {self.block_size}, {self.dtype}, weights {self.model_digest[:8]}"
         )
+        return f"{words}, computed in {self.arithmetic}" if self.arithmetic else words
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All fields as strings, integers and lists; without those that have their default.
+        """The fields of the fingerprint: strings, integers and lists, no default ones.
 
         These are the fields of earlier releases, unless the layout is one that they do not have.
         An earlier release ignores `shapes`, but never takes such a layout for its own: it compares
@@ -242,13 +246,18 @@ def check_compatible(ours: KVLayout, theirs: KVLayout) -> None:
     It says apart whether the models differ or only their geometry.
     """
     mine, other = ours.fields, theirs.fields
+    is_other_model = ours.model_digest != theirs.model_digest
+    if is_other_model:
+        mine, other = (
+            {**one.fields, "arithmetic": one.arithmetic or "unknown"} for one in (ours, theirs)
+        )
     wrong = [
         f"{key}: here {mine.get(key)!r}, peer {other.get(key)!r:.200}"
         for key in {**mine, **other}
         if mine.get(key) != other.get(key)
     ]
     if wrong:
-        what = "KV layouts" if ours.model_digest == theirs.model_digest else "models"
+        what = "models" if is_other_model else "KV layouts"
         raise LayoutMismatch(f"{what} differ: " + "; ".join(wrong))
 
 

@@ -13,6 +13,7 @@ One decoder, described by `model_spec.DecoderSpec` and read from a Hugging Face 
 With either, `mtp` drafts tokens with one more layer.
 
     load, assemble      from a configuration to a runner; from a checked checkpoint to its parts
+    arithmetic          what products are computed in, for the fingerprint
     cache_size          how many blocks the cache has
     profile_step        computes the largest step; memory_meter: the memory that it takes
     model_runner        executes planned steps: tokens in, drawn tokens out, KV in the cache

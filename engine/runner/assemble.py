@@ -16,8 +16,14 @@ from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
 from engine.core.plan import ScheduledSequence
+from engine.runner.arithmetic import (
+    Arithmetic,
+    IntegerWeights,
+    decoder_products,
+    integer_weights,
+    stored_formats,
+)
 from engine.runner.cache_size import CacheSize
-from engine.runner.checkpoint import expected_shapes
 from engine.runner.compile_once import compile_once
 from engine.runner.cpu_settings import check_cpu_settings
 from engine.runner.decoder import Decoder
@@ -29,12 +35,13 @@ from engine.runner.kv_cache import HostMemory, KVCache
 from engine.runner.memory_meter import MemoryMeter, memory_meter
 from engine.runner.model_runner import ModelRunner
 from engine.runner.model_spec import DecoderSpec
+from engine.runner.mtp.draft_source import mtp_in_blocks
 from engine.runner.mtp.draft_step import MtpLayer
 from engine.runner.mtp.mtp_weights import MtpWeights
 from engine.runner.mtp.numba_mtp import NumbaMtp
 from engine.runner.numba_decoder import NumbaDecoder, unsupported_size
+from engine.runner.packed_weights import layer_plans
 from engine.runner.profile_step import FirstLayer, measured_peak_bytes, profile_batches
-from engine.runner.quantised_source import WIDE_FORMATS
 from engine.runner.step_buffers import StepShape
 from engine.runner.step_costs import DecodeShape
 from engine.runner.tensor_source import TensorSource
@@ -72,8 +79,9 @@ def assemble_runner(
     dtype, stored = _dtypes(model, engine)
     backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
-    with_bytes = _has_byte_activations(model.activation_dtype, backend, spec, checkpoint)
-    arithmetic = f"{dtype}\n{_arithmetic(backend, has_flash, with_bytes)}"
+    in_integers = _in_integers(model.activation_dtype, backend, spec, checkpoint, mtp_weights)
+    operators, formats = _operators(backend, has_flash), stored_formats(spec, checkpoint)
+    arithmetic = Arithmetic(dtype, operators, formats, in_integers)
     layout = _layout(spec, checkpoint, mtp_weights, arithmetic, stored, engine.block_size)
     size = CacheSize(
         model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
@@ -89,7 +97,7 @@ def assemble_runner(
     )
     if backend == "numba":
         parts = _on_kernels(
-            spec, checkpoint, cache, max_len, shape, mtp_weights, with_bytes=with_bytes,
+            spec, checkpoint, cache, max_len, shape, mtp_weights, arithmetic=arithmetic,
             packed_folder=packed_folder,
         )  # fmt: skip
     else:
@@ -108,7 +116,6 @@ def assemble_runner(
     peak_bytes = 0
     if size.is_planned:
         meter = meter or memory_meter()
-        parts.take_buffers()
         batches = profile_batches(shape, limits, num_drafts, has_longest_context=backend != "numba")
         most_rows = _PROFILED_ROWS if backend == "numba" else None
         first_layer = make(FirstLayer(parts.decoder, most_rows), cache, limits)
@@ -153,6 +160,7 @@ def _peak_bytes(
 
     The meter leaves out mapped files, of which the machine has one copy for all nodes.
     """
+    parts.take_buffers()
     with compile_once(f"steps of {first_layer.attention_backend}, {parts.mtp is not None}"):
         shared_bytes = parts.shared_bytes
         return measured_peak_bytes(first_layer, batches, meter, shared_bytes) + shared_bytes
@@ -199,11 +207,6 @@ class _Parts:
                 part.use_cache(cache)
 
 
-def _formats(spec: DecoderSpec, checkpoint: TensorSource) -> set[str]:
-    """Return the formats of all weights."""
-    return {checkpoint.format_and_shape(name)[0] for name in expected_shapes(spec)}
-
-
 def _in_operators(
     spec: DecoderSpec,
     checkpoint: TensorSource,
@@ -231,14 +234,14 @@ def _on_kernels(
     shape: StepShape,
     mtp_weights: MtpWeights | None,
     *,
-    with_bytes: bool,
+    arithmetic: Arithmetic,
     packed_folder: Path | None,
 ) -> _Parts:
     mtp: NumbaMtp | None = None
-    formats = ", ".join(sorted(_formats(spec, checkpoint)))
-    with compile_once(f"products of {formats}, int8: {with_bytes}"):
+    formats = ", ".join(arithmetic.formats)
+    with compile_once(f"products of {formats}, int8: {arithmetic.with_bytes}"):
         decoder = NumbaDecoder(
-            spec, checkpoint, cache, max_len, shape, with_bytes=with_bytes,
+            spec, checkpoint, cache, max_len, shape, with_bytes=arithmetic.with_bytes,
             packed_folder=packed_folder,
         )  # fmt: skip
         if mtp_weights is not None:
@@ -256,24 +259,35 @@ def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:
     return computed, computed if stored == "auto" else stored
 
 
-def _has_byte_activations(
-    wanted: str, backend: str, spec: DecoderSpec, checkpoint: TensorSource
-) -> bool:
-    """Return whether products with quantised weights are computed in integers."""
-    if wanted == "auto":
-        return backend == "numba" and not _formats(spec, checkpoint).issubset(WIDE_FORMATS)
+def _in_integers(
+    wanted: str,
+    backend: str,
+    spec: DecoderSpec,
+    checkpoint: TensorSource,
+    mtp_weights: MtpWeights | None,
+) -> IntegerWeights:
+    """Return the weights whose products take activations in int8.
+
+    An MTP layer's weights are in blocks whatever the checkpoint has.
+    """
     if wanted == "int8" and backend != "numba":
         raise ConfigError(
             "activation_dtype is int8: wanted the CPU kernels, attention_backend numba; "
             f"here: {backend}"
         )
-    return wanted == "int8"
+    if wanted == "float32" or backend != "numba":
+        return ()
+    found = integer_weights(checkpoint, decoder_products(spec))
+    if mtp_weights is not None and (found or wanted == "int8"):
+        plans = layer_plans(spec, mtp_weights.block)
+        found += integer_weights(mtp_in_blocks(mtp_weights), plans)
+    return found
 
 
-def _arithmetic(backend: str, has_flash: bool, with_bytes: bool) -> str:
-    """Return what the values, and the order of additions, depend on."""
+def _operators(backend: str, has_flash: bool) -> str:
+    """Return what the order of additions depends on."""
     if backend == "numba":
-        return f"numba, {PIECE_KEYS} keys" + (", int8 activations" if with_bytes else "")
+        return f"numba, {PIECE_KEYS} keys"
     return f"{backend} flash" if has_flash else backend
 
 
@@ -281,7 +295,7 @@ def _layout(
     spec: DecoderSpec,
     checkpoint: TensorSource,
     mtp_weights: MtpWeights | None,
-    arithmetic: str,
+    arithmetic: Arithmetic,
     stored: str,
     block_size: int,
 ) -> KVLayout:
@@ -290,7 +304,7 @@ def _layout(
     It contains the operators' names, because they add in different orders: last bits of KV differ.
     """
     described = json.dumps(asdict(spec), sort_keys=True)
-    computed = f"{described}\n{checkpoint.identity()}\n{arithmetic}"
+    computed = f"{described}\n{checkpoint.identity()}\n{arithmetic.identity}"
     if mtp_weights is not None:
         computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()
@@ -301,6 +315,7 @@ def _layout(
         head_dim=spec.head_dim,
         block_size=block_size,
         dtype=stored,
+        arithmetic=arithmetic.description,
     )
 
 

@@ -125,6 +125,8 @@ def _masks(
     folder: Path, vocab_size: int, eos_token_ids: frozenset[int], *, proposes: bool
 ) -> GrammarMasks | None:
     """Return the masks of the model's tokenizer; None where grammars cannot be followed."""
+    from engine.runner.memory_meter import return_freed_memory
+
     try:
         grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids)
     except CheckpointError as error:  # a tokenizer may have more ids than the model
@@ -132,6 +134,7 @@ def _masks(
         return None
     if grammars is None:
         return None
+    return_freed_memory()  # reading a tokenizer takes about twice what is kept of it
     return GrammarMasks(grammars, vocab_size, eos_token_ids, proposes=proposes)
 
 

@@ -8,6 +8,7 @@ counted, so a share of the GPU must leave room for it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 from pathlib import Path
@@ -93,6 +94,12 @@ class HostMeter:
         # Other memory that is shared, such as the KV pool of a lane, is this node's own.
         in_memory = min(sizes.get(_IN_MEMORY, 0), shared_bytes)
         return sizes[_PEAK] - sizes.get(_OF_FILES, 0) - in_memory
+
+
+def return_freed_memory() -> None:
+    """Return what the process has freed to the system, where the C library can do so."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def group_limit_bytes(root: Path = Path("/")) -> int | None:

@@ -2,7 +2,7 @@
 
 Earlier releases know neither a cache of int8 nor its name: they would not answer at all. So such a
 layout travels with a model and a dtype that they know and that are not theirs, which they refuse by
-name, and with what it really is in `stored`, which they ignore.
+name, and with what it really is in `stored`, which they ignore. They also ignore `arithmetic`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ SHOWN_CHARS = 64
 def layout_to_wire(layout: KVLayout) -> dict[str, Any]:
     """Return the fields of a layout as strings, integers, lists and maps."""
     fields = layout.fields
+    if layout.arithmetic:
+        fields["arithmetic"] = layout.arithmetic[:MAX_NODE_ID_CHARS]
     if layout.dtype in DTYPE_BYTES:
         return fields
     stored = {"model_digest": layout.model_digest, "dtype": layout.dtype}
@@ -75,5 +77,6 @@ _FIELDS: dict[str, Check] = {
     "head_dim": uint(31),
     "block_size": uint(31),
     "shapes": missing_means((), _shapes),
+    "arithmetic": missing_means("", text(MAX_NODE_ID_CHARS)),
     "stored": missing_means({}, _stored),
 }

@@ -23,11 +23,13 @@ from safetensors.numpy import save_file
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.processes import LAUNCH, role_environment
 from tests.cluster.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
+from tests.fakes.tiny_gguf import write_tiny_gguf
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 
 END_TIMEOUT_S = 150.0
+GGUF = "model.gguf"
 Break = Callable[[Path], object]
 
 
@@ -62,6 +64,20 @@ def change_the_architecture(folder: Path) -> None:
     write_json(folder / "config.json", tiny_config() | {"architectures": ["GPT2LMHeadModel"]})
 
 
+def cut_a_gguf_file_short(folder: Path) -> None:
+    path = write_tiny_gguf(folder / GGUF)
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def claim_tensors_without_end(folder: Path) -> None:
+    (folder / GGUF).write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0))
+
+
+def claim_a_huge_tensor(folder: Path) -> None:
+    described = struct.pack("<QQQ1sIQQIQ", 1, 0, 1, b"t", 2, 32, 1 << 50, 2, 0)
+    (folder / GGUF).write_bytes(b"GGUF" + struct.pack("<I", 3) + described)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A folder that is broken in one way, flags, and what must come of it."""
@@ -73,7 +89,8 @@ class Case:
     role: str = "mixed"
 
 
-IN_USE, REDIS_PORT = "{port in use}", "{port of Redis}"
+IN_USE, REDIS_PORT, FOLDER = "{port in use}", "{port of Redis}", "{folder}"
+IN_GGUF = ("--model", f"{FOLDER}/{GGUF}")
 PASSWORD_URL = f"redis://:wrong@127.0.0.1:{REDIS_PORT}/0"
 CASES: dict[str, Case] = {
     "truncated weights": Case(1, ("model.safetensors", "truncated"), cut_the_weights_short),
@@ -82,6 +99,18 @@ CASES: dict[str, Case] = {
     "wrong shape": Case(1, ("mlp", "shape", "192"), change_a_shape),
     "wrong dtype": Case(1, ("mlp.up_proj.weight", "I8", "F32"), change_a_dtype),
     "architecture": Case(1, ("GPT2LMHeadModel", "LlamaForCausalLM"), change_the_architecture),
+    "truncated GGUF file": Case(
+        1, (GGUF, "not a whole GGUF file", "bytes"), cut_a_gguf_file_short, IN_GGUF
+    ),
+    "router's truncated GGUF file": Case(
+        1, (GGUF, "not a whole GGUF file"), cut_a_gguf_file_short, IN_GGUF, role="router"
+    ),
+    "GGUF file of endless tensors": Case(
+        1, (GGUF, "not a whole GGUF file"), claim_tensors_without_end, IN_GGUF
+    ),
+    "GGUF file of a huge tensor": Case(
+        1, (GGUF, "tensor t needs", "bytes"), claim_a_huge_tensor, IN_GGUF
+    ),
     "no folder": Case(1, ("/nowhere",), flags=("--model", "/nowhere")),
     "no tokenizer": Case(
         1, ("tokenizer.json",), lambda folder: (folder / "tokenizer.json").unlink(), role="router"
@@ -140,8 +169,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory, cluster_redis: RedisServer) 
 
 def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> subprocess.Popen[str]:
     flags = [facts.get(flag, flag).replace(REDIS_PORT, facts[REDIS_PORT]) for flag in case.flags]
+    flags = [flag.replace(FOLDER, str(model)) for flag in flags]
     if "--port" not in flags:
         flags += ["--port", str(free_loopback_port())]
+    # A folder that is begun for a file leaves its lock in the cache.
+    cache = {"PDSERVE_CACHE": str(model / "cache")} if case.flags == IN_GGUF else {}
     shared = ["--model", str(model), "--redis-url", redis_url, "--cluster", "broken"]
     shared += ["--kv-cache-memory", "1MiB", "--num-threads", "1"]
     return subprocess.Popen(
@@ -150,7 +182,7 @@ def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> sub
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=role_environment(),
+        env=role_environment() | cache,
     )
 
 

@@ -20,6 +20,11 @@ DRAFT_HEAD = "head of the tokens that are drafted"
 _FORMAT = "Q8_0"
 
 
+def mtp_in_blocks(weights: MtpWeights) -> QuantisedSource:
+    """Return the layer's own tensors, those of its products in blocks."""
+    return QuantisedSource(weights.files, _FORMAT)
+
+
 class DraftSource(TensorSource):
     """The layer's tensors by their names, and what is made of others under the names above.
 
@@ -33,7 +38,7 @@ class DraftSource(TensorSource):
         self, weights: MtpWeights, hidden_size: int, head_rows: Callable[[], np.ndarray]
     ) -> None:
         self._weights, self._head_rows = weights, head_rows
-        self._files = QuantisedSource(weights.files, _FORMAT)
+        self._files = mtp_in_blocks(weights)
         self.metadata = weights.files.metadata
         square = (hidden_size, hidden_size)
         self._made = {EMBEDDING_PROJECTION: square, STATE_PROJECTION: square}

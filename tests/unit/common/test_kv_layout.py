@@ -133,3 +133,27 @@ def test_a_mismatch_says_whether_it_is_another_model() -> None:
         check_compatible(LAYOUT, dataclasses.replace(HYBRID))
     with pytest.raises(LayoutMismatch, match=r"dtype: here 'bfloat16', peer 'int8'"):
         check_compatible(LAYOUT, SCALED)
+
+
+def test_a_mismatch_of_models_names_both_arithmetics() -> None:
+    """Weights, their formats and activations change the digest: that alone says nothing."""
+    in_bytes = dataclasses.replace(LAYOUT, arithmetic="float32 on numba, activations in int8")
+    wide = dataclasses.replace(LAYOUT, model_digest="x", arithmetic="float32 on numba")
+    words = (
+        "models differ: model_digest: here 'w', peer 'x'; arithmetic: here "
+        "'float32 on numba, activations in int8', peer 'float32 on numba'"
+    )
+    with pytest.raises(LayoutMismatch, match=f"^{words}$"):
+        check_compatible(in_bytes, wide)
+    with pytest.raises(LayoutMismatch, match="arithmetic: here 'unknown', peer 'float32 on numba'"):
+        check_compatible(LAYOUT, wide)
+    assert in_bytes.description.endswith(
+        ", weights w, computed in float32 on numba, activations in int8"
+    )
+
+
+def test_words_about_the_arithmetic_are_not_in_the_fingerprint() -> None:
+    """Their part in it is the digest's, so formats that give equal bits are one layout."""
+    named = dataclasses.replace(LAYOUT, arithmetic="float32 on numba")
+    assert named.fingerprint == LAYOUT.fingerprint
+    check_compatible(named, dataclasses.replace(LAYOUT, arithmetic="other words"))

@@ -126,6 +126,21 @@ def test_a_cache_that_earlier_releases_do_not_know_is_refused_there_by_name() ->
             check_compatible(replace(hello.layout, dtype=dtype), theirs)
 
 
+def test_the_arithmetic_travels_and_earlier_releases_need_not_know_it() -> None:
+    hello = ALL[0]
+    assert isinstance(hello, frames.Hello)
+    for dtype in ("float32", "int8"):
+        ours = replace(hello.layout, dtype=dtype, arithmetic="float32 on numba")
+        assert frames.decode(frames.encode(replace(hello, layout=ours))) == replace(
+            hello, layout=ours
+        )
+    wire = fields_of(replace(hello, layout=replace(hello.layout, arithmetic="a" * 300)))["layout"]
+    assert wire == {**LAYOUT_WIRE, "arithmetic": "a" * 256}
+    for bad in (7, "a" * 257):
+        with pytest.raises(PeerProtocolError, match=r"layout\.arithmetic is not a text"):
+            frames.decode(change(hello, layout={**LAYOUT_WIRE, "arithmetic": bad}))
+
+
 def test_a_welcome_of_an_earlier_release_allows_no_silence() -> None:
     assert frames.decode(change(WELCOME, quiet_s="gone")) == WELCOME
     assert WELCOME.quiet_s == 0

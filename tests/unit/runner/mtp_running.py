@@ -37,6 +37,7 @@ def load_with_mtp(
     *,
     swap_space: int = 0,
     packed_folder: Path | None = None,
+    activation_dtype: str = "auto",
     **engine: Any,
 ) -> ModelRunner:
     """A runner that drafts with the layer in `file`, or in the checkpoint."""
@@ -46,7 +47,7 @@ def load_with_mtp(
         "attention_backend": "numba",
     }
     return load_model_runner(
-        ModelConfig(model=str(folder)),
+        ModelConfig(model=str(folder), activation_dtype=activation_dtype),
         EngineConfig(**(settings | engine)),
         speculation=SpeculationConfig(
             speculative_method="mtp", speculative_model=str(file) if file else ""

@@ -23,8 +23,10 @@ def floats(weight: np.ndarray) -> BlockTensor:
     return BlockTensor("F32", (len(rows), rows.shape[1]), rows.view(np.uint8))
 
 
-def stored(name: str, num_outputs: int, num_inputs: int, seed: int = 0) -> BlockTensor:
-    """Any bits in the numbers of a block, and small scales of either sign."""
+def stored(
+    name: str, num_outputs: int, num_inputs: int, seed: int = 0, scale: float = 0.01
+) -> BlockTensor:
+    """Any bits in the numbers of a block, and scales of about `scale` and either sign."""
     if not name.startswith("Q"):
         values = normal(num_outputs, num_inputs, seed=seed)
         if name == "F16":
@@ -40,7 +42,7 @@ def stored(name: str, num_outputs: int, num_inputs: int, seed: int = 0) -> Block
     rows = random.randint(0, 256, shape).astype(np.uint8)
     blocks = rows.reshape(num_outputs, -1, BLOCK_SIZES[name][1])
     for at in _HALVES_AT.get(name, (0,)):
-        scales = random.standard_normal((*blocks.shape[:2], 1)) * 0.01
+        scales = random.standard_normal((*blocks.shape[:2], 1)) * scale
         blocks[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)
     return BlockTensor(name, (num_outputs, num_inputs), rows)
 

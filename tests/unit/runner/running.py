@@ -25,6 +25,7 @@ def load(
     *,
     num_drafts: int = 0,
     activation_dtype: str = "auto",
+    quantization: str = "none",
     **engine: Any,
 ) -> ModelRunner:
     """A runner with a small cache of blocks of 16, unless `engine` says otherwise.
@@ -38,7 +39,10 @@ def load(
     }
     return load_model_runner(
         ModelConfig(
-            model=str(folder), max_model_len=max_model_len, activation_dtype=activation_dtype
+            model=str(folder),
+            max_model_len=max_model_len,
+            activation_dtype=activation_dtype,
+            quantization=quantization,
         ),
         EngineConfig(**(settings | engine)),
         speculation=SpeculationConfig(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -55,9 +57,9 @@ def test_a_product_is_one_chain_for_any_rows_and_threads(name: str) -> None:
     tensor, x = stored(name, 70, depth), normal(64, depth, seed=1)
     weight = packed(tensor)
     wanted = chained(x, dequantise(tensor))
-    for num_rows in range(1, 65):
+    for num_rows, num_threads in itertools.product(range(1, 65), (1, 2)):
         out = np.full((num_rows, 70), np.nan, np.float32)
-        linear(x[:num_rows], weight.table, NONE, NONE_2D, NONE_2D, out, 1 + num_rows % 2)
+        linear(x[:num_rows], weight.table, NONE, NONE_2D, NONE_2D, out, num_threads)
         np.testing.assert_array_equal(out.view(np.int32), wanted[:num_rows].view(np.int32))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import numpy as np
@@ -34,14 +35,15 @@ def _case(name: str) -> tuple[np.ndarray, np.ndarray]:
     x = normal(64, depth, seed=1)
     x[3] = 0.0
     x[4, :32] *= 1e4
-    return x, _wanted(name, x)
+    return x, wanted_product(name, x, 70)
 
 
-def _wanted(name: str, x: np.ndarray) -> np.ndarray:
-    tensor = stored(name, 70, x.shape[1])
+def wanted_product(name: str, x: np.ndarray, num_outputs: int) -> np.ndarray:
+    """What a product of these rows, in int8, must be with a weight of `stored`."""
+    tensor = stored(name, num_outputs, x.shape[1])
     step, values = _quantised(x)
     numbers, steps, minima = _numbers(name, dequantise(tensor), tensor.rows)
-    out = np.zeros((len(x), 70), np.float32)
+    out = np.zeros((len(x), num_outputs), np.float32)
     parts = steps.shape[2]
     for block in range(x.shape[1] // 32):
         for part in range(parts):
@@ -102,15 +104,13 @@ def test_every_row_alone_and_in_any_batch_is_what_numpy_computes(name: str) -> N
     x, wanted = _case(name)
     weight = packed(stored(name, 70, x.shape[1]), with_bytes=True)
     quantised = in_int8(x)
-    for num_rows in range(1, 65):
+    for num_rows, num_threads in itertools.product(range(1, 65), (1, 2)):
         out = np.full((num_rows, 70), np.nan, np.float32)
-        linear(
-            x[:num_rows], weight.table, NONE, NONE_2D, quantised[:num_rows], out, 1 + num_rows % 2
-        )
+        linear(x[:num_rows], weight.table, NONE, NONE_2D, quantised[:num_rows], out, num_threads)
         np.testing.assert_array_equal(out, wanted[:num_rows])
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_every_instruction_gives_the_same_bits(name: str) -> None:
     x, wanted = _case(name)
     weight = packed(stored(name, 70, x.shape[1]), with_bytes=True)

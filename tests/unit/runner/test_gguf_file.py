@@ -1,6 +1,7 @@
 """Reading GGUF: what is written comes back, and nothing broken gets past the reader."""
 
 import struct
+import tracemalloc
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -96,6 +97,9 @@ def test_garbage_in_the_header_is_an_error_or_harmless(
 
 HEADER = b"GGUF" + struct.pack("<I", 3)
 HUGE = 2**61
+MANY = 2**27
+"""What a list of so many items would take fits into this machine's memory, and is noticed."""
+MOST_BYTES = 1 << 18
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,9 @@ HUGE = 2**61
         (HEADER + struct.pack("<QQQ", 0, 1, HUGE), "needs 2305843009213693952 bytes"),
         (HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 8, HUGE), "needs"),
         (HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 0, HUGE), "needs"),
+        (HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 0, MANY), "needs 134217728 bytes"),
+        (HEADER + struct.pack("<QQQ", 0, 1, MANY), "needs 134217728 bytes"),
+        (HEADER + struct.pack("<QQQ1sIQQIQ", 1, 0, 1, b"t", 2, 32, MANY, 2, 0), "tensor t needs"),
         (HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 9, 1), "unsupported type 9"),
         (HEADER + struct.pack("<QQQ1sI", 0, 1, 1, b"k", 77), "unknown value type 77"),
         (HEADER + struct.pack("<QQQ1sI", 0, 1, 1, b"\xff", 4), "not UTF-8"),
@@ -127,11 +134,19 @@ HUGE = 2**61
         (HEADER + struct.pack("<QQQ1sIQIQ", 1, 0, 1, b"t", 1, 1, 0, HUGE), "tensor t"),
     ],
 )
-def test_impossible_files_are_named(tmp_path: Path, content: bytes, wanted: str) -> None:
+def test_impossible_files_are_named_and_take_no_memory(
+    tmp_path: Path, content: bytes, wanted: str
+) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError) as raised:
-        GgufFile(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError) as raised:
+            GgufFile(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < MOST_BYTES
     assert wanted in str(raised.value)
     assert str(path) in str(raised.value)
 

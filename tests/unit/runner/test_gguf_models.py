@@ -2,102 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-from gguf import quants
 
-from engine.runner.block_formats import dequantise, quantise
 from engine.runner.checkpoint import Checkpoint
-from engine.runner.gguf_weights import gguf_name
 from engine.runner.model_spec import read_decoder_spec
-from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.unit.runner.running import load, logits_in_chunks, logits_of, scheduled
-from tests.unit.runner.tiny_checkpoints import (
-    CONFIGS,
-    VOCAB_SIZE,
-    prompt_of,
-    weights_of,
-    write_checkpoint,
-    write_safetensors,
-)
+from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of
+from tests.unit.runner.tiny_gguf import FAMILIES, K_CONFIG, write_pair
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "ernie": "ernie4_5"}
 FORMATS = {
     "embed_tokens": "Q8_0", "q_proj": "Q5_0", "k_proj": "Q4_1", "v_proj": "F16",
     "o_proj": "Q4_0", "gate_proj": "Q5_1", "up_proj": "Q8_0", "down_proj": "Q4_1",
 }  # fmt: skip
+K_FORMATS = {
+    "embed_tokens": "Q6_K", "q_proj": "Q4_K", "k_proj": "Q5_K", "v_proj": "Q6_K",
+    "o_proj": "Q5_K", "gate_proj": "Q4_K", "up_proj": "Q6_K", "down_proj": "Q6_K",
+    "lm_head": "BF16",
+}  # fmt: skip
 
 
-def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of heads with halves first as llama.cpp's converter stores them for `llama`."""
-    return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
-
-
-def metadata_of(family: str, config: dict[str, Any]) -> dict[str, Any]:
-    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    return {
-        f"{family}.block_count": config["num_hidden_layers"],
-        f"{family}.context_length": config["max_position_embeddings"],
-        f"{family}.embedding_length": config["hidden_size"],
-        f"{family}.feed_forward_length": config["intermediate_size"],
-        f"{family}.attention.head_count": config["num_attention_heads"],
-        f"{family}.attention.head_count_kv": config["num_key_value_heads"],
-        f"{family}.attention.key_length": head_dim,
-        f"{family}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{family}.rope.freq_base": float(config["rope_theta"]),
-    }
-
-
-def write_gguf(path: Path, name: str) -> dict[str, np.ndarray]:
-    """Write the family's file; return the values it holds, by Hugging Face name."""
-    config, family = CONFIGS[name], FAMILIES[name]
-    writer = gguf.GGUFWriter(path, family)
-    for key, value in metadata_of(family, config).items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
-    writer.add_string("tokenizer.ggml.model", "gpt2")
-    writer.add_string("tokenizer.ggml.pre", "qwen2")
-    writer.add_array(
-        "tokenizer.ggml.tokens", ["a", "b", "ab", *(f"t{i}" for i in range(3, VOCAB_SIZE))]
-    )
-    writer.add_array("tokenizer.ggml.token_type", [1] * VOCAB_SIZE)
-    writer.add_array("tokenizer.ggml.merges", ["a b"])
-    writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
-    values = {}
-    for tensor_name, weight in weights_of(config).items():
-        part = tensor_name.split(".")[-2]
-        kind = FORMATS.get(part, "F32") if weight.ndim == 2 else "F32"
-        stored = weight
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
-        if family == "llama" and heads is not None:
-            stored = interleaved(weight, config[heads])
-        kind_type = gguf.GGMLQuantizationType[kind]
-        raw = quants.quantize(stored, kind_type)
-        writer.add_tensor(gguf_name(tensor_name), raw, raw_dtype=kind_type)
-        if kind.startswith("Q"):
-            values[tensor_name] = dequantise(quantise(weight, kind))
-        else:
-            values[tensor_name] = weight.astype(np.float16 if kind == "F16" else np.float32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return {key: value.astype(np.float32) for key, value in values.items()}
-
-
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=[*FAMILIES, "K types"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
-    """A folder over a GGUF file, and one with the same values in a safetensors file."""
-    stored, wide = tmp_path / "stored", tmp_path / "wide"
-    stored.mkdir()
-    values = write_gguf(tmp_path / "model.gguf", request.param)
-    make_gguf_folder(tmp_path / "model.gguf", stored)
-    write_checkpoint(wide, CONFIGS[request.param])
-    write_safetensors(wide / "model.safetensors", values)
-    return stored, wide
+    if request.param == "K types":
+        return write_pair(tmp_path, K_CONFIG, K_FORMATS)
+    return write_pair(tmp_path, CONFIGS[request.param], FORMATS)
 
 
 def test_stored_and_wide_weights_give_the_same_bits(pair: tuple[Path, Path]) -> None:
@@ -143,6 +75,21 @@ def test_auto_is_int8_where_weights_are_quantised(pair: tuple[Path, Path]) -> No
     assert digest(stored, "auto") == digest(stored, "int8") != digest(stored, "float32")
     assert digest(wide, "auto") == digest(wide, "float32")
     assert digest(stored, "auto", "paddle") == digest(stored, "float32", "paddle")
+
+
+def test_equal_digests_mean_equal_bits(pair: tuple[Path, Path]) -> None:
+    """Of values that are the same, only those in blocks are multiplied in integers."""
+    bits: dict[str, set[bytes]] = {}
+    digests = {}
+    for folder, activation_dtype in itertools.product(pair, ("float32", "int8")):
+        runner = load(folder, activation_dtype=activation_dtype)
+        logits = logits_of(runner, scheduled(prompt_of(20), 0, range(10)))
+        digest = runner.layout.model_digest
+        bits.setdefault(digest, set()).add(np.stack(logits).tobytes())
+        digests[folder, activation_dtype] = digest
+    assert [len(of_digest) for of_digest in bits.values()] == [1, 1]
+    stored, wide = pair
+    assert digests[wide, "int8"] == digests[wide, "float32"] == digests[stored, "float32"]
 
 
 def test_the_decoder_is_the_one_of_the_family(pair: tuple[Path, Path]) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.memory_meter import GpuMeter, HostMeter, group_limit_bytes
+from engine.runner.memory_meter import (
+    GpuMeter,
+    HostMeter,
+    group_limit_bytes,
+    return_freed_memory,
+)
 
 MIB = 1 << 20
 UNLIMITED = "9223372036854771712"
@@ -156,3 +162,20 @@ def test_paddle_has_what_the_meter_of_a_gpu_calls() -> None:
         "max_memory_reserved",
     ):
         assert callable(getattr(paddle.device.cuda, name)), name
+
+
+def test_freed_memory_is_returned() -> None:
+    """Small pieces that are freed stay with the process until they are returned."""
+    pieces = [bytes(2000) for _ in range(20_000)]
+    kept = pieces[::50]
+    del pieces
+    before = _resident_bytes()
+    return_freed_memory()
+    assert before - _resident_bytes() > 20 << 20
+    assert len(kept) == 400
+
+
+def _resident_bytes() -> int:
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10

@@ -227,6 +227,7 @@ def write_safetensors(
         header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": offsets}
         data += raw
     text = json.dumps({"__metadata__": dict(metadata or {"format": "pt"}), **header}).encode()
+    text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,24 @@ def test_what_is_not_supported_is_named(
 ) -> None:  # fmt: skip
     with pytest.raises(CheckpointError, match=wanted):
         converted(write_gguf(metadata, tensors), tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    "key", ["embedding_length", "feed_forward_length", "attention.head_count", "block_count",
+            "attention.key_length"],
+)  # fmt: skip
+def test_huge_sizes_are_named_and_take_no_memory(
+    write_gguf: WriteGguf, tmp_path: Path, key: str
+) -> None:
+    path = write_gguf({f"llama.{key}": 2**27})
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="134217728"):
+            converted(path, tmp_path / "hf")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2**20
 
 
 def test_another_architecture_is_named(write_gguf: WriteGguf, tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""The demo model's logits of a short prompt, pinned to the last bit.
+
+Products, norms and softmax are chains in a fixed order of sixteen lanes, whatever registers the
+processor has. The digests are those of AVX-512 and of AVX2, on one machine. Only the rotary tables
+are numpy's: without fused multiply-adds it rounds some of them differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from llvmlite.binding import get_host_cpu_features
+
+from engine.runner.model_spec import read_decoder_spec
+from engine.runner.rope import rotary_tables
+from pdserve.checkpoints.demo_model import demo_model_folder
+from tests.unit.runner.running import load, logits_of, scheduled
+
+PROMPT = [504, 11038, 282, 623, 42583, 359, 260, 1142, 335, 897, 3746, 30]
+"""The bits of these logits are the same on every machine."""
+
+pytestmark = pytest.mark.skipif(
+    not get_host_cpu_features().get("fma"),
+    reason="the digests are those of x86-64 processors with FMA",
+)
+
+
+def digest(*arrays: np.ndarray) -> str:
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
+
+
+def test_rotary_tables() -> None:
+    spec = read_decoder_spec(demo_model_folder())
+    assert digest(*rotary_tables(spec, 64)) == "5330dc380f4cc7ed"
+
+
+@pytest.mark.parametrize(
+    ("activation_dtype", "wanted"), [("float32", "6c9e9f28e53430ce"), ("int8", "6d727a6959fb4f37")]
+)
+def test_logits(activation_dtype: str, wanted: str) -> None:
+    runner = load(
+        demo_model_folder(), 256, activation_dtype=activation_dtype, kv_cache_memory=64 << 20
+    )
+    [logits] = logits_of(runner, scheduled(PROMPT, 0, [3]))
+    assert digest(logits) == wanted
