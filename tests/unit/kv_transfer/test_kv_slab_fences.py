@@ -382,3 +382,22 @@ def test_a_fence_is_asked_for_once_however_long_it_takes() -> None:
     assert not any(isinstance(event, Released) for event in senders.events)
     Senders.do(senders, senders.asked)
     assert senders.events[-1] == Released(1)
+
+
+class WithoutAddresses(Senders):
+    """A lane that has no further address for a slab, so its reply stays as it was."""
+
+    @property
+    def reply(self) -> bytes:
+        return b"the same"
+
+
+def test_who_knows_the_address_already_is_neither_told_nor_waited_for() -> None:
+    senders = WithoutAddresses(num_blocks=8, blocks_per_slab=4)
+    senders.connect(b"a")
+    senders.connect(b"b")
+    senders.begun(b"a", 1, 0)
+    senders.end(b"a")
+    senders.tick()
+    assert not senders.answers
+    assert senders.released == [1]

@@ -254,3 +254,16 @@ def test_f20_a_batch_that_the_engine_refuses_ends_the_writer_typed() -> None:
     assert "a write to there could not be started" in str(error)
     assert len(engine.batches) == 1
     assert engine.num_refused == 1
+
+
+def test_no_header_leaves_after_the_writer_was_stopped(writing: Writing) -> None:
+    """Though its bytes are written: its connection is over."""
+    writing.wire.is_held = True
+    writing.put(BATCH_BYTES)
+    while not writing.wire.began_before_wait:
+        pass
+    writing.writer.stop()
+    writing.wire.let_go.release()
+    assert writing.writer.join(WAIT_S)
+    assert writing.wire.num_under_way == 0
+    assert writing.left.empty()

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from kv_transfer.core.limits import Limits
 from kv_transfer.zmq_transport import (
     KERNELS_CHOICE,
     LOCAL_SEND_BUFFER_BYTES,
+    MAX_UNSENT,
     ZmqTransport,
 )
 from tests.contract.kv_connector.cluster import LAYOUT
@@ -132,3 +134,27 @@ def test_nobody_waits_while_something_that_arrived_was_not_read(
     assert transport.receive_nowait() is None
     transport.wait(1.0)
     assert timeouts == [0.0, 1.0]
+
+
+def test_what_waits_for_a_name_is_bounded(
+    transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer = threading.Event()
+    monkeypatch.setattr(endpoints, "look_up", lambda _: may_answer.wait(20.0) and "127.0.0.1")
+    peer = Peer("tcp://d.example:1", Incarnation("d", 1))
+    transport.connect(peer)
+    for _ in range(MAX_UNSENT):
+        assert transport.send(peer, [memoryview(b"hello")])
+    assert not transport.send(peer, [memoryview(b"hello")])
+    may_answer.set()
+
+
+def test_the_connections_of_a_pair_are_moved_by_different_threads() -> None:
+    limits = Limits(max_channels=3)
+    with closing(ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, limits)) as transport:
+        peers = [Peer(NOBODY.endpoint, NOBODY.incarnation, channel=n) for n in range(3)]
+        for peer in peers:
+            transport.connect(peer)
+        threads = [transport._dealers[peer].getsockopt(zmq.AFFINITY) for peer in peers]
+        assert threads == [0b001, 0b010, 0b100]
+        assert transport._context.get(zmq.IO_THREADS) == 3
