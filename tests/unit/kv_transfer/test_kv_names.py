@@ -171,7 +171,7 @@ def test_an_address_stays_known_as_long_as_its_peer_answers_there(names: Names) 
 def test_addresses_are_remembered_within_bounds(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_lookup, "MAX_REMEMBERED_PEERS", 1)
+    monkeypatch.setattr(name_lookup, "MAX_PEERS", 1)
     names.lookup.remember(PEER, "10.0.0.7")
     names.lookup.remember(OTHER, "10.0.0.8")
     assert names.lookup.try_known(PEER) is None
