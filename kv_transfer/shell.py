@@ -217,6 +217,7 @@ class TransportConnector:
                 self._perform_all()
                 self._transport.wait(self._timeout_s())
                 self._workers.finish()
+                self._perform_all()  # Mostly a push or a commit woke this thread: it does not wait.
                 self._take_arrivals()
                 self._sending.take_written()
                 self._receiving.take_copied()

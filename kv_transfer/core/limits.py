@@ -47,7 +47,7 @@ MAX_REPEATS_PER_PIECE = 3
 MAX_REPEATS_PER_LANDING = 16
 # The receiver asks once more at COMMIT, on each connection, for what did not come.
 MAX_REPEATS_PER_TRANSFER = 4 * MAX_REPEATS_PER_LANDING
-WRITER_SHARE, REPORT_SHARE = 0.55, 0.4
+WRITER_SHARE, REPORT_SHARE = 0.5, 0.4
 """Of the peer timeout: what a silent writer, and a report that a fence waits for, may take."""
 MAX_DAMAGED_HEADERS = 16
 """Headers with a wrong checksum after which a landing fails, or a decode node is given up."""
@@ -131,7 +131,7 @@ class Limits:
         """Return how long a sender on `lane` may be silent.
 
         On one-sided lanes a fence must come before its blocks are back, so it is shorter: with
-        `report_timeout_s` it leaves a twentieth of `peer_timeout_s` for the moves of slabs.
+        `report_timeout_s` it leaves a tenth of `peer_timeout_s` for the moves of slabs.
         """
         return self.peer_timeout_s * (WRITER_SHARE if lane in ONE_SIDED_LANES else 1.0)
 
@@ -140,7 +140,7 @@ class Limits:
 
         With it a node may stand still for 2 s, its last ping an interval before, and go on.
         """
-        return self.ping_interval_s if lane not in ONE_SIDED_LANES else self.peer_timeout_s / 10
+        return self.ping_interval_s if lane not in ONE_SIDED_LANES else self.peer_timeout_s / 20
 
     def joined_on(self, lane: str) -> int:
         """Return the most chunks of one frame on a lane."""
