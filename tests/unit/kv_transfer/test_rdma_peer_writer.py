@@ -267,3 +267,20 @@ def test_no_header_leaves_after_the_writer_was_stopped(writing: Writing) -> None
     assert writing.writer.join(WAIT_S)
     assert writing.wire.num_under_way == 0
     assert writing.left.empty()
+
+
+class Unreachable(SlowToReach):
+    """It is found out late that the peer does not answer."""
+
+    def can_reach(self, peer_name: str) -> bool:
+        return not super().can_reach(peer_name)
+
+
+def test_a_failure_after_the_writer_was_stopped_is_not_told() -> None:
+    """Its connection is over, and the peer may have another one."""
+    engine, said = Unreachable(), queue.Queue[Parts | HandoffFailed]()
+    writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer.stop()
+    engine.may_begin.set()
+    assert writer.join(WAIT_S)
+    assert said.empty()
