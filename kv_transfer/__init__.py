@@ -22,6 +22,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
       inline_lane   behind the header, on the same connection
       shm/          copied out of the sender's pool, which is shared memory
       rdma/         written into the receiver's registered pool
+    fallbacks       pairs that do without a faster lane: why, until when
     transfer_metrics  times and bytes of each transfer and landing; transfer_timing: of one transfer
     workers         threads that hash and copy
     statistics      a snapshot of all counters

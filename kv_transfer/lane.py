@@ -137,6 +137,10 @@ class Broken:
     error: HandoffFailed
 
 
+class LaneFull(HandoffFailed):
+    """The lane serves as many peers as it can."""
+
+
 class OneSidedLane(Lane, Protocol):
     """A lane on which the sender writes the receiver's pool itself (`ONE_SIDED_LANES`).
 
@@ -151,6 +155,12 @@ class OneSidedLane(Lane, Protocol):
         """Store `wake`, which is called, from any thread, when `take_ready` has something.
 
         The connector calls this once.
+        """
+
+    def is_full_for(self, peer: Peer) -> bool:
+        """Return whether `offer` makes none because others take all the room.
+
+        `accept` raises `LaneFull` where it finds that.
         """
 
     def write(self, peer: Peer, chunk: Chunk, target_blocks: Blocks) -> None:

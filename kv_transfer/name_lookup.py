@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from kv_transfer import endpoints
 from kv_transfer.core.effects import Peer
-from kv_transfer.core.limits import MAX_REMEMBERED_PEERS
+from kv_transfer.core.limits import MAX_PEERS
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -55,7 +55,7 @@ class NameLookup:
     def remember(self, peer: Peer, address: str) -> None:
         """Keep an address for the next `try_known`."""
         self._known[peer] = address
-        if len(self._known) > MAX_REMEMBERED_PEERS:
+        if len(self._known) > MAX_PEERS:
             self._known.popitem(last=False)
 
     def answered(self, peer: Peer) -> None:

@@ -29,9 +29,9 @@ from kv_transfer.core.effects import (
     TakeLane,
 )
 from kv_transfer.core.header_seal import DamagedHeader
-from kv_transfer.core.lanes import LANES_BY_SPEED
 from kv_transfer.core.sender import Sender
-from kv_transfer.lane import Broken, Lane, OneSidedLane, Payload
+from kv_transfer.fallbacks import Fallbacks
+from kv_transfer.lane import Broken, Lane, LaneFull, Payload
 from kv_transfer.pieces import NO_SUMS
 from kv_transfer.transport import Parts
 from kv_transfer.workers import Finish
@@ -81,9 +81,7 @@ class SendingEnd:
         self._is_closed = False
         self._open: set[int] = set()
         self._lane_to: dict[Peer, Lane] = {}
-        # One-sided lanes that were not offered to a connected peer, because they cool down after a
-        # failure.
-        self._withheld: dict[Peer, list[OneSidedLane]] = {}
+        self._fallbacks = Fallbacks(self._one_sided, parts.metrics)
         self.bytes_sent = 0
 
     @property
@@ -176,10 +174,8 @@ class SendingEnd:
                     self._send(ready.peer, ready.parts)
 
     def tick(self) -> None:
-        for peer, lanes in list(self._withheld.items()):
-            if any(lane.offer(peer) is not None for lane in lanes):
-                logger.info("%s to %s is offered again", lanes[0].name, peer)
-                self._lose_link(peer)
+        for peer in self._fallbacks.take_offered_again():
+            self._lose_link(peer)
         self._effects.extend(self._machine.on_tick(self._clock.now_s()))
 
     def next_deadline_s(self) -> float | None:
@@ -241,7 +237,7 @@ class SendingEnd:
     def _disconnect(self, peer: Peer) -> None:
         lane = self._lane_to.pop(peer, None)
         self._prepared.pop(peer, None)
-        self._withheld.pop(peer, None)
+        self._fallbacks.forget(peer)
         if lane is not None:
             lane.forget(peer)
         self._metrics.on_disconnect(peer)
@@ -264,33 +260,14 @@ class SendingEnd:
             self._give_up(peer, error)
         except HandoffFailed as error:
             logger.warning("lane %s to %s cannot be used: %s", name, peer, error)
-            self._metrics.on_fallback(name, "unusable")
+            if not isinstance(error, LaneFull):  # It is counted when another one was agreed on.
+                self._metrics.on_fallback(name, "unusable")
             self._lose_link(peer)
         else:
             self._lane_to[peer] = lane
             if not peer.channel:
                 self._metrics.on_lane(peer, name)
-                self._note_fallback(peer, name)
-
-    def _note_fallback(self, peer: Peer, taken: str) -> None:
-        """Log once per connection that a faster lane of this node is not used.
-
-        A lane that cools down was counted when it failed; it is offered again afterwards.
-        """
-        slower_than = LANES_BY_SPEED[: LANES_BY_SPEED.index(taken)]
-        resting = []
-        for name, lane in self._one_sided.items():
-            if name not in slower_than:
-                continue
-            if lane.offer(peer) is None:
-                resting.append(lane)
-                why = "is left out for a while: it failed, or has as many peers as it can have"
-            else:
-                self._metrics.on_fallback(name, "not_agreed")
-                why = "was not agreed on"
-            logger.warning("KV to %s goes over %s: %s %s", peer, taken, name, why)
-        if resting:
-            self._withheld[peer] = resting
+                self._fallbacks.note(peer, name)
 
     def _send_chunk(self, effect: SendChunk) -> None:
         """Have a chunk read and hashed, and sent when those before it were."""

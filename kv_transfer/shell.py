@@ -73,10 +73,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class TransportConnector:
-    """A `KVConnector` for any transport and lanes.
-
-    `num_turns` counts the turns of its thread: at least one per `MAX_WAIT_S` while it works.
-    """
+    """A `KVConnector` for any transport and lanes."""
 
     def __init__(
         self,
@@ -101,7 +98,6 @@ class TransportConnector:
         self._transport = transport
         self._clock = clock
         self._is_closing = False
-        self.num_turns = 0
         self._dropped = dict.fromkeys(DropReason, 0)
         self._logged_at_s: dict[DropReason, float] = {}
         self._lanes = {lane.name: lane for lane in lanes}
@@ -196,6 +192,14 @@ class TransportConnector:
         )
 
     @property
+    def num_turns(self) -> int:
+        """The turns of its thread, at least one per `MAX_WAIT_S` while it works.
+
+        While a worker has a job, only those until that began are counted.
+        """
+        return self._workers.oldest_turn
+
+    @property
     def last_committed(self) -> TransferTiming | None:
         """The last committed transfer, as this sender measured it."""
         return self._metrics.last_committed
@@ -209,10 +213,11 @@ class TransportConnector:
     def _run(self) -> None:
         try:
             while not self._is_closing:
-                self.num_turns += 1
+                self._workers.turn += 1
                 self._perform_all()
                 self._transport.wait(self._timeout_s())
                 self._workers.finish()
+                self._perform_all()  # Mostly a push or a commit woke this thread: it does not wait.
                 self._take_arrivals()
                 self._sending.take_written()
                 self._receiving.take_copied()

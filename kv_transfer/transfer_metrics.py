@@ -41,10 +41,11 @@ OUTCOMES = ("committed", "aborted", "unreachable", "slow", "failed")
 """Acknowledged; given up by its own node; not answered by the decode node; much slower than to
 other decode nodes; anything else."""
 MAX_REMEMBERED_PEERS = 32
-FALLBACKS = ("unusable", "write_failed", "not_agreed")
+FALLBACKS = ("unusable", "write_failed", "not_agreed", "full")
 """Why a pair does not use a lane.
 
-Its setup failed, a write on it failed, or the decode node chose another one.
+Its setup failed, a write on it failed, the decode node chose another one, or as many others are
+written to as can be.
 """
 
 

@@ -15,7 +15,8 @@ Job = Callable[[], Finish]
 class Workers:
     """`count` threads; with none each job runs at once, on the thread that has it.
 
-    Only the connector's thread calls this. Jobs begin in order and end in any order.
+    Only the connector's thread calls this. Jobs begin in order and end in any order. `turn` is set
+    to the number of that thread's turn.
     """
 
     def __init__(self, count: int, wake: Callable[[], None]) -> None:
@@ -23,9 +24,14 @@ class Workers:
         self._wake = wake
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._done: deque[Finish] = deque()
+        self.turn = 0
+        # By thread: the turn in which the job began that it runs now.
+        self._began_in: list[int | None] = [None] * count
         self._threads = [
-            threading.Thread(target=self._work, name=f"pdserve-kv-{number}", daemon=True)
-            for number in range(1, count + 1)
+            threading.Thread(
+                target=self._work, args=(number,), name=f"pdserve-kv-{number + 1}", daemon=True
+            )
+            for number in range(count)
         ]
         for thread in self._threads:
             thread.start()
@@ -36,6 +42,14 @@ class Workers:
             self._jobs.put(job)
         else:
             job()()
+
+    @property
+    def oldest_turn(self) -> int:
+        """The turn in which the oldest job began that runs now; `turn` if none runs.
+
+        It stays the same while a job hangs. Read on any thread.
+        """
+        return min([self.turn, *(turn for turn in self._began_in if turn is not None)])
 
     def finish(self) -> None:
         """Do what the jobs that have ended left to do; raise what one of them raised."""
@@ -50,8 +64,9 @@ class Workers:
             thread.join()
         self._threads = []
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         while (job := self._jobs.get()) is not None:
+            self._began_in[number] = self.turn
             try:
                 finish = job()
             except BaseException as error:  # It ends the connector, as on its own thread.
@@ -59,6 +74,7 @@ class Workers:
             self._done.append(finish)
             # They hold message parts and copies, and this thread may have nothing to do for long.
             del job, finish
+            self._began_in[number] = None
             self._wake()
 
 

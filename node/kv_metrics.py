@@ -85,7 +85,7 @@ class KvCollector(Collector):
         )
         yield counters_by(
             "kv_fallbacks",
-            "Connections that do without this transport: unusable, write_failed or not_agreed",
+            "Connections without this transport: unusable, write_failed, not_agreed or full",
             ("transport", "reason"),
             measured.fallbacks.items(),
         )

@@ -11,9 +11,8 @@ from kv_transfer.core import frames
 from kv_transfer.core.effects import Emit, OpenLane, Reply, Write
 from kv_transfer.core.limits import Limits
 from kv_transfer.core.receiver import Receiver
-from pdserve.roles.kv_plane import KV_PEER_TIMEOUT_S
 
-LIMITS = Limits(peer_timeout_s=KV_PEER_TIMEOUT_S)
+LIMITS = Limits()
 
 
 class DecodeMachine:

@@ -13,7 +13,6 @@ from bench.handoff.cpu_time import process_cpu_s
 from common.ids import Incarnation
 from kv_transfer.connector import ConnectorEvent, Ticket, TransferEnded
 from kv_transfer.zmq_connector import ZmqConnector
-from pdserve.roles.kv_plane import KV_PEER_TIMEOUT_S
 
 NUM_OPEN = 8
 """Handoffs at once, to that many nodes where there are enough."""
@@ -26,13 +25,7 @@ class PrefillEnd:
         self._events: queue.SimpleQueue[ConnectorEvent] = queue.SimpleQueue()
         shape = LAYOUT.pool_shape(len(BLOCKS))
         pool = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
-        self._connector = ZmqConnector(
-            pool,
-            LAYOUT,
-            Incarnation("prefill", 1),
-            self._events.put,
-            peer_timeout_s=KV_PEER_TIMEOUT_S,
-        )
+        self._connector = ZmqConnector(pool, LAYOUT, Incarnation("prefill", 1), self._events.put)
 
     def hand_off(self, tickets: Sequence[Ticket]) -> float:
         """Return the CPU seconds of this process until every handoff was acknowledged.

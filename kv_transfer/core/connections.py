@@ -75,6 +75,7 @@ class Connections:
         session.verify = verification(lane, self._verify, session.wanted_verify)
         if lane not in INLINE_LANES:
             session.num_channels = 1  # The bytes go another way.
+        self._sessions.watch(session)  # How long it may be silent depends on the lane.
         return [self.welcome(session)]
 
     def welcome(self, session: Session) -> Reply:
@@ -126,11 +127,12 @@ class Connections:
 
     def expire(self, now_s: float) -> Effects:
         """End what belongs to senders that were silent for too long, or that did not come back."""
-        span = f"{self._peer_timeout_s:g} s"
         effects: Effects = []
         for session in self._sessions.take_silent(now_s):
-            error = HandoffFailed(f"{session.sender} was silent for {span}")
+            span_s = self._sessions.patience_s(session)
+            error = HandoffFailed(f"{session.sender} was silent for {span_s:g} s")
             effects += self.drop(session.id, HandoffStep.EXPIRE, error)
+        span = f"{self._peer_timeout_s:g} s"
         for sender in self._sessions.take_missing(now_s):
             error = HandoffFailed(f"{sender} did not connect again within {span}")
             effects += self._landings.fail_all(sender, HandoffStep.EXPIRE, error)

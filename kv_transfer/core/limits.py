@@ -13,7 +13,7 @@ PROTOCOL_VERSION = 4
 MAX_PEERS = 8192
 """Nodes that one node is connected to; its open files usually end before (`ulimit -n`)."""
 DEFAULT_WINDOW_BYTES = 32 << 20
-DEFAULT_PEER_TIMEOUT_S = 2.0
+DEFAULT_PEER_TIMEOUT_S = 5.0
 WINDOWS_PER_NODE = 4
 MAX_WAIT_S = 1.0
 """The longest wait of a connector before it checks the time again."""
@@ -47,6 +47,8 @@ MAX_REPEATS_PER_PIECE = 3
 MAX_REPEATS_PER_LANDING = 16
 # The receiver asks once more at COMMIT, on each connection, for what did not come.
 MAX_REPEATS_PER_TRANSFER = 4 * MAX_REPEATS_PER_LANDING
+WRITER_SHARE, REPORT_SHARE = 0.5, 0.4
+"""Of the peer timeout: what a silent writer, and a report that a fence waits for, may take."""
 MAX_DAMAGED_HEADERS = 16
 """Headers with a wrong checksum after which a landing fails, or a decode node is given up."""
 
@@ -62,9 +64,10 @@ class Limits:
 
     `window_bytes` of data may be unacknowledged per decode node, and `WINDOWS_PER_NODE` times as
     much in all: beyond that a sender has two frames in flight to each, and a receiver grants two
-    frames to each. A peer that is pinged and stays silent for `peer_timeout_s` fails
-    everything shared with it. Connections without a transfer are closed after `idle_s`. At most
-    `max_sessions` senders are connected at once, each by at most `max_channels` connections.
+    frames to each. A peer that is pinged and stays silent for `peer_timeout_s` (on some lanes
+    earlier: `patience_s`) fails everything shared with it. Connections without a transfer are
+    closed after `idle_s`. At most `max_sessions` senders are connected at once, each by at most
+    `max_channels` connections.
     """
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
@@ -118,6 +121,26 @@ class Limits:
     def answer_timeout_s(self) -> float:
         """How long a ping may stay unanswered: with the interval before it, `peer_timeout_s`."""
         return self.peer_timeout_s - self.ping_interval_s
+
+    @property
+    def report_timeout_s(self) -> float:
+        """How long a fence waits for the reports of connected senders."""
+        return REPORT_SHARE * self.peer_timeout_s
+
+    def patience_s(self, lane: str) -> float:
+        """Return how long a sender on `lane` may be silent.
+
+        On one-sided lanes a fence must come before its blocks are back, so it is shorter: with
+        `report_timeout_s` it leaves a tenth of `peer_timeout_s` for the moves of slabs.
+        """
+        return self.peer_timeout_s * (WRITER_SHARE if lane in ONE_SIDED_LANES else 1.0)
+
+    def ping_interval_on(self, lane: str) -> float:
+        """Return the interval of pings of a sender with transfers on `lane`.
+
+        With it a node may stand still for 2 s, its last ping an interval before, and go on.
+        """
+        return self.ping_interval_s if lane not in ONE_SIDED_LANES else self.peer_timeout_s / 20
 
     def joined_on(self, lane: str) -> int:
         """Return the most chunks of one frame on a lane."""

@@ -74,7 +74,7 @@ class Link:
         self.budget_bytes, self.deficit_bytes = math.inf, 0.0
         self._turns = Turns()
         self._idle_since_s = now_s
-        self._next_ping_at_s = now_s + limits.ping_interval_s
+        self._pinged_at_s = now_s
         self._retry_at_s = now_s
         self.asked_at_s: float | None = now_s
 
@@ -155,12 +155,9 @@ class Link:
             most_bytes=half if is_large else min(half, self.in_flight_bytes),
         )
 
-    def _size(self, chunk: Chunk) -> int:
-        return len(chunk) * self._block_bytes[chunk.layer]
-
     def launch(self, token: int, chunk: Chunk) -> tuple[Channel, int]:
         """Count `chunk` as in flight; return its connection and its sequence number there."""
-        num_bytes = self._size(chunk)
+        num_bytes = len(chunk) * self._block_bytes[chunk.layer]
         transfer = self.transfers[token]
         channel = self.channels.least_loaded(may_spread=transfer.may_spread)
         self.in_flight_bytes += num_bytes
@@ -240,8 +237,7 @@ class Link:
         ]
 
     def on_suspended(self, span_s: float, now_s: float) -> None:
-        """Leave `span_s` until now, in which this process stood still, out of what is slow or
-        silent."""
+        """Leave `span_s` until now, while this process stood still, out of every measured time."""
         if self.asked_at_s is not None:
             self.asked_at_s = min(now_s, self.asked_at_s + span_s)
         self.channels.on_suspended(span_s, now_s)
@@ -320,7 +316,7 @@ class Link:
         """
         if self.state is LinkState.WAITING or self._is_quiet or now_s < self._next_ping_at_s:
             return False
-        self._next_ping_at_s = now_s + self._limits.ping_interval_s
+        self._pinged_at_s = now_s
         if self.asked_at_s is None:
             self.asked_at_s = now_s
         return True
@@ -352,6 +348,11 @@ class Link:
         if not self.transfers:
             deadlines.append(self._idle_since_s + self._limits.idle_s)
         return min(deadlines)
+
+    @property
+    def _next_ping_at_s(self) -> float:
+        lane = self.lane if self.transfers else ""
+        return self._pinged_at_s + self._limits.ping_interval_on(lane)
 
     @property
     def _is_quiet(self) -> bool:

@@ -59,7 +59,7 @@ class Receiver:
         self._block_bytes = [layer.num_bytes for layer in layout.layers]
         self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
-        self._fences = SlabFences(self._quarantine, limits.peer_timeout_s)
+        self._fences = SlabFences(self._quarantine, limits.report_timeout_s)
         self._sessions = Sessions(me, layout, limits)
         self._windows = WindowShares(limits)
         self._copies = Copies()

@@ -293,6 +293,7 @@ class Sender:
         effects += link.channels.open(welcome.num_channels, welcome.group, now_s)
         for transfer in link.all():
             effects += self._begin(link, transfer, now_s)
+        self._links.look_at(link, link.next_deadline_s())  # Pings depend on the lane.
         return effects + self._pump.out_of_turn(link)
 
     def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:

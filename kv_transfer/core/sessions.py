@@ -233,7 +233,7 @@ class Sessions:
         )
         self._by_id[session_id] = self._of_node[hello.sender.node_id] = session
         self._awaited.discard(hello.sender)
-        self._watch(session)
+        self.watch(session)
         return earlier
 
     def admit_channel(self, session_id: bytes, hello: Hello, now_s: float) -> Session | None:
@@ -286,7 +286,7 @@ class Sessions:
         """Record that the sender began a landing: from now on its silence counts."""
         lives = self._num_landings.setdefault(session.sender.node_id, {})
         lives[session.sender] = lives.get(session.sender, 0) + 1
-        self._watch(session)
+        self.watch(session)
 
     def ended(self, sender: Incarnation) -> None:
         """Record that a landing that the sender began is closed."""
@@ -317,8 +317,21 @@ class Sessions:
         """Return the sessions that were silent for longer than a sender that pings."""
         due = [self._by_id[session_id] for session_id in self._deadlines.take_due(now_s)]
         for session in due:
-            self._watch(session)
-        return [one for one in due if now_s >= one.heard_at_s + self._patience_s(one)]
+            self.watch(session)
+        return [one for one in due if now_s >= one.heard_at_s + self.patience_s(one)]
+
+    def patience_s(self, session: Session) -> float:
+        """Return how long its sender may say nothing: on some lanes longer without a landing.
+
+        A sender that may write by itself has no longer time without one: what it wrote before may
+        be in quarantine, and if it lives, it connects again.
+        """
+        is_idle = not self._has_landings(session.sender)
+        return (is_idle and self.quiet_s(session)) or self._limits.patience_s(session.lane)
+
+    def watch(self, session: Session) -> None:
+        """Look whether it is silent no later than its present patience ends."""
+        self._deadlines.set_no_later(session.id, session.heard_at_s + self.patience_s(session))
 
     def quiet_s(self, session: Session) -> int:
         """Return how long its sender may say nothing without a landing.
@@ -334,10 +347,3 @@ class Sessions:
 
     def _has_landings(self, sender: Incarnation) -> bool:
         return sender in self._num_landings.get(sender.node_id, ())
-
-    def _watch(self, session: Session) -> None:
-        self._deadlines.set_no_later(session.id, session.heard_at_s + self._patience_s(session))
-
-    def _patience_s(self, session: Session) -> float:
-        is_idle = not self._has_landings(session.sender)
-        return (is_idle and self.quiet_s(session)) or self._limits.peer_timeout_s

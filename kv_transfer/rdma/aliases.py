@@ -26,7 +26,7 @@ _LIBC.mmap.argtypes = (
 _FAILED = ctypes.c_void_p(-1).value
 _MREMAP_MAYMOVE = 1
 _PROT_NONE = 0
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_MAP_FIXED = 0x10
 
 
 class Aliases:
@@ -54,7 +54,8 @@ class Aliases:
 
     def drop(self, address: int) -> None:
         """Unmap the alias that `make` returned, which nobody uses; keep its addresses reserved."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+        # Memory that nobody may touch counts against no limit of the system.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
         _LIBC.mmap(address - self._offset, self._num_bytes, _PROT_NONE, flags, -1, 0)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES
 from kv_transfer.core.pool_shape import PoolShape
-from kv_transfer.lane import Broken, Payload, Ready
+from kv_transfer.lane import Broken, LaneFull, Payload, Ready
 from kv_transfer.piece_rows import PieceRows
 from kv_transfer.pool_memory import Pool
 from kv_transfer.rdma.peer_writer import Engine, PeerWriter
@@ -57,6 +57,14 @@ class _Target:
 
     engine_name: str
     place: PlacedPool
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A cool-down of a peer; `is_full`: because as many others were written to as can be."""
+
+    until_s: float
+    is_full: bool
 
 
 class RdmaLane:
@@ -86,7 +94,7 @@ class RdmaLane:
         self._writers: dict[Peer, tuple[PeerWriter, _Target]] = {}
         self._leaving: list[PeerWriter] = []
         self._ready: list[Ready | Broken] = []
-        self._resting_until_s: dict[Peer, float] = {}
+        self._resting: dict[Peer, _Rest] = {}
         self._wake: Callable[[], None] = lambda: None
         self._registered = RegisteredPool(pool, self._pool, engine)
 
@@ -100,17 +108,22 @@ class RdmaLane:
     # The sender's end.
 
     def offer(self, peer: Peer) -> bytes | None:
-        if self._clock.now_s() < self._resting_until_s.get(peer, 0.0):
+        rest = self._resting.get(peer)
+        if rest is not None and self._clock.now_s() < rest.until_s:
             return None
         if peer not in self._writers and not self._has_room():
             with self._lock:
-                self._rest(peer)
+                self._rest(peer, is_full=True)
             return None
         packed: bytes = msgpack.packb([VERSION])
         return packed
 
+    def is_full_for(self, peer: Peer) -> bool:
+        rest = self._resting.get(peer)
+        return rest is not None and rest.is_full
+
     def accept(self, peer: Peer, reply: bytes) -> None:
-        """Start a writer to `peer`; `HandoffFailed` at `MAX_WRITERS`, or for a bad reply."""
+        """Start a writer; `LaneFull` at `MAX_WRITERS`, `PeerProtocolError` for a bad reply."""
         target = self._read_reply(peer, reply)
         writer, earlier = self._writers.get(peer, (None, None))
         if writer and earlier and earlier.engine_name == target.engine_name:
@@ -119,8 +132,8 @@ class RdmaLane:
         self.forget(peer)
         if not self._has_room():
             with self._lock:
-                self._rest(peer)
-            raise HandoffFailed(f"{MAX_WRITERS} peers are written to already")
+                self._rest(peer, is_full=True)
+            raise LaneFull(f"{MAX_WRITERS} peers are written to already")
         with self._lock:  # It may fail before it is stored here.
             writer = PeerWriter(
                 self._engine,
@@ -170,7 +183,7 @@ class RdmaLane:
             if self._writers.get(peer, (None,))[0] is not writer:
                 return
             if isinstance(ready, HandoffFailed):
-                self._rest(peer)
+                self._rest(peer, is_full=False)
                 logger.warning("RDMA to %s failed, not used for %g s: %s", peer, COOL_DOWN_S, ready)
                 self._ready.append(Broken(peer, ready))
             else:
@@ -181,11 +194,11 @@ class RdmaLane:
         self._leaving = [writer for writer in self._leaving if not writer.join(0)]
         return len(self._writers) + len(self._leaving) < MAX_WRITERS
 
-    def _rest(self, peer: Peer) -> None:
+    def _rest(self, peer: Peer, *, is_full: bool) -> None:
         """Begin a cool-down. The caller holds the lock: threads of writers begin them too."""
         now_s = self._clock.now_s()
-        resting = {one: at_s for one, at_s in self._resting_until_s.items() if at_s > now_s}
-        self._resting_until_s = resting | {peer: now_s + COOL_DOWN_S}
+        resting = {one: rest for one, rest in self._resting.items() if rest.until_s > now_s}
+        self._resting = resting | {peer: _Rest(now_s + COOL_DOWN_S, is_full)}
 
     def _read_reply(self, peer: Peer, reply: bytes) -> _Target:
         """Return the target in a peer's reply. Raises `PeerProtocolError`."""

@@ -29,8 +29,6 @@ from node.self_description import advertised_kv_host
 
 log = logging.getLogger("pdserve.node")
 
-KV_PEER_TIMEOUT_S = 5.0
-
 
 class KVPlane:
     """Makes the pool's memory, the lanes and the connector of one node.
@@ -101,7 +99,6 @@ class KVPlane:
             port=config.server.kv_port,
             advertised_host=self._host,
             window_bytes=config.handoff.kv_window,
-            peer_timeout_s=KV_PEER_TIMEOUT_S,
             kv_lanes=config.handoff.kv_lanes,
             lanes=self._lanes(pool, model.layout),
             has_inline=not self._is_shm_only,

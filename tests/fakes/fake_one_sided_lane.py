@@ -146,6 +146,7 @@ class FakeOneSidedLane:
         self._streams: dict[Peer, _Stream] = {}
         self._ready: list[Ready | Broken] = []
         self._is_broken = False
+        self.is_full = False
         self._wake: Callable[[], None] = lambda: None
         with fabric.lock:
             fabric.lanes[self._id] = self
@@ -156,7 +157,10 @@ class FakeOneSidedLane:
     # The sender's end.
 
     def offer(self, peer: Peer) -> bytes | None:
-        return None if self._is_broken else b"fabric"
+        return None if self._is_broken or self.is_full else b"fabric"
+
+    def is_full_for(self, peer: Peer) -> bool:
+        return self.is_full
 
     def mend(self) -> None:
         """End the cool-down."""

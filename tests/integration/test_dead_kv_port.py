@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from common.nodes import Role
+from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S
 from pdserve.local_cluster.free_ports import free_loopback_port
-from pdserve.roles.kv_plane import KV_PEER_TIMEOUT_S
 from tests.cluster.api import Answer, Api
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.kv_relay import environ_of_endpoint
@@ -103,7 +103,7 @@ def test_those_on_their_way_wait_once_and_later_ones_do_not(
         assert ask_together(api, TOGETHER) == right[: len(TOGETHER)]
         together_s = time.monotonic() - began_s
         assert together_s > STALL_S, "none of them was on its way to the dead port"
-        assert together_s < 2 * KV_PEER_TIMEOUT_S, "one of them waited twice"
+        assert together_s < 2 * DEFAULT_PEER_TIMEOUT_S, "one of them waited twice"
         spans_s = [seconds_of(api, salt, right[salt]) for salt in ONE_BY_ONE]
         assert sum(span_s > STALL_S for span_s in spans_s) <= 1, spans_s
         salts = count(len(right))

@@ -43,13 +43,18 @@ def decode_child(pipe: Connection, engine: int, fill: int) -> None:
         pipe.send(ticket)
 
 
-def prefill_child(pipe: Connection, engine: int, fill: int) -> None:
+def prefill_child(pipe: Connection, engine: int, fill: int, name: str = "p") -> None:
     """Send all blocks for each ticket, and report the outcome."""
-    node = big_node(Cluster(RdmaKind(engine)), "p", fill)
+    node = big_node(Cluster(RdmaKind(engine)), name, fill)
     while ticket := pipe.recv():
         send_all(node, ticket)
         event: KVEvent = node.inbox.get()
         pipe.send(event)
+
+
+def other_prefill_child(pipe: Connection, engine: int, fill: int) -> None:
+    """Be a further node that does so."""
+    prefill_child(pipe, engine, fill, "q")
 
 
 class Child:

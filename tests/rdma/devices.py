@@ -67,9 +67,9 @@ class Wire:
             _tc("del")
             self.is_cut = False
 
-    def wait_loss(self) -> None:
+    def wait_loss(self, since: int = 0) -> None:
         """Wait until so many packets were lost that a write must be in flight, and stuck."""
-        wait_until(lambda: self.num_lost >= LOST_BY_A_WRITE, "packets were lost")
+        wait_until(lambda: self.num_lost >= since + LOST_BY_A_WRITE, "packets were lost")
 
     @property
     def num_lost(self) -> int:

@@ -19,7 +19,6 @@ from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
 from node import control_port, metrics_server, output_streams, router_calls
 from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
 from pdserve.configuration.options import all_options
-from pdserve.roles.kv_plane import KV_PEER_TIMEOUT_S
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
@@ -149,7 +148,7 @@ CONTROL = {
     "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
 }
 KV = {
-    "time of a handshake": f"{KV_PEER_TIMEOUT_S:g} s",
+    "time of a handshake": f"{kv.DEFAULT_PEER_TIMEOUT_S:g} s",
     "part of a message": (
         f"{size(kv.Limits().max_frame_bytes * kv.Limits().max_joined // 2)}, or the keys of one "
         "block of a layer when they are more"

@@ -27,7 +27,7 @@ from kv_transfer.connector import (
     TransferEnded,
 )
 from kv_transfer.core.lanes import VERIFY_AUTO
-from kv_transfer.core.limits import MAX_WAIT_S
+from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, MAX_WAIT_S
 from kv_transfer.pool_memory import Bytes
 from kv_transfer.shell import TransportConnector
 from tests.contract.kv_connector.kinds import KINDS, MORE_KINDS, Kind, NodeOptions
@@ -41,7 +41,6 @@ PAIR_BYTES = 2 * LAYOUT.piece_bytes
 # Two blocks per frame, five in flight: the handoffs of the suite meet both bounds.
 WINDOW_BYTES = 5 * PAIR_BYTES
 WAIT_S = 20.0
-PEER_TIMEOUT_S = 3.0
 NO_LEASE = 0
 TIME_STEP_S = 0.02
 
@@ -139,7 +138,7 @@ class Cluster:
         epoch: int = 1,
         layout: KVLayout = LAYOUT,
         window_bytes: int = WINDOW_BYTES,
-        peer_timeout_s: float = PEER_TIMEOUT_S,
+        peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         num_blocks: int = 12,
         verify: str = VERIFY_AUTO,
         on_event: OnEvent | None = None,

@@ -14,10 +14,10 @@ import zmq
 from common.errors import ConfigError
 from common.ids import Incarnation
 from kv_transfer.connector import Landed, Ticket, TransferEnded
+from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, Limits
 from kv_transfer.zmq_connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
-    PEER_TIMEOUT_S,
     Cluster,
     Node,
     assert_ended_once,
@@ -37,7 +37,7 @@ STREAM_BYTES = 12 * LAYOUT.block_bytes
 
 
 def handoff_through(
-    cluster: Cluster, meddle: Meddle, *, peer_timeout_s: float = PEER_TIMEOUT_S
+    cluster: Cluster, meddle: Meddle, *, peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S
 ) -> tuple[Node, Node, Proxy]:
     prefill = cluster.node("p", peer_timeout_s=peer_timeout_s)
     decode = cluster.node("d", peer_timeout_s=peer_timeout_s)
@@ -173,7 +173,8 @@ def test_a_dead_sender_is_noticed_before_the_lease_ends(cluster: Cluster) -> Non
     prefill.connector.open(ticket, deadline_s=10_000)
     prefill.push_all(ticket, SOURCES, layers=[0])
     # Its pings are too slow for this receiver: to the receiver that is a death.
-    assert "p#1 was silent for 0.4 s" in str(decode.wait_failed())
+    span_s = Limits(peer_timeout_s=0.4).patience_s(cluster.kind.lane)
+    assert f"p#1 was silent for {span_s:g} s" in str(decode.wait_failed())
     ended = prefill.wait_event()
     assert isinstance(ended, TransferEnded)
     assert ended.error is not None

@@ -343,7 +343,7 @@ def test_closing_the_sender(cluster: Cluster) -> None:
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     prefill.connector.close()
     assert "closed" in str(error_of(prefill.wait_event()))
-    assert "aborted the transfer" in str(error_of(decode.wait_event()))
+    assert "aborted the transfer" in str(decode.wait_failed())  # With the end of its last copy.
     with pytest.raises(ValueError, match="closed"):
         prefill.connector.open(ticket, deadline_s=1)
     assert_ended_once(prefill, decode)

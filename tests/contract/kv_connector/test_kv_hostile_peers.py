@@ -27,7 +27,6 @@ from kv_transfer.core.limits import (
 from kv_transfer.pieces import packed_sums, piece_sum
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
-    PEER_TIMEOUT_S,
     WINDOW_BYTES,
     Cluster,
     Node,
@@ -36,7 +35,7 @@ from tests.contract.kv_connector.cluster import (
 
 P = LAYOUT.piece_bytes
 ROGUE = Incarnation("rogue", 1)
-LIMITS = Limits(window_bytes=WINDOW_BYTES, peer_timeout_s=PEER_TIMEOUT_S)
+LIMITS = Limits(window_bytes=WINDOW_BYTES)
 WELCOME = frames.Welcome(
     Incarnation("d", 1),
     "zmq",

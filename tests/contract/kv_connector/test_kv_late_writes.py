@@ -24,6 +24,7 @@ from kv_transfer.core.receiver import Receiver
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     PAIR_BYTES,
+    TIME_STEP_S,
     WAIT_S,
     WINDOW_BYTES,
     Cluster,
@@ -280,6 +281,36 @@ def test_a_dead_writer_is_fenced_while_another_sender_is_in_the_middle_of_a_land
     assert other.wait_event() == TransferEnded(beside.lease_token, None)
     assert np.array_equal(decode.pool[:, :, 0], other.pool[:, :, 7])
     assert set(other.connector.statistics().measured.fallbacks.values()) == {0}
+
+
+def wait_for_two_turns(node: Node) -> None:
+    """Wait until the connector's thread has looked at the time and done what was due."""
+    num_turns = node.connector.num_turns + 1
+    wait_until(lambda: node.connector.num_turns > num_turns, node.look_at_the_time)
+
+
+def test_a_connected_sender_whose_write_does_not_end_delays_a_fence_by_less_than_five_seconds(
+    one_sided: Cluster, kind: FakeRdmaKind
+) -> None:
+    """F15: it pings all the while, with the times of a node, and does not report."""
+    clock = ManualClock()
+    prefill = one_sided.node("p", clock=ManualClock())  # It stands still: as good as dead.
+    decode, other = (one_sided.node(name, clock=clock) for name in ("d", "other"))
+    tickets = [one_sided.ticket(decode, blocks) for blocks in (BLOCKS, [0])]
+    kind.fabric.hold()
+    for node, ticket in zip((prefill, other), tickets, strict=True):
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        node.connector.open(ticket, deadline_s=30)
+        node.push_all(ticket, [4, 5, 6][: len(ticket.target_block_ids)], layers=[0])
+    kind.fabric.wait_under_way(4)
+
+    died_at_s = clock.now_s()
+    while Released(tickets[0].lease_token) not in decode.events:
+        clock.advance(TIME_STEP_S)
+        for node in (other, decode):
+            wait_for_two_turns(node)
+        assert clock.now_s() - died_at_s < 5.0
+    assert decode.connector.statistics().landings_open == 1, "the other one goes on"
 
 
 def test_a_sender_writes_nothing_before_its_begin_was_answered(

@@ -13,6 +13,7 @@ from kv_transfer.connector import Landed, TransferEnded
 from kv_transfer.core.effects import SendChunk
 from kv_transfer.core.sender import Sender
 from kv_transfer.sending_end import SendingEnd
+from kv_transfer.transport import Arrival
 from tests.contract.kv_connector.cluster import (
     PAIR_BYTES,
     WAIT_S,
@@ -66,6 +67,32 @@ def test_the_machine_runs_on_the_connectors_thread(
     prefill.connector.close()
     assert set(threads) <= {"pdserve-kv"}
     assert threads or call == "on_abort"
+
+
+def test_what_was_queued_during_a_wait_is_done_before_the_rest_of_the_turn(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decode node waits for the last push and the commit; nothing waits for deadlines."""
+    prefill, _, ticket = begin(cluster, targets=(1,))
+    connector, transport = prefill.connector, prefill.connector._transport
+    wait, receive = transport.wait, transport.receive_nowait
+    is_queued, num_left = threading.Event(), list[int]()
+
+    def wait_and_queue(timeout_s: float) -> None:
+        wait(timeout_s)
+        if not is_queued.is_set():
+            connector.commit(ticket.lease_token, commit_for(ticket))
+            is_queued.set()
+
+    def recorded() -> Arrival | None:
+        if is_queued.is_set():
+            num_left.append(len(connector._sending._calls))
+        return receive()
+
+    monkeypatch.setattr(transport, "receive_nowait", recorded)
+    monkeypatch.setattr(transport, "wait", wait_and_queue)
+    wait_until(lambda: num_left, prefill.look_at_the_time)
+    assert num_left[0] == 0
 
 
 def test_an_abort_behind_queued_pushes_leaves_nothing_of_them_to_send(

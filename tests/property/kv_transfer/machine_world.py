@@ -40,7 +40,7 @@ from kv_transfer.core.effects import (
     Write,
 )
 from kv_transfer.core.lanes import ONE_SIDED_LANES
-from kv_transfer.core.limits import BESIDE_WINDOWS, Limits
+from kv_transfer.core.limits import BESIDE_WINDOWS, MAX_WAIT_S, Limits
 from kv_transfer.core.receiver import Receiver
 from kv_transfer.core.sender import Sender
 
@@ -323,5 +323,6 @@ class World:
             soonest_s = min((at_s for at_s in deadlines if at_s is not None), default=None)
             if self.is_over:
                 return
-            self.tick(max(0.0, (self.now_s if soonest_s is None else soonest_s) - self.now_s))
+            wait_s = 0.0 if soonest_s is None else max(0.0, soonest_s - self.now_s)
+            self.tick(min(wait_s, MAX_WAIT_S))  # As a connector's thread waits.
         raise AssertionError("the handoff did not end")

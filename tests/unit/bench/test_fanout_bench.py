@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from bench.fanout import __main__ as fanout
 from bench.fanout.decode_ends import DecodeEnds
 from bench.fanout.prefill_end import PrefillEnd
 from bench.fanout.simulated import SimulatedFanout
@@ -47,3 +48,37 @@ def test_handoffs_land_over_sockets() -> None:
         decode.check_landed(5)
         with pytest.raises(RuntimeError, match="5 handoffs landed, not 6"):
             decode.check_landed(6)
+
+
+class _NotMeasured:
+    """Another process of the benchmark, and the machines alone: each takes what is written here."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def call(self, name: str, *_: object) -> float:
+        return {"hand_off": 1.0, "idle": 0.002}.get(name, 0.0)
+
+    def hand_off(self, num_handoffs: int) -> float:
+        return 1e-3 * num_handoffs
+
+    def idle(self, span_s: float) -> float:
+        return 0.001
+
+    def close(self) -> None:
+        pass
+
+
+def test_every_number_of_nodes_has_its_cost_and_its_idle_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 1,000 nodes those of the machine alone."""
+    for name in ("Remote", "SimulatedFanout"):
+        monkeypatch.setattr(fanout, name, _NotMeasured)
+    found = fanout.run(num_rounds=1, idle_s=1.0)
+    assert list(found) == ["n1", "n32", "n250", "n1000", "n250_over_n1"]
+    machine = {"machine_us_per_handoff": 1000.0, "machine_idle_share": 0.001}
+    real = {"cpu_ms_per_handoff": 2.0, "idle_cpu_share": 0.002, **machine}
+    assert found["n1"] == found["n32"] == found["n250"] == real
+    assert found["n1000"] == {"cpu_ms_per_handoff": 1.0, "idle_cpu_share": 0.001, **machine}
+    assert found["n250_over_n1"] == 1.0

@@ -19,6 +19,7 @@ from kv_transfer.core.connections import Connections
 from kv_transfer.core.effects import Peer, Reply
 from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_MODES, verification
 from kv_transfer.core.sender import Sender
+from kv_transfer.lane import LaneFull
 from kv_transfer.transport import FromSession, Parts
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
@@ -250,6 +251,39 @@ def test_a_pair_that_never_agreed_on_a_lane_says_so_once(
         handoff(cluster, prefill, decode)
     assert prefill.connector.statistics().measured.fallbacks["rdma", "not_agreed"] == 1
     assert sum("rdma was not agreed on" in line for line in caplog.messages) == 1
+
+
+def test_a_pair_for_which_a_lane_has_no_room_says_so_once_and_has_it_later(
+    cluster: Cluster, kind: FakeRdmaKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    kind.one_sided[0].is_full = True
+    for _ in range(3):
+        handoff(cluster, prefill, decode)
+    assert lanes_of(prefill) == {"d": "loopback"}
+    fallbacks = prefill.connector.statistics().measured.fallbacks
+    assert {key for key, count in fallbacks.items() if count} == {("rdma", "full")}
+    assert fallbacks["rdma", "full"] == 1
+    assert sum("rdma has as many peers as it can have" in line for line in caplog.messages) == 1
+    kind.one_sided[0].is_full = False
+    deadline_s = time.monotonic() + 10
+    while lanes_of(prefill) != {"d": "rdma"}:
+        assert time.monotonic() < deadline_s
+        handoff(cluster, prefill, decode)
+
+
+def test_a_lane_that_filled_up_while_it_was_agreed_on_counts_once_as_full(
+    cluster: Cluster, kind: FakeRdmaKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_no_room(self: FakeOneSidedLane, peer: Peer, reply: bytes) -> None:
+        self.is_full = True
+        raise LaneFull("1 peers are written to already")
+
+    monkeypatch.setattr(FakeOneSidedLane, "accept", has_no_room)
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    handoff(cluster, prefill, decode)
+    fallbacks = prefill.connector.statistics().measured.fallbacks
+    assert {key: count for key, count in fallbacks.items() if count} == {("rdma", "full"): 1}
 
 
 VERIFY = [("loopback", mode) for mode in VERIFY_MODES] + [("rdma", mode) for mode in VERIFY_MODES]

@@ -144,6 +144,20 @@ def test_without_a_thread_no_name_is_found_and_the_next_may_be(
     assert names.take(1) == {PEER: "10.0.0.7"}
 
 
+def test_a_thread_that_does_not_start_leaves_its_name_to_one_that_runs(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot_start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    names.lookup.ask(PEER, "d.example")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot_start)
+        names.lookup.ask(OTHER, "e.example")
+    names.may_answer.set()
+    assert names.take(2) == {PEER: "10.0.0.7", OTHER: "10.0.0.8"}
+
+
 def test_lookups_at_once_are_bounded(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_lookup, "MAX_LOOK_UPS", 1)
     names.lookup.ask(PEER, "d.example")
@@ -171,7 +185,7 @@ def test_an_address_stays_known_as_long_as_its_peer_answers_there(names: Names) 
 def test_addresses_are_remembered_within_bounds(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_lookup, "MAX_REMEMBERED_PEERS", 1)
+    monkeypatch.setattr(name_lookup, "MAX_PEERS", 1)
     names.lookup.remember(PEER, "10.0.0.7")
     names.lookup.remember(OTHER, "10.0.0.8")
     assert names.lookup.try_known(PEER) is None

@@ -33,7 +33,7 @@ LAYOUT = KVLayout(
     model_digest="m", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"
 )
 P = LAYOUT.piece_bytes
-LIMITS = Limits(window_bytes=32 * P, max_frame_bytes=4 * P, max_sessions=3)
+LIMITS = Limits(window_bytes=32 * P, max_frame_bytes=4 * P, max_sessions=3, peer_timeout_s=2.0)
 SENDER, OTHER, ME = Incarnation("p", 5), Incarnation("other", 1), Incarnation("d", 1)
 WELCOME = frames.Welcome(
     ME, "zmq", b"", LIMITS.window_bytes, "block", LIMITS.quiet_s, MAX_BLOCKS_PER_FRAME

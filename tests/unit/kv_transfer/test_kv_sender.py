@@ -37,6 +37,7 @@ LIMITS = Limits(
     max_joined=1,
     max_joined_one_sided=1,
     idle_s=10.0,
+    peer_timeout_s=2.0,
 )
 ME, DECODE = Incarnation("p", 1), Incarnation("d", 1)
 PEER = Peer("there", DECODE)

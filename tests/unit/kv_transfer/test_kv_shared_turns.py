@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from common.errors import HandoffFailed
@@ -82,3 +84,12 @@ def test_who_waits_alone_needs_no_turn(number: int) -> None:
     before = sender.in_flight_bytes[peer(number)] // PAIR_BYTES
     sent = sent_to(sender.on_frame(peer(number), frames.Repeat(number, 3, 0, (0,)), 0.2))
     assert len(sent) == 32 - before
+
+
+def test_a_link_that_sent_out_of_turn_keeps_nothing_of_that_bound() -> None:
+    """Its next turn is bounded only if others wait then."""
+    sender = with_room()
+    sender.on_open(ticket(NEW, NEW), 100.0, 0.2)
+    welcome(sender)
+    assert sent_to(push(sender, NEW)) == [NEW, NEW]
+    assert {link.budget_bytes for link in sender._links.all()} == {math.inf}

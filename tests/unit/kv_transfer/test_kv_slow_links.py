@@ -332,3 +332,16 @@ def test_a_link_that_becomes_slow_is_measured_so_soon() -> None:
     assert per_s is not None
     assert 1000 <= per_s < 20_000
     assert LIMITS.window_bytes == 4 * PAIR_BYTES
+
+
+def test_the_time_in_which_the_process_stood_still_is_no_time_of_the_link() -> None:
+    meter = RateMeter()
+    meter.on_acknowledged(1, 1.0, is_idle=False)
+    meter.on_suspended(10.0, 11.5)
+    meter.on_acknowledged(500, 11.5, is_idle=False)
+    assert meter.latest(11.5) == 1000
+    meter.on_suspended(100.0, 12.0)
+    assert meter.measured(12.0) is None, "it begins now and not later"
+    meter.on_idle()
+    meter.on_suspended(1.0, 13.0)
+    assert meter.present(13.0) is None

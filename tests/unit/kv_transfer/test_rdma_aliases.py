@@ -32,6 +32,15 @@ def test_an_alias_is_the_same_memory_elsewhere(offset: int) -> None:
     assert memory[1] == 6
 
 
+def test_an_alias_has_all_pages_of_memory_that_begins_within_one() -> None:
+    memory = np.frombuffer(mmap.mmap(-1, SIZE), np.uint8)[100 : 100 + mmap.PAGESIZE]
+    aliases = Aliases(memory.ctypes.data, memory.nbytes)
+    start = aliases.make()
+    holding = [line for line in _mappings() if line.start <= start < line.end]
+    assert [line.end >= start + memory.nbytes for line in holding] == [True]
+    aliases.close()
+
+
 def test_private_memory_has_none() -> None:
     memory = np.zeros(1 << 20, np.uint8)
     with pytest.raises(OSError, match="cannot be mapped again"):
@@ -58,9 +67,15 @@ def test_an_alias_that_was_dropped_takes_no_memory_and_its_address_is_not_used_a
 @dataclass(frozen=True, slots=True)
 class Mapping:
     start: int
+    end: int
     permissions: str
 
 
 def _mappings() -> list[Mapping]:
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return [Mapping(int(line.partition("-")[0], 16), line.split()[1]) for line in lines]
+    found = []
+    for line in lines:
+        addresses, permissions, *_ = line.split()
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        found.append(Mapping(start, end, permissions))
+    return found

@@ -16,7 +16,7 @@ from common.ids import Incarnation
 from kv_transfer.core.block_arrays import as_blocks
 from kv_transfer.core.chunks import Chunk
 from kv_transfer.core.effects import Peer
-from kv_transfer.lane import Broken, Ready
+from kv_transfer.lane import Broken, LaneFull, Ready
 from kv_transfer.pool_memory import Bytes
 from kv_transfer.rdma import rdma_lane
 from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
@@ -210,6 +210,7 @@ def test_a_write_that_fails_breaks_its_peer_only(ends: Ends, fault: str) -> None
     assert np.all(ends.target == 0)
 
     assert ends.sender.offer(PEER) is None
+    assert not ends.sender.is_full_for(PEER)
     assert ends.sender.offer(OTHER) is not None
     ends.clock.advance(COOL_DOWN_S)
     assert ends.sender.offer(PEER) is not None
@@ -319,7 +320,9 @@ def test_writers_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Non
     ends.connect(Peer("tcp://127.0.0.1:3", Incarnation("d3", 1)))
     assert ends.sender.offer(PEER) is not None
     assert ends.sender.offer(OTHER) is None
-    with pytest.raises(HandoffFailed, match="already"):
+    assert ends.sender.is_full_for(OTHER)
+    assert not ends.sender.is_full_for(PEER)
+    with pytest.raises(LaneFull, match="already"):
         ends.connect(OTHER)
     ends.sender.forget(PEER)
     assert ends.sender.offer(OTHER) is None, "not before the end of its cool-down"

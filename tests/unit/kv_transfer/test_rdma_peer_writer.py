@@ -254,3 +254,33 @@ def test_f20_a_batch_that_the_engine_refuses_ends_the_writer_typed() -> None:
     assert "a write to there could not be started" in str(error)
     assert len(engine.batches) == 1
     assert engine.num_refused == 1
+
+
+def test_no_header_leaves_after_the_writer_was_stopped(writing: Writing) -> None:
+    """Though its bytes are written: its connection is over."""
+    writing.wire.is_held = True
+    writing.put(BATCH_BYTES)
+    while not writing.wire.began_before_wait:
+        pass
+    writing.writer.stop()
+    writing.wire.let_go.release()
+    assert writing.writer.join(WAIT_S)
+    assert writing.wire.num_under_way == 0
+    assert writing.left.empty()
+
+
+class Unreachable(SlowToReach):
+    """It is found out late that the peer does not answer."""
+
+    def can_reach(self, peer_name: str) -> bool:
+        return not super().can_reach(peer_name)
+
+
+def test_a_failure_after_the_writer_was_stopped_is_not_told() -> None:
+    """Its connection is over, and the peer may have another one."""
+    engine, said = Unreachable(), queue.Queue[Parts | HandoffFailed]()
+    writer = PeerWriter(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer.stop()
+    engine.may_begin.set()
+    assert writer.join(WAIT_S)
+    assert said.empty()

@@ -144,6 +144,7 @@ def test_fallbacks_are_counted_by_lane_and_reason() -> None:
     assert {key: count for key, count in fallbacks.items() if not count} == {
         ("rdma", "unusable"): 0,
         ("rdma", "not_agreed"): 0,
+        ("rdma", "full"): 0,
     }
 
 

@@ -63,3 +63,29 @@ def test_an_error_of_a_job_is_raised_on_the_connectors_thread(count: int) -> Non
 
     with started(count) as (workers, wait), pytest.raises(RuntimeError, match="broken"):
         run(workers, wait)
+
+
+def test_the_count_of_turns_stops_while_a_job_hangs_and_not_while_others_come_and_go() -> None:
+    """F79: it is what a node watches."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hung() -> Finish:
+        hangs.set()
+        assert goes_on.wait(WITHIN_S)
+        return lambda: None
+
+    with started(2) as (workers, wait):
+        for workers.turn in range(1, 4):
+            workers.run(lambda: lambda: None)
+            wait()
+            workers.finish()
+            assert workers.oldest_turn == workers.turn
+        workers.run(hung)
+        assert hangs.wait(WITHIN_S)
+        for workers.turn in range(4, 9):
+            workers.run(lambda: lambda: None)
+            wait()
+            assert workers.oldest_turn == 3
+        goes_on.set()
+        wait()
+        assert workers.oldest_turn == 8

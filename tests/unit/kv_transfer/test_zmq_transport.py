@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from common.ids import Incarnation
 from kv_transfer import endpoints
 from kv_transfer.core.effects import Peer
 from kv_transfer.core.limits import Limits
+from kv_transfer.transport import FromPeer, FromSession, NoConnection
 from kv_transfer.zmq_transport import (
     KERNELS_CHOICE,
     LOCAL_SEND_BUFFER_BYTES,
+    MAX_UNSENT,
     ZmqTransport,
 )
 from tests.contract.kv_connector.cluster import LAYOUT
@@ -132,3 +135,73 @@ def test_nobody_waits_while_something_that_arrived_was_not_read(
     assert transport.receive_nowait() is None
     transport.wait(1.0)
     assert timeouts == [0.0, 1.0]
+
+
+def test_what_waits_for_a_name_is_bounded(
+    transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer = threading.Event()
+    monkeypatch.setattr(endpoints, "look_up", lambda _: may_answer.wait(20.0) and "127.0.0.1")
+    peer = Peer("tcp://d.example:1", Incarnation("d", 1))
+    transport.connect(peer)
+    for _ in range(MAX_UNSENT):
+        assert transport.send(peer, [memoryview(b"hello")])
+    assert not transport.send(peer, [memoryview(b"hello")])
+    may_answer.set()
+
+
+def test_the_connections_of_a_pair_are_moved_by_different_threads() -> None:
+    limits = Limits(max_channels=3)
+    with closing(ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, limits)) as transport:
+        peers = [Peer(NOBODY.endpoint, NOBODY.incarnation, channel=n) for n in range(3)]
+        for peer in peers:
+            transport.connect(peer)
+        threads = [transport._dealers[peer].getsockopt(zmq.AFFINITY) for peer in peers]
+        assert threads == [0b001, 0b010, 0b100]
+        assert transport._context.get(zmq.IO_THREADS) == 3
+
+
+def test_a_name_that_was_not_found_is_not_told_of_a_connection_that_is_over(
+    transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the next one, whose name may be found."""
+
+    def look_up(host: str) -> str:
+        raise OSError(f"{host} is unknown")
+
+    monkeypatch.setattr(endpoints, "look_up", look_up)
+    peers = [Peer(f"tcp://{name}.example:1", Incarnation(name, 1)) for name in "de"]
+    for peer in peers:
+        transport.connect(peer)
+    while len(transport._failed) < 2:
+        transport.wait(1.0)
+    transport.disconnect(peers[0])
+    told = transport.receive_nowait()
+    assert isinstance(told, NoConnection)
+    assert told.peer == peers[1]
+    assert transport.receive_nowait() is None
+
+
+def test_those_that_have_something_to_read_take_turns(transport: ZmqTransport) -> None:
+    """A peer that sends without end stops no other one."""
+    with closing(ZmqTransport("127.0.0.1", 0, "127.0.0.1", LAYOUT, Limits())) as other:
+        peers = [Peer(one.endpoint, Incarnation(f"d{n}", 1)) for n, one in enumerate((other,) * 2)]
+        sessions = []
+        for peer in peers:
+            transport.connect(peer)
+            assert transport.send(peer, [memoryview(b"hello")])
+            while not isinstance(hello := other.receive_nowait(), FromSession):
+                other.wait(1.0)
+            sessions.append(hello.session)
+        for session in sessions:
+            for _ in range(3):
+                other.reply(session, [memoryview(b"answer")])
+        order: list[Peer] = []
+        while len(transport._ready) < 2:
+            transport.wait(1.0)
+        while len(order) < 6:
+            if (arrival := transport.receive_nowait()) is None:
+                transport.wait(1.0)
+            elif isinstance(arrival, FromPeer):
+                order.append(arrival.peer)
+        assert order[0] != order[1]
