@@ -6,6 +6,9 @@ end or at most `--max-tokens`, with each speculative method and without any. One
     <kind>.b<N>.<method>.tokens_per_s        decoded tokens per second at batch N
     <kind>.b<N>.<method>.ratio               that, over the same without speculation
     <kind>.b<N>.<method>.acceptance_length   tokens that a sequence gains per step, its own included
+    <kind>.b<N>.<method>.drafts_verified     by position: how often a step verified a first draft;
+                                             a second one, behind a right first one; and so on
+    <kind>.b<N>.<method>.drafts_accepted     the share of them that was accepted
 
 Batch N is N requests that arrive at once: each prompt once at most while there are enough, so that
 no method knows an answer beforehand. The time is that of the steps that decode; the prompts' own
@@ -15,6 +18,11 @@ so that noise of the machine affects all.
 
 Answers must be the same with every method: the run ends with an error when one token differs.
 `mtp` is measured when the model has a layer for it; it has a runner of its own.
+
+Which drafts are made depends on what steps were measured to cost. With `--always-draft` further
+rows count as free, so every step verifies as many drafts as the method has, and `mtp` takes those
+of its layer alone, never looked-up ones. The shares then depend on no time, and `tokens_per_s` and
+`ratio` say nothing about a node.
 """
 
 from __future__ import annotations
@@ -23,7 +31,9 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 
@@ -34,9 +44,12 @@ from common.errors import CheckpointError, ConfigError
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import num_speculative_tokens
+from engine.core.plan import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from engine.core.speculation.speculation import make_speculation
+from engine.core.speculation.draft_length import DraftLength
+from engine.core.speculation.drafter import NoDrafter
+from engine.core.speculation.speculation import Speculation, make_speculation
 from engine.core.step_plan import Limits
 from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
@@ -50,6 +63,7 @@ _ENGINE = EngineConfig(max_num_seqs=max(BATCHES))
 _KV_CACHE_PER_METHOD = 1 << 30
 _WARM_UP_TOKENS = 12
 _ENDLESS_S = 1e9
+_FREE_ROWS = StepCosts(rows=(1, 2), step_s=(1.0, 1.0))
 
 Prompt = tuple[int, ...]
 
@@ -61,13 +75,30 @@ class Measured:
     decode_s: float = 0.0
     num_tokens: int = 0
     num_sequence_steps: int = 0
+    num_verified: Counter[int] = field(default_factory=Counter)
+    num_accepted: Counter[int] = field(default_factory=Counter)
+    """By position, 0 for the first draft. What is behind a wrong one does not count."""
 
-    def figures(self, base: Measured) -> dict[str, float]:
+    def verified(
+        self, batch: Iterable[ScheduledSequence], results: Iterable[DrawnTokens | None]
+    ) -> None:
+        """Count the drafts of a step up to the first wrong one, and those that are right."""
+        for one, drawn in zip(batch, results, strict=True):
+            if drawn is not None:
+                num_accepted = len(drawn.token_ids) - 1
+                self.num_verified.update(range(min(one.num_drafts, num_accepted + 1)))
+                self.num_accepted.update(range(num_accepted))
+
+    def figures(self, base: Measured) -> dict[str, object]:
         """Return the printed figures; `base` is the same work without speculation."""
+        positions = sorted(self.num_verified)
+        accepted = [self.num_accepted[n] / self.num_verified[n] for n in positions]
         return {
             "tokens_per_s": round(self.tokens_per_s, 1),
             "ratio": round(self.tokens_per_s / base.tokens_per_s, 3),
             "acceptance_length": round(self.num_tokens / self.num_sequence_steps, 2),
+            "drafts_verified": [self.num_verified[n] for n in positions],
+            "drafts_accepted": [round(share, 3) for share in accepted],
         }
 
     @property
@@ -78,8 +109,17 @@ class Measured:
 class Serving:
     """One method: a scheduler with blocks of its own, on a runner that others use too."""
 
-    def __init__(self, runner: ModelRunner, method: str, first_block: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        method: str,
+        first_block: int,
+        num_blocks: int,
+        *,
+        always_draft: bool = False,
+    ) -> None:
         self.method = method
+        self._always_draft = always_draft
         self.measured = Measured()
         self._runner = runner
         self._first_block = first_block
@@ -89,7 +129,7 @@ class Serving:
 
     def begin(self, max_num_seqs: int) -> None:
         """Reset everything but the sums, and serve at most `max_num_seqs` at once."""
-        runner, config = self._runner, SpeculationConfig(speculative_method=self.method)
+        runner = self._runner
         self._ids = count(1)
         self._scheduler = Scheduler(
             limits=Limits(
@@ -103,8 +143,16 @@ class Serving:
             fingerprint=runner.layout.fingerprint,
             eos_token_ids=runner.eos_token_ids,
             enable_prefix_caching=False,
-            speculation=make_speculation(config, runner.step_costs),
+            speculation=self._speculation(),
         )
+
+    def _speculation(self) -> Speculation | None:
+        most = num_speculative_tokens(self.method, 0)
+        if self._always_draft and self.method == "mtp":
+            return Speculation(self.method, most, NoDrafter(), DraftLength(_FREE_ROWS, most))
+        config = SpeculationConfig(speculative_method=self.method)
+        costs = _FREE_ROWS if self._always_draft else self._runner.step_costs
+        return make_speculation(config, costs)
 
     @property
     def is_busy(self) -> bool:
@@ -138,8 +186,10 @@ class Serving:
             replace(one, block_table=[block + self._first_block for block in one.block_table])
             for one in step.batch
         ]
-        outputs = self._scheduler.apply(step, self._runner.execute(batch))
+        results = self._runner.execute(batch)
+        outputs = self._scheduler.apply(step, results)
         if not has_prompts:
+            self.measured.verified(batch, results)
             self.measured.decode_s += time.perf_counter() - started_s
             self.measured.num_sequence_steps += len(outputs)
             self.measured.num_tokens += sum(len(output.token_ids) for output in outputs)
@@ -164,31 +214,39 @@ class SameAnswers:
         )
 
 
-def load_serving(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
+def load_serving(
+    model: ModelConfig, num_threads: int, methods: list[str], *, always_draft: bool
+) -> list[Serving]:
     """Load a runner for the look-up methods, and one with the drafting layer."""
     look_up = [method for method in methods if method != "mtp"]
-    serving = _load(folder, num_threads, look_up)
+    serving = _load(model, num_threads, look_up, always_draft=always_draft)
     if "mtp" in methods:
         try:
-            serving += _load(folder, num_threads, ["mtp"])
+            serving += _load(model, num_threads, ["mtp"], always_draft=always_draft)
         except (CheckpointError, ConfigError) as error:
             print(f"mtp is not measured: {error}", file=sys.stderr)
     return serving
 
 
-def _load(folder: Path, num_threads: int, methods: list[str]) -> list[Serving]:
+def _load(
+    model: ModelConfig, num_threads: int, methods: list[str], *, always_draft: bool
+) -> list[Serving]:
     memory = len(methods) * _KV_CACHE_PER_METHOD
+    config = SpeculationConfig(speculative_method=methods[-1])
     runner = load_model_runner(
-        ModelConfig(model=str(folder)),
+        model,
         replace(_ENGINE, num_threads=num_threads, kv_cache_memory=memory),
-        speculation=resolve_speculation(SpeculationConfig(speculative_method=methods[-1]), folder),
+        speculation=resolve_speculation(config, Path(model.model)),
         # Both runners read the same pages, as the nodes of a machine do: with weights of its own,
         # each one would find the other's in the processor's caches.
         packed_folder=cache_root() / "packed",
     )
     runner.warm_up()
     share = runner.num_blocks // len(methods)
-    return [Serving(runner, method, i * share, share) for i, method in enumerate(methods)]
+    return [
+        Serving(runner, method, i * share, share, always_draft=always_draft)
+        for i, method in enumerate(methods)
+    ]
 
 
 def tokenised_prompts(folder: Path) -> dict[str, list[Prompt]]:
@@ -233,22 +291,17 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed with and without speculation.")
-    parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
-    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=list(BATCHES))
-    parser.add_argument("--rounds", type=int, default=2, help="repetitions of every prompt")
-    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
-    parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line last")
-    arguments = parser.parse_args()
+    """Parse, measure, print one JSON line last."""
+    arguments = _parsed()
     methods = [m for m in METHODS if m == "none" or m in arguments.methods]
     folder = resolve_checkpoint(arguments.model)
     prompts = tokenised_prompts(folder)
-    serving = load_serving(folder, arguments.num_threads, methods)
+    model = ModelConfig(model=str(folder), activation_dtype=arguments.activation_dtype)
+    serving = load_serving(
+        model, arguments.num_threads, methods, always_draft=arguments.always_draft
+    )
     measure(serving, prompts["code"][:1], 1, _WARM_UP_TOKENS, SameAnswers())
-    figures: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    figures: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
     answers = SameAnswers()
     for kind in arguments.kinds:
         figures[kind] = {}
@@ -264,6 +317,21 @@ def main() -> None:
                 print(f"{kind:10} batch {batch:2} {method:7}", values, file=sys.stderr, flush=True)
     if arguments.json:
         print(json.dumps({**figures, "same_answers": True}))
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Speed with and without speculation.")
+    parser.add_argument("--model", default="demo", help="a Hugging Face folder or .gguf file")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--kinds", nargs="+", choices=list(PROMPTS), default=list(PROMPTS))
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--rounds", type=int, default=2, help="repetitions of every prompt")
+    parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
+    parser.add_argument("--num-threads", type=int, default=0, help="CPU threads (0: all cores)")
+    parser.add_argument("--activation-dtype", choices=("auto", "float32", "int8"), default="auto")
+    parser.add_argument("--always-draft", action="store_true", help="whatever a draft costs")
+    parser.add_argument("--json", action="store_true", help="print one JSON line last")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Writes what `transformers` answers greedily with a model: demo_reference.json, or another file.
 
-    python make_reference.py MODEL_FOLDER FILE
+    python make_reference.py MODEL_FOLDER FILE [TEXT]
 
 MODEL_FOLDER is a model as `python -m pdserve.checkpoints.known_models NAME` makes it; an
-environment with torch, transformers and gguf is needed. Each step keeps the likeliest token,
-whatever it is (the end of sequence too), and notes by how much its logit exceeds the second: where
-that margin is about the rounding of float32, another correct implementation may choose the other
-token.
+environment with torch, transformers and gguf is needed. The beginning of the file TEXT is one more
+prompt, a long one: qwen_coder_reference.json has that of the text in bench/texts. Each step keeps
+the likeliest token, whatever it is (the end of sequence too), and notes by how much its logit
+exceeds the second: where that margin is about the rounding of float32, another correct
+implementation may choose the other token.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NUM_TOKENS = 48
+LONG_CHARACTERS = 5900
+"""About 1,500 tokens of English."""
 _COUNTING = " ".join(f"{number}," for number in range(1, 160))
 PROMPTS: list[dict[str, str]] = [
     {"kind": "chat", "text": "What is the capital of France?"},
@@ -33,14 +36,18 @@ PROMPTS: list[dict[str, str]] = [
 ]
 
 
-def main(model_folder: str, reference_path: str) -> None:
+def main(model_folder: str, reference_path: str, text_path: str = "") -> None:
     """Compute every answer and write the file."""
+    prompts = list(PROMPTS)
+    if text_path:
+        text = Path(text_path).read_text(encoding="utf-8")
+        prompts.append({"kind": "completion", "text": text[:LONG_CHARACTERS]})
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     model = AutoModelForCausalLM.from_pretrained(
         model_folder, dtype=torch.float32, gguf_file="weights.gguf"
     ).eval()
     with torch.no_grad():
-        answers = [answer(model, prompt, token_ids(tokenizer, prompt)) for prompt in PROMPTS]
+        answers = [answer(model, prompt, token_ids(tokenizer, prompt)) for prompt in prompts]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in answers)
     Path(reference_path).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
@@ -75,4 +82,4 @@ def answer(model: Any, prompt: dict[str, str], prompt_token_ids: list[int]) -> d
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

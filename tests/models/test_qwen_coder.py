@@ -21,6 +21,7 @@ from router.text.text_model import TextModel
 REFERENCE_PATH = Path(__file__).parents[1] / "data" / "qwen_coder_reference.json"
 TIE_MARGIN = 0.02
 BLOCK_SIZE = 64
+CHUNK = 512
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 
 
@@ -35,16 +36,24 @@ def reference() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def runner(qwen_folder: Path) -> ModelRunner:
     return load_model_runner(
-        ModelConfig(model=str(qwen_folder), max_model_len=1024, activation_dtype="float32"),
-        EngineConfig(kv_cache_memory=64 << 20, block_size=BLOCK_SIZE, max_num_batched_tokens=512),
+        ModelConfig(model=str(qwen_folder), max_model_len=2048, activation_dtype="float32"),
+        EngineConfig(kv_cache_memory=64 << 20, block_size=BLOCK_SIZE, max_num_batched_tokens=CHUNK),
     )
 
 
 def greedy_tokens(runner: ModelRunner, prompt: list[int], count: int) -> list[int]:
-    known, start = prompt, 0
+    table = range(-(-(len(prompt) + count) // BLOCK_SIZE))
+    start = 0
+    while len(prompt) - start > CHUNK:
+        end = start + CHUNK
+        chunk = ScheduledSequence(
+            0, prompt[start:end], start, table, None, next_token_id=prompt[end]
+        )
+        assert runner.execute([chunk]) == [None]
+        start = end
+    known = prompt[start:]
     drawn: list[int] = []
     while len(drawn) < count:
-        table = range(-(-(len(prompt) + count) // BLOCK_SIZE))
         sample = SampleInput(GREEDY, len(drawn), prompt, drawn)
         sequence = ScheduledSequence(0, known, start, table, sample)
         [result] = runner.execute([sequence])
@@ -64,19 +73,31 @@ def test_the_file_has_its_formats(qwen_folder: Path) -> None:
 def test_prompts_have_the_tokens_of_transformers(qwen_folder: Path) -> None:
     text_model = TextModel.load(qwen_folder, "qwen", 0)
     for entry in reference():
-        if entry["kind"] == "completion":
-            tokens = text_model.encode(entry["text"], add_special_tokens=False, param="prompt")
-            assert list(tokens) == entry["prompt_token_ids"], entry["text"]
+        text = entry["text"]
+        if entry["kind"] == "chat":
+            text = text_model.render_chat([{"role": "user", "content": text}])
+        tokens = text_model.encode(text, add_special_tokens=False, param="prompt")
+        assert list(tokens) == entry["prompt_token_ids"], entry["text"]
 
 
-def test_answers_are_those_of_transformers(runner: ModelRunner) -> None:
+def num_clear(entry: dict[str, Any]) -> int:
+    """Return how many tokens come before the first tie of two logits."""
+    margins = entry["margins"]
+    return next((i for i, margin in enumerate(margins) if margin < TIE_MARGIN), len(margins))
+
+
+def test_the_reference_has_a_long_prompt_and_long_clear_answers() -> None:
+    entries = reference()
+    assert Counter(entry["kind"] for entry in entries) == {"chat": 4, "completion": 5}
+    assert {len(entry["token_ids"]) for entry in entries} == {48}
+    assert max(len(entry["prompt_token_ids"]) for entry in entries) > 2 * CHUNK
+    assert sum(map(num_clear, entries)) >= 0.8 * 48 * len(entries)
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_answers_are_those_of_transformers(runner: ModelRunner, number: int) -> None:
     """On the dequantised weights, up to ties of the first two logits."""
-    num_compared = 0
-    for entry in reference():
-        wanted = entry["token_ids"]
-        ties = [i for i, margin in enumerate(entry["margins"]) if margin < TIE_MARGIN]
-        num_clear = ties[0] if ties else len(wanted)
-        found = greedy_tokens(runner, entry["prompt_token_ids"], max(1, num_clear))
-        assert found[:num_clear] == wanted[:num_clear], entry["text"]
-        num_compared += num_clear
-    assert num_compared >= 0.8 * sum(len(entry["token_ids"]) for entry in reference())
+    entry = reference()[number]
+    count = num_clear(entry)
+    found = greedy_tokens(runner, entry["prompt_token_ids"], max(1, count))
+    assert found[:count] == entry["token_ids"][:count]
