@@ -14,8 +14,9 @@ from engine.runner.checkpoint import Checkpoint
 from engine.runner.model_spec import read_decoder_spec
 from engine.runner.quantised_source import QuantisedSource
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
-from tests.unit.runner.test_gguf_models import write_gguf
+from tests.unit.runner.test_gguf_models import FORMATS
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
+from tests.unit.runner.tiny_gguf import write_gguf
 
 PROMPT = prompt_of(60)
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
@@ -36,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gguf_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Several formats of blocks, with heads of neighbouring rotary pairs."""
     folder = tmp_path_factory.mktemp("gguf")
-    write_gguf(folder / "model.gguf", "llama")
+    write_gguf(folder / "model.gguf", CONFIGS["llama"], FORMATS)
     (folder / "model").mkdir()
     make_gguf_folder(folder / "model.gguf", folder / "model")
     return folder / "model"
