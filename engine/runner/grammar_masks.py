@@ -175,7 +175,7 @@ class GrammarMasks:
         """
         try:
             held = self._seat(job)
-            forced = held.matcher.compute_ff_tokens()
+            forced = held.next_forced()
             if forced:
                 token_id = forced[0]
             elif not self._is_drawn_with_mask(job, held.matcher, token_id, logits):
@@ -225,8 +225,7 @@ class GrammarMasks:
             if drawn is not None and held is not None:
                 num_accepted = min(self._num_forced.get(seat, 0), len(drawn.token_ids) - 1)
                 self.counters.num_forced_accepted += num_accepted
-                held.forced = drawn.forced_token_ids = self._forced(batch, entry, drawn, held)
-                held.num_before = len(held.token_ids)
+                drawn.forced_token_ids = self._forced(batch, entry, drawn, held)
 
     def _count_forced(self, job: GrammarJob) -> int:
         """Return how many of the job's first drafts are those that its grammar forces."""
@@ -254,9 +253,12 @@ class GrammarMasks:
         except InternalError:  # the next step makes another matcher, and reports it
             del self._seats[seat]
             return ()
+        held.num_before = len(held.token_ids)
         if held.matcher.is_stopped() and len(self._eos_token_ids) == 1:
-            return tuple(self._eos_token_ids)
-        return tuple(held.matcher.compute_ff_tokens()[:MAX_FORCED])
+            held.forced = tuple(self._eos_token_ids)
+        else:
+            held.forced = tuple(held.matcher.compute_ff_tokens()[:MAX_FORCED])
+        return held.forced
 
     def _has_matcher(self, job: GrammarJob) -> bool:
         held = self._seats.get(job.seat)

@@ -37,14 +37,15 @@ class Matchers(Protocol):
 class HeldMatcher:
     """The matcher of a seat, and the tokens that it has consumed.
 
-    `forced` are the tokens that were proposed behind the first `num_before` of them.
+    `forced` are the tokens that the grammar forces behind the first `num_before` of them; below 0
+    they have not been looked for.
     """
 
     grammar: Grammar
     matcher: LLMatcher
     token_ids: list[int]
     forced: tuple[int, ...] = ()
-    num_before: int = 0
+    num_before: int = -1
 
     def move(self, output: Sequence[int]) -> None:
         """Let the matcher have consumed `output` and nothing else. Raises `InternalError`."""
@@ -55,8 +56,15 @@ class HeldMatcher:
             if not self.matcher.rollback(len(had) - num_same):
                 raise InternalError("a matcher does not return to earlier tokens")
             del had[num_same:]
+            self.num_before = -1
         for token_id in output[len(had) :]:
             self.consume(token_id)
+
+    def next_forced(self) -> Sequence[int]:
+        """Return the tokens that must follow; they are looked for once."""
+        if self.num_before == len(self.token_ids):
+            return self.forced
+        return self.matcher.compute_ff_tokens()
 
     def consume(self, token_id: int) -> None:
         """Consume one more token. Raises `InternalError`."""

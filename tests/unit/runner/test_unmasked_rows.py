@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,10 +12,11 @@ from llguidance import LLMatcher
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.token_rules import TokenRules
-from engine.core.plan import ScheduledSequence
+from engine.core.plan import DrawnTokens, ScheduledSequence
 from engine.core.step_batch import StepBatch, batch_of
 from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.grammar_masks import GrammarMasks
+from engine.runner.held_matcher import HeldMatcher
 from engine.runner.host_draw import add_draws
 from engine.runner.sampler import Sampler, sampled_rows
 from engine.runner.verification import Draws
@@ -30,8 +31,8 @@ ENDS = frozenset({EOS_TOKEN_ID})
 class Counting(GrammarMasks):
     """Counts draws by what became of them."""
 
-    def __init__(self) -> None:
-        super().__init__(hash_grammars.compiler(), VOCAB_SIZE, ENDS, proposes=False)
+    def __init__(self, *, proposes: bool) -> None:
+        super().__init__(hash_grammars.compiler(), VOCAB_SIZE, ENDS, proposes=proposes)
         self.num = {"allowed": 0, "forced": 0, "refused": 0}
 
     def checked(self, job: Any, token_id: int, logits: np.ndarray) -> int | None:
@@ -63,10 +64,14 @@ def drawn_masked(one: ScheduledSequence, mask: np.ndarray, logits: np.ndarray) -
     return draws.token_ids[0]
 
 
+@pytest.mark.parametrize("proposes", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 3.0])
-def test_the_same_token_as_with_a_mask(temperature: float) -> None:
-    """Allowed, forced and refused draws, of several sequences at once, to their ends."""
-    rng, masks = np.random.default_rng(5), Counting()
+def test_the_same_token_as_with_a_mask(temperature: float, proposes: bool) -> None:
+    """Allowed, forced and refused draws, of several sequences at once, to their ends.
+
+    Where forced tokens are proposed, they were looked for behind the step before.
+    """
+    rng, masks = np.random.default_rng(5), Counting(proposes=proposes)
     outputs: list[list[int]] = [[] for _ in GRAMMARS]
     for seed in range(120):
         entries = [
@@ -78,8 +83,10 @@ def test_the_same_token_as_with_a_mask(temperature: float) -> None:
         for row, mask in enumerate(allowed):
             if seed % 2:  # as from a model that knows the grammar
                 logits[row, rng.choice(np.flatnonzero(mask))] += 15
-        draws = drawn(masks, batch_of(entries), logits)
+        batch = batch_of(entries)
+        draws = drawn(masks, batch, logits)
         assert all(draws.is_drawn)
+        masks.propose(batch, [DrawnTokens((token_id,)) for token_id in draws.token_ids])
         for row, token_id in enumerate(draws.token_ids):
             one = entries[row]
             assert token_id == drawn_masked(one, allowed[row], logits[row : row + 1])
@@ -189,3 +196,36 @@ def test_a_part_of_the_rows() -> None:
         assert (hash_grammars.bits(mask) == allowed_after(grammar, [])).all()
     for first, second in itertools.pairwise(found.mask_rows.tolist()):
         assert first != second
+
+
+class Following:
+    """A matcher that counts how often it looks for forced tokens; everything is allowed."""
+
+    def __init__(self) -> None:
+        self.num_searches = 0
+
+    def compute_ff_tokens(self) -> list[int]:
+        self.num_searches += 1
+        return [7, 8]
+
+    def consume_token(self, token_id: int) -> bool:
+        return True
+
+    def rollback(self, num_tokens: int) -> bool:
+        return True
+
+
+def test_forced_tokens_are_looked_for_once_behind_the_same_tokens() -> None:
+    matcher = Following()
+    held = HeldMatcher(GRAMMARS[0], cast(LLMatcher, matcher), [])
+    assert held.next_forced() == [7, 8]
+    held.forced, held.num_before = (7, 8), 0
+    assert held.next_forced() == (7, 8)
+    assert matcher.num_searches == 1
+    held.move([7])
+    assert held.next_forced() == [7, 8]
+    assert matcher.num_searches == 2
+    held.forced, held.num_before = (8,), 1
+    held.move([9])  # as many tokens, but others
+    assert held.next_forced() == [7, 8]
+    assert matcher.num_searches == 3
