@@ -22,6 +22,7 @@ With either, `mtp` drafts tokens with one more layer.
     step_costs          measures at the start what steps cost on this machine
     flat_batch          a planned step as flat arrays
     step_buffers        the arrays of a step, allocated once for the largest one
+    key_scales          powers of two that make channels of keys about equally large
     kv_cache            the KV cache in one allocation; kv_formats: what it stores of a number
     device_arrays       a step's index arrays, sent to the device in one copy
     layers_out          reports a step's layers as they become readable

@@ -31,6 +31,7 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, has_paddle, paddle
 from engine.runner.host_draw import MAX_SAMPLED_ROWS
 from engine.runner.kernels.attention_plan import PIECE_KEYS
+from engine.runner.key_scales import has_key_scales
 from engine.runner.kv_cache import HostMemory, KVCache
 from engine.runner.memory_meter import MemoryMeter, memory_meter
 from engine.runner.model_runner import ModelRunner
@@ -76,7 +77,7 @@ def assemble_runner(
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
     _choose_device(model, engine)
-    dtype, stored = _dtypes(model, engine, spec)
+    dtype, stored = _dtypes(model, engine)
     backend = _choose_backend(engine, spec, dtype, stored)
     has_flash = backend == "fused" and _has_flash(spec, dtype, engine.block_size)
     in_integers = _in_integers(model.activation_dtype, backend, spec, checkpoint, mtp_weights)
@@ -250,17 +251,12 @@ def _on_kernels(
     return _Parts(decoder, mtp, decoder.step_buffers.num_bytes, shared_bytes)
 
 
-def _dtypes(model: ModelConfig, engine: EngineConfig, spec: DecoderSpec) -> tuple[str, str]:
+def _dtypes(model: ModelConfig, engine: EngineConfig) -> tuple[str, str]:
     """Return what the model is computed in, and what the KV cache stores."""
     computed = "float32"
     if has_gpu():
         computed = "bfloat16" if model.dtype == "auto" else model.dtype
     stored = engine.kv_cache_dtype
-    if stored == "int8" and spec.has_qkv_bias:
-        _logger.warning(
-            "kv_cache_dtype is int8, and this model adds biases to its keys: Qwen2.5 models lose "
-            "several per cent of accuracy with it; bfloat16 loses little"
-        )
     return computed, computed if stored == "auto" else stored
 
 
@@ -310,6 +306,8 @@ def _layout(
     """
     described = json.dumps(asdict(spec), sort_keys=True)
     computed = f"{described}\n{checkpoint.identity()}\n{arithmetic.identity}"
+    if has_key_scales(spec, stored):
+        computed += "\nkeys are divided by channel"
     if mtp_weights is not None:
         computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()

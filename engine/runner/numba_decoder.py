@@ -109,7 +109,6 @@ class NumbaDecoder:
         self.spec = spec
         self.num_threads = get_num_threads()
         self.epsilon = np.float32(spec.rms_epsilon)
-        self.scale = np.float32(spec.head_dim**-0.5)
         self.cosines, self.sines = rotary_tables(spec, max_len)
         self.memory = WeightMemory()
         self.shape, self.step_buffers = shape, StepBuffers()
@@ -129,7 +128,7 @@ class NumbaDecoder:
         self.head = packed.get("head", self.embedding)
         self._final_norm = checkpoint.read("model.norm.weight")
         self.layers = [
-            load_layer(checkpoint, f"model.layers.{i}.", spec, packed)
+            load_layer(checkpoint, f"model.layers.{i}.", spec, packed, cache.layout.dtype)
             for i in range(spec.num_layers)
         ]
 
@@ -170,7 +169,7 @@ class NumbaDecoder:
                 hidden, layer.input_norm, layer.qkv.table, layer.qkv_bias, layer.head_norms,
                 layer.output.table, layer.output_bias, layer.mlp_norm, layer.gate_up.table,
                 layer.gate_up_bias, layer.down.table, layer.down_bias, keys, values, self.epsilon,
-                self.cosines, self.sines, self.scale, batch.positions, batch.slots,
+                self.cosines, self.sines, layer.scales, batch.positions, batch.slots,
                 batch.block_tables, work.attention, work.normed, work.qkv, work.attended,
                 work.gated, work.quantised, self.num_threads,
             )  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.runner.kernels.packed import PackedWeight
 from engine.runner.kernels.vector_ir import LANES
+from engine.runner.key_scales import key_scales
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.rope import halves_first
 from engine.runner.tensor_source import TensorSource
@@ -36,6 +37,7 @@ class NumbaLayer:
     qkv: PackedWeight
     qkv_bias: np.ndarray
     head_norms: np.ndarray
+    scales: np.ndarray
     output: PackedWeight
     output_bias: np.ndarray
     mlp_norm: np.ndarray
@@ -46,12 +48,18 @@ class NumbaLayer:
 
 
 def load_layer(
-    files: TensorSource, prefix: str, spec: DecoderSpec, packed: Mapping[str, PackedWeight]
+    files: TensorSource,
+    prefix: str,
+    spec: DecoderSpec,
+    packed: Mapping[str, PackedWeight],
+    stored: str,
 ) -> NumbaLayer:
     """Return the layer whose tensors' names begin with `prefix`.
 
-    `packed` has its weights, as `packed_weights.layer_plans` names them.
+    `packed` has its weights, as `packed_weights.layer_plans` names them. The KV cache stores
+    numbers as `stored`.
     """
+    divisors = key_scales(files, prefix, spec, stored)
     qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
     rotated = spec.head_dim if spec.is_rope_interleaved else 0
     head_norms = NONE_2D
@@ -68,6 +76,7 @@ def load_layer(
         qkv=packed[f"{prefix}qkv"],
         qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
         head_norms=head_norms,
+        scales=np.stack([np.float32(spec.head_dim**-0.5) * divisors, 1 / divisors]),
         output=packed[f"{prefix}output"],
         output_bias=(
             _biases(files, [f"{prefix}self_attn.o_proj"]) if spec.has_output_bias else NONE_1D

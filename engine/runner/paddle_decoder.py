@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.framework import paddle
+from engine.runner.key_scales import has_key_scales, key_scales
 from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec
 from engine.runner.paddle_attention import PaddleAttention
@@ -34,6 +35,7 @@ class PaddleLayer:
     qkv: Linear
     query_norm: paddle.Tensor | None
     key_norm: paddle.Tensor | None
+    key_scales: paddle.Tensor | None
     output: Linear
     mlp_norm: paddle.Tensor
     gate_up: Linear
@@ -62,7 +64,7 @@ class PaddleDecoder:
         """Read the weights, and compute in `dtype`."""
         self.num_layers = spec.num_layers
         self.spec, self._attention = spec, attention
-        self._dtype = dtype
+        self._dtype, self._stored = dtype, cache.layout.dtype
         cosines, sines = rotary_tables(spec, max_len)
         self._cosines, self._sines = paddle.to_tensor(cosines), paddle.to_tensor(sines)
         self.embedding = self.tensor(checkpoint.read("model.embed_tokens.weight"))
@@ -105,11 +107,19 @@ class PaddleDecoder:
             qkv=linear([f"self_attn.{n}_proj" for n in "qkv"], spec.has_qkv_bias),
             query_norm=norm("self_attn.q_norm") if spec.has_head_norms else None,
             key_norm=norm("self_attn.k_norm") if spec.has_head_norms else None,
+            key_scales=self._key_scales(files, prefix),
             output=linear(["self_attn.o_proj"], spec.has_output_bias),
             mlp_norm=norm("post_attention_layernorm"),
             gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], spec.has_mlp_bias),
             down=linear(["mlp.down_proj"], spec.has_mlp_bias),
         )
+
+    def _key_scales(self, files: TensorSource, prefix: str) -> paddle.Tensor | None:
+        """Return the divisors of a layer's keys, `[kv_heads, head_dim]`; None: all are ones."""
+        if not has_key_scales(self.spec, self._stored):
+            return None
+        scales = key_scales(files, prefix, self.spec, self._stored)
+        return self.tensor(np.concatenate([scales, scales], axis=1))
 
     @paddle.no_grad()
     def begin(self, batch: FlatBatch) -> _Hidden:
@@ -150,7 +160,12 @@ class PaddleDecoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             query = self.norm(query, layer.query_norm)
             key = self.norm(key, layer.key_norm)
-        out = self._attention.attend(index, self._rotate(query), self._rotate(key), value)
+        query, key = self._rotate(query), self._rotate(key)
+        if layer.key_scales is not None:
+            group = spec.num_heads // spec.num_kv_heads
+            query = query * paddle.repeat_interleave(layer.key_scales, group, axis=0)
+            key = key / layer.key_scales
+        out = self._attention.attend(index, query, key, value)
         rows = rows + layer.output(out.reshape([num_rows, -1]))
         gate, up = paddle.chunk(layer.gate_up(self.norm(rows, layer.mlp_norm)), 2, axis=-1)
         return rows + layer.down(paddle.nn.functional.silu(gate) * up)

@@ -18,7 +18,7 @@ _PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 4, 4
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _project_and_store(  # type: ignore[no-untyped-def]
-    progress, hidden, norm, epsilon, qkv_table, qkv_bias, head_norms, cosines, sines, scale,
+    progress, hidden, norm, epsilon, qkv_table, qkv_bias, head_norms, cosines, sines, scales,
     keys, values, positions, slots, normed, qkv, quantised, num_threads,
 ) -> None:  # fmt: skip
     """Compute `qkv = rotary(qkv(norm(hidden)))`, and write keys and values into the cache."""
@@ -30,7 +30,7 @@ def _project_and_store(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
     rotary_phase(
-        progress[2], heads, head_norms, epsilon, cosines, sines, positions, scale, slots,
+        progress[2], heads, head_norms, epsilon, cosines, sines, positions, scales, slots,
         keys, values,
     )  # fmt: skip
 
@@ -80,12 +80,12 @@ def _mlp_half(  # type: ignore[no-untyped-def]
 def _members_of_layer(  # type: ignore[no-untyped-def]
     _member, progress, hidden, input_norm, qkv_table, qkv_bias, head_norms, output_table,
     output_bias, mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias, keys, values,
-    epsilon, cosines, sines, scale, positions, slots, block_tables, work, normed, qkv, attended,
+    epsilon, cosines, sines, scales, positions, slots, block_tables, work, normed, qkv, attended,
     gated, quantised, num_threads,
 ) -> None:  # fmt: skip
     _project_and_store(
         progress, hidden, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
-        sines, scale, keys, values, positions, slots, normed, qkv, quantised, num_threads,
+        sines, scales, keys, values, positions, slots, normed, qkv, quantised, num_threads,
     )  # fmt: skip
     _attend_and_add(
         progress[_PROJECT_PHASES:], hidden, qkv, output_table, output_bias, keys, values,
@@ -101,7 +101,7 @@ def _members_of_layer(  # type: ignore[no-untyped-def]
 def whole_layer(  # type: ignore[no-untyped-def]
     hidden, input_norm, qkv_table, qkv_bias, head_norms, output_table, output_bias, mlp_norm,
     gate_up_table, gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines, sines,
-    scale, positions, slots, block_tables, work, normed, qkv, attended, gated, quantised,
+    scales, positions, slots, block_tables, work, normed, qkv, attended, gated, quantised,
     num_threads,
 ) -> None:  # fmt: skip
     """Compute a layer in one call: entering compiled code costs as much as a small kernel.
@@ -114,7 +114,7 @@ def whole_layer(  # type: ignore[no-untyped-def]
         (
             new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _MLP_PHASES), hidden, input_norm,
             qkv_table, qkv_bias, head_norms, output_table, output_bias, mlp_norm, gate_up_table,
-            gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines, sines, scale,
+            gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines, sines, scales,
             positions, slots, block_tables, work, normed, qkv, attended, gated, quantised,
             num_threads,
         ),
@@ -124,7 +124,7 @@ def whole_layer(  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _members_entering(  # type: ignore[no-untyped-def]
     _member, progress, embedding_norm, states, hidden_norm, epsilon, token_table, hidden_table,
-    projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scale, keys,
+    projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scales, keys,
     values, positions, slots, inputs, normed, qkv, quantised, num_threads,
 ) -> None:  # fmt: skip
     norm_phase(progress[0], inputs, embedding_norm, epsilon, normed, quantised)
@@ -139,14 +139,14 @@ def _members_entering(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     _project_and_store(
         progress[4:], inputs, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
-        sines, scale, keys, values, positions, slots, normed, qkv, quantised, num_threads,
+        sines, scales, keys, values, positions, slots, normed, qkv, quantised, num_threads,
     )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def enter_mtp(  # type: ignore[no-untyped-def]
     token_ids, embedding, embedding_norm, states, hidden_norm, epsilon, token_table, hidden_table,
-    projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scale, keys,
+    projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scales, keys,
     values, positions, slots, inputs, normed, qkv, quantised, num_threads,
 ) -> None:  # fmt: skip
     """Compute `inputs` from tokens and `states`, write their keys and values, and compute `qkv`.
@@ -159,7 +159,7 @@ def enter_mtp(  # type: ignore[no-untyped-def]
         (
             new_progress(4 + _PROJECT_PHASES), embedding_norm, states, hidden_norm, epsilon,
             token_table, hidden_table, projection_bias, input_norm, qkv_table, qkv_bias, head_norms,
-            cosines, sines, scale, keys, values, positions, slots, inputs, normed, qkv, quantised,
+            cosines, sines, scales, keys, values, positions, slots, inputs, normed, qkv, quantised,
             num_threads,
         ),
     )  # fmt: skip

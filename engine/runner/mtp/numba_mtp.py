@@ -84,7 +84,7 @@ class NumbaMtp:
         self._token_weight = packed[EMBEDDING_PROJECTION]
         self._hidden_weight = packed[STATE_PROJECTION]
         self._head = packed.get(DRAFT_HEAD, decoder.head)
-        self._layer = load_layer(files, weights.block, self._spec, packed)
+        self._layer = load_layer(files, weights.block, self._spec, packed, cache.layout.dtype)
         buffers, shape = decoder.step_buffers, decoder.shape
         width = self._spec.hidden_size
         self._entered = buffers.rows(shape.num_tokens, width)
@@ -140,7 +140,7 @@ class NumbaMtp:
                 self._hidden_norm, decoder.epsilon, self._token_weight.table,
                 self._hidden_weight.table, self._projection_bias, layer.input_norm, qkv_table,
                 layer.qkv_bias[left_out:], layer.head_norms, decoder.cosines, decoder.sines,
-                decoder.scale, self._keys, self._values, batch.positions, batch.slots, inputs,
+                layer.scales, self._keys, self._values, batch.positions, batch.slots, inputs,
                 normed, qkv, decoder.quantised_rows(rows), decoder.num_threads,
             )  # fmt: skip
         return inputs, qkv

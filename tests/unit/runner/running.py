@@ -95,3 +95,10 @@ def logits_in_chunks(
     for start in range(0, len(prompt), chunk):
         [last] = logits_of(runner, scheduled(prompt[start : start + chunk], start, table))
     return last
+
+
+def unscaled_keys(num_kv_heads: int, head_dim: int) -> np.ndarray:
+    """The kernels' scales `[2, kv_heads, head_dim / 2]` where keys are not divided."""
+    scales = np.ones((2, num_kv_heads, head_dim // 2), np.float32)
+    scales[0] = np.float32(head_dim**-0.5)
+    return scales

@@ -21,6 +21,7 @@ from engine.runner.kv_cache import KVCache
 from engine.runner.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.paddle_attention import PaddleAttention
 from tests.unit.runner.reference_decoder import causal_attention
+from tests.unit.runner.running import unscaled_keys
 from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
 
 NUM_BLOCKS = 40
@@ -137,7 +138,7 @@ def test_numba_kernels(case: Case) -> None:
     rotary_phase(
         new_progress(1)[0],
         ready, np.zeros((0, 0), np.float32), np.float32(0), *unturned, batch.positions,
-        np.float32(case.head_dim**-0.5), batch.slots, keys, values,
+        unscaled_keys(case.num_kv_heads, case.head_dim), batch.slots, keys, values,
     )  # fmt: skip
     out = _attend(case, batch, ready, keys, values, num_threads=2)
     np.testing.assert_allclose(out, _reference(case, batch, qkv, cache), atol=2e-5)

@@ -16,7 +16,13 @@ from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
 from engine.runner.kv_formats import stored_items, stored_slots, widened_items, widened_slots
 from engine.runner.model_runner import ModelRunner
-from tests.unit.runner.running import load, logits_in_chunks, logits_of, scheduled
+from tests.unit.runner.running import (
+    load,
+    logits_in_chunks,
+    logits_of,
+    scheduled,
+    unscaled_keys,
+)
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 FEW_BITS = ["bfloat16", "int8"]
@@ -153,7 +159,8 @@ def prepared(case: Case, rows: Rows, cache: np.ndarray) -> np.ndarray:
     angles = np.random.RandomState(6).uniform(0, 6, (2000, case.head_dim // 2)).astype(np.float32)
     rotary_phase(
         new_progress(1)[0], ready, np.zeros((0, 0), np.float32), np.float32(0), np.cos(angles),
-        np.sin(angles), rows.positions, np.float32(case.head_dim**-0.5), rows.slots, *cache,
+        np.sin(angles), rows.positions, unscaled_keys(case.num_kv_heads, case.head_dim),
+        rows.slots, *cache,
     )  # fmt: skip
     return ready
 

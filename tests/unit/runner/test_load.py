@@ -225,13 +225,3 @@ def test_bad_logits_name_the_batch_entries_and_spare_the_others(folder: Path) ->
     assert caught.value.results[0] is None
     assert caught.value.results[67] is None
     assert [*caught.value.results[1:67], *caught.value.results[68:]] == runner.execute(good)
-
-
-@pytest.mark.parametrize("name", ["qwen2", "llama"])
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
-def test_keys_with_biases_in_a_byte_each_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, dtype: str
-) -> None:
-    with caplog.at_level(logging.WARNING, "pdserve.engine"):
-        load(write_checkpoint(tmp_path / name, CONFIGS[name]), kv_cache_dtype=dtype)
-    assert ("adds biases to its keys" in caplog.text) == (name == "qwen2" and dtype == "int8")
