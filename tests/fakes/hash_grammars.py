@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from functools import cache
 from itertools import product
 
@@ -14,11 +13,6 @@ from llguidance.numpy import fill_next_token_bitmask
 from common.grammar import Grammar, GrammarKind
 from engine.runner.grammar_masks import PendingMasks
 from grammars.compiler import GrammarCompiler
-from grammars.texts import as_lark
-from router.tools.definitions import Tool, ToolUse
-from router.tools.grammars import GrammarWriter
-from router.tools.hermes import HERMES
-from router.tools.thinking import END, ThinkingFormat
 
 VOCAB_SIZE = 997
 EOS_TOKEN_ID = 996
@@ -52,17 +46,15 @@ PERSON = {
     "additionalProperties": False,
 }
 NUMBERS = {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 4}
-TOOL = Tool(name="name", description=None, parameters=PERSON, is_strict=True)
 TOOL_TAGS = ("<tool_call>", "</tool_call>")
 """Tokens of their own, which no text is."""
 _LETTERS = "abcdefghijklmnop"
 _SPLIT_TAGS = [
     before + tag + behind
-    for tag in (END, HERMES.trigger)
+    for tag in ("</think>", TOOL_TAGS[0])
     for before, behind in (*((one, "") for one in _LETTERS), *(("", one) for one in "\n {["))
 ]
 """Tokens of text that reach over a begin or an end, so many that random answers hold some."""
-
 
 GRAMMARS = [
     Grammar(GrammarKind.JSON_SCHEMA, json.dumps(PERSON)),
@@ -70,26 +62,6 @@ GRAMMARS = [
     Grammar(GrammarKind.REGEX, "(ab|cd){2,5}[0-9]?"),
     Grammar(GrammarKind.LARK, 'start: "name" ("true" | "null")'),
 ]
-
-
-def _called(tag_tokens: Collection[str], **use: bool) -> Grammar:
-    """Return the grammar of answers that may call a tool, as the router writes it."""
-    tools = ToolUse(tools=(TOOL,), callable_names=frozenset({TOOL.name}), **use)
-    text = GrammarWriter(tag_tokens).calls(HERMES, tools, ThinkingFormat.NONE)
-    return Grammar(GrammarKind.LARK, text)
-
-
-def _behind_thinking() -> Grammar:
-    """Return the grammar of an answer that begins with thinking, as the router writes it."""
-    asked = as_lark(GRAMMARS[0], "asked")
-    text = GrammarWriter(()).behind_thinking(asked, ThinkingFormat.BEGUN)
-    return Grammar(GrammarKind.LARK, text)
-
-
-MAY_CALL, MUST_CALL, THINKS = _called(()), _called(TOOL_TAGS, must_call=True), _behind_thinking()
-GRAMMARS += [MAY_CALL, MUST_CALL, THINKS]
-"""JSON, an expression, rules; then as the router writes them: free text with a call behind it, a
-lazy lexeme and nested JSON; calls between tags that are tokens; and JSON behind thinking."""
 
 
 class _Words:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.grammar import Grammar
-from tests.fakes.hash_grammars import GRAMMARS
+from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.world import NodeSize, World, right_answer
 from tests.unit.engine_core.build import make_request
 

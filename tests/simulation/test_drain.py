@@ -16,7 +16,7 @@ from common.errors import Draining
 from common.ids import Incarnation
 from node.messages import Drain, Message, Refused, StartedLocally, Submit
 from tests.examples import everyday
-from tests.fakes.hash_grammars import GRAMMARS
+from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.flow_router import Client, FlowRouter
 from tests.simulation.world import (
     DECODE,

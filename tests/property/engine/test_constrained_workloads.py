@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from common.request import SamplingParams
 from tests.fakes import hash_grammars
-from tests.fakes.hash_grammars import GRAMMARS, NUMBERS, PERSON
+from tests.fakes.hash_grammars import NUMBERS, PERSON
 from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
+from tests.fakes.tool_grammars import GRAMMARS
 from tests.property.engine.test_scheduler_workloads import engines, fixed
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.unit.engine_core.build import Engine

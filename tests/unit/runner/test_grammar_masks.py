@@ -21,16 +21,13 @@ from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import (
     EOS_TOKEN_ID,
-    GRAMMARS,
-    MAY_CALL,
-    MUST_CALL,
-    THINKS,
     VOCAB_SIZE,
     allowed_after,
     id_of,
     token_ids,
     whole_token,
 )
+from tests.fakes.tool_grammars import GRAMMARS, MAY_CALL, MUST_CALL, THINKS
 
 PROMPT = [1, 2, 3]
 

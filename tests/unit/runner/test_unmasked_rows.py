@@ -22,7 +22,8 @@ from engine.runner.sampler import Sampler, sampled_rows
 from engine.runner.verification import Draws
 from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
-from tests.fakes.hash_grammars import EOS_TOKEN_ID, GRAMMARS, VOCAB_SIZE, allowed_after
+from tests.fakes.hash_grammars import EOS_TOKEN_ID, VOCAB_SIZE, allowed_after
+from tests.fakes.tool_grammars import GRAMMARS
 from tests.unit.runner.test_grammar_masks import answers, entry, masks_of
 
 ENDS = frozenset({EOS_TOKEN_ID})
