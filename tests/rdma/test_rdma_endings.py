@@ -178,6 +178,17 @@ def wait_begun(decode: Node, ticket: Ticket) -> None:
     wait_until(lambda: landings[ticket.lease_token].session is not None, "the landing began")
 
 
+def landed_of(decode: Node, left: set[int]) -> set[int]:
+    """Wait until each of the landings `left` has landed or is released; return those that landed."""
+    landed = set()
+    while left:
+        event = decode.wait_event()
+        if not isinstance(event, LandingFailed):
+            left.discard(event.lease_token)
+        landed |= {event.lease_token} if isinstance(event, Landed) else set()
+    return landed
+
+
 @pytest.mark.parametrize("reports", [True, False], ids=["all report", "one does not report"])
 @pytest.mark.parametrize("does_wake", [False, True], ids=["killed", "stopped and woken"])
 def test_blocks_of_a_dead_writer_come_back_beside_a_hundred_open_landings(
@@ -191,9 +202,8 @@ def test_blocks_of_a_dead_writer_come_back_beside_a_hundred_open_landings(
 
     The blocks are back within 5 s, with the times of a node, and what these emulated devices take
     to register memory. A healthy sender writes all the while; another one, connected, may be in the
-    middle of a write that does not end. That takes 4.5 s by the clock alone, so this machine has
-    more time for the rest; the simulation has the limit of 5 s. A writer that wakes does so while
-    all landings are open.
+    middle of a write that does not end. That alone takes 4.5 s, so only the simulation has a limit
+    of 5 s there. A writer that wakes does so while all landings are open.
     """
     monkeypatch.setattr(rdma_kind, "RdmaLane", TimedLane)
     monkeypatch.setattr(TimedLane, "registering_s", 0.0)
@@ -241,13 +251,7 @@ def test_blocks_of_a_dead_writer_come_back_beside_a_hundred_open_landings(
         for block, ticket in tickets.items():
             other.push_all(ticket, [block], layers=[1])
             other.connector.commit(ticket.lease_token, commit_for(ticket, LAYOUT))
-        landed = set()
-        while left:
-            event = decode.wait_event()
-            if not isinstance(event, LandingFailed):
-                left.discard(event.lease_token)
-            landed |= {event.lease_token} if isinstance(event, Landed) else set()
-        assert {one.lease_token for one in tickets.values()} <= landed
+        assert {one.lease_token for one in tickets.values()} <= landed_of(decode, left)
     assert np.all(decode.pool[:, :, list(of_the_dead)] == NEW_OWNER)
     assert np.all(decode.pool[:, :, of_the_other] == OTHER)
     decode.assert_books_are_empty()
