@@ -179,7 +179,7 @@ def wait_begun(decode: Node, ticket: Ticket) -> None:
 
 
 def landed_of(decode: Node, left: set[int]) -> set[int]:
-    """Wait until each of the landings `left` has landed or is released; return those that landed."""
+    """Wait until each landing of `left` has landed or is released; return those that landed."""
     landed = set()
     while left:
         event = decode.wait_event()
