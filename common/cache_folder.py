@@ -75,12 +75,12 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def locked(lock_path: Path) -> Iterator[None]:
+def locked(lock_path: Path, wait_s: float = _BUILD_WAIT_S) -> Iterator[None]:
     """Hold the lock file; the kernel releases it if this process dies.
 
-    Raises `CheckpointError` when another process holds it for too long.
+    Raises `CheckpointError` when another process holds it for longer than `wait_s`.
     """
-    give_up_at_s = time.monotonic() + _BUILD_WAIT_S
+    give_up_at_s = time.monotonic() + wait_s
     with lock_path.open("a") as lock_file:  # NFS locks only what is open for writing
         while True:
             try:
@@ -89,7 +89,7 @@ def locked(lock_path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > give_up_at_s:
                     raise CheckpointError(
-                        f"{lock_path}: another process has held it for {_BUILD_WAIT_S:.0f} s: "
+                        f"{lock_path}: another process has held it for {wait_s:.0f} s: "
                         "stop that process, or name another folder in PDSERVE_CACHE"
                     ) from None
                 time.sleep(_LOCK_POLL_S)

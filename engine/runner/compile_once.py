@@ -16,6 +16,9 @@ from common.errors import CheckpointError
 
 _logger = logging.getLogger("pdserve.engine")
 
+_ALONE_WAIT_S = 30.0
+"""Measuring takes a few seconds; a process that is stopped meanwhile must not stop all others."""
+
 
 @contextmanager
 def compile_once(what: str) -> Iterator[None]:
@@ -76,7 +79,7 @@ def alone_on_machine() -> Iterator[None]:
         try:
             folder = Path(numba.config.CACHE_DIR)
             folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(folder / "alone.lock"))
+            held.enter_context(locked(folder / "alone.lock", _ALONE_WAIT_S))
         except (OSError, CheckpointError) as error:
             _logger.warning("steps are measured beside other processes: %s", error)
         yield

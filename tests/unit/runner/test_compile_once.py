@@ -126,6 +126,24 @@ def test_one_process_measures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     assert order == ["first", "second"]
 
 
+def test_a_process_that_does_not_end_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("engine.runner.compile_once._ALONE_WAIT_S", 0.0)
+    ran = []
+    with alone_on_machine():
+        other = threading.Thread(target=lambda: ran.append(_measured_beside()))
+        other.start()
+        other.join(30)
+    assert ran == [True]
+    assert "another process has held it for 0 s" in caplog.text
+
+
+def _measured_beside() -> bool:
+    with alone_on_machine():
+        return True
+
+
 def test_where_nothing_can_be_locked_steps_are_measured_anyway(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
