@@ -35,11 +35,8 @@ model: env  ## download the model MODEL, unless it is cached, and say what it is
 compiled-kernels: env demo-model
 	@$(BIN)/python -m tests.compiled_kernels
 
-# Not the files with most tests first: those that start clusters have few, and would be left for the end.
-BY_FILE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-
 test: compiled-kernels  ## run the everyday tests
-	$(BIN)/python -m pytest $(BY_FILE) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
@@ -52,7 +49,7 @@ test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine 
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
 
 test-examples: env  ## run the property tests and simulations with all examples and seeds, of which make test takes a part
-	$(BIN)/python -m pytest $(BY_FILE) --hypothesis-profile=thorough tests/property tests/simulation $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --hypothesis-profile=thorough tests/property tests/simulation $(ARGS)
 
 test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
 	$(BIN)/python -m pytest tests/integration tests/contract --endurance $(ARGS)
