@@ -75,11 +75,13 @@ def _build_and_rename(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def locked(lock_path: Path, wait_s: float = _BUILD_WAIT_S) -> Iterator[None]:
+def locked(lock_path: Path, wait_s: float | None = None) -> Iterator[None]:
     """Hold the lock file; the kernel releases it if this process dies.
 
-    Raises `CheckpointError` when another process holds it for longer than `wait_s`.
+    Raises `CheckpointError` when another process holds it for longer than `wait_s` (None: as long
+    as something may take to build).
     """
+    wait_s = _BUILD_WAIT_S if wait_s is None else wait_s
     give_up_at_s = time.monotonic() + wait_s
     with lock_path.open("a") as lock_file:  # NFS locks only what is open for writing
         while True:
