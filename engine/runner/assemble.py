@@ -31,7 +31,7 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.framework import has_gpu, has_paddle, paddle
 from engine.runner.host_draw import MAX_SAMPLED_ROWS
 from engine.runner.kernels.attention_plan import PIECE_KEYS
-from engine.runner.key_scales import has_key_scales
+from engine.runner.key_scales import has_key_scales, key_scales_digest
 from engine.runner.kv_cache import HostMemory, KVCache
 from engine.runner.memory_meter import MemoryMeter, memory_meter
 from engine.runner.model_runner import ModelRunner
@@ -307,7 +307,8 @@ def _layout(
     described = json.dumps(asdict(spec), sort_keys=True)
     computed = f"{described}\n{checkpoint.identity()}\n{arithmetic.identity}"
     if has_key_scales(spec, stored):
-        computed += "\nkeys are divided by channel"
+        prefixes = [f"model.layers.{i}." for i in range(spec.num_layers)]
+        computed += f"\nkeys are divided by {key_scales_digest(checkpoint, prefixes, spec)}"
     if mtp_weights is not None:
         computed += f"\n{mtp_weights.identity()}"
     digest = hashlib.sha256(computed.encode()).hexdigest()

@@ -11,6 +11,9 @@ token and on every node.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
 import numpy as np
 
 from engine.runner.model_spec import DecoderSpec
@@ -41,3 +44,15 @@ def key_scales(files: TensorSource, prefix: str, spec: DecoderSpec, stored: str)
     usual = np.median(sizes, axis=1, keepdims=True)
     ratios = np.divide(sizes, usual, out=np.ones(shape), where=(sizes > 0) & (usual > 0))
     return np.exp2(np.rint(np.log2(ratios))).astype(np.float32)
+
+
+def key_scales_digest(files: TensorSource, prefixes: Iterable[str], spec: DecoderSpec) -> str:
+    """Return a digest of the divisors of these layers for keys in int8.
+
+    Libraries round in other ways on other processors, so a ratio between two powers of two could
+    become either; nodes that differ must not exchange blocks.
+    """
+    digest = hashlib.sha256()
+    for prefix in prefixes:
+        digest.update(key_scales(files, prefix, spec, "int8").tobytes())
+    return digest.hexdigest()

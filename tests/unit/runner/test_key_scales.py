@@ -116,3 +116,13 @@ def test_nodes_that_divide_keys_have_another_fingerprint(
     monkeypatch.setattr(assemble, "has_key_scales", lambda spec, stored: False)
     undivided = load(folder, kv_cache_dtype="int8").layout
     assert divided.fingerprint != undivided.fingerprint
+
+
+def test_nodes_that_divide_keys_by_other_numbers_have_another_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_large_biases(tmp_path, "qwen2")
+    one = load(folder, kv_cache_dtype="int8").layout
+    original = scales.key_scales
+    monkeypatch.setattr(scales, "key_scales", lambda *given: 2 * original(*given))
+    assert load(folder, kv_cache_dtype="int8").layout.fingerprint != one.fingerprint
