@@ -3,6 +3,7 @@
 Routers check grammars with it before a request goes on, and nodes draw under them. Both compile the
 same text with the same options.
 
+- `bounds`: what of a schema is counted before it is compiled
 - `texts`: every kind of grammar as Lark text; choices; white space
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
 - `dates`: dates of the calendar in schemas

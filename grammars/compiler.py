@@ -21,6 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from common.errors import CheckpointError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.histogram import Histogram, HistogramView
+from grammars.bounds import MAX_OPTIONAL, check_bounds
 from grammars.parts import GrammarParts, SchemaPart
 from grammars.places import Trials, place_of
 from grammars.texts import as_lark, compiled_text, json_rule, schema_of
@@ -53,6 +54,7 @@ def _limits(initial_lexer_fuel: int) -> LLParserLimits:
         step_max_items=50_000,
         max_lexer_states=50_000,  # 1 to 2 kB each
         max_grammar_size=200_000,
+        max_items_in_row=5 * MAX_OPTIONAL,  # an optional property takes 4
         verbose_errors=False,
     )
 
@@ -144,6 +146,10 @@ class GrammarCompiler:
 
     def check(self, grammar: Grammar, parts: GrammarParts) -> None:
         """Raise `InvalidRequest`, with the part at fault, for what cannot be followed."""
+        if parts.asked is not None and parts.asked.kind is GrammarKind.JSON_SCHEMA:
+            schema_of(parts.asked)
+        for part in parts.schemas:
+            check_bounds(part.schema, part.source)
         try:
             self.matcher(grammar)
         except InvalidRequest:

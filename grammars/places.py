@@ -73,7 +73,7 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
         if isinstance(value, dict):
             for key, child in value.items():
                 if isinstance(child, dict):
-                    yield f"{name}/{_escaped(key)}", child
+                    yield f"{name}/{escaped(key)}", child
     for name in _LISTED:
         value = schema.get(name)
         if isinstance(value, list):
@@ -86,5 +86,6 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
             yield name, value
 
 
-def _escaped(key: str) -> str:
+def escaped(key: str) -> str:
+    """Return a key as a part of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")

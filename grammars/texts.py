@@ -15,10 +15,8 @@ import llguidance
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
+from grammars.bounds import check_bounds
 from grammars.dates import with_calendar
-
-MAX_DEPTH = 64
-"""Of objects and lists within each other in a schema: llguidance reads 128 in all."""
 
 _WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -62,7 +60,7 @@ def as_lark(grammar: Grammar, rule: str) -> str:
 def schema_of(grammar: Grammar) -> dict[str, Any]:
     """Return the schema of a grammar of that kind.
 
-    Raises `InvalidRequest` where it is no JSON, neither an object nor true, or of too many levels.
+    Raises `InvalidRequest` where it is no JSON, neither an object nor true, or too large.
     """
     try:
         schema = json.loads(grammar.text)
@@ -77,7 +75,7 @@ def schema_of(grammar: Grammar) -> dict[str, Any]:
             f"the JSON schema is a {type(schema).__name__}: wanted an object or true",
             param=grammar.source or None,
         )
-    _check_depth(schema, grammar.source)
+    check_bounds(schema, grammar.source)
     return schema
 
 
@@ -91,20 +89,3 @@ def compiled_text(lark: str, added_texts: Sequence[str]) -> str:
     # A rule may name added tokens; only the texts that it quotes are text.
     quoted = "\n".join(_LITERALS.findall(lark)).replace("\\", "")
     return _NO_FORCING + lark if any(one in quoted for one in added_texts) else lark
-
-
-def _check_depth(schema: dict[str, Any], source: str) -> None:
-    """Raise `InvalidRequest` for a schema of too many levels, without recursion."""
-    parts: Sequence[Any] = [schema]
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for part in parts:
-            values = part.values() if isinstance(part, dict) else part
-            inner += [value for value in values if isinstance(value, dict | list)]
-        if not inner:
-            return
-        parts = inner
-    raise InvalidRequest(
-        f"the JSON schema has more than {MAX_DEPTH} levels: wanted at most {MAX_DEPTH}",
-        param=source or None,
-    )

@@ -11,7 +11,7 @@ from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
-from grammars.texts import MAX_DEPTH
+from grammars.bounds import MAX_DEPTH, MAX_OPTIONAL
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
 from kv_transfer.rdma import rdma_lane
@@ -119,6 +119,7 @@ ROUTER = {
     "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules, "
     f"{MAX_GBNF_WORK} characters times rules",
     "levels of a schema": str(MAX_DEPTH),
+    "optional properties of an object in a schema": f"{MAX_OPTIONAL:,}",
     "`priority`, up or down": str(MAX_PRIORITY),
     "characters of `x-request-id`": str(longest_request_id()),
 }

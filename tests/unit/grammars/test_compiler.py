@@ -16,8 +16,9 @@ from bench.structured_schemas import SCHEMAS
 from common.errors import CheckpointError, InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars import compiler as limits
+from grammars.bounds import MAX_DEPTH, MAX_OPTIONAL
 from grammars.compiler import GrammarCompiler
-from grammars.texts import MAX_DEPTH
+from grammars.parts import GrammarParts, SchemaPart
 from tests.fakes import hash_grammars
 from tests.fakes.hostile_grammars import HOSTILE
 from tests.fakes.http_edge import write_model_folder
@@ -104,6 +105,43 @@ def test_the_depth_of_a_schema_is_bounded(compiler: GrammarCompiler) -> None:
     for depth in (MAX_DEPTH, 1000, 10_000):
         with pytest.raises(InvalidRequest, match=r"levels|valid JSON"):
             compiler.matcher(schema(nested(depth)))
+
+
+def with_properties(num_optional: int, num_required: int = 0) -> dict[str, Any]:
+    names = [f"p{number}" for number in range(num_optional + num_required)]
+    properties = {name: {"type": "integer"} for name in names}
+    required = names[num_optional:]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def test_as_many_optional_properties_as_are_taken_can_be_followed(
+    compiler: GrammarCompiler,
+) -> None:
+    grammar = schema({"anyOf": [{"type": "null"}, with_properties(MAX_OPTIONAL, 500)]})
+    matcher = compiler.matcher(grammar)
+    for token_id in compiler.tokenizer.tokenize_str('{"p3": 1, "p900": 2, "p1000": 3, "p1001": '):
+        assert matcher.consume_token(token_id), matcher.get_error()
+        assert any(matcher.compute_bitmask())
+        assert not matcher.is_error(), matcher.get_error()
+
+
+def test_more_optional_properties_are_refused_with_their_place(compiler: GrammarCompiler) -> None:
+    wide = {"$defs": {"a/b": with_properties(MAX_OPTIONAL + 1)}, "$ref": "#/$defs/a~1b"}
+    place = "1001 optional properties at #/[$]defs/a~1b: wanted at most 1000"
+    with pytest.raises(InvalidRequest, match=place) as refused:
+        compiler.matcher(schema(wide))
+    assert refused.value.param == "guided_json"
+    compiler.matcher(schema({**wide, "$defs": {"a/b": with_properties(MAX_OPTIONAL, 1)}}))
+
+
+def test_the_properties_of_a_tool_are_counted_too(compiler: GrammarCompiler) -> None:
+    part = SchemaPart(schema=with_properties(2000), source="tools[0]", is_lenient=True)
+    with pytest.raises(InvalidRequest, match="2000 optional properties at #:") as refused:
+        compiler.check(schema({"type": "null"}), GrammarParts(schemas=(part,)))
+    assert refused.value.param == "tools[0]"
+    asked = GrammarParts(asked=schema(with_properties(2000)))
+    with pytest.raises(InvalidRequest, match="2000 optional properties at #:"):
+        compiler.check(schema({"type": "null"}), asked)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
