@@ -140,22 +140,23 @@ class GrammarMasks:
         mask_rows = np.full(int(counts.sum()), -1, np.int64)
         unmasked_rows = mask_rows.copy()
         jobs, unmasked, num_masks = list[GrammarJob](), list[GrammarJob](), 0
-        for entry in np.flatnonzero(is_needed).tolist():
-            seat, count = int(batch.rows[entry]), int(counts[entry])
+        entries = np.flatnonzero(is_needed)
+        rows = batch.rows[entries]
+        for seat, count, first_row, first, known in zip(
+            rows.tolist(), counts[entries].tolist(), first_rows[entries].tolist(),
+            seats.num_prompt[rows].tolist(), seats.num_known[rows].tolist(), strict=True,
+        ):  # fmt: skip
             params = seats.params[seat]
             assert params is not None
-            first, known = int(seats.num_prompt[seat]), int(seats.num_known[seat])
             tokens = seats.token_ids[seat, first : known + count - 1].tolist()
             output, drafts = tokens[: known - first], tokens[known - first :]
             job = GrammarJob(seat, num_masks, params, output, drafts)
             if needs_no_mask(job):
-                unmasked_rows[first_rows[entry]] = len(unmasked)
+                unmasked_rows[first_row] = len(unmasked)
                 unmasked.append(job)
                 continue
             jobs.append(job)
-            mask_rows[first_rows[entry] : first_rows[entry] + count] = np.arange(
-                num_masks, num_masks + count
-            )
+            mask_rows[first_row : first_row + count] = np.arange(num_masks, num_masks + count)
             num_masks += count
         # Rows that are not filled stand behind what ends the output or is never drawn.
         allowed = AllowedTokens(mask_rows, np.full((num_masks, self._num_words), -1, np.int32))

@@ -41,7 +41,7 @@ def needs_no_mask(job: GrammarJob) -> bool:
         or len(job.output) < params.min_tokens
         or params.logprobs is not None
         or params.has_penalties
-        or params.rules != NO_RULES
+        or (params.rules is not NO_RULES and params.rules != NO_RULES)
         or (
             params.temperature >= GREEDY_BELOW
             and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
