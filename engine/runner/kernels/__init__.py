@@ -50,3 +50,7 @@ def _cache_folder() -> str:
 
 
 numba.config.CACHE_DIR = _cache_folder()  # read when the kernels below are decorated
+
+# Read when the thread pool's library is loaded. By default its idle threads keep their processors
+# busy for milliseconds. Where other processes compute too, those that have work then wait for them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

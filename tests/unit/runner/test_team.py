@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -101,3 +104,23 @@ def test_a_member_that_fails_is_an_error_of_the_team(failing: int) -> None:
     values[0] = -1.0
     _failing_team(2, values)  # the next one is not affected
     assert values[1 + failing] == 1.0
+
+
+LOAD = """
+import os
+from pathlib import Path
+import engine.runner.kernels
+print("libgomp" in Path("/proc/self/maps").read_text(), os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+@pytest.mark.parametrize(("configured", "found"), [(None, "passive"), ("active", "active")])
+def test_idle_threads_sleep_unless_configured(configured: str | None, found: str) -> None:
+    """The policy is chosen before the thread pool's library is loaded, which reads it once."""
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    if configured is not None:
+        environment["OMP_WAIT_POLICY"] = configured
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", found]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grammars.texts import MAX_DEPTH
+from grammars.bounds import MAX_DEPTH
 from tests.fakes.http_edge import make_edge, says
 from tests.fakes.tool_models import NOW, WEATHER, hermes_model
 
