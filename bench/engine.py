@@ -95,10 +95,18 @@ def text_prompt(text: list[int], length: int, sequence: int) -> list[int]:
 class EngineUnderTest:
     """This engine, driven like by its step loop."""
 
-    def __init__(self, folder: Path, num_threads: int, activation_dtype: str = "auto") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_threads: int,
+        activation_dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
+    ) -> None:
         self._runner = load_model_runner(
             ModelConfig(model=str(folder), activation_dtype=activation_dtype),
-            EngineConfig(num_threads=num_threads, kv_cache_memory=512 << 20),
+            EngineConfig(
+                num_threads=num_threads, kv_cache_memory=512 << 20, kv_cache_dtype=kv_cache_dtype
+            ),
             packed_folder=cache_root() / "packed",
         )
         self._runner.kv_bytes[:] = 0  # so that all of it is in the process's memory
@@ -245,10 +253,16 @@ def main() -> None:
         "--activation-dtype", choices=["auto", "float32", "int8"], default="auto",
         help="what products with quantised weights compute in",
     )  # fmt: skip
+    parser.add_argument(
+        "--kv-cache-dtype", choices=["auto", "float32", "bfloat16", "int8"], default="auto",
+        help="what the KV cache stores; llama.cpp stores float16",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     arguments = parser.parse_args()
     folder = resolve_checkpoint(arguments.model)
-    engine = EngineUnderTest(folder, arguments.num_threads, arguments.activation_dtype)
+    engine = EngineUnderTest(
+        folder, arguments.num_threads, arguments.activation_dtype, arguments.kv_cache_dtype
+    )
     measures: dict[str, Measure] = {"pdserve": engine.measure}
     peer = None
     if arguments.peer:
