@@ -54,15 +54,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in set(chosen)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = chosen
+    items.sort(key=lambda item: _place(item.nodeid))
 
 
 COMPILING = ("tests/unit/runner/", "tests/unit/sampler/")
 """Folders whose tests compile kernels that the demo model does not use, where none are cached yet;
 those of the demo model are compiled before (`tests.compiled_kernels`)."""
+LONGEST = ("tests/equality/", "tests/integration/", "tests/contract/", "tests/simulation/")
+"""Folders whose files take longest."""
+
+
+def _place(nodeid: str) -> int:
+    """Return a test's place in a run: what takes longest begins first, so that processes end
+    together."""
+    return 0 if nodeid.startswith(COMPILING) else 1 if nodeid.startswith(LONGEST) else 2
 
 
 class KernelsInOneProcess(LoadFileScheduling):  # type: ignore[misc]
-    """Give each process whole files, and one process all files that compile kernels.
+    """Give each process whole files in the order of collection, and one all that compile kernels.
 
     Several processes that need the same kernel at once each compile it: a minute of CPU time each.
     """
@@ -74,7 +83,10 @@ class KernelsInOneProcess(LoadFileScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> KernelsInOneProcess | None:
     """Replace `--dist loadfile`; None leaves other ways of distribution to xdist."""
-    return KernelsInOneProcess(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # by numbers of tests, which do not say how long
+    return KernelsInOneProcess(config, log)
 
 
 @pytest.fixture(scope="session")
