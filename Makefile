@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml requirements.txt | cksum 
 # Additional flags for `make up` and `make demo`, and for pytest in the `make test…` targets.
 ARGS ?=
 PINNED_EXTRAS := node cpu rdma local keys otel bench dev
+# A run starts hundreds of processes: each would compile the project's sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help env up demo demo-model model compiled-kernels test test-equality test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \

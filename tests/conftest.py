@@ -49,12 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Everyday runs leave out what takes minutes; `make test-endurance` runs that alone."""
     is_wanted = config.getoption("--endurance")
-    chosen = [item for item in items if bool(item.get_closest_marker("endurance")) is is_wanted]
-    if len(chosen) < len(items):
-        left_out = [item for item in items if item not in set(chosen)]
+    chosen, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        is_long = bool(item.get_closest_marker("endurance"))
+        (chosen if is_long is is_wanted else left_out).append(item)
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = chosen
-    items.sort(key=lambda item: _place(item.nodeid))
+    items[:] = sorted(chosen, key=lambda item: _place(item.nodeid))
 
 
 COMPILING = ("tests/unit/runner/", "tests/unit/sampler/")

