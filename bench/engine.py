@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -184,11 +185,14 @@ class Peer:
 
     def __init__(self, script: str, python: str, folder: Path, num_threads: int) -> None:
         self._script = Path(__file__).with_name(script)
+        # Chosen for this engine's kernels (`engine.runner.kernels`); the other engine has its own.
+        environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
         self._process = subprocess.Popen(
             [python, str(self._script), str(folder), str(num_threads), str(DECODE_STEPS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=environment,
         )
         self._ask("ready")
 
