@@ -36,6 +36,8 @@ _MAX_PROBLEM_CHARS = 400
 _DEAD_END = "NoExtensionBias"
 """How llguidance says that nothing may follow here, neither a token nor the end."""
 _NO_TEXT = "no text follows it"
+_BEYOND_LIMITS = re.compile(r"items; max is|[Tt]oo many|fuel")
+"""How llguidance says that its limits do not allow more."""
 
 _NAMES = {
     GrammarKind.JSON_SCHEMA: "JSON schema",
@@ -264,14 +266,26 @@ class GrammarCompiler:
             self._cached_bytes -= len(gone.text)
 
 
+def is_beyond_limits(problem: str) -> bool:
+    """Return whether a matcher's `problem` is that its grammar takes more than the limits allow."""
+    return bool(_BEYOND_LIMITS.search(problem))
+
+
 def _problem(matcher: LLMatcher) -> str:
     """Return why nothing can follow a grammar, without what the library repeats; "" if it can."""
     if not matcher.is_error():
-        # Some grammars without any text, such as a schema that is itself, fail at the first mask.
+        # Some grammars without any text, such as a schema that is itself, fail at the first mask,
+        # and some that are too large behind the first text that must come.
         matcher = matcher.deep_copy()
         allowed = matcher.compute_bitmask()
         if not matcher.is_error():
-            return "" if any(allowed) else _NO_TEXT
+            if not any(allowed):
+                return _NO_TEXT
+            matcher.consume_tokens(matcher.compute_ff_tokens())
+            if not matcher.is_stopped():
+                matcher.compute_bitmask()
+        if not matcher.is_error():
+            return ""
     text = " ".join(_REPEATED.split(matcher.get_error())[0].split())
     if text.startswith(_DEAD_END):
         return _NO_TEXT

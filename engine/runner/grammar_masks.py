@@ -34,6 +34,7 @@ from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.held_matcher import HeldMatcher, Matchers
 from engine.runner.preparation import Preparation
 from engine.runner.unmasked_rows import GrammarJob, UnmaskedRows, needs_no_mask
+from grammars.compiler import is_beyond_limits
 
 log = logging.getLogger("pdserve.engine")
 
@@ -306,6 +307,10 @@ class GrammarMasks:
             if isinstance(error, InvalidRequest):
                 return error
             num_tokens = len(job.output)
+            if is_beyond_limits(str(error)):  # on every node: it is the request's own
+                return InvalidRequest(
+                    f"the grammar is too large to be followed behind {num_tokens} tokens: {error}"
+                )
             log.error("a grammar cannot be followed behind %d tokens: %s", num_tokens, error)
             return InternalError(
                 f"a grammar cannot be followed behind {num_tokens} tokens: {error}"

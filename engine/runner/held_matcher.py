@@ -69,5 +69,6 @@ class HeldMatcher:
     def consume(self, token_id: int) -> None:
         """Consume one more token. Raises `InternalError`."""
         if not self.matcher.consume_token(token_id):
-            raise InternalError(f"token {token_id} was drawn and is refused")
+            problem = self.matcher.get_error().partition("\n")[0]
+            raise InternalError(f"token {token_id} was drawn and is refused: {problem}")
         self.token_ids.append(token_id)

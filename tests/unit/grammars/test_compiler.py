@@ -17,7 +17,7 @@ from common.errors import CheckpointError, InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars import compiler as limits
 from grammars.bounds import MAX_DEPTH, MAX_OPTIONAL
-from grammars.compiler import GrammarCompiler
+from grammars.compiler import GrammarCompiler, is_beyond_limits
 from grammars.parts import GrammarParts, SchemaPart
 from tests.fakes import hash_grammars
 from tests.fakes.hostile_grammars import HOSTILE
@@ -132,6 +132,14 @@ def test_more_optional_properties_are_refused_with_their_place(compiler: Grammar
         compiler.matcher(schema(wide))
     assert refused.value.param == "guided_json"
     compiler.matcher(schema({**wide, "$defs": {"a/b": with_properties(MAX_OPTIONAL, 1)}}))
+
+
+def test_objects_that_are_too_large_together_are_refused(compiler: GrammarCompiler) -> None:
+    parts = [with_properties(MAX_OPTIONAL), with_properties(MAX_OPTIONAL)]
+    parts[1]["properties"] = {f"q{name}": value for name, value in parts[1]["properties"].items()}
+    with pytest.raises(InvalidRequest, match=r"cannot be followed: #: .*items; max is") as refused:
+        compiler.matcher(schema({"allOf": parts}))
+    assert is_beyond_limits(str(refused.value))
 
 
 def test_the_properties_of_a_tool_are_counted_too(compiler: GrammarCompiler) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -240,12 +241,13 @@ def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
     assert pending is not None
     first, second, third = (mask for mask in hash_grammars.allowed_in(pending) if mask is not None)
     seats = batch.rows.tolist()
-    assert {seat: str(error) for seat, error in pending.failures.items()} == {
-        seats[0]: "too large",
-        seats[
-            2
-        ]: "a grammar cannot be followed behind 2 tokens: token 200 was drawn and is refused",
-    }
+    assert set(pending.failures) == {seats[0], seats[2]}
+    assert str(pending.failures[seats[0]]) == "too large"
+    told = (
+        "a grammar cannot be followed behind 2 tokens: token 200 was drawn and is refused: Parser"
+    )
+    assert str(pending.failures[seats[2]]).startswith(told)
+    assert isinstance(pending.failures[seats[2]], InternalError)
     assert isinstance(pending.failures[seats[0]], InvalidRequest)
     assert masks.statistics().failures == {"compile": 1, "follow": 1}
     assert not first.any()
@@ -324,6 +326,26 @@ def test_matchers_of_earlier_requests_do_not_use_up_a_grammar() -> None:
     assert first is not None
     assert (first == allowed_after(good, [])).all()
     assert matchers.num_forgotten == 1
+
+
+def test_a_grammar_that_becomes_too_large_is_the_requests_error() -> None:
+    """Where no text has come yet, nothing shows how much its parser will have to look at."""
+    parts = [
+        {"type": "object", "properties": {f"{letter}{i}": {} for i in range(900)}}
+        for letter in "ab"
+    ]
+    inner = {"type": "object", "properties": {"c": {"allOf": parts}, "d": {"type": "null"}}}
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(inner), "guided_json")
+    masks = masks_of()
+    fine = allowed(masks, batch_of([entry(grammar, token_ids('{"d": '), top_k=5)]))
+    assert fine[0] is not None
+    batch = batch_of([entry(grammar, token_ids('{"c": {"'), top_k=5), entry(GRAMMARS[0], [])])
+    pending = masks.begin(batch)
+    assert pending is not None
+    pending.wait()
+    (failure,) = pending.failures.values()
+    assert isinstance(failure, InvalidRequest)
+    assert "too large to be followed behind" in str(failure)
 
 
 def test_a_forgotten_grammar_is_compiled_again() -> None:
