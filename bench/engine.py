@@ -186,7 +186,8 @@ class Peer:
     def __init__(self, script: str, python: str, folder: Path, num_threads: int) -> None:
         self._script = Path(__file__).with_name(script)
         # Chosen for this engine's kernels (`engine.runner.kernels`); the other engine has its own.
-        environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+        ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+        environment = {k: v for k, v in os.environ.items() if k not in ours}
         self._process = subprocess.Popen(
             [python, str(self._script), str(folder), str(num_threads), str(DECODE_STEPS)],
             stdin=subprocess.PIPE,

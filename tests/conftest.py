@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     items[:] = sorted(chosen, key=lambda item: _place(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Leave out the thousands of collected tests where tests collect garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 COMPILING = ("tests/unit/runner/", "tests/unit/sampler/")

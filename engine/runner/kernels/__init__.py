@@ -53,4 +53,7 @@ numba.config.CACHE_DIR = _cache_folder()  # read when the kernels below are deco
 
 # Read when the thread pool's library is loaded. By default its idle threads keep their processors
 # busy for milliseconds. Where other processes compute too, those that have work then wait for them.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    # GNU's library: about as long as it takes from one layer to the next.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -110,17 +110,26 @@ LOAD = """
 import os
 from pathlib import Path
 import engine.runner.kernels
-print("libgomp" in Path("/proc/self/maps").read_text(), os.environ["OMP_WAIT_POLICY"])
+print("libgomp" in Path("/proc/self/maps").read_text())
+print(os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
-@pytest.mark.parametrize(("configured", "found"), [(None, "passive"), ("active", "active")])
-def test_idle_threads_sleep_unless_configured(configured: str | None, found: str) -> None:
+@pytest.mark.parametrize(
+    ("configured", "found"),
+    [
+        ({}, ["passive", "1000"]),
+        ({"GOMP_SPINCOUNT": "7"}, ["passive", "7"]),
+        ({"OMP_WAIT_POLICY": "active"}, ["active", "None"]),
+    ],
+)
+def test_idle_threads_sleep_soon_unless_configured(
+    configured: dict[str, str], found: list[str]
+) -> None:
     """The policy is chosen before the thread pool's library is loaded, which reads it once."""
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    if configured is not None:
-        environment["OMP_WAIT_POLICY"] = configured
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {k: v for k, v in os.environ.items() if k not in names} | configured
     done = subprocess.run(
         [sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["False", found]
+    assert done.stdout.split() == ["False", *found]
