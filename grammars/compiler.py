@@ -36,7 +36,9 @@ _MAX_PROBLEM_CHARS = 400
 _DEAD_END = "NoExtensionBias"
 """How llguidance says that nothing may follow here, neither a token nor the end."""
 _NO_TEXT = "no text follows it"
-_BEYOND_LIMITS = re.compile(r"items; max is|[Tt]oo many|fuel")
+_BEYOND_LIMITS = re.compile(
+    r"[0-9]+ items; max is|[Tt]oo many (items|states|expressions)|fuel exhausted"
+)
 """How llguidance says that its limits do not allow more."""
 
 _NAMES = {

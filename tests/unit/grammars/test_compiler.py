@@ -140,6 +140,7 @@ def test_objects_that_are_too_large_together_are_refused(compiler: GrammarCompil
     with pytest.raises(InvalidRequest, match=r"cannot be followed: #: .*items; max is") as refused:
         compiler.matcher(schema({"allOf": parts}))
     assert is_beyond_limits(str(refused.value))
+    assert not is_beyond_limits('token "fuel" doesn\'t satisfy the grammar')
 
 
 def test_the_properties_of_a_tool_are_counted_too(compiler: GrammarCompiler) -> None:
