@@ -9,6 +9,8 @@
   key that the address has then, and tries again. TCP mode has no keys, so it is refused.
 - A batch may be queried once: the answer frees it, and a second query would end the process.
 - It does not notice a peer's death before `MC_TRANSFER_TIMEOUT`.
+- It answers handshakes one after the other. A peer that is stopped within its handshake delays
+  those of all others by 5 s. Writes that fail in that time are repeated over ZMQ.
 
 Calls release the interpreter lock; waiting for a batch keeps one processor busy. So does each of
 the engine's workers, two for each device by default, while anything is written. On machines with
