@@ -73,13 +73,13 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
             _require_json(scope)
             node_id = _node_id(await read_body(scope, receive, MAX_BODY_BYTES))
             leaving = await drain_node(node_id)
-            _audit(scope, leaving)
+            log.info("%s was asked to drain by %s", leaving.node, _asker(scope))
         except ClientClosed:
             return
-        except UnknownNode as unknown:
-            await reply.send_error(_not_found(unknown))
-        except (ApiError, PdserveError) as error:
-            await reply.send_error(_shown(error))
+        except (UnknownNode, ApiError, PdserveError) as error:
+            shown = _not_found(error) if isinstance(error, UnknownNode) else _shown(error)
+            log.warning("no node drains for %s: %d, %s", _asker(scope), shown.status, shown.message)
+            await reply.send_error(shown)
         else:
             await reply.send_json(
                 to_json(
@@ -119,15 +119,11 @@ def _require_json(scope: Scope) -> None:
         )
 
 
-def _audit(scope: Scope, leaving: DrainingNode) -> None:
+def _asker(scope: Scope) -> str:
     state = scope.get("state", {})
     key_name = state.get("api_key_name")
-    log.info(
-        "%s was asked to drain by %s, request %s from %s",
-        leaving.node,
-        f"the key {key_name!r}" if key_name else "a client without a key",
-        *(state.get("request_id", ""), client_address(scope)),
-    )
+    who = f"the key {key_name!r}" if key_name else "a client without a key"
+    return f"{who}, request {state.get('request_id', '')} from {client_address(scope)}"
 
 
 def _node_id(body: bytes) -> str:

@@ -310,3 +310,10 @@ async def test_who_asked_for_a_drain_is_in_the_log(
     assert "decode-1" in line
     assert "the key 'night-shift', request req-7 from 127.0.0.1" in line
     assert key not in line
+
+
+async def test_why_nothing_drains_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    await ask(make_edge(), node_id="decode-9")
+    (line,) = [message for message in caplog.messages if "no node drains" in message]
+    assert "a client without a key" in line
+    assert "404, there is no node 'decode-9'" in line
