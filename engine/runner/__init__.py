@@ -47,7 +47,8 @@ With either, `mtp` drafts tokens with one more layer.
                         block_formats, its values
     packed_weights      weights for the CPU kernels, in a mapped file that nodes share
     cpu_settings        what a machine without a GPU refuses, checked first
-    compile_once        kernels are compiled by one process of a machine
+    compile_once        kernels are compiled by one process of a machine; library_pages: LLVM's
+                        pages are returned afterwards
     model_spec          the parameters of a decoder; decoder: its three parts
     numba_layer         a layer's weights for the CPU kernels; weight_memory: private memory
     rope                angles of rotary positions

@@ -117,8 +117,10 @@ def _prepare(
     set_num_threads(engine.num_threads)
     if not needs_paddle:
         from engine.runner.common_kernels import compile_common_kernels
+        from engine.runner.library_pages import release_pages
 
         compile_common_kernels()
+        release_pages("libllvmlite.so")  # computing does not need LLVM
 
 
 def _masks(
