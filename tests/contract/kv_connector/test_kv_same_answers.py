@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from functools import partial
-from itertools import count
+from itertools import count, cycle, product
 from typing import Any
 
 from common.clock import MonotonicClock
@@ -27,6 +27,7 @@ from node.perform_effects import NodeEffects
 from prefill_node.request_flow import PrefillFlow
 from tests.contract.kv_connector.cluster import WAIT_S, Cluster
 from tests.contract.kv_connector.cluster import Node as KVNode
+from tests.fakes.hash_grammars import GRAMMARS
 from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.unit.engine_core.build import BLOCK_SIZE, make_request
@@ -43,7 +44,10 @@ LIMITS = Limits(
     num_speculative_tokens=0,
 )
 FLOW_LIMITS = FlowLimits(
-    vocab_size=VOCAB_SIZE, max_model_len=LIMITS.max_model_len, max_queued_requests=100
+    vocab_size=VOCAB_SIZE,
+    max_model_len=LIMITS.max_model_len,
+    max_queued_requests=100,
+    has_grammars=True,
 )
 
 MakeFlow = Callable[[Scheduler, KVNode], NodeFlow]
@@ -159,20 +163,26 @@ def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
 
 
 def questions(router: ScriptedRouter) -> list[Asked]:
-    """Return prompts of every length that matters to blocks and chunks, greedy and sampled."""
+    """Return prompts of every length that matters to blocks and chunks, greedy and sampled.
+
+    Answers follow a grammar or none, by turns.
+    """
     lengths = (2, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 16, 17, 41)
+    grammars = cycle((None, *GRAMMARS))
     return [
         router.ask(
-            make_request(length, name=f"r{seed}-{length}", seed=seed, temperature=float(seed % 2)),
+            make_request(
+                length, name=f"r{seed}-{length}", seed=seed, temperature=float(seed % 2),
+                max_tokens=8 if grammar else 4, grammar=grammar,
+            ),
             may_wait=True,
         )
-        for seed in (0, 1, 3)
-        for length in lengths
-    ]
+        for (seed, length), grammar in zip(product((0, 1, 3), lengths), grammars, strict=False)
+    ]  # fmt: skip
 
 
 def test_two_nodes_answer_as_one(cluster: Cluster) -> None:
-    """F41, F44: chunks, batches, prefix hits on either side, one lane or another."""
+    """F41, F44: chunks, batches, prefix hits on either side, one lane or another, grammars."""
     said = Said()
     nodes = [
         Node(cluster, "p", prefill_flow, said),
