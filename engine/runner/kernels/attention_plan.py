@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from engine.runner.kernels.vector_math import KEY_TILE
 
@@ -50,45 +51,73 @@ def plan_attention(
 
     `row_starts` `[sequences + 1]` are the sequences' rows in the flat batch.
     """
-    sequences, firsts, ends = _runs(row_starts, max(1, QUERY_ROWS // group_size))
-    num_keys = positions[ends - 1] + 1
-    costs = -(-num_keys // KEY_TILE) * (ends - firsts)
-    order = np.argsort(-costs, kind="stable")
-    runs = np.stack((sequences, firsts, ends, num_keys, costs))[:, order]
-    sequences, firsts, ends, num_keys, costs = np.repeat(runs, num_kv_heads, axis=1)
-    heads = np.tile(np.arange(num_kv_heads), len(order))
-
-    rows, num_pieces = (ends - firsts) * group_size, -(-num_keys // PIECE_KEYS)
-    is_few = (rows <= _DIVIDED_ROWS) | (ends - firsts == 1)
-    is_long = costs * (_ITEMS_PER_THREAD * num_threads) > costs.sum()
-    divided = np.flatnonzero(is_few & is_long & (num_pieces > 1))
-    last_parts = np.cumsum(rows[divided] * num_pieces[divided])
-    divided = divided[last_parts <= PART_ROWS]
-    whole = np.ones(len(heads), bool)
-    whole[divided] = False
-
-    rows, num_pieces = rows[divided], num_pieces[divided]
-    parts = last_parts[: len(divided)] - rows * num_pieces
-    pieces = np.arange(num_pieces.sum()) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    of_piece = np.repeat(np.arange(len(divided)), num_pieces)
-    items = np.stack((sequences, firsts, ends, heads, np.full(len(heads), -1), 0 * heads), axis=1)
-    divided_items = items[divided][of_piece]
-    divided_items[:, 4] = pieces
-    divided_items[:, 5] = parts[of_piece] + pieces * rows[of_piece]
-    merges = np.stack(
-        (
-            firsts[divided], ends[divided], heads[divided], np.full(len(divided), group_size),
-            num_pieces, parts,
-        ),
-        axis=1,
-    )  # fmt: skip
-    return AttentionPlan(np.concatenate((divided_items, items[whole])), merges)
+    runs = _runs(row_starts, positions, max(1, QUERY_ROWS // group_size))
+    return AttentionPlan(*_items(runs, num_kv_heads, group_size, num_threads))
 
 
-def _runs(row_starts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return runs of at most `step` rows of one sequence: sequences, first rows, end rows."""
-    counts = -(-np.diff(row_starts) // step)
-    sequences = np.repeat(np.arange(len(counts)), counts)
-    index = np.arange(len(sequences)) - np.repeat(np.cumsum(counts) - counts, counts)
-    firsts = row_starts[sequences] + index * step
-    return sequences, firsts, np.minimum(firsts + step, row_starts[sequences + 1])
+@njit(nogil=True, cache=True)
+def _runs(row_starts: np.ndarray, positions: np.ndarray, step: int) -> np.ndarray:
+    """Return runs of at most `step` rows of one sequence, the longest first.
+
+    `[n, 5]`: sequence, first row, end row, number of keys, cost.
+    """
+    num_runs = 0
+    for sequence in range(len(row_starts) - 1):
+        num_runs += -(-(row_starts[sequence + 1] - row_starts[sequence]) // step)
+    runs = np.empty((num_runs, 5), np.int64)
+    run = 0
+    for sequence in range(len(row_starts) - 1):
+        for first in range(row_starts[sequence], row_starts[sequence + 1], step):
+            end = min(first + step, row_starts[sequence + 1])
+            num_keys = positions[end - 1] + 1
+            cost = -(-num_keys // KEY_TILE) * (end - first)
+            runs[run] = sequence, first, end, num_keys, cost
+            run += 1
+    return runs[np.argsort(-runs[:, 4], kind="mergesort")]
+
+
+@njit(nogil=True, cache=True)
+def _items(
+    runs: np.ndarray, num_kv_heads: int, group_size: int, num_threads: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return items and merges of an `AttentionPlan`; item `n` would be head `n % num_kv_heads`."""
+    pieces = _num_pieces(runs, num_kv_heads, group_size, num_threads)
+    num_divided = np.count_nonzero(pieces)
+    whole = pieces.sum()  # whole items come after all pieces
+    items = np.empty((whole + len(pieces) - num_divided, 6), np.int64)
+    merges = np.empty((num_divided, 6), np.int64)
+    item = merge = part = 0
+    for number, count in enumerate(pieces):
+        sequence, first, end = runs[number // num_kv_heads, :3]
+        head, rows = number % num_kv_heads, (end - first) * group_size
+        if not count:
+            items[whole] = sequence, first, end, head, -1, 0
+            whole += 1
+            continue
+        merges[merge] = first, end, head, group_size, count, part
+        merge += 1
+        for piece in range(count):
+            items[item] = sequence, first, end, head, piece, part + piece * rows
+            item += 1
+        part += count * rows
+    return items, merges
+
+
+@njit(nogil=True, cache=True)
+def _num_pieces(
+    runs: np.ndarray, num_kv_heads: int, group_size: int, num_threads: int
+) -> np.ndarray:
+    """Return the number of pieces of each run at each head; 0: it stays whole."""
+    pieces = np.zeros(len(runs) * num_kv_heads, np.int64)
+    all_costs = runs[:, 4].sum() * num_kv_heads
+    num_parts = 0
+    for number in range(len(pieces)):
+        _, first, end, num_keys, cost = runs[number // num_kv_heads]
+        rows, count = (end - first) * group_size, -(-num_keys // PIECE_KEYS)
+        is_few = rows <= _DIVIDED_ROWS or end - first == 1
+        is_long = cost * (_ITEMS_PER_THREAD * num_threads) > all_costs
+        if is_few and is_long and count > 1:
+            num_parts += rows * count
+            if num_parts <= PART_ROWS:
+                pieces[number] = count
+    return pieces
