@@ -7,10 +7,11 @@ instructions give the same integers. Unsigned bytes of 8 bits would exceed what 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features, get_process_triple
+from llvmlite.binding import get_host_cpu_features, get_host_cpu_name, get_process_triple
 from numba.core import cgutils
 
 from engine.runner.kernels.vector_ir import LANES, int_constant
@@ -18,8 +19,11 @@ from engine.runner.kernels.vector_ir import LANES, int_constant
 INSTRUCTIONS = ("vnni512", "vnni256", "avx2", "neon", "plain")
 
 
-def available() -> tuple[str, ...]:
-    """Return those of `INSTRUCTIONS` that this processor has, the fastest first."""
+def available(root: Path = Path("/")) -> tuple[str, ...]:
+    """Return those of `INSTRUCTIONS` that this processor has, the fastest first.
+
+    The kernel's files are read below `root`.
+    """
     features = get_host_cpu_features()
     found = []
     if features.get("avx512vnni") and features.get("avx512f"):
@@ -28,9 +32,24 @@ def available() -> tuple[str, ...]:
         found.append("vnni256")
     if features.get("avx2"):
         found.append("avx2")
-    if get_process_triple().startswith(("aarch64", "arm64")) and features.get("dotprod"):
+    is_arm = get_process_triple().startswith(("aarch64", "arm64"))
+    if is_arm and (features.get("dotprod") or _has_dotprod_on_linux(root)):
         found.append("neon")
     return (*found, "plain")
+
+
+def _has_dotprod_on_linux(root: Path) -> bool:
+    """Return whether the kernel lists the instruction and LLVM has it for this processor.
+
+    LLVM does not list it among the features of a Linux host, and emits it by the processor's name.
+    """
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    listed = [line.partition(":")[2].split() for line in lines if line.startswith("Features")]
+    is_listed = bool(listed) and all("asimddp" in names for names in listed)
+    return is_listed and get_host_cpu_name() != "generic"
 
 
 def _vector(bits: int, lanes: int) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engine.runner.block_formats import dequantise
+from engine.runner.kernels import byte_dot
 from engine.runner.kernels.block_layout import CODES, LAYOUTS
 from engine.runner.kernels.byte_dot import available
 from engine.runner.kernels.byte_product import byte_kernel
@@ -114,12 +116,46 @@ def test_every_row_alone_and_in_any_batch_is_what_numpy_computes(name: str) -> N
 def test_every_instruction_gives_the_same_bits(name: str) -> None:
     x, wanted = _case(name)
     weight = packed(stored(name, 70, x.shape[1]), with_bytes=True)
-    quantised, out = in_int8(x), np.empty_like(wanted)
     assert "plain" in available()
     for instruction in available():
         weight.table[0, BYTES] = byte_kernel(CODES[name], instruction)
-        linear(x, weight.table, NONE, NONE_2D, quantised, out, 2)
-        np.testing.assert_array_equal(out, wanted, instruction)
+        for num_rows in (*range(1, 9), 16, 31, 64):
+            rows, out = x[:num_rows], np.empty_like(wanted[:num_rows])
+            linear(rows, weight.table, NONE, NONE_2D, in_int8(rows), out, 2)
+            np.testing.assert_array_equal(out, wanted[:num_rows], f"{instruction}, {num_rows}")
+
+
+ARM_FEATURES = "fp asimd evtstrm aes crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop"
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "expected"),
+    [
+        ("neoverse-n1", [f"{ARM_FEATURES} asimddp ssbs"] * 2, ("neon", "plain")),
+        ("cortex-a72", [ARM_FEATURES] * 2, ("plain",)),
+        ("cortex-a76", [f"{ARM_FEATURES} asimddp", ARM_FEATURES], ("plain",)),
+        # LLVM emits the instruction for processors that it knows.
+        ("generic", [f"{ARM_FEATURES} asimddp"], ("plain",)),
+        ("neoverse-n1", [], ("plain",)),
+    ],
+)
+def test_the_instruction_of_an_arm_host_is_found(
+    name: str,
+    features: list[str],
+    expected: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """LLVM does not list `dotprod` among the features of a Linux host."""
+    monkeypatch.setattr(byte_dot, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(byte_dot, "get_host_cpu_features", lambda: {"neon": True, "lse": True})
+    monkeypatch.setattr(byte_dot, "get_host_cpu_name", lambda: name)
+    (tmp_path / "proc").mkdir()
+    lines = [f"processor\t: {n}\nFeatures\t: {found}\n" for n, found in enumerate(features)]
+    (tmp_path / "proc/cpuinfo").write_text("\n".join(lines))
+    assert available(tmp_path) == expected
+    monkeypatch.setattr(byte_dot, "get_host_cpu_features", lambda: {"dotprod": True})
+    assert available(tmp_path / "macos") == ("neon", "plain")
 
 
 def test_extreme_bytes_do_not_saturate() -> None:
