@@ -21,6 +21,10 @@ class DeviceMemory:
     name: str
     default_fraction: float
 
+    def share_bytes(self, memory_fraction: float) -> int:
+        """Return the share of one node; `memory_fraction` 0 means the default."""
+        return int(self.total_bytes * (memory_fraction or self.default_fraction))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
@@ -65,8 +69,7 @@ def kv_cache_bytes(
     blocks. `memory_fraction` 0 means the default. Raises `ConfigError` when less than `least_bytes`
     is left.
     """
-    fraction = memory_fraction or memory.default_fraction
-    share = int(memory.total_bytes * fraction)
+    share = memory.share_bytes(memory_fraction)
     left = share - peak_bytes - swap_space
     if left >= least_bytes:
         return left
@@ -80,7 +83,8 @@ def kv_cache_bytes(
     wanted = f"wanted at least {raised}" if raised <= 1 else "wanted more memory"
     smaller = "a smaller max_num_batched_tokens or max_num_seqs"
     raise ConfigError(
-        f"memory_fraction is {fraction:g}{'' if memory_fraction else ' by default'}: "
+        f"memory_fraction is {memory_fraction or memory.default_fraction:g}"
+        f"{'' if memory_fraction else ' by default'}: "
         f"{_size(share)} of {memory.name}, {_size(memory.total_bytes)}; {taken}, and the smallest "
         f"KV cache {_size(least_bytes)}; {wanted}, {smaller}, or kv_cache_memory"
     )

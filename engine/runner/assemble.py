@@ -88,7 +88,8 @@ def assemble_runner(
         model=model, engine=engine, model_limit=spec.max_position, tokens_per_seq=1 + num_drafts,
         max_chunk_tokens=max_chunk_tokens, swap_space=swap_space, host_memory=host_memory,
     )  # fmt: skip
-    cache, max_len = size.first_cache(layout)
+    meter = meter or memory_meter()
+    cache, max_len = size.first_cache(layout, meter)
     if mtp_weights is not None:
         mtp_weights.check_copies()
     shape = StepShape(
@@ -116,7 +117,6 @@ def assemble_runner(
     )  # fmt: skip
     peak_bytes = 0
     if size.is_planned:
-        meter = meter or memory_meter()
         batches = profile_batches(shape, limits, num_drafts, has_longest_context=backend != "numba")
         most_rows = _PROFILED_ROWS if backend == "numba" else None
         first_layer = make(FirstLayer(parts.decoder, most_rows), cache, limits)

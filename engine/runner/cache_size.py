@@ -35,11 +35,13 @@ class CacheSize:
         """Whether the size follows from a measurement."""
         return not self.engine.kv_cache_memory
 
-    def first_cache(self, layout: KVLayout) -> tuple[KVCache, int]:
+    def first_cache(self, layout: KVLayout, meter: MemoryMeter) -> tuple[KVCache, int]:
         """Return the cache before any weight is read, and the longest sequence so far.
 
-        A planned cache is as small as a cache can be until its size is measured. Raises
-        `ConfigError` when the model, the cache and the drafts do not fit each other.
+        A planned cache is as small as a cache can be until its size is measured. Until then a
+        sequence is no longer than the node's whole share would hold: a model may name any length,
+        and tables have an entry for each position. Raises `ConfigError` when the model, the cache
+        and the drafts do not fit each other.
         """
         if 0 < self.swap_space < layout.block_bytes:
             raise ConfigError(
@@ -48,7 +50,10 @@ class CacheSize:
             )
         if self.is_planned:
             cache = KVCache(layout, MIN_BLOCKS * layout.block_bytes)
-            max_len = self.model.max_model_len or self.model_limit
+            share = meter.memory().share_bytes(self.engine.memory_fraction)
+            num_blocks = max(MIN_BLOCKS, share // layout.block_bytes)
+            longest = num_blocks * self.engine.block_size
+            max_len = min(self.model.max_model_len or self.model_limit, longest)
         else:
             memory_bytes = self.engine.kv_cache_memory
             cache = KVCache(layout, memory_bytes, host_memory=self.host_memory)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_cache_is_what_the_step_leaves_of_the_share(folder: Path, backend: str) -> None:
     meter = FakeMeter()
     runner = planned(folder, meter, attention_backend=backend)
-    assert meter.calls == ["reset", "peak", "memory"]
+    assert meter.calls == ["memory", "reset", "peak", "memory"]
     assert runner.num_blocks == 20 * MIB // runner.layout.block_bytes
     assert runner.memory is not None
     assert runner.memory.kv_bytes == runner.num_blocks * runner.layout.block_bytes
@@ -148,6 +150,25 @@ def test_a_length_that_the_planned_cache_cannot_hold_is_told(folder: Path) -> No
     engine = EngineConfig(block_size=BLOCK_SIZE)
     with pytest.raises(ConfigError, match="memory_fraction or kv_cache_memory for 26 blocks"):
         load_model_runner(model, engine, max_chunk_tokens=64, meter=few)
+
+
+def test_a_model_for_any_length_takes_no_more_memory(folder: Path, tmp_path: Path) -> None:
+    """Tables have an entry for each position: as many as the share could hold at most."""
+    block_bytes = planned(folder, FakeMeter()).layout.block_bytes
+    endless = tmp_path / "endless"
+    shutil.copytree(folder, endless)
+    config = json.loads((endless / "config.json").read_text())
+    config["max_position_embeddings"] = 1 << 32
+    (endless / "config.json").write_text(json.dumps(config))
+    tracemalloc.start()
+    try:
+        runner = planned(endless, FakeMeter())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 64 * MIB
+    # One block is kept for a step's further tokens.
+    assert runner.max_model_len == (20 * MIB // block_bytes - 1) * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("backend", ["numba", "paddle"])
