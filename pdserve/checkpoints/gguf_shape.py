@@ -18,24 +18,28 @@ _UNBIASED_LLAMA = {"attention_bias": False, "mlp_bias": False}
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """An architecture's name in config.json, and what it says there about biases."""
+    """An architecture's name in config.json, and what it says there about biases.
+
+    `optional_biases` names the key that says whether all layers have them.
+    """
 
     architecture: str
     model_type: str
     biases: dict[str, bool]
+    optional_biases: str = ""
 
 
 _FAMILIES = {
     "llama": _Family("LlamaForCausalLM", "llama", _UNBIASED_LLAMA),
     "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}),
     "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {"attention_bias": False}),
-    "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {"use_bias": False}),
+    "ernie4_5": _Family("Ernie4_5ForCausalLM", "ernie4_5", {}, "use_bias"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufShape:
-    """Sizes of a decoder, and whether its output matrix is the embedding.
+    """Sizes of a decoder, whether it has biases, and whether its output matrix is the embedding.
 
     `family` is the architecture in GGUF's words. `rope_factor` is that of Llama 3's scaling of
     RoPE, None without scaling.
@@ -52,6 +56,7 @@ class GgufShape:
     max_positions: int
     rms_norm_eps: float
     rope_theta: float
+    has_biases: bool
     has_tied_embeddings: bool
     rope_factor: float | None = None
 
@@ -81,6 +86,7 @@ class GgufShape:
             # Stored as float32: seven digits give back the number that was meant.
             rms_norm_eps=float(f"{epsilon:.7g}"),
             rope_theta=gguf.number(f"{family}.rope.freq_base", 10000.0),
+            has_biases="blk.0.attn_q.bias" in gguf.tensors,
             has_tied_embeddings="output.weight" not in gguf.tensors,
         )
         shape._check(gguf)
@@ -125,6 +131,7 @@ class GgufShape:
         """Return config.json without the special token ids."""
         family = _FAMILIES[self.family]
         scaling = {} if self.rope_factor is None else rope_scaling(self.rope_factor)
+        optional = {family.optional_biases: self.has_biases} if family.optional_biases else {}
         return {
             "architectures": [family.architecture],
             "model_type": family.model_type,
@@ -141,6 +148,7 @@ class GgufShape:
             "rope_theta": self.rope_theta,
             **({"rope_scaling": scaling} if scaling else {}),
             **family.biases,
+            **optional,
             "tie_word_embeddings": self.has_tied_embeddings,
             "torch_dtype": "float32",
         }
