@@ -240,7 +240,10 @@ def _on_kernels(
 ) -> _Parts:
     mtp: NumbaMtp | None = None
     formats = ", ".join(arithmetic.formats)
-    with compile_once(f"products of {formats}, int8: {arithmetic.with_bytes}"):
+    has_drafts = mtp_weights is not None
+    with compile_once(
+        f"products of {formats}, int8: {arithmetic.with_bytes}, drafts: {has_drafts}"
+    ):
         decoder = NumbaDecoder(
             spec, checkpoint, cache, max_len, shape, with_bytes=arithmetic.with_bytes,
             packed_folder=packed_folder,

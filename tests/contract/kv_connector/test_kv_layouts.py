@@ -97,7 +97,7 @@ def test_bytes_arrive_equal_and_nothing_else_changes(
     check_all(cluster, LAYOUTS[name], verify)
 
 
-@pytest.mark.parametrize("verify", ["block", "off"])
+@pytest.mark.parametrize("verify", ["block", "commit", "off"])
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_bytes_arrive_equal_by_the_rdma_lane(name: str, verify: str) -> None:
     cluster = Cluster(FakeEngineKind())

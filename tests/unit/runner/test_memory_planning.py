@@ -28,7 +28,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.profile_step import profile_batches
 from engine.runner.step_buffers import StepShape
 from tests.equality.pressure import BLOCK_SIZE, Node
-from tests.unit.runner.mtp_running import write_inside
+from tests.unit.runner.mtp_running import TARGETS, write_inside
 from tests.unit.runner.running import logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of
 
@@ -41,6 +41,8 @@ OBJECTS_BYTES = 96 << 10
 NUM_BLOCKS = 45
 """Fewer than all seats require, so that sequences are preempted."""
 METHODS = ("none", "ngram", "suffix", "mtp")
+CONFIG = CONFIGS[TARGETS["deepseek"]]
+HEAD_DIM = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
 
 
 class FakeMeter:
@@ -102,6 +104,23 @@ def test_the_cache_is_what_the_step_leaves_of_the_share(folder: Path, backend: s
     assert (runner.memory.step_buffer_bytes > 0) == (backend == "numba")
     more = planned(folder, FakeMeter(), attention_backend=backend, memory_fraction=0.8)
     assert more.num_blocks == 50 * MIB // runner.layout.block_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_bytes"),
+    [("float32", 4 * HEAD_DIM), ("bfloat16", 2 * HEAD_DIM), ("int8", HEAD_DIM + 4)],
+)
+def test_the_plan_counts_the_bytes_that_are_stored(
+    folder: Path, dtype: str, head_bytes: int
+) -> None:
+    runner = planned(folder, FakeMeter(), kv_cache_dtype=dtype, swap_space=MIB)
+    layers, heads = CONFIG["num_hidden_layers"], CONFIG["num_key_value_heads"]
+    block_bytes = 2 * layers * heads * BLOCK_SIZE * head_bytes
+    assert runner.layout.block_bytes == block_bytes
+    assert runner.num_blocks == 19 * MIB // block_bytes
+    assert runner.num_host_blocks == MIB // block_bytes
+    assert runner.memory is not None
+    assert runner.memory.kv_bytes == runner.kv_bytes.nbytes == runner.num_blocks * block_bytes
 
 
 @pytest.mark.parametrize(("kv_cache_memory", "is_touched"), [(0, False), (4 * MIB, True)])

@@ -137,6 +137,23 @@ def test_a_torn_or_foreign_file_is_made_anew(
     assert b"".join(weight.data.tobytes() for weight in packed.values()) == written[HEADER:]
 
 
+def test_the_file_of_another_model_is_made_anew(
+    source: TensorSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is whole and of the right size, and lies where this model's belongs."""
+    shared(source, tmp_path / "packed")
+    path = packed_file(tmp_path / "packed")
+    written = path.read_bytes()
+    shared(source_in(tmp_path / "other" / "model", seed=1), tmp_path / "other" / "packed")
+    foreign = packed_file(tmp_path / "other" / "packed").read_bytes()
+    assert len(foreign) == len(written)
+    path.write_bytes(foreign)
+    with caplog.at_level(logging.WARNING, "pdserve.engine"):
+        shared(source, tmp_path / "packed")
+    assert "made anew" in caplog.text
+    assert path.read_bytes() == written
+
+
 def test_a_file_that_is_wrong_again_is_an_error(
     source: TensorSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

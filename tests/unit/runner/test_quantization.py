@@ -76,6 +76,17 @@ def test_logits_are_those_of_the_values_of_the_blocks(
     assert not np.array_equal(exact, logits_of(load(plain), batch))
 
 
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_weights_of_16_bits_are_quantised_by_their_values(tmp_path: Path, dtype: str) -> None:
+    narrow = write_checkpoint(tmp_path / "narrow", QWEN3, dtype=dtype)
+    source = Checkpoint(narrow, read_decoder_spec(narrow))
+    values = {name: source.read(name) for name in expected_shapes(read_decoder_spec(narrow))}
+    wide = write_wide(tmp_path / "wide", QWEN3, values)
+    batch = scheduled(prompt_of(9), 0, [0])
+    found, wanted = (logits_of(load(one, quantization="q4_0"), batch) for one in (narrow, wide))
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_other_quantisations_are_other_layouts(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, QWEN3)
     names = ("none", *(name.lower() for name in QUANTISERS))
