@@ -33,9 +33,22 @@ COMBINATIONS: tuple[tuple[tuple[str, str], Combination], ...] = (
     (IN_BYTES, ("fixed_blocks", "priority", "swap", "none", "async")),
     (WIDE, WITH_LAYER),
 )
+FURTHER = tuple((("float32", dtype), WITH_LAYER) for dtype in ("float32", "int8"))
+"""With `--every-combination`."""
 
 
 Runners = tuple[ModelRunner, ModelRunner]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The other pairs of arithmetic and KV cache only with `--every-combination`."""
+    is_all = metafunc.config.getoption("--every-combination")
+    metafunc.parametrize(
+        ("runners", "combination"),
+        COMBINATIONS + (FURTHER if is_all else ()),
+        indirect=["runners"],
+        ids=str,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +90,6 @@ def undisturbed(
     return answers
 
 
-@pytest.mark.parametrize(("runners", "combination"), COMBINATIONS, indirect=["runners"], ids=str)
 def test_preempted_and_handed_over(
     combination: Combination,
     runners: Runners,
