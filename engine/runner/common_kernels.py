@@ -1,7 +1,8 @@
 """The CPU kernels that every model needs, compiled before a model is loaded.
 
-They do not depend on a model's sizes or formats, so a small model of constant weights compiles
-them. The nodes of a machine that start together divide them: see `compile_once.compile_together`.
+They do not depend on a model's sizes, so a small model of constant weights compiles them. Products
+with float32 weights are among them, whatever formats the model has. The nodes of a machine that
+start together divide them: see `compile_once.compile_together`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The demo model's logits of a short prompt, pinned to the last bit.
 
 Products, norms and softmax are chains in a fixed order of sixteen lanes, whatever registers the
-processor has. The digests are those of AVX-512 and of AVX2, on one machine. Only the rotary tables
-are numpy's: without fused multiply-adds it rounds some of them differently.
+processor has. The digests are those of AVX-512 and of AVX2, on one machine. The one with float32
+activations is also that of the code which widened the weights to float32 (the commit before
+c0f43b3). Only the rotary tables are numpy's: without fused multiply-adds it rounds some of them
+differently.
 """
 
 from __future__ import annotations
