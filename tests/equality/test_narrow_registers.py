@@ -1,0 +1,30 @@
+"""Processors without AVX-512 compute the same bits, with kernels of other shapes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.equality import narrow_registers
+from tests.integration import test_demo_logits
+
+pytestmark = [test_demo_logits.pytestmark, pytest.mark.timeout(300)]
+
+
+def test_logits_without_avx_512(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Its kernels are compiled anew, so this is a part of `--every-combination`."""
+    if not request.config.getoption("--every-combination"):
+        pytest.skip("only with --every-combination")
+    printed = subprocess.run(
+        [sys.executable, "-m", narrow_registers.__name__],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    digests = [f"{dtype} {digest}" for dtype, digest in test_demo_logits.DIGESTS.items()]
+    assert printed == ["avx2 plain", *digests]
