@@ -9,10 +9,12 @@ import json
 from typing import Any
 
 import jsonschema
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.request import SamplingParams
+from tests.examples import everyday
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import NUMBERS, PERSON
 from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
@@ -20,6 +22,8 @@ from tests.fakes.tool_grammars import GRAMMARS
 from tests.property.engine.test_scheduler_workloads import engines, fixed
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.unit.engine_core.build import Engine
+
+METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 
 
 @st.composite
@@ -47,7 +51,7 @@ def constrained(draw: st.DrawFn, engine: Engine) -> list[Arrival]:
 @settings(fixed, max_examples=150)
 @given(st.data())
 def test_the_same_tokens_whatever_happens(data: st.DataObject) -> None:
-    # G01, G04.
+    # G04.
     engine = data.draw(engines(least_blocks=8))
     run = Run(engine, data.draw(constrained(engine)))
     check_answers(run, run.to_the_end())
@@ -61,6 +65,30 @@ def test_whole_answers_follow_their_schema(seed: int, min_tokens: int) -> None:
         tokens = expected_tokens((1, 2, 3), sampling)
         if tokens[-1] == EOS_TOKEN_ID:
             jsonschema.validate(json.loads(hash_grammars.text_of(tokens)), schema)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted_answers_follow_their_grammars(mode: str, method: str, is_ahead: bool) -> None:
+    """G01. The pool holds a third of what six requests need, so they preempt each other."""
+    for family in range(everyday(1, of=3)):
+        engine = Engine(
+            num_blocks=14, seats=4, budget=20, caching=False, num_host_blocks=64,
+            reservation_policy="none", retract_decode_steps=0, min_progress_tokens=0,
+            preemption_mode=mode, method=method, num_drafts=0 if method == "none" else 2,
+            is_ahead=is_ahead,
+        )  # fmt: skip
+        arrivals = [
+            Arrival(0, family, 8, 40, i, grammar=GRAMMARS[(family + i) % len(GRAMMARS)])
+            for i in range(6)
+        ]
+        run = Run(engine, arrivals)
+        check_answers(run, run.to_the_end())
+        counters = engine.scheduler.statistics().counters
+        assert counters.num_preemptions > 0, "nothing was shown"
+        assert (counters.num_swapped_out > 0) == (mode == "swap")
+        assert (counters.num_drafted > 0) == (method != "none")
 
 
 def _outputs(**given: Any) -> tuple[list[list[int]], Engine]:
