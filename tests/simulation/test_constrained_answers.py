@@ -1,22 +1,31 @@
-"""Answers under grammars over handoffs, and answers that another node continues."""
+"""Answers under grammars over handoffs, and answers that another node continues.
+
+The state of a grammar is in no message: whoever continues an answer finds it from the tokens.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from common.grammar import Grammar
+from tests.examples import everyday
 from tests.fakes.tool_grammars import GRAMMARS
+from tests.simulation.test_drain import Cluster
 from tests.simulation.world import NodeSize, World, right_answer
 from tests.unit.engine_core.build import make_request
 
+METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 
-@pytest.mark.parametrize("method", ["none", "ngram", "mtp", "grammar"])
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("threshold", [None, 0])
 def test_handoffs_and_continued_answers_follow_the_grammar(
     method: str, grammar: Grammar, threshold: int | None
 ) -> None:
-    """Token 0 is drawn on a prefill node; a killed or drained node's answer goes on on another."""
+    """Token 0 is drawn on a prefill node; what another node has answered is not drawn again."""
     # G03, G05.
     size = NodeSize(budget=7, method=method, num_drafts=2)
     whole = make_request(9, max_tokens=40, temperature=1.0, seed=3, grammar=grammar)
@@ -30,3 +39,22 @@ def test_handoffs_and_continued_answers_follow_the_grammar(
         world.settle()
         assert rest.error is None, rest.error
         assert [rest.tokens[i] for i in range(num_known, len(right))] == right[num_known:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("threshold", [None, 0])
+def test_a_killed_node_changes_no_constrained_answer(method: str, threshold: int | None) -> None:
+    """All that it said and nobody has read is lost with it; another node continues."""
+    num_continued = 0
+    for num_steps in range(2, 40, everyday(12, of=1)):
+        world = Cluster(threshold=threshold, size=NodeSize(budget=12, method=method, num_drafts=2))
+        clients: list[Any] = [
+            world.ask(5 + i, name=f"c{i}", seed=i, max_tokens=24, temperature=1.0, grammar=grammar)
+            for i, grammar in enumerate(GRAMMARS)
+        ]
+        for _ in range(num_steps):
+            world.step()
+        world.crash(world.d)
+        world.end(*clients)
+        num_continued += sum(known > 0 for client in clients for _, known in client.asked)
+    assert num_continued > 0

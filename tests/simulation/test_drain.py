@@ -85,6 +85,12 @@ class Cluster(World):
                 self.kill(node, is_noticed=True)
                 self.gone.append(node)
 
+    def crash(self, node: Node) -> None:
+        """The node dies, and with it what it said and nobody has read."""
+        self.to_router = [item for item in self.to_router if item.node != node.me]
+        self.kill(node, is_noticed=True)
+        self.gone.append(node)
+
     def end(self, *clients: Client) -> None:
         """Peace, and the closing checks."""
         for _ in range(20):
@@ -276,7 +282,7 @@ def test_a_repeated_question_is_answered_as_before() -> None:
 
 
 @pytest.mark.parametrize("num_known", [1, 3, 4, 7, 11])
-@pytest.mark.parametrize("method", ["none", "ngram", "mtp"])
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "mtp"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("threshold", [None, 0])
 def test_an_answer_goes_on_behind_what_another_node_gave(
@@ -336,7 +342,7 @@ def test_nodes_may_leave_in_any_order_of_events() -> None:
             budget=rng.randint(5, 20),
             num_blocks=rng.randint(12, 24),
             seats=rng.randint(2, 4),
-            method=rng.choice(["none", "ngram", "mtp", "grammar"]),
+            method=rng.choice(["none", "ngram", "suffix", "mtp", "grammar"]),
             num_drafts=2,
         )
         world = Cluster(threshold=rng.choice([0, 6, None]), size=size)

@@ -15,12 +15,14 @@ from common.config import SchedulingConfig
 from common.ids import AttemptId
 from kv_transfer.connector import Commit
 from node.messages import Abort, RouterGone
+from tests.examples import everyday
 from tests.fakes.fake_kv_network import Frame
 from tests.fakes.hash_runner import NUM_LAYERS
+from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter, World
 
-NUM_RUNS = 300
+NUM_RUNS = everyday(220, of=300)
 MOST_ACTIONS = 400
 FAULTS = [
     "abort",
@@ -50,7 +52,7 @@ class Storm:
         self.happened: Counter[str] = Counter()
         self.num_quarantined = 0
         rng = self.rng
-        method = rng.choice(["none", "ngram", "suffix", "mtp"])
+        method = rng.choice(["none", "ngram", "suffix", "mtp", "grammar"])
         self.world = World(
             threshold=rng.choice([0, 0, 6, None]),
             prefill=self._size(method),
@@ -118,13 +120,15 @@ class Storm:
     def _ask(self) -> None:
         rng = self.rng
         length = rng.choice([1, 3, 4, 5, 8, 9, 12, rng.randint(1, 24)])
+        long = rng.randint(8, 24)
         self.world.ask(
             length,
             seed=rng.randint(0, 3),
-            max_tokens=rng.choice([1, 2, 3, rng.randint(1, 7), rng.randint(8, 24)]),
+            max_tokens=rng.choice([1, 2, rng.randint(1, 7), long, long]),
             may_wait=rng.random() < 0.7,
             deadline_s=rng.choice([3.0, 20.0, 100.0]),
             priority=rng.randint(-2, 2),
+            grammar=rng.choice([*[None] * len(GRAMMARS), *GRAMMARS]),
         )
 
     def _node_turn(self) -> None:
@@ -286,6 +290,10 @@ def test_without_faults_every_random_order_ends_in_the_right_answer(is_async: bo
             accepted=statistics.counters.num_accepted,
             recomputed=statistics.counters.num_recomputed_tokens,
             swapped=statistics.counters.num_swapped_out,
+            constrained=sum(
+                asked.request.sampling.grammar is not None and asked.outcomes == ["finished"]
+                for asked in storm.world.router.asked.values()
+            ),
             **statistics.counters.preemptions,
         )
     refused = outcomes.pop("refused: overloaded", 0)
@@ -293,7 +301,7 @@ def test_without_faults_every_random_order_ends_in_the_right_answer(is_async: bo
     invalid = outcomes.pop("refused: invalid_request", 0)
     assert set(outcomes) == {"finished"}, outcomes
     assert outcomes["finished"] > 3 * (refused + invalid) > 0
-    assert len(happened) == 5, f"all of it is to happen: {happened}"
+    assert len(happened) == 6, f"all of it is to happen: {happened}"
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
