@@ -1,12 +1,14 @@
 """Under grammars the demo model answers alike with every method, preempted, handed off, in chunks.
 
-The pool holds about half of what is asked for, so sequences are preempted.
+The pool holds about half of what is asked for, so sequences are preempted. Everyday runs take a
+part of the ways to schedule; `--every-combination` takes all of them.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import jsonschema
 import pytest
@@ -69,6 +71,8 @@ WAYS_TO_DRAW = [
     SamplingParams(max_tokens=32, temperature=0.0),
 ]
 """Without a penalty rows are drawn without a mask and then checked, unless drafts follow them."""
+METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
+MODES = ("recompute", "swap")
 WAYS = [
     ("none", "recompute", "sync"),
     ("ngram", "swap", "async"),
@@ -76,6 +80,17 @@ WAYS = [
     ("mtp", "swap", "sync"),
     ("grammar", "recompute", "async"),
 ]
+HANDOFFS = [("mtp", "recompute"), ("grammar", "swap")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    is_all = metafunc.config.getoption("--every-combination")
+    if "way" in metafunc.fixturenames:
+        ways = list(product(METHODS, MODES, ("sync", "async"))) if is_all else WAYS
+        metafunc.parametrize("way", ways, ids="-".join)
+    if "handoff" in metafunc.fixturenames:
+        handoffs = list(product(METHODS, MODES)) if is_all else HANDOFFS
+        metafunc.parametrize("handoff", handoffs, ids="-".join)
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +151,22 @@ def test_whole_answers_follow_their_grammar(
         assert held in tokenizer.decode(tokens)
 
 
-@pytest.mark.parametrize(("method", "mode", "steps"), WAYS)
+def check_pressure(node: Node, method: str, mode: str) -> None:
+    """Check that the run preempted in its mode, and drafted."""
+    counters = node.scheduler.statistics().counters
+    assert counters.num_preemptions > 0, "the pool was large enough: nothing was shown"
+    assert (counters.num_swapped_out > 0) == (mode == "swap")
+    assert (counters.num_drafted > 0) == (method != "none")
+
+
 def test_one_node_that_preempts(
-    method: str,
-    mode: str,
-    steps: str,
+    way: tuple[str, str, str],
     runners: tuple[ModelRunner, ModelRunner],
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
     # G01, G02.
+    method, mode, steps = way
     config, speculation = pressed(("none", "last_in_first_out", mode, method, steps))
     node = Node(
         runners[0],
@@ -156,20 +177,18 @@ def test_one_node_that_preempts(
         is_async=steps == "async",
     )
     assert answer_together(node, requests) == undisturbed
-    counters = node.scheduler.statistics().counters
-    assert counters.num_preemptions > 0
-    assert (counters.num_drafted > 0) == (method != "none")
+    check_pressure(node, method, mode)
 
 
-@pytest.mark.parametrize("method", ["mtp", "grammar"])
 def test_a_handoff(
-    method: str,
+    handoff: tuple[str, str],
     runners: tuple[ModelRunner, ModelRunner],
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
-    config, speculation = pressed(("none", "last_in_first_out", "recompute", method, "sync"))
-    prefill, decode = (
-        Node(runner, num_blocks=12, config=config, speculation=speculation) for runner in runners
-    )
+    method, mode = handoff
+    config, speculation = pressed(("none", "last_in_first_out", mode, method, "sync"))
+    prefill = Node(runners[0], num_blocks=12, config=config, speculation=speculation)
+    decode = Node(runners[1], num_blocks=9, config=config, speculation=speculation)
     assert answer_with_handoff(prefill, decode, requests) == undisturbed
+    check_pressure(decode, method, mode)
