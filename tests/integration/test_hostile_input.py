@@ -18,6 +18,7 @@ import pytest
 from tests.cluster.api import Answer, Api, ApiFailure, Fields
 from tests.cluster.attacks import ATTACKS, MESSAGE_WITHOUT_END, Attack
 from tests.cluster.cluster import Cluster
+from tests.cluster.memory import forget_peak, memory_of
 from tests.cluster.tiny_model import prompt_tokens
 from tests.cluster.topologies import flag
 from tests.cluster.waiting import wait_until
@@ -53,17 +54,6 @@ def ports(cluster: Cluster) -> dict[str, tuple[str, int]]:
 def host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)
-
-
-def memory_of(pid: int, field: str = "VmRSS") -> int:
-    """Bytes of memory that a process has now, or had at most (`VmHWM`) since `forget_peak`."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith(f"{field}:")]
-    return int(line.split()[1]) << 10
-
-
-def forget_peak(pid: int) -> None:
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def files_of(pid: int) -> int:

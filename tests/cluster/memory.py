@@ -1,0 +1,17 @@
+"""What a process takes of the machine's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def memory_of(pid: int, field: str = "VmRSS") -> int:
+    """Bytes of memory that a process has now, or had at most (`VmHWM`) since `forget_peak`."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{field}:")]
+    return int(line.split()[1]) << 10
+
+
+def forget_peak(pid: int) -> None:
+    """Let `VmHWM` begin anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
