@@ -129,3 +129,8 @@ def test_the_judge_knows_days() -> None:
 
 def test_a_grammar_keeps_its_letters() -> None:
     assert "é" in grammar_of({"const": "é"}).text
+
+
+def test_there_are_a_hundred_schemas() -> None:
+    """The groups share no name: the later one would replace the other."""
+    assert len(SCHEMAS) == 100
