@@ -124,6 +124,21 @@ def test_a_sample() -> None:
     assert dict(zip(COLUMNS, sample.row(), strict=True))["kv_bytes_per_s"] == 2000
 
 
+def test_rates_are_those_of_the_last_five_seconds() -> None:
+    """Each second's tokens and preemptions are a power of two, so a sum names its seconds."""
+    edge, num_preemptions = EdgeCounters(), 0
+    history = LiveHistory(edge)
+    for second in range(7):
+        edge.num_tokens += 2**second
+        num_preemptions += 4**second
+        d1 = node(D1, Role.DECODE, num_preemptions=num_preemptions)
+        sample = history.add(reading(d1), float(second))
+    seconds = range(2, 7)
+    assert sample.tokens_per_s == sum(2**second for second in seconds) / 5
+    assert sample.preemptions_per_s == sum(4**second for second in seconds) / 5
+    assert history.preemptions_per_s(D1) == sample.preemptions_per_s
+
+
 def test_latencies_leave_after_their_window() -> None:
     edge = EdgeCounters()
     history = LiveHistory(edge)
