@@ -42,6 +42,45 @@ Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
 {%- endif %}"""
 """As Qwen3's, in short; it thinks only where `enable_thinking` is given."""
 
+LLAMA_TEMPLATE = """\
+{%- set asks = namespace(is_told=tools is none) %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
+{%- if tools is not none %}{{- 'Environment: ipython\\n' }}{% endif %}
+{{- 'Be brief.<|eot_id|>' }}
+{%- for message in messages %}
+{%- if message.role == 'user' and not asks.is_told %}
+{%- set asks.is_told = true %}
+{{- '<|start_header_id|>user<|end_header_id|>\\n\\n' }}
+{{- 'Answer with {"name": a function, "parameters": its arguments by name}.\\n\\n' }}
+{%- for tool in tools %}{{- tool | tojson(indent=4) + '\\n\\n' }}{% endfor %}
+{{- message.content | trim + '<|eot_id|>' }}
+{%- elif message.role in ('tool', 'ipython') %}
+{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+{%- if message.content is mapping %}{{- message.content | tojson }}
+{%- else %}{{- message.content }}
+{%- endif %}
+{{- '<|eot_id|>' }}
+{%- elif 'tool_calls' in message %}
+{%- if message.tool_calls | length != 1 %}
+{{- raise_exception('This model makes one call at a time.') }}
+{%- endif %}
+{%- set call = message.tool_calls[0].function %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- if builtin_tools is defined and call.name in builtin_tools %}
+{{- '<|python_tag|>' + call.name + '.call(' + call.arguments | tojson + ')<|eom_id|>' }}
+{%- else %}
+{{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}<|eot_id|>' }}
+{%- endif %}
+{%- else %}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+{{- message.content | trim + '<|eot_id|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}"""
+"""As Llama 3.1's, in short: functions in the first user turn, results from `ipython`, one call."""
+
 
 @cache
 def hermes_model(context: int = 4096) -> TextModel:
