@@ -128,9 +128,10 @@ class Conversation:
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            found = file.read(MAX_TEMPLATE_BYTES + 1)
+        if len(found) > MAX_TEMPLATE_BYTES:
+            raise CheckpointError(f"it has more than {MAX_TEMPLATE_BYTES} bytes")
+        return found.decode()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"it cannot be read: {error}") from error
-    if len(text) > MAX_TEMPLATE_BYTES:
-        raise CheckpointError(f"it has {len(text)} characters: wanted at most {MAX_TEMPLATE_BYTES}")
-    return text

@@ -110,9 +110,15 @@ def test_a_tool_template_has_a_most_size(tmp_path: Path) -> None:
     chat = ChatSettings(tool_template=str(path))
     path.write_text("{# " + "x" * (MAX_TEMPLATE_BYTES - 6) + " #}")
     model_with(None, chat=chat)
-    path.write_text("{# " + "x" * (MAX_TEMPLATE_BYTES - 5) + " #}")
-    with pytest.raises(ConfigError, match=r"wanted at most 1048576"):
-        model_with(None, chat=chat)
+    for too_long in ("x" * (MAX_TEMPLATE_BYTES - 5), " " + "ü" * (MAX_TEMPLATE_BYTES // 2)):
+        path.write_text("{# " + too_long + " #}", encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"more than 1048576 bytes"):
+            model_with(None, chat=chat)
+
+
+def test_a_tool_template_without_an_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match=r"more than 1048576 bytes"):
+        model_with(None, chat=ChatSettings(tool_template="/dev/zero"))
 
 
 @pytest.mark.parametrize(
