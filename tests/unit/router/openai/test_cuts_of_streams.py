@@ -40,12 +40,15 @@ class Api:
     path: str
     body: dict[str, Any]
     stop_field: str
+    ends: tuple[str, str]
+    """What it says at the end of all calls, and at the stop string."""
     pieces_of: Callable[[dict[str, Any]], Iterator[tuple[int | str, str, str]]]
     """Yields the place of a part in the answer, what it is (`""`: as before) and a piece of it."""
 
 
 def chat_pieces(event: dict[str, Any]) -> Iterator[tuple[int | str, str, str]]:
-    delta = event["choices"][0]["delta"]
+    (choice,) = event["choices"]
+    delta = choice["delta"]
     if "reasoning_content" in delta:
         yield "thinking", "thinking", delta["reasoning_content"]
     if delta.get("content"):
@@ -53,6 +56,8 @@ def chat_pieces(event: dict[str, Any]) -> Iterator[tuple[int | str, str, str]]:
     for call in delta.get("tool_calls", ()):
         function = call["function"]
         yield call["index"], function.get("name", ""), function["arguments"]
+    if choice["finish_reason"]:
+        yield "end", choice["finish_reason"], ""
 
 
 def response_pieces(event: dict[str, Any]) -> Iterator[tuple[int | str, str, str]]:
@@ -65,6 +70,8 @@ def response_pieces(event: dict[str, Any]) -> Iterator[tuple[int | str, str, str
             yield event["output_index"], event["item"]["name"], event["item"]["arguments"]
         case "response.function_call_arguments.delta":
             yield event["output_index"], "", event["delta"]
+        case "response.completed":
+            yield "end", event["response"]["status"], ""
 
 
 def message_pieces(event: dict[str, Any]) -> Iterator[tuple[int | str, str, str]]:
@@ -75,6 +82,8 @@ def message_pieces(event: dict[str, Any]) -> Iterator[tuple[int | str, str, str]
         case "content_block_delta":
             _, piece = event["delta"].values()
             yield event["index"], "", piece
+        case "message_delta":
+            yield "end", event["delta"]["stop_reason"], ""
 
 
 QUESTION = [{"role": "user", "content": "Weather?"}]
@@ -84,12 +93,14 @@ APIS = [
         "/v1/chat/completions",
         {"messages": QUESTION, "tools": [WEATHER, NOW], **THINKS},
         "stop",
+        ("tool_calls", "stop"),
         chat_pieces,
     ),
     Api(
         "/v1/responses",
         {"input": "Weather?", "tools": [{"type": "function", **f} for f in FUNCTIONS], **THINKS},
         "stop",
+        ("completed", "completed"),
         response_pieces,
     ),
     Api(
@@ -101,6 +112,7 @@ APIS = [
             "thinking": {"type": "enabled", "budget_tokens": 99},
         },
         "stop_sequences",
+        ("tool_use", "stop_sequence"),
         message_pieces,
     ),
 ]
@@ -134,15 +146,15 @@ def joined(api: Api, body: str) -> list[Part]:
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 @pytest.mark.parametrize(
-    ("stop", "wanted"),
+    ("stop", "is_stopped", "wanted"),
     [
-        ("🌞 now!", [THOUGHT, ("text", "I look 🌞 now."), *CALLS]),
-        ("🌞 now", [THOUGHT, ("text", "I look ")]),
+        ("🌞 now!", False, [THOUGHT, ("text", "I look 🌞 now."), *CALLS]),
+        ("🌞 now", True, [THOUGHT, ("text", "I look ")]),
     ],
     ids=["a stop string that only begins", "a stop string"],
 )
 async def test_any_groups_of_tokens_stream_the_same_answer(
-    api: Api, stop: str, wanted: list[Part]
+    api: Api, stop: str, is_stopped: bool, wanted: list[Part]
 ) -> None:
     # G14, G15.
     model = hermes_model()
@@ -154,4 +166,6 @@ async def test_any_groups_of_tokens_stream_the_same_answer(
         async with edge.client() as client:
             response = await client.post(api.path, json=body)
         assert response.status_code == 200, response.text
-        assert joined(api, response.text) == wanted, f"grouping {seed}"
+        *parts, (end, _) = joined(api, response.text)
+        assert parts == wanted, f"grouping {seed}"
+        assert end == api.ends[is_stopped], f"grouping {seed}"
