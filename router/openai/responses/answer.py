@@ -23,11 +23,14 @@ class ResponseFormat(ItemsFormat):
     """`/v1/responses`."""
 
     _num_events = 0
+    _error: ApiError | None = None
 
     def error_event(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream that failed."""
+        """Return the events that end a stream that failed: the error, and the failed response."""
+        self._error = error
         fields = {"code": error.code, "message": error.message, "param": error.param}
-        return self._event("error", fields)
+        shown = self._event("error", fields)
+        return shown + self._event("response.failed", {"response": self._response("failed")})
 
     def _begin(self) -> Iterator[bytes]:
         response = self._response("in_progress")
@@ -87,7 +90,7 @@ class ResponseFormat(ItemsFormat):
             "created_at": head.created_s,
             "status": status,
             "background": False,
-            "error": None,
+            "error": None if self._error is None else _error_of_response(self._error),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "model": head.model,
             "output": [self._item(item, is_over=True) for item in self._items],
@@ -95,7 +98,7 @@ class ResponseFormat(ItemsFormat):
             "store": False,
             "truncation": "disabled",
             **self._repeated,
-            "usage": None if status == "in_progress" else self._counts(),
+            "usage": None if status in ("in_progress", "failed") else self._counts(),
         }
 
     def _counts(self) -> dict[str, Any]:
@@ -112,7 +115,8 @@ class ResponseFormat(ItemsFormat):
         }
 
     def _item(self, item: Item, *, is_over: bool) -> dict[str, Any]:
-        is_cut = is_over and self._finish is FinishReason.LENGTH and item is self._items[-1]
+        has_no_end = self._finish is FinishReason.LENGTH or self._error is not None
+        is_cut = is_over and has_no_end and item is self._items[-1]
         status = "incomplete" if is_cut else "completed" if is_over else "in_progress"
         text = item.text if is_over else ""
         base = {"id": self._item_id(item), "status": status}
@@ -144,3 +148,12 @@ def _part(item: Item, text: str) -> dict[str, Any]:
     if item.kind is ItemKind.TEXT:
         part |= {"annotations": [], "logprobs": []}
     return part
+
+
+def _error_of_response(error: ApiError) -> dict[str, str]:
+    """Return the error in a failed response, whose codes are a closed list of OpenAI's API."""
+    if error.status == 429:
+        code = "rate_limit_exceeded"
+    else:
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+    return {"code": code, "message": error.message}

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.fakes.http_edge import make_edge, says
+import httpx2
+import openai
+import pytest
+from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from common.errors import InvalidRequest, NodeLost, Overloaded
+from tests.fakes.http_edge import chunks, fails, make_edge, says
 from tests.fakes.tool_models import hermes_model
 
 
@@ -13,3 +20,37 @@ async def test_the_usage_has_every_count() -> None:
     usage = response.json()["usage"]
     assert usage["input_tokens_details"] == {"cached_tokens": 3, "cache_write_tokens": 0}
     assert usage["input_tokens"] == len(edge.generator.calls[0].prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (NodeLost("the node is gone"), "node_lost", "server_error"),
+        (Overloaded("no node has a seat"), "overloaded", "server_error"),
+        (InvalidRequest("no token can follow"), "invalid_request", "invalid_prompt"),
+    ],
+)
+async def test_a_stream_that_fails_ends_with_the_failed_response(
+    error: Exception, code: str, kind: str
+) -> None:
+    first = chunks(hermes_model().encode("Hello world", add_special_tokens=False, param=""))[:1]
+    edge = make_edge(fails(error, first), model=hermes_model())
+    transport = httpx2.ASGITransport(app=edge.app)
+    async with httpx2.AsyncClient(transport=transport) as http:
+        client = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="-", http_client=http)
+        stream = await client.responses.create(model="tiny", input="Hi", stream=True)
+        events = [event async for event in stream]
+    declared: TypeAdapter[object] = TypeAdapter(ResponseStreamEvent)
+    for event in events:
+        declared.validate_python(event.model_dump())
+    wrong, failed = events[-2:]
+    assert isinstance(wrong, ResponseErrorEvent)
+    assert (wrong.code, wrong.message) == (code, str(error))
+    assert isinstance(failed, ResponseFailedEvent)
+    assert failed.response.status == "failed"
+    assert failed.response.error is not None
+    assert (failed.response.error.code, failed.response.error.message) == (kind, str(error))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    (item,) = failed.response.output
+    assert item.type == "message"
+    assert item.status == "incomplete"
