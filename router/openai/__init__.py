@@ -18,7 +18,8 @@ described_answers   answers, events and errors as JSON schemas, for `/openapi.js
 tokenization        `/tokenize` and `/detokenize`
 tool_fields         the fields about tools: which there are, which may be called
 answer_syntax       what an answer may hold (thinking, calls), and its grammar
-translations        requests of other APIs as chats, and errors in their words
+translations        requests of other APIs as chats
+places              where their clients wrote the parts of these chats, for errors
 responses/          `/v1/responses`
 messages/           Anthropic's `/v1/messages`
 chat_messages       chat messages as chat templates expect them

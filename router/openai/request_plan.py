@@ -48,7 +48,6 @@ from router.openai.token_dead_ends import check_drawable
 from router.openai.tool_fields import tool_use
 from router.openai.translations import (
     Translation,
-    in_words_of,
     translated_message,
     translated_response,
 )
@@ -185,7 +184,7 @@ class Planner:
         try:
             plan = self._plan_chat(translation.chat, scored_by=())
         except InvalidRequest as error:
-            raise in_words_of(error, translation.names) from None
+            raise translation.places.in_words_of_client(error) from None
         ignored = named_fields(translation.body.unknown_fields())
         return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
 

@@ -11,17 +11,21 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
+from router.openai.places import Places
 from router.openai.schemas import Nothing, WholeBody
 
 Turn = dict[str, Any]
 
-CHAT_FIELDS = {
-    "max_tokens": "max_completion_tokens",
-    "stop_sequences": "stop",
-    "output_config.format": "response_format",
-    "messages": "continue_final_message",
+PLACES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "continue_final_message": "messages",
+    "tool_choice.function": "tool_choice",
 }
-"""Fields under the names that chats have for them, for errors."""
+"""Fields of a chat, and where a client has them, for errors."""
 
 _SAME = ("model", "stream", "temperature", "top_p", "top_k", "seed", "priority")
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
@@ -56,12 +60,18 @@ class MessageBody(WholeBody):
     priority: Any = None
 
 
-def chat_of_message(body: MessageBody) -> dict[str, Any]:
-    """Return the body of a chat that asks for the same. Raises `InvalidRequest`."""
+def chat_of_message(body: MessageBody, places: Places) -> dict[str, Any]:
+    """Return the body of a chat that asks for the same, and note the `places` of its parts.
+
+    Raises `InvalidRequest`.
+    """
     chat: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
-    turns = [] if body.system is None else [_turn("system", _texts(body.system, "system"))]
+    conversation = _Conversation(places)
+    if body.system is not None:
+        conversation.add_system(body.system)
     for index, message in enumerate(body.messages):
-        turns += _turns(message, f"messages.{index}")
+        conversation.add(message, f"messages.{index}")
+    turns = conversation.turns
     continues = bool(turns) and _is_open(turns[-1])
     choice = body.tool_choice or {}
     config = body.output_config or {}
@@ -71,7 +81,7 @@ def chat_of_message(body: MessageBody) -> dict[str, Any]:
         "add_generation_prompt": not continues,
         "max_completion_tokens": body.max_tokens,
         "stop": body.stop_sequences,
-        "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
+        "tools": None if body.tools is None else _tools(body.tools, places),
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
         "chat_template_kwargs": _variables(body.thinking),
@@ -80,58 +90,98 @@ def chat_of_message(body: MessageBody) -> dict[str, Any]:
     }
 
 
-def _turn(role: str, content: Any) -> Turn:
-    return {"role": role, "content": content}
+class _Conversation:
+    """The turns of a chat that messages become, and the places of these messages and blocks."""
+
+    def __init__(self, places: Places) -> None:
+        self.turns: list[Turn] = []
+        self._places = places
+
+    def add_system(self, system: Any) -> None:
+        """Add the text, or the blocks of text, that come before all messages."""
+        self._begin("system", "system", content="system")["content"] = _texts(system, "system")
+
+    def add(self, message: Any, field: str) -> None:
+        """Add a message, which may be several turns. Raises `InvalidRequest`."""
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ("user", "assistant"):
+            raise InvalidRequest(
+                f"{field}.role is {str(role)[:40]!r}: wanted user or assistant",
+                param=f"{field}.role",
+            )
+        content = message.get("content")
+        if not isinstance(content, list):
+            self._begin(role, field)["content"] = content
+        elif role == "assistant":
+            self._add_answered(content, field)
+        else:
+            self._add_asked(content, field)
+
+    def _add_answered(self, content: list[Any], field: str) -> None:
+        """Add the turn of the assistant: what it thought, its text and its calls."""
+        turn, texts = self._begin("assistant", field), {}
+        for index, block in enumerate(content):
+            kind, where = _kind(block), f"{field}.content.{index}"
+            if kind == "tool_use":
+                self._add_call(block, where)
+            elif kind == "thinking":
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + str(
+                    block.get("thinking", "")
+                )
+            elif kind != "redacted_thinking":
+                texts[where] = _text(block, where)
+        self._add_texts(texts)
+        turn["content"] = turn["content"] or None
+
+    def _add_call(self, block: Mapping[str, Any], field: str) -> None:
+        function = {"name": block.get("name"), "arguments": block.get("input")}
+        calls = self.turns[-1].setdefault("tool_calls", [])
+        calls.append({"id": block.get("id"), "type": "function", "function": function})
+        path = f"{self._path}.tool_calls.{len(calls) - 1}"
+        self._places.put(path, field)
+        self._places.put(f"{path}.function", field)
+        self._places.put(f"{path}.function.arguments", f"{field}.input")
+
+    def _add_asked(self, content: list[Any], field: str) -> None:
+        """Add the results of calls, and then what the user says."""
+        texts, has_results = {}, False
+        for index, block in enumerate(content):
+            where = f"{field}.content.{index}"
+            if _kind(block) == "tool_result":
+                has_results = True
+                turn = self._begin("tool", where, tool_call_id=f"{where}.tool_use_id")
+                turn["content"] = _texts(block.get("content") or "", f"{where}.content")
+                turn["tool_call_id"] = block.get("tool_use_id")
+            else:
+                texts[where] = _text(block, where)
+        if texts or not has_results:
+            self._begin("user", field)
+            self._add_texts(texts)
+
+    def _add_texts(self, texts: Mapping[str, Any]) -> None:
+        """Make texts, under their places, the content of the last turn."""
+        self.turns[-1]["content"] = list(texts.values())
+        for number, place in enumerate(texts):
+            self._places.put(f"{self._path}.content.{number}", place)
+
+    def _begin(self, role: str, field: str, **places: str) -> Turn:
+        """Return a new turn that comes from `field`, and its parts from `places`."""
+        self.turns.append({"role": role})
+        self._places.put(self._path, field)
+        for name, place in places.items():
+            self._places.put(f"{self._path}.{name}", place)
+        return self.turns[-1]
+
+    @property
+    def _path(self) -> str:
+        """Where the last turn is in the chat."""
+        return f"messages.{len(self.turns) - 1}"
 
 
 def _is_open(turn: Turn) -> bool:
     """Return whether the answer goes on from `turn`, the last one: the beginning of its text."""
     is_text = bool(turn.get("content")) and "tool_calls" not in turn
     return turn["role"] == "assistant" and is_text
-
-
-def _turns(message: Any, field: str) -> list[Turn]:
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in ("user", "assistant"):
-        raise InvalidRequest(
-            f"{field}.role is {str(role)[:40]!r}: wanted user or assistant", param=f"{field}.role"
-        )
-    content = message.get("content")
-    if not isinstance(content, list):
-        return [_turn(role, content)]
-    return _answered(content, field) if role == "assistant" else _asked(content, field)
-
-
-def _answered(content: list[Any], field: str) -> list[Turn]:
-    """Return the turn of the assistant: what it thought, its text and its calls."""
-    turn: Turn = {"role": "assistant"}
-    texts: list[Any] = []
-    for index, block in enumerate(content):
-        kind = _kind(block)
-        if kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input")}
-            call = {"id": block.get("id"), "type": "function", "function": function}
-            turn.setdefault("tool_calls", []).append(call)
-        elif kind == "thinking":
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + str(
-                block.get("thinking", "")
-            )
-        elif kind != "redacted_thinking":
-            texts.append(_text(block, f"{field}.content.{index}"))
-    return [turn | {"content": texts or None}]
-
-
-def _asked(content: list[Any], field: str) -> list[Turn]:
-    """Return the results of calls, and then what the user says."""
-    turns, texts = [], []
-    for index, block in enumerate(content):
-        where = f"{field}.content.{index}"
-        if _kind(block) == "tool_result":
-            result = _texts(block.get("content") or "", f"{where}.content")
-            turns.append(_turn("tool", result) | {"tool_call_id": block.get("tool_use_id")})
-        else:
-            texts.append(_text(block, where))
-    return [*turns, _turn("user", texts)] if texts or not turns else turns
 
 
 def _kind(block: Any) -> Any:
@@ -154,9 +204,15 @@ def _text(block: Any, field: str) -> dict[str, Any]:
     return {"type": "text", "text": block.get("text")}
 
 
-def _tool(tool: Any) -> Any:
+def _tools(tools: list[Any], places: Places) -> list[Any]:
+    return [_tool(tool, f"tools.{index}", places) for index, tool in enumerate(tools)]
+
+
+def _tool(tool: Any, field: str, places: Places) -> Any:
     if not isinstance(tool, Mapping) or tool.get("type", "custom") not in ("custom", None):
         return tool
+    places.put(f"{field}.function", field)
+    places.put(f"{field}.function.parameters", f"{field}.input_schema")
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),

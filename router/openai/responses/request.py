@@ -11,16 +11,22 @@ from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
 from router.http.sse import to_json
+from router.openai.places import Places
 from router.openai.schemas import Nothing, StreamOptions, WholeBody
 
 Turn = dict[str, Any]
 
-CHAT_FIELDS = {
-    "input": "messages",
-    "max_output_tokens": "max_completion_tokens",
-    "text.format": "response_format",
+PLACES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "verbosity": "text.verbosity",
+    "reasoning_effort": "reasoning.effort",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
 }
-"""Fields under the names that chats have for them, for errors."""
+"""Fields of a chat, and where a client has them, for errors."""
 
 _SAME = (
     *("model", "stream", "temperature", "top_p", "parallel_tool_calls", "seed", "stop", "top_k"),
@@ -73,24 +79,29 @@ class ResponseBody(WholeBody):
     chat_template_kwargs: Any = None
 
 
-def chat_of_response(body: ResponseBody) -> dict[str, Any]:
-    """Return the body of a chat that asks for the same. Raises `InvalidRequest`."""
+def chat_of_response(body: ResponseBody, places: Places) -> dict[str, Any]:
+    """Return the body of a chat that asks for the same, and note the `places` of its parts.
+
+    Raises `InvalidRequest`.
+    """
     chat: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
-    messages = [] if body.instructions is None else [_turn("system", body.instructions)]
+    conversation = _Conversation(places)
+    if body.instructions is not None:
+        conversation.add_text("system", body.instructions, "instructions")
     if isinstance(body.input, str):
-        messages.append(_turn("user", body.input))
+        conversation.add_text("user", body.input, "input")
     else:
         for index, item in enumerate(body.input):
-            _add(messages, item, f"input.{index}")
+            conversation.add(item, f"input.{index}")
     text, reasoning = body.text or {}, body.reasoning or {}
     return chat | {
-        "messages": messages,
+        "messages": conversation.turns,
         "max_completion_tokens": body.max_output_tokens,
         "response_format": _format(text.get("format")),
         "verbosity": text.get("verbosity"),
         "reasoning_effort": reasoning.get("effort"),
-        "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
-        "tool_choice": _tool_choice(body.tool_choice),
+        "tools": None if body.tools is None else _tools(body.tools, "tools", "tools", places),
+        "tool_choice": _tool_choice(body.tool_choice, places),
     }
 
 
@@ -126,49 +137,76 @@ def repeated_fields(body: ResponseBody) -> dict[str, Any]:
     }
 
 
-def _turn(role: str, content: Any) -> Turn:
-    return {"role": role, "content": content}
+class _Conversation:
+    """The turns of a chat that items of the input become, and the places of these items."""
 
+    def __init__(self, places: Places) -> None:
+        self.turns: list[Turn] = []
+        self._places = places
 
-def _add(messages: list[Turn], item: Any, field: str) -> None:
-    """Add an item of the input to the conversation."""
-    if not isinstance(item, Mapping):
-        raise InvalidRequest(f"{field} is not an object", param=field)
-    kind = item.get("type", "message")
-    if kind == "message":
+    def add_text(self, role: str, text: str, field: str) -> None:
+        """Add a text that is a turn of its own."""
+        self.turns.append({"role": role, "content": text})
+        self._note(field, content=field)
+
+    def add(self, item: Any, field: str) -> None:
+        """Add an item of the input. Raises `InvalidRequest`."""
+        if not isinstance(item, Mapping):
+            raise InvalidRequest(f"{field} is not an object", param=field)
+        match item.get("type", "message"):
+            case "message":
+                self._add_message(item, field)
+            case "function_call":
+                self._add_call(item, field)
+            case "function_call_output":
+                output = _content(item.get("output"), f"{field}.output")
+                turn = {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
+                self.turns.append(turn)
+                self._note(field, content=f"{field}.output", tool_call_id=f"{field}.call_id")
+            case "reasoning":
+                thought = _thought(item, field)
+                if thought:
+                    self.turns.append({"role": "assistant", "reasoning_content": thought})
+            case kind:
+                wanted = "message, function_call, function_call_output or reasoning"
+                raise InvalidRequest(
+                    f"{field}.type is {str(kind)[:64]!r}: wanted {wanted}", param=f"{field}.type"
+                )
+
+    def _add_message(self, item: Mapping[str, Any], field: str) -> None:
         content = _content(item.get("content"), f"{field}.content")
         role = item.get("role")
         if role == "assistant":
-            _assistant(messages)["content"] = content
+            self._assistant()["content"] = content
         else:
-            messages.append({"role": role, "content": content})
-    elif kind == "function_call":
+            self.turns.append({"role": role, "content": content})
+        self._note(field, content=f"{field}.content")
+
+    def _add_call(self, item: Mapping[str, Any], field: str) -> None:
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        _assistant(messages, is_call=True).setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
-        output = _content(item.get("output"), f"{field}.output")
-        messages.append(_turn("tool", output) | {"tool_call_id": item.get("call_id")})
-    elif kind == "reasoning":
-        thought = _thought(item, field)
-        if thought:
-            messages.append({"role": "assistant", "reasoning_content": thought})
-    else:
-        wanted = "message, function_call, function_call_output or reasoning"
-        raise InvalidRequest(
-            f"{field}.type is {str(kind)[:64]!r}: wanted {wanted}", param=f"{field}.type"
-        )
+        calls = self._assistant(is_call=True).setdefault("tool_calls", [])
+        calls.append(call)
+        path = f"messages.{len(self.turns) - 1}.tool_calls.{len(calls) - 1}"
+        self._places.put(f"{path}.function", field)
+        self._places.put(f"{path}.id", f"{field}.call_id")
 
+    def _assistant(self, *, is_call: bool = False) -> Turn:
+        """Return the turn that an item of the assistant belongs to, which may be a new one."""
+        last = self.turns[-1] if self.turns else None
+        if last is not None and last["role"] == "assistant":
+            is_open = is_call or not ("content" in last or "tool_calls" in last)
+            if is_open:
+                return last
+        self.turns.append({"role": "assistant"})
+        return self.turns[-1]
 
-def _assistant(messages: list[Turn], *, is_call: bool = False) -> Turn:
-    """Return the turn that an item of the assistant belongs to, which may be a new one."""
-    last = messages[-1] if messages else None
-    if last is not None and last["role"] == "assistant":
-        is_open = is_call or not ("content" in last or "tool_calls" in last)
-        if is_open:
-            return last
-    messages.append({"role": "assistant"})
-    return messages[-1]
+    def _note(self, field: str, **places: str) -> None:
+        """Note that the last turn comes from `field`, and its parts from `places`."""
+        path = f"messages.{len(self.turns) - 1}"
+        self._places.put(path, field)
+        for name, place in places.items():
+            self._places.put(f"{path}.{name}", place)
 
 
 def _content(content: Any, field: str) -> Any:
@@ -210,20 +248,31 @@ def _format(form: Any) -> Any:
     return {"type": "json_schema", "json_schema": described}
 
 
-def _tool(tool: Any) -> Any:
+def _tools(tools: list[Any], path: str, field: str, places: Places) -> list[Any]:
+    """Return the tools at `field` as chats have them at `path`."""
+    return [
+        _tool(tool, f"{path}.{index}", f"{field}.{index}", places)
+        for index, tool in enumerate(tools)
+    ]
+
+
+def _tool(tool: Any, path: str, field: str, places: Places) -> Any:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         return tool
+    places.put(f"{path}.function", field)
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
-def _tool_choice(choice: Any) -> Any:
+def _tool_choice(choice: Any, places: Places) -> Any:
     if not isinstance(choice, Mapping):
         return choice
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if choice.get("type") == "allowed_tools":
         tools = choice.get("tools")
-        tools = [_tool(tool) for tool in tools] if isinstance(tools, list) else tools
+        if isinstance(tools, list):
+            path = "tool_choice.allowed_tools.tools"
+            tools = _tools(tools, path, "tool_choice.tools", places)
         return {
             "type": "allowed_tools",
             "allowed_tools": {"mode": choice.get("mode"), "tools": tools},

@@ -54,16 +54,149 @@ async def answered(path: str, body: dict[str, Any]) -> tuple[int, str]:
         (CHAT, chat(f'{{"a": "{HALF}"}}'), "messages.0.tool_calls.0.function.arguments"),
         (CHAT, chat(f'{{"{HALF}": 1}}'), "messages.0.tool_calls.0.function.arguments"),
         (CHAT, chat('{"a": ' + "1" * 5000 + "}"), "messages.0.tool_calls.0.function.arguments"),
-        (RESPONSES, response(nested(65)), "input.0.tool_calls.0.function.arguments has more"),
-        (RESPONSES, response(f'["{HALF}"]'), "input.0.tool_calls.0.function.arguments"),
-        (RESPONSES, response(f'{{"a": "{HALF}"}}'), "input.0.tool_calls.0.function.arguments"),
-        (MESSAGES, message(nested(65)), "messages.0.tool_calls.0.function.arguments has more"),
+        (RESPONSES, response(nested(65)), "input.0.arguments has more"),
+        (RESPONSES, response(f'["{HALF}"]'), "input.0.arguments"),
+        (RESPONSES, response(f'{{"a": "{HALF}"}}'), "input.0.arguments"),
+        (MESSAGES, message(nested(65)), "messages.0.content.0.input has more"),
     ],
 )
 async def test_arguments_of_a_call(path: str, body: dict[str, Any], field: str) -> None:
     status, text = await answered(path, body)
     assert status == 400, text
     assert text.startswith(field)
+
+
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+CALL: dict[str, Any] = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+THOUGHT = {"type": "reasoning", "content": [{"text": "hm"}]}
+SAID = {"role": "assistant", "content": "Hm"}
+RESULT: dict[str, Any] = {"type": "function_call_output", "call_id": "1", "output": "sunny"}
+TEXT: dict[str, Any] = {"type": "text", "text": "Hi"}
+NO_TEXT: dict[str, Any] = {"type": "text", "text": 5}
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        (USER | {"role": "robot"}, "role"),
+        (USER | {"content": 5}, "content"),
+        (USER | {"content": [TEXT, NO_TEXT]}, "content.1.text"),
+        (SAID | {"content": 5}, "content"),
+        (CALL | {"arguments": "{"}, "arguments"),
+        (CALL | {"name": None}, "name"),
+        (CALL | {"call_id": 5}, "call_id"),
+        (RESULT | {"output": 5}, "output"),
+        (RESULT | {"output": [TEXT, NO_TEXT]}, "output.1.text"),
+        (RESULT | {"call_id": 5}, "call_id"),
+    ],
+)
+@pytest.mark.parametrize("instructions", [None, "Be brief."])
+@pytest.mark.parametrize("before", [[], [USER], [USER, CALL, CALL], [USER, THOUGHT]])
+async def test_the_item_of_a_response_is_named(
+    before: list[Any], instructions: str | None, item: Any, field: str
+) -> None:
+    body = {"input": [*before, item, CALL, RESULT, USER], "instructions": instructions}
+    status, text = await answered(RESPONSES, body)
+    assert status == 400
+    assert text.startswith(f"input.{len(before)}.{field}"), text
+
+
+def asked(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def used(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+USE: dict[str, Any] = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+GOT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "1", "content": "sunny"}
+THINKS = {"type": "thinking", "thinking": "hm"}
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        (USER | {"content": 5}, "content"),
+        (USER | {"content": None}, "content"),
+        (asked(TEXT, NO_TEXT), "content.1.text"),
+        (asked(TEXT, GOT, NO_TEXT), "content.2.text"),
+        (asked(TEXT, GOT, GOT | {"content": 5}), "content.2.content"),
+        (asked(GOT | {"content": [TEXT, NO_TEXT]}), "content.0.content.1.text"),
+        (asked(GOT | {"tool_use_id": 5}), "content.0.tool_use_id"),
+        (used(THINKS, TEXT, USE, NO_TEXT), "content.3.text"),
+        (used(THINKS, USE, USE | {"input": "{"}), "content.2.input"),
+        (used(TEXT, USE | {"name": None}), "content.1.name"),
+        (used(TEXT, USE | {"id": 5}), "content.1.id"),
+    ],
+)
+@pytest.mark.parametrize("system", [None, "Be brief.", [TEXT]])
+@pytest.mark.parametrize("before", [[], [USER, used(TEXT, USE, USE), asked(GOT, GOT, TEXT)]])
+async def test_the_block_of_a_message_is_named(
+    before: list[Any], system: Any, said: Any, field: str
+) -> None:
+    body = {"max_tokens": 9, "system": system, "messages": [*before, said, USER]}
+    status, text = await answered(MESSAGES, body)
+    assert status == 400
+    assert text.startswith(f"messages.{len(before)}.{field}"), text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        (RESPONSES, {"input": []}, "input is empty"),
+        (RESPONSES, {"tools": [{"name": "a b"}]}, "tools.0.name"),
+        (RESPONSES, {"tools": [{"name": "f"}, {"name": "f"}]}, "tools names the function"),
+        (RESPONSES, {"tools": [{"name": "f", "parameters": []}]}, "tools.0.parameters"),
+        (RESPONSES, {"tool_choice": {"type": "function"}}, "tool_choice.name"),
+        (RESPONSES, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
+        (
+            RESPONSES,
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"name": "f"}, {}],
+                }
+            },
+            "tool_choice.tools.1.name",
+        ),
+        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.schema is missing"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (RESPONSES, {"reasoning": {"effort": 5}}, "reasoning.effort"),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": []}]}, "tools.0.input_schema"),
+        (MESSAGES, {"tools": [{"name": 5}]}, "tools.0.name"),
+        (MESSAGES, {"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        (MESSAGES, {"output_config": {"effort": 5}}, "output_config.effort"),
+        (
+            MESSAGES,
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "output_config.format.schema is missing",
+        ),
+        (MESSAGES, {"system": 5}, "system"),
+        (MESSAGES, {"system": [TEXT, NO_TEXT]}, "system.1.text"),
+        (MESSAGES, {"stop_sequences": [""]}, "stop_sequences holds"),
+    ],
+)
+async def test_the_field_of_a_translated_request_is_named(
+    path: str, fields: dict[str, Any], field: str
+) -> None:
+    plain: dict[str, Any] = {"input": "Hi"} if path == RESPONSES else {"messages": [USER]}
+    if path == RESPONSES:
+        for tool in (*fields.get("tools", ()), *(fields.get("tool_choice") or {}).get("tools", ())):
+            tool["type"] = "function"
+    status, text = await answered(path, {"max_tokens": 9, **plain, **fields})
+    assert status == 400
+    assert text.startswith(field), text
+
+
+async def test_the_schema_of_a_tool_that_cannot_be_followed_is_named() -> None:
+    tool = {"name": "f", "strict": True, "input_schema": {"properties": {"a": {"not": {}}}}}
+    body = {"max_tokens": 9, "messages": [USER], "tools": [tool]}
+    status, text = await answered(MESSAGES, body)
+    assert status == 400
+    assert "tools.0.input_schema" in text
+    assert "function.parameters" not in text
 
 
 @pytest.mark.parametrize("arguments", [nested(64), '{"a": "\\ud83d\\ude00"}', "", "{}"])
