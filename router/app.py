@@ -1,4 +1,4 @@
-"""The router's web application: its routes, and errors in OpenAI's shape for all of them."""
+"""The router's web application: its routes, and errors of each in the shape of its API."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from router.http.described import (
     object_of,
     schema_of_model,
 )
-from router.http.errors import ApiError, ModelNotFound
+from router.http.errors import ApiError, ModelNotFound, error_json
 from router.http.exchange import Exchange
 from router.live.described_events import LIVE_RESPONSES
 from router.live.feed import LiveFeed
@@ -310,20 +310,21 @@ def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
             headers=dict(error.headers or {}),
         )
         refused.on_refused(wrong, request.scope)
-        return _error_response(wrong)
+        return _error_response(wrong, request.scope)
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         refused.on_refused(error, request.scope)
-        return _error_response(error)
+        return _error_response(error, request.scope)
 
     app.add_middleware(_LastResort)
 
 
-def _error_response(error: ApiError) -> Response:
+def _error_response(error: ApiError, scope: Scope) -> Response:
+    """Return an error in the shape of the API at the path of the request."""
     return Response(
-        error.as_json(),
+        error_json(error, scope["path"]),
         status_code=error.status,
         headers=error.headers,
         media_type="application/json",
@@ -349,7 +350,7 @@ class _GenerationRoutes:
 
 
 class _LastResort:
-    """A bug in a small route becomes a logged 500 in OpenAI's shape."""
+    """A bug in a small route becomes a logged 500 in the shape of its API."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -369,4 +370,4 @@ class _LastResort:
             if started or scope["type"] != "http":
                 raise
             error = ApiError(500, "the server failed on this request", code="internal_error")
-            await _error_response(error)(scope, receive, send)
+            await _error_response(error, scope)(scope, receive, send)

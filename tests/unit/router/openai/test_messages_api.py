@@ -243,6 +243,24 @@ async def test_statuses_have_their_types() -> None:
     assert wrong["error"]["type"] == "authentication_error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", PATH, 405, "invalid_request_error"),
+        ("POST", f"{PATH}/count_tokens", 404, "not_found_error"),
+        ("GET", f"{PATH}/batches", 404, "not_found_error"),
+    ],
+)
+async def test_a_method_or_path_that_is_not_served(
+    method: str, path: str, status: int, kind: str
+) -> None:
+    async with edge_that_says("x").client() as client:
+        response = await client.request(method, path)
+    wrong = response.json()
+    assert (response.status_code, wrong["type"], wrong["error"]["type"]) == (status, "error", kind)
+    assert wrong["error"]["message"].startswith(f"{method} {path}: ")
+
+
 async def test_the_key_may_be_in_the_header_of_this_api() -> None:
     edge = make_edge(says("Hello"), model=hermes_model(), api_key="sesame")
     async with edge.client(headers={"x-api-key": "sesame"}) as client:
