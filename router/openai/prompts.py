@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -28,13 +29,22 @@ class Prompts:
         self._model = text_model
         self._max_model_len = max_model_len
 
-    def of_body(self, prompt: str | list[Any], most_tokens: int | None) -> list[Prompt]:
+    def of_body(
+        self, prompt: str | list[Any], most_tokens: int | None, *, add_special_tokens: bool
+    ) -> list[Prompt]:
         """Return the prompts of text, several texts, token ids, or several lists of token ids.
 
         Raises `InvalidRequest` for what is none of these, and as `of_text` does.
         """
+        of_text = partial(
+            self.of_text,
+            most_tokens=most_tokens,
+            add_special_tokens=add_special_tokens,
+            is_plain=True,
+            param="prompt",
+        )
         if isinstance(prompt, str):
-            return [self.of_text(prompt, most_tokens, add_special_tokens=True, param="prompt")]
+            return [of_text(prompt)]
         if not prompt:
             raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
         if len(prompt) > MAX_CHOICES and not _is_int(prompt[0]):
@@ -42,18 +52,23 @@ class Prompts:
                 f"prompt lists {len(prompt)} prompts: wanted at most {MAX_CHOICES}", param="prompt"
             )
         if all(isinstance(part, str) for part in prompt):
-            return [
-                self.of_text(text, most_tokens, add_special_tokens=True, param="prompt")
-                for text in prompt
-            ]
+            return [of_text(text) for text in prompt]
         if all(isinstance(part, list) for part in prompt):
             return [self._of_ids(ids, most_tokens) for ids in prompt]
         return [self._of_ids(prompt, most_tokens)]
 
     def of_text(
-        self, text: str, most_tokens: int | None, *, add_special_tokens: bool, param: str
+        self,
+        text: str,
+        most_tokens: int | None,
+        *,
+        add_special_tokens: bool,
+        is_plain: bool,
+        param: str,
     ) -> Prompt:
         """Return one text as a prompt; of more than `most_tokens` it keeps the last ones.
+
+        A text that `is_plain` is as the client wrote it; any other one is of a chat's template.
 
         Raises `InvalidRequest` for a text without tokens, or with more than fit.
         """
@@ -62,6 +77,7 @@ class Prompts:
         token_ids = self._model.encode(
             text,
             add_special_tokens=add_special_tokens,
+            is_plain=is_plain,
             param=param,
             max_model_len=self._max_model_len if most_tokens is None else sys.maxsize,
         )

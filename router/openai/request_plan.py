@@ -200,7 +200,7 @@ class Planner:
         answer = answer_rules(self._model.chat, text, options, use, self._grammar(body))
         most_tokens = most_prompt_tokens(body)
         prompt = self._prompts.of_text(
-            text, most_tokens, add_special_tokens=False, param="messages"
+            text, most_tokens, add_special_tokens=False, is_plain=False, param="messages"
         )
         has_logprobs = bool(body.logprobs)
         if body.top_logprobs and not has_logprobs:
@@ -223,12 +223,12 @@ class Planner:
         """Plan a `/v1/completions` body. Raises `InvalidRequest` and `ModelNotFound`."""
         body = parse_body(CompletionBody, raw)
         check_model(body.model, self._model)
-        num_logprobs = body.logprobs
+        num_logprobs, adds = body.logprobs, body.add_special_tokens is not False
         if num_logprobs is not None:
             checked_logprobs(num_logprobs, "logprobs")
         return self._plan(
             body,
-            self._prompts.of_body(body.prompt, most_prompt_tokens(body)),
+            self._prompts.of_body(body.prompt, most_prompt_tokens(body), add_special_tokens=adds),
             max_tokens=body.max_tokens,
             max_tokens_param="max_tokens",
             default_max_tokens=COMPLETION_MAX_TOKENS,

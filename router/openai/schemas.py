@@ -213,13 +213,13 @@ class CompletionBody(SamplingFields):
     not_supported: ClassVar[Mapping[str, Nothing]] = {
         **SamplingFields.not_supported,
         "suffix": (None, ""),
-        "add_special_tokens": (None, True),
     }
 
     prompt: str | list[Any]
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
 
 
 class AnyBody(Body):

@@ -110,24 +110,32 @@ class TextModel:
         return self.chat.render(self._marked(messages), options)
 
     def encode(
-        self, text: str, *, add_special_tokens: bool, param: str, max_model_len: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        is_plain: bool = False,
+        param: str,
+        max_model_len: int | None = None,
     ) -> tuple[int, ...]:
-        """Return the token ids of `text`. Without `add_special_tokens` it is one of `render_chat`.
+        """Return the token ids of `text`. Without `add_special_tokens` it is one of `render_chat`,
+        with marks, unless it `is_plain`.
 
         Raises `ContextExceeded` for text that cannot fit into `max_model_len` (None: the model's),
         without tokenising all of it when its beginning alone is too long.
         """
         max_model_len = max_model_len or self.max_model_len
+        has_marks = not (add_special_tokens or is_plain)
         probe = max_model_len * _PROBE_CHARS_PER_TOKEN
         if len(text) > probe:
-            num_tokens = len(self._ids(text[:probe], add_special_tokens))
+            num_tokens = len(self._ids(text[:probe], add_special_tokens, has_marks))
             if num_tokens > max_model_len:
                 raise ContextExceeded(
                     f"the prompt has {len(text)} characters, of which the first {probe} alone are "
                     f"{num_tokens} tokens: at most {max_model_len} fit here",
                     param=param,
                 )
-        return tuple(self._ids(text, add_special_tokens))
+        return tuple(self._ids(text, add_special_tokens, has_marks))
 
     def spelt(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a short text, in which no character is a mark.
@@ -136,8 +144,8 @@ class TextModel:
         """
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        pieces = [text] if add_special_tokens else self._special_text.pieces(text)
+    def _ids(self, text: str, add_special_tokens: bool, has_marks: bool) -> list[int]:
+        pieces = self._special_text.pieces(text) if has_marks else [text]
         # The fast variant leaves out the position of each token in the text.
         # A text full of special tokens has few different pieces.
         different = list(dict.fromkeys(pieces))

@@ -13,6 +13,7 @@ from router.openai.request_plan import seed_of_choice
 from router.text.text_model import TextModel
 from tests.fakes.http_edge import (
     CONTEXT,
+    EOS,
     Call,
     Edge,
     chunks,
@@ -80,6 +81,21 @@ async def test_a_completion_prompt_gets_the_special_tokens() -> None:
     call = await call_of(TEXT_PATH, TEXT)
     assert call.prompt_token_ids == encode("Hi", special=True)
     assert call.prompt_token_ids[0] == 0
+
+
+@pytest.mark.parametrize("text", ["Hello", f"Hello{EOS}", "a\ue0000\ue001", "a\ue000999\ue001"])
+async def test_a_completion_prompt_gets_no_special_tokens_where_none_are_asked_for(
+    text: str,
+) -> None:
+    """The characters that mark special tokens in a chat are themselves."""
+    with_bos, *ids = MODEL.encode(text, add_special_tokens=True, param="")
+    assert with_bos == 0
+    for prompt in (text, [text]):
+        call = await call_of(TEXT_PATH, {"prompt": prompt, "add_special_tokens": False})
+        assert call.prompt_token_ids == tuple(ids)
+    for asked in (True, None):
+        call = await call_of(TEXT_PATH, {"prompt": text, "add_special_tokens": asked})
+        assert call.prompt_token_ids == (0, *ids)
 
 
 async def test_messages_of_every_shape() -> None:

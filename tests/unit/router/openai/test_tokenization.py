@@ -31,6 +31,15 @@ async def test_a_prompt() -> None:
     assert answer == {"count": len(wanted), "max_model_len": CONTEXT, "tokens": list(wanted)}
 
 
+async def test_a_prompt_without_special_tokens() -> None:
+    text = "Hello world"
+    status, answer = await post("/tokenize", {"prompt": text, "add_special_tokens": False})
+    assert status == 200
+    assert answer["tokens"] == list(MODEL.encode(text, add_special_tokens=True, param=""))[1:]
+    status, answer = await post("/tokenize", {"prompt": text, "add_special_tokens": "no"})
+    assert (status, answer["error"]["param"]) == (400, "add_special_tokens")
+
+
 async def test_a_conversation() -> None:
     message = {"role": "user", "content": 'say "messages" twice'}
     _, answer = await post("/tokenize", {"messages": [message]})
