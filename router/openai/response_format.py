@@ -83,9 +83,8 @@ def _structured_outputs(value: Any, name: str) -> Grammar | Gbnf | None:
     asked = {key: one for key, one in value.items() if one is not None and one is not False}
     unknown = sorted(set(asked) - _STRUCTURED.keys() - _STYLE)
     if unknown:
-        raise InvalidRequest(
-            f"{name}.{unknown[0][:64]} is not supported by this server", param=name
-        )
+        field = f"{name}.{unknown[0][:64]}"
+        raise InvalidRequest(f"{field} is not supported by this server", param=field)
     chosen = [key for key in _STRUCTURED if key in asked]
     if len(chosen) != 1:
         raise InvalidRequest(
@@ -162,13 +161,5 @@ _STRUCTURED: Mapping[str, _Read] = {
     "choice": _choice,
     "grammar": _lark,
 }
-_STYLE = frozenset(
-    (
-        "disable_fallback",
-        "disable_any_whitespace",
-        "disable_additional_properties",
-        "whitespace_pattern",
-        "backend",
-    )
-)
+_STYLE = frozenset(("disable_fallback", "disable_any_whitespace", "whitespace_pattern", "backend"))
 """Wishes about white space and back ends, which differ between servers; they do nothing here."""

@@ -103,7 +103,16 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "wanted false"),
     ({"structured_outputs": {}}, "structured_outputs", "has nothing"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "regex and"),
-    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+    (
+        {"structured_outputs": {"structural_tag": "x"}},
+        "structured_outputs.structural_tag",
+        "not supported",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+        "not supported",
+    ),
     ({"structured_outputs": "json"}, "structured_outputs", "wanted an object"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),

@@ -36,6 +36,16 @@ async def grammar_of(**fields: Any) -> Grammar:
         ({"guided_json": SCHEMA}, GrammarKind.JSON_SCHEMA, SCHEMA_TEXT),
         ({"guided_json": SCHEMA_TEXT}, GrammarKind.JSON_SCHEMA, SCHEMA_TEXT),
         ({"json_schema": SCHEMA_TEXT}, GrammarKind.JSON_SCHEMA, SCHEMA_TEXT),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": False}},
+            GrammarKind.JSON_SCHEMA,
+            SCHEMA_TEXT,
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": None}},
+            GrammarKind.JSON_SCHEMA,
+            SCHEMA_TEXT,
+        ),
         ({"structured_outputs": {"regex": "a+"}}, GrammarKind.REGEX, "a+"),
         ({"guided_regex": "a+"}, GrammarKind.REGEX, "a+"),
         ({"regex": "a+"}, GrammarKind.REGEX, "a+"),
