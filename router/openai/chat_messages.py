@@ -140,12 +140,15 @@ def _text(field: str, message: ChatMessage) -> str:
                 f'{field}.{index} is not a content part: wanted {{"type": "text", "text": …}}',
                 param=f"{field}.{index}",
             )
-        if part["type"] != "text":
+        kind = part["type"]
+        # A refusal is what the assistant said, and comes back in a client's history.
+        if kind != "text" and (kind != "refusal" or message.role != "assistant"):
             raise InvalidRequest(
-                f"{field}.{index}.type is {part['type'][:40]!r}: this server takes text alone",
+                f"{field}.{index}.type is {kind[:40]!r}: this server takes text alone",
                 param=f"{field}.{index}.type",
             )
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{field}.{index}.text is not text", param=f"{field}.{index}.text")
-        texts.append(part["text"])
+        if not isinstance(part.get(kind), str):
+            where = f"{field}.{index}.{kind}"
+            raise InvalidRequest(f"{where} is not text", param=where)
+        texts.append(part[kind])
     return "\n".join(texts)

@@ -217,7 +217,7 @@ def _content(content: Any, field: str) -> Any:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "refusal":
-            parts.append({"type": "text", "text": part.get("refusal")})
+            parts.append(part)
         elif kind in ("input_text", "output_text", "text"):
             parts.append({"type": "text", "text": part.get("text")})
         else:

@@ -82,6 +82,7 @@ NO_TEXT: dict[str, Any] = {"type": "text", "text": 5}
         (USER | {"content": 5}, "content"),
         (USER | {"content": [TEXT, NO_TEXT]}, "content.1.text"),
         (SAID | {"content": 5}, "content"),
+        (SAID | {"content": [TEXT, {"type": "refusal", "refusal": 5}]}, "content.1.refusal"),
         (CALL | {"arguments": "{"}, "arguments"),
         (CALL | {"name": None}, "name"),
         (CALL | {"call_id": 5}, "call_id"),
@@ -226,6 +227,12 @@ async def test_a_thought_without_text_is_none(content: Any) -> None:
     thought = {"type": "reasoning", "content": content}
     said = {"role": "user", "content": "Hi"}
     assert await answered(RESPONSES, {"input": [thought, said]}) == (200, "")
+
+
+@pytest.mark.parametrize(("path", "name"), [(CHAT, "messages"), (RESPONSES, "input")])
+async def test_a_refusal_of_the_assistant_is_text(path: str, name: str) -> None:
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert await answered(path, {name: [USER, said, USER]}) == (200, "")
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])

@@ -29,6 +29,9 @@ async def refused(edge: Edge, path: str, body: bytes, **headers: str) -> tuple[i
     return response.status_code, answer["error"], response.headers
 
 
+REFUSAL: dict[str, Any] = {"type": "refusal", "refusal": "No."}
+
+
 def message(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "Hi"} | fields]}
 
@@ -132,6 +135,12 @@ CHATS: list[tuple[dict[str, Any], str | None, str]] = [
         message(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
         "messages.0.content.0.type",
         "image_url",
+    ),
+    (message(content=[REFUSAL]), "messages.0.content.0.type", "'refusal'"),
+    (
+        message(role="assistant", content=[REFUSAL | {"refusal": None}]),
+        "messages.0.content.0.refusal",
+        "not text",
     ),
     (message(tool_calls=[{"id": "1"}]), "messages.0.tool_calls.0.function", "missing"),
     ({"functions": [{"name": "f"}]}, "functions", "not supported"),

@@ -103,6 +103,7 @@ async def test_messages_of_every_shape() -> None:
         {"role": "developer", "content": "Be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": None, "refusal": None, "tool_calls": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         {"role": "user", "content": "c", "name": "Ann"},
     ]
     call = await call_of(CHAT_PATH, CHAT | {"messages": messages})
@@ -112,6 +113,7 @@ async def test_messages_of_every_shape() -> None:
             ("system", "Be brief"),
             ("user", "a\nb"),
             ("assistant", ""),
+            ("assistant", "No."),
             ("user", "c"),
         )
     )
