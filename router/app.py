@@ -81,8 +81,12 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 _GENERATION: tuple[tuple[Endpoint, type[WholeBody], Responses], ...] = (
     (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
     (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
-    (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT)),
-    (MESSAGES, MessageBody, responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR)),
+    (RESPONSES, ResponseBody, responses(RESPONSE_ANSWER, NAMED_EVENT, has_done=False)),
+    (
+        MESSAGES,
+        MessageBody,
+        responses(MESSAGE_ANSWER, NAMED_EVENT, MESSAGE_ERROR, has_done=False),
+    ),
 )
 
 

@@ -206,11 +206,17 @@ MESSAGE_ERROR = object_of(
 )
 
 
-def responses(answer: Schema, event: Schema, error: Schema = ERROR) -> Responses:
-    """Return what a generation endpoint answers, by status, as OpenAPI describes it."""
+def responses(
+    answer: Schema, event: Schema, error: Schema = ERROR, *, has_done: bool = True
+) -> Responses:
+    """Return what a generation endpoint answers, by status, as OpenAPI describes it.
+
+    `has_done`: whether a stream ends with `[DONE]`.
+    """
+    last = "; then [DONE]" if has_done else ""
     stream = {
         "schema": event,
-        "description": "Server-sent events, each a JSON object behind `data: `; then [DONE].",
+        "description": f"Server-sent events, each a JSON object behind `data: `{last}.",
     }
     good = {
         "description": "The answer, or with `stream` its events",

@@ -201,3 +201,10 @@ def test_every_flag_on_the_page_exists() -> None:
     of_keys = {"--requests-per-minute", "--max-concurrent"}
     words = PAGE.read_text().replace("`", " ").replace(")", " ").replace(",", " ").split()
     assert {word for word in words if word.startswith("--")} <= flags | of_keys
+
+
+def test_the_paths_that_a_keys_limits_count() -> None:
+    _, _, text = PAGE.read_text().partition("Both limits of a key count ")
+    counted = text.partition(". ")[0]
+    for path in middleware.LIMITED_PATHS:
+        assert f"`{path}`" in counted

@@ -104,6 +104,23 @@ async def test_errors_are_as_described(
     check(response.json(), ERROR)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *BODIES.items(),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}),
+    ],
+)
+async def test_the_end_of_a_stream_is_as_described(path: str, body: dict[str, Any]) -> None:
+    async with make_edge(says("Hello")).client() as client:
+        streamed = await client.post(path, json=body | {"stream": True})
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    content = paths[path]["post"]["responses"]["200"]["content"]
+    says_done = "then [DONE]" in content["text/event-stream"]["description"]
+    assert says_done is streamed.text.endswith("data: [DONE]\n\n")
+
+
 async def test_the_description_has_the_answers_and_the_errors() -> None:
     async with make_edge().client() as client:
         paths = (await client.get("/openapi.json")).json()["paths"]

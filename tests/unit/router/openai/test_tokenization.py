@@ -40,6 +40,13 @@ async def test_a_prompt_without_special_tokens() -> None:
     assert (status, answer["error"]["param"]) == (400, "add_special_tokens")
 
 
+async def test_the_longest_prompt_leaves_room_for_one_token() -> None:
+    status, answer = await post("/tokenize", {"prompt": [5] * (CONTEXT - 1)})
+    assert (status, answer["count"]) == (200, CONTEXT - 1)
+    status, answer = await post("/tokenize", {"prompt": [5] * CONTEXT})
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+
+
 async def test_a_conversation() -> None:
     message = {"role": "user", "content": 'say "messages" twice'}
     _, answer = await post("/tokenize", {"messages": [message]})
