@@ -86,6 +86,9 @@ class SamplingFields(WholeBody):
         "lora_path": (None,),
         "spaces_between_special_tokens": (None, True),
         "return_tokens_as_token_ids": (None, False),
+        "stop_regex": (None, "", []),
+        "custom_logit_processor": (None, "", []),
+        "logits_processors": (None, []),
     }
 
     model: str | None = None
@@ -185,6 +188,9 @@ class ChatBody(SamplingFields):
         "add_special_tokens": (None, False),
         "echo": (None, False),
         "best_of": (None, 1),
+        # Reasoning is always a field of its own where a model has it.
+        "include_reasoning": (None, True),
+        "separate_reasoning": (None, True),
     }
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]

@@ -33,7 +33,17 @@ FOR_NOTHING: dict[str, Any] = {
     "response_format": {"type": "text"},
     "stream_options": None,
     "request_id": "mine",
+    "stop_regex": None,
+    "custom_logit_processor": None,
+    "logits_processors": [],
 }
+REFUSED: list[tuple[str, str, Any]] = [
+    *((path, "stop_regex", value) for path in PATHS for value in ("a+", ["a+"])),
+    *((path, "custom_logit_processor", value) for path in PATHS for value in ("{}", ["{}"])),
+    *((path, "logits_processors", ["module.Processor"]) for path in PATHS),
+    (CHAT_PATH, "include_reasoning", False),
+    (CHAT_PATH, "separate_reasoning", False),
+]
 
 
 async def status_of(edge: Edge, path: str, **fields: Any) -> tuple[int, str | None]:
@@ -52,6 +62,22 @@ async def test_values_that_ask_for_nothing_are_no_news(
 ) -> None:
     assert await status_of(make_edge(strict_fields=True), path, **FOR_NOTHING) == (200, None)
     assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("value", [True, None])
+async def test_reasoning_is_always_shown_apart(
+    value: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"include_reasoning": value, "separate_reasoning": value}
+    assert await status_of(make_edge(strict_fields=True), CHAT_PATH, **fields) == (200, None)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize(("path", "name", "value"), REFUSED)
+async def test_a_field_that_would_change_the_answer_is_refused(
+    path: str, name: str, value: Any
+) -> None:
+    assert await status_of(make_edge(), path, **{name: value}) == (400, name)
 
 
 @pytest.mark.parametrize("path", PATHS)
