@@ -148,6 +148,26 @@ class Cluster:
         wait_until(is_ready, f"{self.spec.name} is ready", timeout_s=START_TIMEOUT_S)
         self._open_books()
 
+    def wait_seen_idle(self) -> None:
+        """Return when every router has read that all nodes are idle, and suspects none.
+
+        The load that a router reads may be some seconds old: a node that has just ended its
+        requests looks fuller than another one.
+        """
+        wait_until(
+            lambda: all(self._sees_idle(url) for url in self.urls),
+            f"the routers of {self.spec.name} see idle nodes",
+        )
+
+    def _sees_idle(self, url: str) -> bool:
+        nodes = httpx.get(f"{url}/v1/cluster", headers=self.headers, timeout=5.0).json()["nodes"]
+        return len(nodes) == len(self.spec.nodes) and all(
+            node["num_requests"] == 0
+            and node["free_blocks"] == node["num_blocks"]
+            and not node["is_suspected"]
+            for node in nodes
+        )
+
     def mend(self) -> None:
         """Start again whatever has ended, under its old name, and wait until all of it serves."""
         for process in self.processes.values():

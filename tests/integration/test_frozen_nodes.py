@@ -81,6 +81,8 @@ class Streams:
     """Answers that are being read while something happens to a node."""
 
     def __init__(self, cluster: Cluster, api: Api, threads: ThreadPoolExecutor) -> None:
+        # Otherwise all of them may be placed on one node.
+        cluster.wait_seen_idle()
         self._api = api
         self.readers = [Reader(api) for _ in range(NUM_STREAMS)]
         self._answers = [threads.submit(reader.read) for reader in self.readers]
