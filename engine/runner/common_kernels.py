@@ -22,7 +22,7 @@ from engine.runner.checkpoint import expected_shapes
 from engine.runner.compile_once import compile_together
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.kernels.attention import STATE_LANES, attention_phase
-from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
+from engine.runner.kernels.attention_plan import PART_ROWS
 from engine.runner.kernels.team import new_progress
 from engine.runner.kv_cache import MIN_BLOCKS, KVCache
 from engine.runner.model_spec import DecoderSpec, RopeSpec
@@ -72,16 +72,15 @@ def _layers() -> None:
 def _attention() -> None:
     """Attend from one token to itself."""
     heads, head_dim = _SPEC.num_heads, _SPEC.head_dim
-    group = heads // _SPEC.num_kv_heads
-    position = np.zeros(1, np.int64)
-    plan = plan_attention(np.array([0, 1]), position, _SPEC.num_kv_heads, group, num_threads=1)
+    # Not from `plan_attention`, which the process that compiles layers compiles.
+    items = np.array([[0, 0, 1, 0, -1, 0]])
     attention_phase(
         new_progress(1)[0],
         np.zeros((1, heads + 2 * _SPEC.num_kv_heads, head_dim), np.float32),
         *_cache().slots()[0],
         np.zeros((1, 1), np.int64),
-        position,
-        plan.items,
+        np.zeros(1, np.int64),
+        items,
         np.zeros((PART_ROWS, head_dim + STATE_LANES), np.float32),
         np.zeros((1, heads, head_dim), np.float32),
     )
