@@ -1,7 +1,8 @@
 """The router's decisions without I/O: events and `now_s` in, effects out.
 
 request_flow   the machine of one choice: which node is asked for what, and its one outcome
-attempt        one attempt of it: its nodes, what is open there, its tokens
+attempts       which attempts of it go on: one, or two while a node is suspected
+attempt        one attempt: its nodes, what is open there, its tokens
 candidates     which nodes it may still ask, and whether it waits where there is none
 token_ledger   the tokens of an attempt's nodes in one order, each index once
 effects        what a flow asks its shell to do

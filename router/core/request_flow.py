@@ -30,10 +30,10 @@
                 its pool, tokens emitted
                 deadline, error, client gone    DONE        abort, Fail or Finish(ABORT)
 
-The legs of an attempt are in `router.core.attempt`. Every attempt that ends sends `SendAbort` for
-each open leg, and a grant that arrives for a closed attempt is answered with one more. A ticket
-goes to a second prefill node only when the first refused it explicitly: after a failed call it is
-unknown whether the first one writes, so that attempt is over.
+The legs of an attempt are in `router.core.attempt`, and which attempts go on in `.attempts`. Every
+attempt that ends sends `SendAbort` for each open leg, and a grant that arrives for a closed attempt
+is answered with one more. A ticket goes to a second prefill node only when the first refused it
+explicitly: after a failed call it is unknown whether the first one writes, so that attempt is over.
 
 While a node of the attempt is suspected, a second attempt runs elsewhere. It goes the same way, but
 never waits, and its failures end it alone. The first of the two that sends the next token goes on,
@@ -66,6 +66,7 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
 from router.core.attempt import Attempt, State
+from router.core.attempts import Attempts
 from router.core.candidates import WAIT_S, Candidates
 from router.core.effects import Choose, Effect, Fail, Finish, SendAbort, Wait
 from router.core.generation import TokenChunk
@@ -100,13 +101,9 @@ class RequestFlow:
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._cache_salt = cache_salt
-        ledger = TokenLedger(sampling, len(prompt_token_ids))
-        self._main = self._newest = Attempt(AttemptId(request_id, 1), ledger)
-        self._second: Attempt | None = None
+        self._attempts = Attempts(request_id, TokenLedger(sampling, len(prompt_token_ids)))
         self._choosing: Attempt | None = None
-        self._suspects: set[Incarnation] = set()
         self._candidates = Candidates()
-        self._aborted: set[tuple[Incarnation, AttemptId]] = set()
         self._out: list[Effect] = []
 
     # What the shell may read.
@@ -118,12 +115,12 @@ class RequestFlow:
 
     @property
     def is_done(self) -> bool:
-        return self._main.state is State.DONE
+        return self._attempts.is_done
 
     @property
     def attempt(self) -> AttemptId:
         """The attempt that was begun last."""
-        return self._newest.id
+        return self._attempts.newest.id
 
     @property
     def answering_attempt(self) -> AttemptId:
@@ -157,7 +154,7 @@ class RequestFlow:
 
     def pair(self, attempt_id: AttemptId) -> tuple[Incarnation, Incarnation] | None:
         """Return the prefill and the decode node of an attempt, while both hold some of it."""
-        attempt = self._find(attempt_id)
+        attempt = self._attempts.find(attempt_id)
         if attempt is None or attempt.prefill is None or attempt.decode is None:
             return None
         return attempt.prefill, attempt.decode
@@ -221,7 +218,7 @@ class RequestFlow:
         now_s: float,
     ) -> list[Effect]:
         """Take a decode node's grant or refusal."""
-        attempt = self._find(attempt_id)
+        attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.decode:
             return self._answer_late_grant(node, attempt_id, isinstance(reply, Reservation))
         if attempt.state is not State.RESERVING:
@@ -250,7 +247,7 @@ class RequestFlow:
         self, node: Incarnation, attempt_id: AttemptId, refusal: PdserveError | None
     ) -> list[Effect]:
         """Take a prefill node's acceptance (None) or refusal."""
-        attempt = self._find(attempt_id)
+        attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.prefill:
             return self._answer_late_grant(node, attempt_id, refusal is None)
         if refusal is not None and attempt.state is State.PREFILLING:
@@ -261,7 +258,7 @@ class RequestFlow:
         self, node: Incarnation, attempt_id: AttemptId, error: PdserveError
     ) -> list[Effect]:
         """Take a call without a reply: its effect on the node is unknown but for the error."""
-        attempt = self._find(attempt_id)
+        attempt = self._attempts.find(attempt_id)
         if attempt is None or not attempt.waits_for(node):
             return []
         if isinstance(error, (InvalidRequest, Overloaded, StaleEpoch)):
@@ -274,7 +271,7 @@ class RequestFlow:
 
     def on_output(self, node: Incarnation, output: RequestOutput) -> list[Effect]:
         """Take what a node reports: tokens, its start, its end or its failure."""
-        attempt = self._find(output.id)
+        attempt = self._attempts.find(output.id)
         if attempt is None or not attempt.is_on(node):
             return []
         reason = output.finish_reason
@@ -290,7 +287,7 @@ class RequestFlow:
                 self._attempt_failed(attempt, wrong, node)
                 return self._take_effects()
             is_running = attempt.state is State.RUNNING and attempt.prefill is None
-            if is_running and reason is None and self._second is None:
+            if is_running and reason is None and self._attempts.second is None:
                 return [] if chunk is None else [chunk]  # tokens alone: no leg changes
             self._out += attempt.on_tokens(node, is_last=reason is not None)
             if chunk is not None:
@@ -299,21 +296,21 @@ class RequestFlow:
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
         """Take the loss of a node: its stream broke, or it was silent for too long."""
-        self._suspects.discard(node)
-        for attempt in (self._second, self._main):
-            if attempt is not None and not self.is_done and attempt.is_on(node):
-                self._attempt_failed(attempt, NodeLost(f"{node} was lost"), node)
+        self._attempts.suspects.discard(node)
+        for attempt in self._attempts.on(node):
+            self._attempt_failed(attempt, NodeLost(f"{node} was lost"), node)
         return self._take_effects()
 
     def on_node_suspected(self, node: Incarnation) -> list[Effect]:
         """Begin a second attempt elsewhere: a node of this one is silent, but not lost yet."""
         if self.is_done:
             return []
-        self._suspects.add(node)
-        if self._second is not None and self._second.is_on(node):
-            self._drop(self._second)
-        if self._second is None and self._is_suspected():
-            self._begin_second()
+        attempts = self._attempts
+        attempts.suspects.add(node)
+        if attempts.second is not None and attempts.second.is_on(node):
+            self._drop(attempts.second)
+        if attempts.second is None and attempts.is_suspected:
+            self._choose(attempts.begin_second())
         return self._take_effects()
 
     def on_node_trusted(self, node: Incarnation) -> list[Effect]:
@@ -323,16 +320,16 @@ class RequestFlow:
         """
         if self.is_done:
             return []
-        self._suspects.discard(node)
+        self._attempts.suspects.discard(node)
         self._candidates.on_heard(node)
-        second = self._second
+        second = self._attempts.second
         if self.state is State.WAITING:
             self._choose_again()
-        elif not self._is_suspected():
+        elif not self._attempts.is_suspected:
             if second is not None and second.state is State.RESERVING:
                 self._drop(second)
         elif second is None:
-            self._begin_second()
+            self._choose(self._attempts.begin_second())
         return self._take_effects()
 
     def on_client_gone(self) -> list[Effect]:
@@ -356,12 +353,16 @@ class RequestFlow:
             self._fail(DeadlineExceeded(late))
         return self._take_effects()
 
+    @property
+    def _main(self) -> Attempt:
+        return self._attempts.main
+
     # Tokens.
 
     def _emit(self, attempt: Attempt, chunk: TokenChunk) -> None:
         """Pass on tokens. Of two attempts the first that sends the next token goes on alone."""
         self._out.append(chunk)
-        other = self._main if attempt is self._second else self._second
+        other = self._attempts.beside(attempt)
         if other is not None:
             self._drop(other)
         if chunk.finish_reason is not None:
@@ -392,17 +393,17 @@ class RequestFlow:
         self._out.append(Choose(reserved, self._excluded_for(attempt)))
 
     def _excluded_for(self, attempt: Attempt) -> frozenset[Incarnation]:
-        suspects = self._suspects if attempt is self._second else frozenset()
+        suspects = self._attempts.suspects if self._is_second(attempt) else frozenset()
         return self._candidates.excluded | suspects
 
     def _choose_again(self) -> None:
         """After a wait: a node that refused an attempt is asked for another one."""
         if self._main.has_asked:
-            self._next_attempt()
+            self._out += self._attempts.restart()
         self._choose(self._main)
 
     def _wait_or_fail(self, attempt: Attempt, error: PdserveError) -> None:
-        if attempt is self._second:
+        if self._is_second(attempt):
             self._drop(attempt)
         elif self._candidates.can_wait(self._main.ledger.num_emitted):
             self._main.state = State.WAITING
@@ -427,10 +428,10 @@ class RequestFlow:
 
     def _fall_back_to_local(self, attempt: Attempt, now_s: float) -> None:
         decode = attempt.decode
-        if decode is None or attempt is self._second:
+        if decode is None or self._is_second(attempt):
             self._give_up(attempt, self._candidates.overloaded("every prefill node refused", 1.0))
             return
-        self._next_attempt()
+        self._out += self._attempts.restart()
         self._main.reason = "local prefill: no prefill node took it"
         self._send_reserve(self._main, decode, None, now_s)
 
@@ -446,7 +447,7 @@ class RequestFlow:
             self._give_up(attempt, error)
         elif attempt.ledger.num_emitted > attempt.ledger.num_before:
             self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
-        elif attempt is self._main and self._second is not None:
+        elif attempt is self._main and self._attempts.second is not None:
             self._drop(attempt)
         else:
             self._choose(attempt)
@@ -470,83 +471,50 @@ class RequestFlow:
 
     # Beginnings and endings.
 
-    def _next_attempt(self) -> None:
-        """Begin behind the tokens that were emitted."""
-        self._end_attempt(self._main)
-        self._main = self._new_attempt()
-
-    def _is_suspected(self) -> bool:
-        """Return whether a node of the first attempt is silent."""
-        return any(self._main.is_on(node) for node in self._suspects)
-
-    def _begin_second(self) -> None:
-        self._second = self._new_attempt()
-        self._choose(self._second)
-
-    def _new_attempt(self) -> Attempt:
-        request_id, number = self._newest.id
-        self._newest = Attempt(AttemptId(request_id, number + 1), self._main.ledger.continued())
-        return self._newest
+    def _is_second(self, attempt: Attempt) -> bool:
+        return attempt is self._attempts.second
 
     def _attempt_failed(self, attempt: Attempt, error: PdserveError, suspect: Incarnation) -> None:
         num_emitted = attempt.ledger.num_emitted
         self._candidates.on_failure(suspect, error, num_emitted)
         is_final = num_emitted > 0 and not _can_continue(error)
-        if attempt is self._second:
+        if self._is_second(attempt):
             self._drop(attempt)
         elif is_final:
             self._fail(error)
-        elif self._second is not None:
+        elif self._attempts.second is not None:
             self._drop(attempt)
         elif self._candidates.has_failed_too_often:
             self._fail(error)
         else:
-            self._next_attempt()
+            self._out += self._attempts.restart()
             self._choose(self._main)
 
     def _give_up(self, attempt: Attempt, error: PdserveError) -> None:
         """End what cannot go on: a second attempt alone, or else the request."""
-        if attempt is self._second:
+        if self._is_second(attempt):
             self._drop(attempt)
         else:
             self._fail(error)
 
     def _drop(self, attempt: Attempt) -> None:
         """End one of two attempts; the other one goes on alone."""
-        self._end_attempt(attempt)
-        if attempt is self._main and self._second is not None:
-            self._main = self._second
-        self._second = None
+        self._out += self._attempts.drop(attempt)
 
     def _fail(self, error: PdserveError) -> None:
         self._end(Fail(error))
 
     def _end(self, outcome: Finish | Fail) -> None:
-        for attempt in (self._main, self._second):
-            if attempt is not None:
-                self._end_attempt(attempt)
-        self._second = self._choosing = None
-        self._main.state = State.DONE
+        self._choosing = None
+        self._out += self._attempts.end()
         self._out.append(outcome)
-
-    def _end_attempt(self, attempt: Attempt) -> None:
-        ending = attempt.end()
-        self._aborted |= {(e.node, e.attempt) for e in ending if isinstance(e, SendAbort)}
-        self._out += ending
 
     def _answer_late_grant(
         self, node: Incarnation, attempt: AttemptId, is_grant: bool
     ) -> list[Effect]:
         # The abort may have overtaken what it was to end.
-        was_aborted = (node, attempt) in self._aborted
+        was_aborted = self._attempts.was_aborted(node, attempt)
         return [SendAbort(node, attempt)] if is_grant and was_aborted else []
-
-    def _find(self, attempt_id: AttemptId) -> Attempt | None:
-        """Return the attempt with this id, while it goes on."""
-        main, second = self._main, self._second
-        if main.id == attempt_id:
-            return None if main.state is State.DONE else main
-        return second if second is not None and second.id == attempt_id else None
 
     def _take_effects(self) -> list[Effect]:
         effects, self._out = self._out, []

@@ -133,6 +133,13 @@ def test_a_second_node_that_falls_silent_is_replaced() -> None:
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
 
 
+def test_a_second_attempt_on_a_lost_node_ends_alone() -> None:
+    flow = suspected()
+    assert aborts(flow.on_node_lost(D1)) == {(D1, SECOND)}
+    assert flow.on_output(D1, output(SECOND, 1, 11)) == []
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
+
+
 def test_a_suspected_prefill_node_before_token_0() -> None:
     flow = prefilling()
     assert flow.on_node_suspected(P0) == [Choose(None, frozenset({P0}))]
