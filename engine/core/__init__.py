@@ -8,6 +8,7 @@ planner         what one step runs: a pure function of these:
   chunk_plan      the prefill chunks of a step: which prompt gets how many tokens
   chunk_work      the work of a chunk: tokens, and pairs that attend
   admission_plan  which waiting sequences are admitted
+holdings        what sequences hold, from the queue to the end: seats and blocks
 plan_ahead      a plan made while the step before runs, and whether it can be taken
   forecast        what the state will be when that step has ended
 plan            a step as the runner sees it

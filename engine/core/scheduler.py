@@ -1,5 +1,7 @@
 """The one writer of sequences and blocks: takes events, calls the planner, applies its decision.
 
+What sequences hold is moved by `engine.core.holdings`.
+
 Reading order: `add` and `plan` (a step begins), `apply` (its results), `land` (KV from another
 node), `finish`, `release` and `end_quarantine` (the ends). Outputs and ends are returned as values;
 the caller reports them.
@@ -14,11 +16,11 @@ from typing import cast
 
 import numpy as np
 
-from common.blocks import blocks_for
 from common.config import SchedulingConfig
 from common.request import FinishReason
 from engine.core.block_pool import BlockPool, BlockUse
 from engine.core.forecast import Forecast
+from engine.core.holdings import Holdings
 from engine.core.host_pool import HostPool
 from engine.core.invariants import check_state
 from engine.core.plan import DrawnTokens
@@ -28,16 +30,14 @@ from engine.core.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.core.prefix_index import PrefixIndex
-from engine.core.running import Running
-from engine.core.seats import Ints, Seats
-from engine.core.sequence import NO_SEAT, Sequence
+from engine.core.seats import Ints
+from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from engine.core.status import SequenceStatus
 from engine.core.step_batch import planned_batch
 from engine.core.step_plan import (
     PLAIN_DECODE,
-    Admission,
     Chunk,
     Limits,
     MatchPrefix,
@@ -78,22 +78,15 @@ class Scheduler:
             requeues_at_tail=config.requeue == "tail",
             pass_limit=config.priority_pass_limit,
         )
-        self.seats = Seats(
-            limits.max_num_seqs,
-            limits.max_model_len,
-            blocks_for(limits.max_model_len, limits.block_size),
-        )
-        self.running = Running()
-        self.receiving: dict[int, Sequence] = {}
-        self.exporting: dict[int, Sequence] = {}
-        self.quarantined: dict[int, list[int]] = {}
-        """Blocks of finished sequences that another node may still write, by sequence id."""
+        self._counters = StepCounters()
+        self._held = held = Holdings(limits, self.pool, self.waiting, self.swapping, self._counters)
+        self.seats, self.running, self.receiving = held.seats, held.running, held.receiving
+        self.exporting, self.quarantined = held.exporting, held.quarantined
         self.reservation = make_reservation(
             config, block_size=limits.block_size, lookahead=limits.num_speculative_tokens
         )
         self._config = config
         self._speculation = speculation
-        self._counters = StepCounters()
         self._ahead: PlanAhead | None = None
         self._why_not_ahead = AheadRule.NO_STEP
         self._highest_num_bypassed = 0
@@ -223,15 +216,10 @@ class Scheduler:
         else:
             self._start(sequence)
             if not is_good:
-                self.running.remove(sequence)
-                self._requeue(sequence)
+                self._held.requeue(sequence)
 
     def _start(self, sequence: Sequence) -> None:
-        """Let a seated sequence decode whose KV has come."""
-        del self.receiving[sequence.sequence_id]
-        self.pool.start_running(sequence.block_table)
-        sequence.move_to(SequenceStatus.RUNNING_DECODE)
-        self.running.add(sequence)
+        self._held.start(sequence)
         if self._ahead is not None:
             self._ahead.on_landing()
 
@@ -243,23 +231,23 @@ class Scheduler:
         The caller must release kept blocks with `release`. Receiving blocks are quarantined, and
         the caller must free them with `end_quarantine`.
         """
-        self._unlist(sequence)
+        self._held.leave(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
         if keep_blocks and sequence.block_table:
-            sequence.move_to(SequenceStatus.EXPORTING)
-            self.exporting[sequence.sequence_id] = sequence
+            self._held.export(sequence)
         else:
-            self._free(sequence)
+            self._held.free(sequence)
+            self._reset_if_idle()
 
     def release(self, sequence: Sequence) -> None:
         """Free an exporting sequence's blocks, when no transfer reads them any more."""
-        del self.exporting[sequence.sequence_id]
-        self._free(sequence)
+        self._held.end_export(sequence)
+        self._reset_if_idle()
 
     def end_quarantine(self, sequence: Sequence) -> None:
         """Free a finished sequence's quarantined blocks: no other node can write to them."""
-        self.pool.release(self.quarantined.pop(sequence.sequence_id))
+        self._held.end_quarantine(sequence)
 
     def check(self) -> None:
         """Raise `AssertionError` unless blocks, seats and statuses agree."""
@@ -340,7 +328,7 @@ class Scheduler:
         )
         step.starved = [by_id[sequence_id] for sequence_id in plan.starved]
         for preemption in plan.preempted:
-            self._preempt(step, by_id[preemption.sequence_id])
+            self._held.preempt(step, by_id[preemption.sequence_id])
         # Cached blocks are claimed for all admissions before any allocation, because allocating
         # evicts.
         for admission in plan.admissions:
@@ -364,7 +352,7 @@ class Scheduler:
             admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
             for admission in plan.admissions:
                 sequence = admitted[admission.sequence_id]
-                if self._seat(step, sequence, admission):
+                if self._held.seat(step, sequence, admission):
                     chunks[len(step.sequences)] = Chunk(admission.num_tokens)
                     step.sequences.append(sequence)
         rows = self.running.rows
@@ -374,47 +362,6 @@ class Scheduler:
         self._count_bypasses(plan)
         self._set_proposals(step)
         return step
-
-    def _seat(self, step: PlannedStep, sequence: Sequence, admission: Admission) -> bool:
-        """Seat a sequence; return whether this step computes tokens of it."""
-        num_cached = len(admission.cached_block_ids) * self.limits.block_size
-        self.seats.take(sequence)
-        self.seats.add_blocks(sequence, admission.cached_block_ids)
-        sequence.num_hashed_blocks = len(admission.cached_block_ids)
-        sequence.num_computed = num_cached
-        sequence.num_bypassed = 0
-        if sequence.status is SequenceStatus.WAITING:
-            sequence.num_cached_tokens = num_cached
-        if sequence.has_remote_kv:
-            self._receive(sequence, admission)
-            step.reserved.append(sequence)
-            return False
-        is_copied_in = self.swapping.is_copied_in(sequence, num_cached)
-        use = BlockUse.RECEIVING if is_copied_in else BlockUse.RUNNING
-        self.seats.add_blocks(sequence, self.pool.allocate(admission.num_new_blocks, use))
-        self.swapping.swap_in(step, sequence)
-        if is_copied_in:
-            sequence.move_to(SequenceStatus.SWAPPING_IN)
-            self.receiving[sequence.sequence_id] = sequence
-            return False
-        if sequence.status is SequenceStatus.PREEMPTED:
-            num_lost = sequence.num_known - 1 - sequence.num_computed
-            self._counters.num_recomputed_tokens += num_lost
-        is_caught_up = sequence.status is SequenceStatus.PREEMPTED and sequence.num_uncomputed == 1
-        sequence.move_to(
-            SequenceStatus.RUNNING_DECODE if is_caught_up else SequenceStatus.RUNNING_PREFILL
-        )
-        self.running.add(sequence)
-        return True
-
-    def _receive(self, sequence: Sequence, admission: Admission) -> None:
-        known_blocks = blocks_for(sequence.num_known, self.limits.block_size)
-        num_targets = known_blocks - len(admission.cached_block_ids)
-        num_more = admission.num_new_blocks - num_targets
-        self.seats.add_blocks(sequence, self.pool.allocate(num_targets, BlockUse.RECEIVING))
-        self.seats.add_blocks(sequence, self.pool.allocate(num_more, BlockUse.RESERVED))
-        sequence.move_to(SequenceStatus.WAITING_FOR_KV)
-        self.receiving[sequence.sequence_id] = sequence
 
     def _set_proposals(self, step: PlannedStep) -> None:
         """Set how many drafts a drafter inside the runner may add to each drawn token."""
@@ -449,27 +396,6 @@ class Scheduler:
             self.reservation = self.reservation.after_output(sequence)
         self.finish(sequence, keep_blocks=sequence.is_exported)
 
-    # --- inside: preemption -------------------------------------------------------------------
-
-    def _preempt(self, step: PlannedStep, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        num_swapped_out = self.swapping.swap_out(step, sequence)
-        self._counters.num_swapped_out += num_swapped_out
-        step.num_lost_tokens += sequence.num_computed
-        self._requeue(sequence, num_held=num_swapped_out if self.swapping.is_late else 0)
-
-    def _requeue(self, sequence: Sequence, *, num_held: int = 0) -> None:
-        """Let a seated sequence wait for its blocks again; a copy holds the first `num_held`."""
-        self.pool.release(sequence.block_table[num_held:])
-        self.seats.leave(sequence)
-        sequence.block_table = []
-        sequence.num_computed = 0
-        sequence.num_hashed_blocks = 0
-        sequence.draft_token_ids = sequence.proposed_token_ids = sequence.forced_token_ids = ()
-        sequence.num_output_at_preemption = sequence.num_output
-        sequence.move_to(SequenceStatus.PREEMPTED)
-        self.waiting.rejoin(sequence)
-
     def _preempted(self, plan: StepPlan, num_lost_tokens: int, ratio_before: float) -> Preempted:
         num_for_blocks = sum(one.reason is PreemptionReason.BLOCKS for one in plan.preempted)
         return Preempted(
@@ -482,8 +408,6 @@ class Scheduler:
             num_running=len(self.running),
             num_waiting=len(self.waiting),
         )
-
-    # --- inside: blocks -----------------------------------------------------------------------
 
     def _set_ends(self, sequence: Sequence) -> None:
         """Set the tokens that end the output, and the most tokens that can be output here.
@@ -498,30 +422,6 @@ class Scheduler:
                 self.limits.max_model_len - sequence.num_prompt,
             )
 
-    def _unlist(self, sequence: Sequence) -> None:
-        if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
-            self.waiting.leave(sequence)
-        elif sequence.status in (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN):
-            del self.receiving[sequence.sequence_id]
-        elif sequence.status is SequenceStatus.EXPORTING:
-            raise ValueError("an exporting sequence must be ended by release, after its transfer")
-        elif sequence.status is SequenceStatus.FINISHED:
-            raise ValueError(f"sequence {sequence.sequence_id} has finished already")
-        else:
-            self.running.remove(sequence)
-        if sequence.host_block_ids:
-            self.swapping.forget(sequence)
-        if sequence.seat != NO_SEAT:
-            self.seats.leave(sequence)
-
-    def _free(self, sequence: Sequence) -> None:
-        if sequence.status in (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN):
-            kept = self.pool.quarantine(sequence.block_table)
-            self.quarantined[sequence.sequence_id] = kept
-            written = set(kept)
-            sequence.block_table = [b for b in sequence.block_table if b not in written]
-        self.pool.release(sequence.block_table)
-        sequence.block_table = []
-        sequence.move_to(SequenceStatus.FINISHED)
-        if not (self.running or self.receiving or self.waiting):
+    def _reset_if_idle(self) -> None:
+        if self._held.is_idle:
             self.reservation = self.reservation.when_idle()

@@ -127,7 +127,7 @@ def preempted(world: World) -> Asked:
     asked = decoding(world)
     attempt = world.d.flow.attempts.get(asked.request.id)
     assert attempt is not None
-    world.d.scheduler._preempt(PlannedStep(), attempt.sequence)
+    world.d.scheduler._held.preempt(PlannedStep(), attempt.sequence)
     return asked
 
 

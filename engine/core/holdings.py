@@ -1,0 +1,177 @@
+"""What sequences hold, from the queue to the end: seats, blocks and host blocks.
+
+    queue      `waiting`: nothing but host blocks, if it was preempted and copied there
+    seated     `running`, or `receiving` while KV comes from another node or from host memory
+    ended      `exporting`: its blocks, while a transfer reads them
+               `quarantined`: those that another node or a copy may still write
+
+When a sequence moves on, and why, the scheduler decides.
+"""
+
+from __future__ import annotations
+
+from common.blocks import blocks_for
+from engine.core.block_pool import BlockPool, BlockUse
+from engine.core.planned_step import PlannedStep
+from engine.core.running import Running
+from engine.core.seats import Seats
+from engine.core.sequence import NO_SEAT, Sequence
+from engine.core.statistics import StepCounters
+from engine.core.status import SequenceStatus
+from engine.core.step_plan import Admission, Limits
+from engine.core.swapping import Swapping
+from engine.core.waiting_queue import WaitingQueue
+
+_COMING = (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN)
+
+
+class Holdings:
+    """The sequences of one node by what they hold."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        waiting: WaitingQueue,
+        swapping: Swapping,
+        counters: StepCounters,
+    ) -> None:
+        self.pool = pool
+        self.waiting = waiting
+        self.swapping = swapping
+        self.seats = Seats(
+            limits.max_num_seqs,
+            limits.max_model_len,
+            blocks_for(limits.max_model_len, limits.block_size),
+        )
+        self.running = Running()
+        self.receiving: dict[int, Sequence] = {}
+        self.exporting: dict[int, Sequence] = {}
+        self.quarantined: dict[int, list[int]] = {}
+        """Blocks of finished sequences that another node may still write, by sequence id."""
+        self._block_size = limits.block_size
+        self._counters = counters
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence waits, runs or receives."""
+        return not (self.running or self.receiving or self.waiting)
+
+    # --- from the queue to a seat --------------------------------------------------------------
+
+    def seat(self, step: PlannedStep, sequence: Sequence, admission: Admission) -> bool:
+        """Seat a sequence of `waiting`; return whether this step computes tokens of it.
+
+        Its cached blocks must have been claimed.
+        """
+        num_cached = len(admission.cached_block_ids) * self._block_size
+        self.seats.take(sequence)
+        self.seats.add_blocks(sequence, admission.cached_block_ids)
+        sequence.num_hashed_blocks = len(admission.cached_block_ids)
+        sequence.num_computed = num_cached
+        sequence.num_bypassed = 0
+        if sequence.status is SequenceStatus.WAITING:
+            sequence.num_cached_tokens = num_cached
+        if sequence.has_remote_kv:
+            self._receive(sequence, admission)
+            step.reserved.append(sequence)
+            return False
+        is_copied_in = self.swapping.is_copied_in(sequence, num_cached)
+        use = BlockUse.RECEIVING if is_copied_in else BlockUse.RUNNING
+        self.seats.add_blocks(sequence, self.pool.allocate(admission.num_new_blocks, use))
+        self.swapping.swap_in(step, sequence)
+        if is_copied_in:
+            sequence.move_to(SequenceStatus.SWAPPING_IN)
+            self.receiving[sequence.sequence_id] = sequence
+            return False
+        if sequence.status is SequenceStatus.PREEMPTED:
+            num_lost = sequence.num_known - 1 - sequence.num_computed
+            self._counters.num_recomputed_tokens += num_lost
+        is_caught_up = sequence.status is SequenceStatus.PREEMPTED and sequence.num_uncomputed == 1
+        sequence.move_to(
+            SequenceStatus.RUNNING_DECODE if is_caught_up else SequenceStatus.RUNNING_PREFILL
+        )
+        self.running.add(sequence)
+        return True
+
+    def _receive(self, sequence: Sequence, admission: Admission) -> None:
+        known_blocks = blocks_for(sequence.num_known, self._block_size)
+        num_targets = known_blocks - len(admission.cached_block_ids)
+        num_more = admission.num_new_blocks - num_targets
+        self.seats.add_blocks(sequence, self.pool.allocate(num_targets, BlockUse.RECEIVING))
+        self.seats.add_blocks(sequence, self.pool.allocate(num_more, BlockUse.RESERVED))
+        sequence.move_to(SequenceStatus.WAITING_FOR_KV)
+        self.receiving[sequence.sequence_id] = sequence
+
+    def start(self, sequence: Sequence) -> None:
+        """Let a seated sequence decode whose KV has come."""
+        del self.receiving[sequence.sequence_id]
+        self.pool.start_running(sequence.block_table)
+        sequence.move_to(SequenceStatus.RUNNING_DECODE)
+        self.running.add(sequence)
+
+    # --- back to the queue ---------------------------------------------------------------------
+
+    def preempt(self, step: PlannedStep, sequence: Sequence) -> None:
+        """Take seat and blocks from a running sequence; its KV is copied out if that is planned."""
+        num_swapped_out = self.swapping.swap_out(step, sequence)
+        self._counters.num_swapped_out += num_swapped_out
+        step.num_lost_tokens += sequence.num_computed
+        self.requeue(sequence, num_held=num_swapped_out if self.swapping.is_late else 0)
+
+    def requeue(self, sequence: Sequence, *, num_held: int = 0) -> None:
+        """Let a running sequence wait for blocks again; a copy holds the first `num_held`."""
+        self.running.remove(sequence)
+        self.pool.release(sequence.block_table[num_held:])
+        self.seats.leave(sequence)
+        sequence.block_table = []
+        sequence.num_computed = 0
+        sequence.num_hashed_blocks = 0
+        sequence.draft_token_ids = sequence.proposed_token_ids = sequence.forced_token_ids = ()
+        sequence.num_output_at_preemption = sequence.num_output
+        sequence.move_to(SequenceStatus.PREEMPTED)
+        self.waiting.rejoin(sequence)
+
+    # --- the ends ------------------------------------------------------------------------------
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a sequence that ends from its queue or seat; it still holds its blocks."""
+        if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
+            self.waiting.leave(sequence)
+        elif sequence.status in _COMING:
+            del self.receiving[sequence.sequence_id]
+        elif sequence.status is SequenceStatus.EXPORTING:
+            raise ValueError("an exporting sequence must be ended by release, after its transfer")
+        elif sequence.status is SequenceStatus.FINISHED:
+            raise ValueError(f"sequence {sequence.sequence_id} has finished already")
+        else:
+            self.running.remove(sequence)
+        if sequence.host_block_ids:
+            self.swapping.forget(sequence)
+        if sequence.seat != NO_SEAT:
+            self.seats.leave(sequence)
+
+    def export(self, sequence: Sequence) -> None:
+        """Keep the blocks of a sequence that has left, for a transfer that reads them."""
+        sequence.move_to(SequenceStatus.EXPORTING)
+        self.exporting[sequence.sequence_id] = sequence
+
+    def free(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence that has left; those still written are quarantined."""
+        if sequence.status in _COMING:
+            kept = self.pool.quarantine(sequence.block_table)
+            self.quarantined[sequence.sequence_id] = kept
+            written = set(kept)
+            sequence.block_table = [b for b in sequence.block_table if b not in written]
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.move_to(SequenceStatus.FINISHED)
+
+    def end_export(self, sequence: Sequence) -> None:
+        """Free the blocks of an exporting sequence. Raises `KeyError` for any other one."""
+        del self.exporting[sequence.sequence_id]
+        self.free(sequence)
+
+    def end_quarantine(self, sequence: Sequence) -> None:
+        """Free a finished sequence's quarantined blocks."""
+        self.pool.release(self.quarantined.pop(sequence.sequence_id))
