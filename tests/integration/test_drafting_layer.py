@@ -31,11 +31,11 @@ PROMPTS = (
 DRAFTING = ("--speculative-method", "mtp", "--num-speculative-tokens", "3")
 
 
-def specs(dtype: str) -> list[ClusterSpec]:
+def specs() -> list[ClusterSpec]:
     model = demo_model_folder()
     flags = (
         *("--block-size", "32", "--num-threads", "1", "--kv-cache-memory", "64MiB"),
-        *("--kv-cache-dtype", dtype, "--local-prefill-threshold", "0"),
+        *("--kv-cache-dtype", "int8", "--local-prefill-threshold", "0"),
     )
     alone = NodeSpec("alone", Role.MIXED, ("--no-enable-prefix-caching",))
     # Less than the longer prompts: they are pushed in chunks.
@@ -45,16 +45,14 @@ def specs(dtype: str) -> list[ClusterSpec]:
         NodeSpec("decode-zmq", Role.DECODE, (*DRAFTING, "--kv-transport", "zmq")),
     )
     return [
-        ClusterSpec(name=f"plain_{dtype}", model=model, nodes=(alone,), flags=flags),
-        ClusterSpec(name=f"drafting_{dtype}", model=model, nodes=nodes, flags=flags),
+        ClusterSpec(name="plain", model=model, nodes=(alone,), flags=flags),
+        ClusterSpec(name="drafting", model=model, nodes=nodes, flags=flags),
     ]
 
 
-@pytest.fixture(params=["float32", "int8"])
-def clusters(
-    request: pytest.FixtureRequest, cluster_redis: RedisServer, cluster_folder: Path
-) -> Iterator[list[Cluster]]:
-    with running(specs(request.param), cluster_redis, cluster_folder) as started:
+@pytest.fixture
+def clusters(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[list[Cluster]]:
+    with running(specs(), cluster_redis, cluster_folder) as started:
         yield started
 
 
