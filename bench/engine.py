@@ -28,9 +28,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from bench import one_row_step
 from bench.encoded_text import encoded_elsewhere
@@ -38,7 +40,9 @@ from bench.speculation_prompts import SUMMARISE
 from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
+from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
+from engine.core.seats import Seats
+from engine.core.step_batch import StepBatch
 from engine.runner.load import load_model_runner
 from engine.runner.numba_decoder import NumbaDecoder
 from pdserve.checkpoints.resolve import resolve_checkpoint
@@ -128,21 +132,13 @@ class EngineUnderTest:
             last = [self._first(p, t) for p, t in zip(prompts, tables, strict=True)]
         if kind == "prefill":
             return context / (time.perf_counter() - started_s)
-        outputs = [[token] for token in last]
+        decoding = _Decoding(prompts, last, tables, params)
         spans_s = []
-        for step in range(DECODE_STEPS):
+        for _ in range(DECODE_STEPS):
             started_s = time.perf_counter()
-            batch = [
-                _scheduled(
-                    [outputs[i][-1]], context + step, tables[i], prompts[i], outputs[i], params
-                )
-                for i in range(num_sequences)
-            ]
-            drawn = self._runner.execute(batch)
+            drawn = self._runner.execute(decoding.batch())
             spans_s.append(time.perf_counter() - started_s)
-            for output, entry in zip(outputs, drawn, strict=True):
-                assert entry is not None
-                output.append(entry.token_ids[0])
+            decoding.append(drawn)
         return num_sequences / statistics.median(spans_s)
 
     def one_row_parts(self) -> dict[str, float]:
@@ -150,7 +146,7 @@ class EngineUnderTest:
         length = one_row_step.CONTEXT
         table = range(-(-(length + 1) // self._block_size))
         self._first(synthetic_prompt(length, 0), table)
-        batch = [_scheduled([0], length, table, [0] * length, [0], _GREEDY)]
+        batch = _Decoding([[0] * length], [0], [table], _GREEDY).batch()
         kv_bytes = self._runner.kv_bytes.nbytes // self._runner.num_blocks // self._block_size
         decoder = self._runner._decoder
         assert isinstance(decoder, NumbaDecoder)
@@ -167,17 +163,57 @@ class EngineUnderTest:
 
     def _first(self, prompt: list[int], table: range) -> int:
         """Compute a prompt; return the first token of its answer."""
-        (drawn,) = self._runner.execute([_scheduled(prompt, 0, table, prompt, [], _GREEDY)])
+        sample = SampleInput(_GREEDY, 0, prompt, [])
+        (drawn,) = self._runner.execute([ScheduledSequence(0, prompt, 0, table, sample)])
         assert drawn is not None
         return drawn.token_ids[0]
 
 
-def _scheduled(
-    tokens: list[int], start: int, table: range, prompt: list[int], output: list[int],
-    params: SamplingParams,
-) -> ScheduledSequence:  # fmt: skip
-    sample = SampleInput(params, len(output), prompt, output)
-    return ScheduledSequence(table.start, tokens, start, table, sample)
+class _Decoding:
+    """Sequences that decode, in seats as a node's scheduler keeps them."""
+
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        first_tokens: Sequence[int],
+        tables: Sequence[range],
+        params: SamplingParams,
+    ) -> None:
+        num_tokens = len(prompts[0]) + DECODE_STEPS + 1
+        self._seats = seats = Seats(len(prompts), num_tokens, len(tables[0]))
+        self._rows = np.arange(len(prompts))
+        for row, (prompt, token, table) in enumerate(
+            zip(prompts, first_tokens, tables, strict=True)
+        ):
+            seats.token_ids[row, : len(prompt) + 1] = [*prompt, token]
+            seats.num_prompt[row], seats.num_known[row] = len(prompt), len(prompt) + 1
+            seats.block_tables[row], seats.num_blocks[row] = table, len(table)
+            seats.set_params(row, params)
+
+    def batch(self) -> StepBatch:
+        """Return the next step."""
+        ones = np.ones(len(self._rows), np.int64)
+        return StepBatch(
+            self._seats,
+            self._rows,
+            self._seats.num_known - 1,
+            ones,
+            np.zeros_like(ones),
+            ones.astype(np.bool_),
+            _not_looked_at,
+            is_plain=True,
+        )
+
+    def append(self, drawn: Sequence[DrawnTokens | None]) -> None:
+        """Append what the step drew."""
+        token_ids = [entry.token_ids[0] for entry in drawn if entry is not None]
+        self._seats.append_one_each(
+            self._rows, self._seats.num_known.copy(), np.array(token_ids, np.int64)
+        )
+
+
+def _not_looked_at(entry: int) -> ScheduledSequence:
+    raise AssertionError(f"entry {entry} is looked at as an object, which a plain step is not")
 
 
 class Peer:

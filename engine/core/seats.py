@@ -34,6 +34,7 @@ SAMPLING_COLUMNS = np.dtype(
         ("seed", np.uint64),
         ("num_logprobs", np.int64),
         ("min_tokens", np.int64),
+        ("has_penalties", np.int64),
     ]
 )
 """One row of sampling parameters. `num_logprobs` can be `NOT_ASKED`."""
@@ -52,6 +53,7 @@ def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
         params.seed,
         NOT_ASKED if params.logprobs is None else params.logprobs,
         params.min_tokens,
+        params.has_penalties,
     )
 
 

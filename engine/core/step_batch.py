@@ -184,6 +184,7 @@ def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
         [entry.num_drafts for entry in entries],
         [entry.sample is not None for entry in entries],
         lambda i: entries[i],
+        is_plain=all(e.sample and len(e.token_ids) == 1 and not e.num_drafts for e in entries),
     )
     batch.num_proposals[:] = [entry.num_proposals for entry in entries]
     return batch

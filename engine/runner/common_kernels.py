@@ -96,7 +96,7 @@ def _draws() -> None:
     )  # fmt: skip
     for way in _WAYS:
         sample = SampleInput(way, 0, [1, 2], [])
-        runner.execute([ScheduledSequence(0, [1, 2], 0, [0], sample)])
+        runner.execute([ScheduledSequence(0, [2], 1, [0], sample)])
 
 
 def _cache() -> KVCache:

@@ -8,6 +8,7 @@ import numpy as np
 
 from common.errors import InternalError
 from engine.core.step_batch import StepBatch
+from engine.runner.kernels.plain_rows import lay_out_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
     The kernels do not check bounds, so every index is checked here. The arrays are copies, so the
     batch's seats may change while the step runs.
     """
-    if batch.is_plain:
-        return _flatten_plain(batch, limits)
+    plain = _flatten_plain(batch, limits) if batch.is_plain else None
+    if plain is not None:
+        return plain
     row_starts = np.zeros(len(batch) + 1, np.int64)
     batch.num_tokens.cumsum(out=row_starts[1:])
     num_rows = int(row_starts[-1])
@@ -69,31 +71,18 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
     )
 
 
-def _flatten_plain(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
-    """Do what `flatten` does where every sequence computes its last known token and draws.
-
-    Nearly all steps are like that, and with hundreds of sequences each array operation counts.
-    """
-    count, rows, starts = len(batch), batch.rows, batch.starts
-    seats, size = batch.seats, limits.block_size
-    if count > limits.max_tokens:
-        raise InternalError(f"a step of {count} tokens: wanted at most {limits.max_tokens}")
-    num_blocks = seats.num_blocks.take(rows)
-    num_slots = np.minimum(num_blocks * size, limits.max_len)
-    # As unsigned numbers, negative positions are huge.
-    if (starts.view(np.uint64) >= num_slots.view(np.uint64)).any():
-        _check_entries(batch, limits)
-    token_ids = seats.token_ids[rows, starts].astype(np.int64)
-    block_tables = seats.block_tables[rows, : int(num_blocks.max())].astype(np.int64)
-    order = np.arange(count)
-    places = starts // size
-    slots = block_tables[order, places] - places
-    slots *= size
-    slots += starts
-    _check_range("token id", token_ids, limits.vocab_size)
-    _check_range("block id", block_tables, limits.num_blocks)
+def _flatten_plain(batch: StepBatch, limits: BatchLimits) -> FlatBatch | None:
+    """Do what `flatten` does for a plain batch, as nearly all steps are; None: outside `limits`."""
+    seats, count = batch.seats, len(batch)
+    *laid_out, is_good = lay_out_plain(
+        batch.rows, batch.starts, seats.token_ids, seats.block_tables, seats.num_blocks,
+        limits.block_size, limits.max_len, limits.num_blocks, limits.vocab_size,
+    )  # fmt: skip
+    if not is_good or count > limits.max_tokens:
+        return None
+    token_ids, positions, slots, block_tables = laid_out
     row_starts = np.arange(count + 1)
-    return FlatBatch(token_ids, starts.copy(), slots, row_starts, block_tables, order)
+    return FlatBatch(token_ids, positions, slots, row_starts, block_tables, row_starts[:-1])
 
 
 def _check_next_tokens(batch: StepBatch, limits: BatchLimits) -> None:

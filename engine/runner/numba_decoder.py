@@ -65,13 +65,25 @@ class _Buffers:
         self.quantised = made.rows(rows, widest // 2 if with_bytes else 0)
         self.parts = made.rows(PART_ROWS, spec.head_dim + STATE_LANES)
 
+    def first(self, count: int) -> _Rows:
+        """Return the first rows of those that layers use."""
+        return _Rows(
+            count=count,
+            hidden=self.hidden.first(count),
+            normed=self.normed.first(count),
+            qkv=self.qkv.first(count),
+            attended=self.attended.first(count),
+            gated=self.gated.first(count),
+            quantised=self.quantised.first(count),
+        )
+
 
 @dataclass(slots=True)
-class _Workspace:
-    """One step's part of the buffers, `[rows, …]` each."""
+class _Rows:
+    """A step's part of the buffers, `[count, …]` each."""
 
-    batch: FlatBatch
-    attention: AttentionWork
+    count: int
+    hidden: np.ndarray
     normed: np.ndarray
     qkv: np.ndarray
     attended: np.ndarray
@@ -114,6 +126,7 @@ class NumbaDecoder:
         self.shape, self.step_buffers = shape, StepBuffers()
         self.with_bytes = with_bytes
         self.buffers = _Buffers(spec, shape, self.step_buffers, with_bytes=with_bytes)
+        self._rows = self.buffers.first(0)
         self.use_cache(cache)
         plans = decoder_plans(spec)
         with KERNEL_LOCK:
@@ -139,17 +152,11 @@ class NumbaDecoder:
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size
         set_num_threads(self.num_threads)  # numba stores it per thread, and this one may be new
-        buffers = self.buffers
-        self._work = _Workspace(
-            batch=batch,
-            attention=self.plan_attention(batch.row_starts, batch.positions),
-            normed=buffers.normed.first(rows),
-            qkv=buffers.qkv.first(rows),
-            attended=buffers.attended.first(rows),
-            gated=buffers.gated.first(rows),
-            quantised=buffers.quantised.first(rows),
-        )
-        hidden = buffers.hidden.first(rows)
+        if rows != self._rows.count:  # most steps have as many rows as the one before
+            self._rows = self.buffers.first(rows)
+        self._batch = batch
+        self._attention = self.plan_attention(batch.row_starts, batch.positions)
+        hidden = self._rows.hidden
         gather_columns(self.embedding.table, batch.token_ids, hidden)
         return hidden
 
@@ -161,8 +168,7 @@ class NumbaDecoder:
         return plan.items, plan.merges, self.buffers.parts.first(PART_ROWS)
 
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
-        layer, work = self.layers[index], self._work
-        batch = work.batch
+        layer, batch, rows = self.layers[index], self._batch, self._rows
         keys, values = self._kv[index]
         with KERNEL_LOCK:
             whole_layer(
@@ -170,8 +176,8 @@ class NumbaDecoder:
                 layer.output.table, layer.output_bias, layer.mlp_norm, layer.gate_up.table,
                 layer.gate_up_bias, layer.down.table, layer.down_bias, keys, values, self.epsilon,
                 self.cosines, self.sines, layer.scales, batch.positions, batch.slots,
-                batch.block_tables, work.attention, work.normed, work.qkv, work.attended,
-                work.gated, work.quantised, self.num_threads,
+                batch.block_tables, self._attention, rows.normed, rows.qkv, rows.attended,
+                rows.gated, rows.quantised, self.num_threads,
             )  # fmt: skip
 
     def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:

@@ -24,8 +24,8 @@ Ties go to the lowest token id everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import get_num_threads, set_num_threads
@@ -42,6 +42,8 @@ from engine.runner.kernels.sample_rows import DRAWN, Scratch, sample_rows
 from engine.runner.numba_layer import KERNEL_LOCK
 from engine.runner.token_rules import AllowedMasks, Biases, banned_token_ids, biases_of
 from engine.runner.unmasked_rows import UnmaskedRows
+
+_NO_TOKENS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,45 +105,71 @@ def sampled_rows(
     under grammars that have no mask yet.
     """
     seats = batch.seats
-    entries = np.flatnonzero(batch.is_sampled)
-    counts = batch.num_drafts[entries] + 1
-    histories = np.repeat(batch.rows[entries], counts)
-    before = np.repeat(np.cumsum(counts) - counts, counts)
-    num_tokens = seats.num_known[histories] + np.arange(len(histories)) - before
-    output_indices = num_tokens - seats.num_prompt[histories]
-    ways = seats.sampling[histories]
-    starts = np.zeros(len(histories) + 1, np.int64)
-    withheld: list[int] = []
-    rules: list[TokenRules] = []
-    has_rules = seats.has_rules[histories]
-    if has_rules.any():
-        rules = [_rules(seats, row) for row in histories.tolist()]
-    for row in np.flatnonzero((output_indices < ways["min_tokens"]) | has_rules):
-        history, output_index = histories[row], int(output_indices[row])
-        params = seats.params[history]
-        assert params is not None
-        ids = [*withheld_token_ids(params, output_index, eos_token_ids)]
-        if has_rules[row]:
-            end = num_tokens[row]
-            output = seats.token_ids[history, end - output_index : end]
-            ids += banned_token_ids(rules[row], output)
-        # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
-        ids = [one for one in ids if 0 <= one < vocab_size]
-        withheld += ids
-        starts[row + 1] = len(ids)
-    return SampledRows(
+    histories, num_tokens = _draws_of(batch)
+    num_prompts = seats.num_prompt.take(histories)
+    output_indices = num_tokens - num_prompts
+    ways = seats.sampling.take(histories)
+    rows = SampledRows(
         ways,
         output_indices,
         seats.token_ids,
         histories,
-        seats.num_prompt[histories],
+        num_prompts,
         num_tokens,
-        np.cumsum(starts),
-        np.array(withheld, np.int64),
-        (masks or AllowedMasks(vocab_size)).add_to(allowed, rules),
-        biases_of(rules, vocab_size),
+        np.zeros(len(histories) + 1, np.int64),
+        _NO_TOKENS,
+        allowed,
+        None,
         unmasked,
     )
+    has_rules = seats.has_rules.take(histories)
+    is_ruled = (output_indices < ways["min_tokens"]) | has_rules
+    if is_ruled.any():
+        rules = [_rules(seats, row) for row in histories.tolist()] if has_rules.any() else []
+        withheld = _withheld(rows, seats, is_ruled.nonzero()[0], rules, vocab_size, eos_token_ids)
+        rows = replace(
+            rows,
+            withheld_starts=np.cumsum([0, *map(len, withheld)]),
+            withheld_ids=np.array([one for ids in withheld for one in ids], np.int64),
+            allowed=(masks or AllowedMasks(vocab_size)).add_to(allowed, rules),
+            biases=biases_of(rules, vocab_size),
+        )
+    return rows
+
+
+def _withheld(
+    rows: SampledRows,
+    seats: Seats,
+    ruled: np.ndarray,
+    rules: Sequence[TokenRules],
+    vocab_size: int,
+    eos_token_ids: Set[int],
+) -> list[list[int]]:
+    """Return the tokens that each row must not draw; rows that are not in `ruled` have none."""
+    withheld: list[list[int]] = [[] for _ in range(len(rows))]
+    for row in ruled.tolist():
+        history, output_index = rows.histories[row], int(rows.output_indices[row])
+        params = seats.params[history]
+        assert params is not None
+        ids = [*withheld_token_ids(params, output_index, eos_token_ids)]
+        if rules:
+            end = rows.num_tokens[row]
+            ids += banned_token_ids(rules[row], seats.token_ids[history, end - output_index : end])
+        # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
+        withheld[row] = [one for one in ids if 0 <= one < vocab_size]
+    return withheld
+
+
+def _draws_of(batch: StepBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seat of each draw of a batch, and the number of tokens before it."""
+    num_known = batch.seats.num_known
+    if batch.is_plain:
+        return batch.rows.copy(), num_known.take(batch.rows)
+    entries = np.flatnonzero(batch.is_sampled)
+    counts = batch.num_drafts[entries] + 1
+    histories = np.repeat(batch.rows[entries], counts)
+    before = np.repeat(np.cumsum(counts) - counts, counts)
+    return histories, num_known[histories] + np.arange(len(histories)) - before
 
 
 def _rules(seats: Seats, seat: int) -> TokenRules:
@@ -191,12 +219,9 @@ class Sampler:
 
 def _check_histories(rows: SampledRows, vocab_size: int) -> None:
     """Check the tokens that penalties look at; the kernels do not check bounds."""
-    ways = rows.ways
-    is_penalised = (
-        (ways["repetition_penalty"] != 1.0)
-        | (ways["frequency_penalty"] != 0.0)
-        | (ways["presence_penalty"] != 0.0)
-    )
+    is_penalised = rows.ways["has_penalties"] != 0
+    if not is_penalised.any():
+        return
     for row in np.flatnonzero(is_penalised):
         ids = rows.token_ids[rows.histories[row], : rows.num_tokens[row]]
         # As unsigned numbers, negative ids are huge.

@@ -191,7 +191,6 @@ class Membership:
 
 
 def _estimate(member: _Member) -> int:
-    """Return the requests on the node: reported and sent since, at least this router's own."""
+    """Return the requests on the node: this router's own, and the others that it reported."""
     reported = member.load.num_running + member.load.num_waiting
-    sent_since = member.num_inflight - member.num_inflight_at_report
-    return max(member.num_inflight, reported + max(0, sent_since))
+    return member.num_inflight + max(0, reported - member.num_inflight_at_report)

@@ -14,6 +14,7 @@ last bit however prompts are chunked and requests are batched.
     byte_rows       rows in int8; rows: norms, and that, for a team
     attention       paged attention with an online softmax
     attention_plan  the work items of a step's attention
+    plain_rows      a step of plain decodes, laid out in one call
     kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool

@@ -8,6 +8,7 @@ from engine.runner import common_kernels
 from engine.runner.kernels.attention import attention_phase
 from engine.runner.kernels.layer import whole_layer
 from engine.runner.kernels.linear import linear
+from engine.runner.kernels.plain_rows import lay_out_plain
 from engine.runner.kernels.sample_rows import sample_rows
 from tests.unit.runner.running import load
 from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
@@ -17,7 +18,7 @@ def test_a_model_needs_no_further_compilation(tmp_path: Path) -> None:
     common_kernels._attention()
     common_kernels._layers()
     common_kernels._draws()
-    kernels = (attention_phase, whole_layer, linear, sample_rows)
+    kernels = (attention_phase, whole_layer, linear, sample_rows, lay_out_plain)
     compiled = [set(kernel.signatures) for kernel in kernels]
     assert all(compiled)
     assert len(compiled[0]) == 1  # layers call what is compiled beside them

@@ -7,8 +7,10 @@ import pytest
 
 from common.request import SamplingParams
 from common.token_rules import TokenRules
-from engine.core.plan import SampleInput
+from engine.core.plan import SampleInput, ScheduledSequence
+from engine.core.step_batch import batch_of
 from engine.runner.allowed_tokens import AllowedTokens
+from engine.runner.sampler import Sampler, sampled_rows
 from engine.runner.token_rules import AllowedMasks
 from tests.unit.runner.test_verification import drawn_from
 
@@ -64,6 +66,22 @@ def test_a_bad_word_is_not_completed_and_may_be_begun() -> None:
 def test_a_bad_word_is_found_across_drafts_and_not_in_the_prompt() -> None:
     assert drawn(TokenRules(bad_words=((5, 5),)), [4], drafts=(5, 5)) == (5, 6)
     assert drawn(TokenRules(bad_words=((1, 2, 5),)), []) == (5,)
+
+
+def test_each_row_of_a_batch_has_its_own_rules() -> None:
+    """Also as a part of the rows, and where rows without rules stand between."""
+    rules = [(5,), (), (5, 6), (), (6,), (5,)]
+    entries = [
+        ScheduledSequence(row, [1], 0, [row], SampleInput(one, 0, [1], []))
+        for row, one in enumerate(
+            params(TokenRules(bad_words=tuple((word,) for word in words))) for words in rules
+        )
+    ]
+    rows = sampled_rows(batch_of(entries), VOCAB, frozenset())
+    logits = np.repeat(logits_with(), len(rules), axis=0)
+    assert Sampler(VOCAB).draw(logits, rows)[0].tolist() == [6, 5, 7, 5, 5, 6]
+    part = np.array([4, 2, 1])
+    assert Sampler(VOCAB).draw(logits[part], rows.take(part))[0].tolist() == [5, 7, 5]
 
 
 def test_log_probabilities_are_those_without_biases_and_of_allowed_tokens() -> None:

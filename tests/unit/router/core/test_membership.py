@@ -267,7 +267,20 @@ def test_requests_sent_since_the_last_report_count() -> None:
     membership.on_listing([live(num_running=12)], 0.0)
     assert num_requests(membership) == 13
     membership.on_leg_closed(node)
-    assert num_requests(membership) == 13
+    assert num_requests(membership) == 12
+
+
+def test_what_ended_since_the_last_report_does_not_count() -> None:
+    """Or else the next burst would go round a node that has just become idle."""
+    node = Incarnation("d0", 1)
+    membership = with_nodes(live())
+    for _ in range(4):
+        membership.on_leg_opened(node)
+    membership.on_listing([live(num_running=5)], 0.0)  # and one that waits: two of another router
+    assert num_requests(membership) == 6
+    for _ in range(4):
+        membership.on_leg_closed(node)
+    assert num_requests(membership) == 2
 
 
 def test_a_frozen_report_is_corrected_by_what_this_router_runs() -> None:
