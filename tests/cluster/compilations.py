@@ -13,7 +13,7 @@ from common.config import EngineConfig, ModelConfig
 from engine.runner.load import load_model_runner
 
 
-class Compilations(event.Listener):
+class Compilations(event.Listener):  # type: ignore[misc]
     """Notes each kernel with its argument types. A kernel from the cache makes no such event."""
 
     def __init__(self) -> None:
