@@ -197,7 +197,10 @@ class HandoffConfig(Section):
         30.0, "time until an idle reservation expires", unit="seconds", between=(0.1, 3600)
     )
     kv_window: int = setting(
-        32 << 20, "maximum unacknowledged KV of a node pair", unit="bytes", at_least=1 << 16
+        32 << 20,
+        "maximum unacknowledged KV of each connection of a node pair",
+        unit="bytes",
+        at_least=1 << 16,
     )
     kv_lanes: int = setting(
         1,

@@ -26,11 +26,11 @@ class ZmqConnector(TransportConnector):
     `has_inline` a pair that supports none of them is refused. `verify` is a mode of `core.lanes`.
     With `keys` only nodes that hold the same pair can connect, and all frames here are encrypted.
 
-    At most `window_bytes` of data per decode node are unacknowledged; transfers to a peer that is
-    silent for `peer_timeout_s` fail. With `kv_lanes` above 1 a pair has so many connections, or as
-    many as its other node, and the connector as many threads that move bytes and as many that hash
-    and copy. Raises `ConfigError` when the address cannot be bound or the
-    window is too small for one block.
+    At most `window_bytes` of data per decode node are unacknowledged, times `kv_lanes`; transfers
+    to a peer that is silent for `peer_timeout_s` fail. With `kv_lanes` above 1 a pair has so many
+    connections, or as many as its other node, and the connector as many threads that move bytes and
+    as many that hash and copy. Raises `ConfigError` when the address cannot be bound or the window
+    is too small for one block.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class ZmqConnector(TransportConnector):
         clock: Clock | None = None,
     ) -> None:
         limits = Limits(
-            window_bytes=window_bytes, peer_timeout_s=peer_timeout_s, max_channels=kv_lanes
+            # With one window for all connections, frames of 8 MiB would leave most of them idle.
+            window_bytes=kv_lanes * window_bytes,
+            peer_timeout_s=peer_timeout_s,
+            max_channels=kv_lanes,
         )
         pool = as_pool(pool, layout)
         limits.blocks_per_chunk(layout)

@@ -135,7 +135,10 @@ class Holdings:
     # --- the ends ------------------------------------------------------------------------------
 
     def leave(self, sequence: Sequence) -> None:
-        """Take a sequence that ends from its queue or seat; it still holds its blocks."""
+        """Take a sequence that ends from its queue or seat; it still holds its blocks.
+
+        Raises `ValueError` for one that is exporting, or has finished.
+        """
         if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED):
             self.waiting.leave(sequence)
         elif sequence.status in _COMING:

@@ -102,10 +102,10 @@ class Limits:
     def gathered_bytes(self) -> int:
         """The most in copies of short ranges that were not sent yet, in bytes.
 
-        A window, and the frame that each worker makes at present.
+        A window for each connection, and the frame that each worker makes at present.
         """
         frame_bytes = self.max_joined * self.max_frame_bytes
-        return DEFAULT_WINDOW_BYTES + self.num_workers * frame_bytes
+        return self.max_channels * DEFAULT_WINDOW_BYTES + self.num_workers * frame_bytes
 
     @property
     def quiet_s(self) -> int:

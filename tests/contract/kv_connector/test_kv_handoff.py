@@ -286,7 +286,7 @@ def test_unknown_tokens_are_ignored(cluster: Cluster) -> None:
     [
         (dataclasses.replace(LAYOUT, num_layers=4), WINDOW_BYTES, ValueError),
         (dataclasses.replace(LAYOUT, head_dim=4), WINDOW_BYTES, ValueError),
-        (LAYOUT, PAIR_BYTES - 1, ConfigError),
+        (LAYOUT, PAIR_BYTES // 4 - 1, ConfigError),  # of each of up to four connections
     ],
 )
 def test_a_pool_or_window_that_does_not_fit(

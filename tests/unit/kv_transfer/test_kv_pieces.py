@@ -176,8 +176,8 @@ def test_copies_that_are_not_let_go_of_are_bounded() -> None:
     assert gatherer.payload(chunk, is_summed=False).runs == (1, 1, 1)
 
 
-@pytest.mark.parametrize(("kv_lanes", "num_gathered"), [(1, 4), (4, 8)])
-def test_each_worker_may_gather_a_frame_beside_a_whole_window(
+@pytest.mark.parametrize(("kv_lanes", "num_gathered"), [(1, 4), (2, 10), (4, 20)])
+def test_each_worker_may_gather_a_frame_beside_the_windows_of_all_connections(
     kv_lanes: int, num_gathered: int
 ) -> None:
     """Else many workers make frames of a thousand parts as soon as the network is slow."""
