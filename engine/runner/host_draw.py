@@ -29,13 +29,11 @@ class HostDraw:
     def draw(self, hidden: Any, sampled: np.ndarray, rows: SampledRows, batch: StepBatch) -> Draws:
         """Draw from the logits after rows `sampled` of `hidden`."""
         draws = Draws()
-        if 0 < len(sampled) <= MAX_SAMPLED_ROWS:  # nearly always: a group of all rows
-            add_draws(draws, self._sampler, self._decoder.logits(hidden, sampled), rows)
-            return draws
+        is_one_group = len(sampled) <= MAX_SAMPLED_ROWS
         for first in range(0, len(sampled), MAX_SAMPLED_ROWS):
             group = np.arange(first, min(first + MAX_SAMPLED_ROWS, len(sampled)))
             logits = self._decoder.logits(hidden, sampled[group])
-            add_draws(draws, self._sampler, logits, rows.take(group))
+            add_draws(draws, self._sampler, logits, rows if is_one_group else rows.take(group))
         return draws
 
 

@@ -36,7 +36,10 @@ class Attempts:
 
     def find(self, attempt_id: AttemptId) -> Attempt | None:
         """Return the attempt with this id, if it is one of those that go on."""
-        return next((one for one in self._all() if one.id == attempt_id), None)
+        main, second = self.main, self.second
+        if main.id == attempt_id:
+            return main
+        return second if second is not None and second.id == attempt_id else None
 
     def on(self, node: Incarnation) -> list[Attempt]:
         """Return the attempts with an open leg on the node, the second one first."""

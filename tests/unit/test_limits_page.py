@@ -161,9 +161,9 @@ KV = {
     "connections of a sender": f"`--kv-lanes`, {HANDOFF.kv_lanes} unless it is set",
     "transfers of a sender": str(kv.MAX_TRANSFERS_PER_LINK),
     "unacknowledged bytes of a sender": (
-        f"{size(HANDOFF.kv_window)} (`--kv-window`) for each connection; "
+        f"{size(HANDOFF.kv_window)} (`--kv-window`) times `--kv-lanes`; "
         f"with more than {kv.WINDOWS_PER_NODE} that send, "
-        f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)} for each; "
+        f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)} times `--kv-lanes`; "
         "on shm and rdma twice as much"
     ),
     "messages that wait to be read": f"{RECEIVER_HIGH_WATER_MARK} from each sender",
