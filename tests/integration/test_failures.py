@@ -132,6 +132,10 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
             ruled_stream.read_tokens(3)
             handed_off = started_prefill(cluster, api, threads, salt=35)
             cluster.processes["decode-1"].kill()
+        # A request that is still placed there waits for its next life, as those that run do.
+        wait_until(
+            lambda: "decode-1" not in cluster.chosen_nodes(cluster.url), "decode-1 is not chosen"
+        )
         fails_soon(lambda: api.complete(prompt_tokens(9), max_tokens=2), "overloaded")
         # The prefill node lets go of the transfer although nobody is left to acknowledge anything.
         cluster.wait_status("prefill-1", holds_nothing, "holds nothing")
