@@ -7,12 +7,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml requirements.txt | cksum | cut -d' ' -f1)
 # Additional flags for `make up` and `make demo`, and for pytest in the `make test…` targets.
 ARGS ?=
-PINNED_EXTRAS := node cpu rdma local keys otel bench dev
+PINNED_EXTRAS := node cpu triton rdma local keys otel bench dev
 # A run starts hundreds of processes: each would compile the project's sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-kernels test-gpu test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -42,6 +42,12 @@ test: compiled-kernels  ## run the everyday tests
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
+
+test-kernels: env  ## run the GPU kernels in Triton's interpreter, and compile each for three generations of cards; no card is needed
+	$(BIN)/python -m pytest tests/gpu_kernels --kernels --numprocesses 2 $(ARGS)
+
+test-gpu: env  ## run and measure the GPU kernels on a card of this machine, some 3 minutes
+	$(BIN)/python -m tests.gpu.on_card $(ARGS)
 
 test-models: env  ## test a second model, Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had
 	-@$(MAKE) --no-print-directory model MODEL=qwen2.5-coder-0.5b
@@ -131,7 +137,7 @@ $(STAMP):
 		"pdserve needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + \
 		": name another one with `make env PYTHON=python3.11`")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python tools/requirements.py --extras node cpu local keys otel dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py --extras node cpu triton local keys otel dev > $(VENV)/requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(VENV)/requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation \
 		--config-settings editable_mode=compat -e .

@@ -54,6 +54,7 @@ With either, `mtp` drafts tokens with one more layer.
     rope                angles of rotary positions
     kernels/            CPU kernels in numba
     mtp/                the drafting layer
+    gpu/                a decoder in Triton kernels for NVIDIA GPUs, which no node uses yet
     framework           Paddle, imported once and in the right environment
 
 `load.load_model_runner` chooses, loads and returns a `model_runner.ModelRunner`. This file imports

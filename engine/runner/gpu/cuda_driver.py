@@ -1,0 +1,353 @@
+"""The driver's calls, through ctypes: neither a CUDA toolkit nor a framework is needed.
+
+One `Device` is one card's primary context, which other libraries of the process share. Every call
+raises `GpuError` with the driver's own name of the error. Addresses are plain integers; memory is
+freed when its owner is closed. All methods may be called by one thread at a time, which has made
+the context current (`Device.use`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+from common.errors import ConfigError, InternalError
+
+_LIBRARY = "libcuda.so.1"
+_ATTRIBUTES = {
+    "multiprocessors": 16,
+    "capability_major": 75,
+    "capability_minor": 76,
+    "shared_bytes": 97,
+}
+"""Numbers of CUdevice_attribute."""
+
+_MAX_DYNAMIC_SHARED = 8
+_PROGRAMMATIC_LAUNCH = 6
+_LARGEST_STATIC_SHARED = 48 << 10
+_IPC_LAZY_PEER_ACCESS = 1
+_EVENT_DISABLE_TIMING = 2
+_EVENT_INTERPROCESS = 4
+_CAPTURE_THREAD_LOCAL = 1
+_NON_BLOCKING_STREAM = 1
+_HOST_PORTABLE_MAPPED = 3
+
+
+class GpuError(InternalError):
+    """A call of the driver failed. An error inside a kernel ends the context: no call succeeds
+    afterwards."""
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("kind", c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_char * 64))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        *((f"grid_{axis}", c_uint) for axis in "xyz"),
+        *((f"block_{axis}", c_uint) for axis in "xyz"),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", c_uint),
+    )
+
+
+class IpcHandle(ctypes.Structure):
+    """64 bytes that another process opens: of an allocation or of an event."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+class Driver:
+    """The driver library, with one method per kind of call."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Call `name`; raise `GpuError` unless it returns success."""
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise GpuError(f"{name}: {self._error_name(status)}")
+
+    def status(self, name: str, *arguments: Any) -> int:
+        """Call `name` and return its status."""
+        return int(getattr(self._library, name)(*arguments))
+
+    def _error_name(self, status: int) -> str:
+        text = ctypes.c_char_p()
+        if self._library.cuGetErrorString(status, byref(text)) or text.value is None:
+            return f"error {status}"
+        return f"{text.value.decode()} ({status})"
+
+
+def load_driver() -> Driver:
+    """Return the driver; `ConfigError` where none is installed or it finds no card."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise ConfigError(f"no NVIDIA driver: {_LIBRARY} cannot be loaded: {error}") from error
+    driver = Driver(library)
+    status = driver.status("cuInit", 0)
+    if status:
+        raise ConfigError(f"the NVIDIA driver finds no usable card: cuInit returns {status}")
+    return driver
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What kernels are compiled and sized for. `capability` is 90 for compute capability 9.0."""
+
+    name: str
+    capability: int
+    num_multiprocessors: int
+    shared_bytes: int
+    memory_bytes: int
+
+
+class Memory:
+    """An allocation: `address` on the device, and `host` where the host may read and write it."""
+
+    def __init__(
+        self, address: int, num_bytes: int, free: Callable[[], None], host: int = 0
+    ) -> None:
+        self.address, self.num_bytes, self.host = address, num_bytes, host
+        self._free: Callable[[], None] | None = free
+
+    def close(self) -> None:
+        """Free the memory; a second call does nothing."""
+        free, self._free = self._free, None
+        if free is not None:
+            free()
+
+
+class Device:
+    """One card. `use` makes its context current in the calling thread."""
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        self.call = driver
+        count = c_int()
+        driver("cuDeviceGetCount", byref(count))
+        if not 0 <= ordinal < count.value:
+            raise ConfigError(f"card {ordinal}: wanted 0 to {count.value - 1}")
+        self._device = c_int()
+        driver("cuDeviceGet", byref(self._device), ordinal)
+        self._context = c_void_p()
+        driver("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
+        self.use()
+        self.properties = self._read_properties()
+
+    def use(self) -> None:
+        """Make the card's context current in this thread."""
+        self.call("cuCtxSetCurrent", self._context)
+
+    def close(self) -> None:
+        """Give the context back: all that was allocated in it is gone."""
+        self.call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def _read_properties(self) -> DeviceProperties:
+        name = ctypes.create_string_buffer(256)
+        self.call("cuDeviceGetName", name, 256, self._device)
+        found = {}
+        for key, number in _ATTRIBUTES.items():
+            value = c_int()
+            self.call("cuDeviceGetAttribute", byref(value), number, self._device)
+            found[key] = value.value
+        return DeviceProperties(
+            name=name.value.decode(),
+            capability=10 * found["capability_major"] + found["capability_minor"],
+            num_multiprocessors=found["multiprocessors"],
+            shared_bytes=found["shared_bytes"],
+            memory_bytes=self.memory()[1],
+        )
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes that are free and those that the card has."""
+        free, total = c_size_t(), c_size_t()
+        self.call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value, total.value
+
+    def allocate(self, num_bytes: int) -> Memory:
+        """Return device memory, aligned to 256 bytes and not initialised."""
+        address = c_uint64()
+        self.call("cuMemAlloc_v2", byref(address), c_size_t(max(num_bytes, 1)))
+        found = address.value
+        return Memory(found, num_bytes, lambda: self.call("cuMemFree_v2", c_uint64(found)))
+
+    def allocate_pinned(self, num_bytes: int) -> Memory:
+        """Return host memory that the card reads and writes at `address`."""
+        host, address = c_void_p(), c_uint64()
+        self.call("cuMemHostAlloc", byref(host), c_size_t(num_bytes), _HOST_PORTABLE_MAPPED)
+        self.call("cuMemHostGetDevicePointer_v2", byref(address), host, 0)
+        return Memory(
+            address.value, num_bytes, lambda: self.call("cuMemFreeHost", host), host.value or 0
+        )
+
+    def stream(self) -> int:
+        """Return a new stream that does not wait for the default one."""
+        handle = c_void_p()
+        self.call("cuStreamCreate", byref(handle), _NON_BLOCKING_STREAM)
+        return handle.value or 0
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until all work of the stream has ended."""
+        self.call("cuStreamSynchronize", c_void_p(stream))
+
+    def copy(self, to: int, source: int, num_bytes: int, stream: int) -> None:
+        """Copy between any two addresses, the host's pinned ones included, in stream order."""
+        self.call(
+            "cuMemcpyAsync", c_uint64(to), c_uint64(source), c_size_t(num_bytes), c_void_p(stream)
+        )
+
+    def upload(self, to: int, data: bytes | memoryview) -> None:
+        """Copy host memory to the device and wait for it."""
+        view = memoryview(data).cast("B")
+        source = (ctypes.c_char * len(view)).from_buffer_copy(view)
+        self.call("cuMemcpyHtoD_v2", c_uint64(to), source, c_size_t(len(view)))
+
+    def download(self, source: int, num_bytes: int) -> bytearray:
+        """Copy device memory to the host and wait for it."""
+        data = bytearray(num_bytes)
+        target = (ctypes.c_char * num_bytes).from_buffer(data)
+        self.call("cuMemcpyDtoH_v2", target, c_uint64(source), c_size_t(num_bytes))
+        return data
+
+    def fill(self, address: int, value: int, num_bytes: int, stream: int) -> None:
+        """Set bytes in stream order."""
+        self.call(
+            "cuMemsetD8Async", c_uint64(address), ctypes.c_ubyte(value), c_size_t(num_bytes),
+            c_void_p(stream),
+        )  # fmt: skip
+
+    def event(self, *, timed: bool = False, shared: bool = False) -> Event:
+        """Return a new event; a shared one can be opened by another process."""
+        flags = 0 if timed else _EVENT_DISABLE_TIMING
+        handle = c_void_p()
+        self.call("cuEventCreate", byref(handle), flags | (_EVENT_INTERPROCESS if shared else 0))
+        return Event(self, handle)
+
+    def load_function(self, cubin: bytes, name: str, shared_bytes: int) -> c_void_p:
+        """Load a compiled kernel; raise `GpuError` when the card lacks its shared memory."""
+        module, function = c_void_p(), c_void_p()
+        self.call("cuModuleLoadData", byref(module), cubin)
+        self.call("cuModuleGetFunction", byref(function), module, name.encode())
+        if shared_bytes > _LARGEST_STATIC_SHARED:
+            self.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
+        return function
+
+    def export_memory(self, memory: Memory) -> bytes:
+        """Return a handle by which another process opens the allocation."""
+        handle = IpcHandle()
+        self.call("cuIpcGetMemHandle", byref(handle), c_uint64(memory.address))
+        return bytes(handle)
+
+    def open_memory(self, handle: bytes, num_bytes: int) -> Memory:
+        """Map another process's allocation. Its owner has to outlive the mapping."""
+        address = c_uint64()
+        self.call(
+            "cuIpcOpenMemHandle_v2", byref(address), IpcHandle.from_buffer_copy(handle),
+            _IPC_LAZY_PEER_ACCESS,
+        )  # fmt: skip
+        found = address.value
+        return Memory(found, num_bytes, lambda: self.call("cuIpcCloseMemHandle", c_uint64(found)))
+
+    def open_event(self, handle: bytes) -> Event:
+        """Open another process's event."""
+        event = c_void_p()
+        self.call("cuIpcOpenEventHandle", byref(event), IpcHandle.from_buffer_copy(handle))
+        return Event(self, event)
+
+    def capture(self, stream: int, work: Callable[[], None]) -> Graph:
+        """Record what `work` launches on the stream, and return it as a graph; nothing runs."""
+        self.call("cuStreamBeginCapture_v2", c_void_p(stream), _CAPTURE_THREAD_LOCAL)
+        graph, ready = c_void_p(), c_void_p()
+        try:
+            work()
+        finally:
+            self.call("cuStreamEndCapture", c_void_p(stream), byref(graph))
+        self.call("cuGraphInstantiateWithFlags", byref(ready), graph, c_uint64(0))
+        self.call("cuGraphDestroy", graph)
+        return Graph(self, ready)
+
+
+class Event:
+    """A point in a stream's work."""
+
+    def __init__(self, device: Device, handle: c_void_p) -> None:
+        self._device, self._handle = device, handle
+
+    def record(self, stream: int) -> None:
+        self._device.call("cuEventRecord", self._handle, c_void_p(stream))
+
+    def is_reached(self) -> bool:
+        """Return whether the work before the event has ended."""
+        return self._device.call.status("cuEventQuery", self._handle) == 0
+
+    def wait(self) -> None:
+        """Block the thread until the work before the event has ended."""
+        self._device.call("cuEventSynchronize", self._handle)
+
+    def delay(self, stream: int) -> None:
+        """Let the stream's later work wait for the event."""
+        self._device.call("cuStreamWaitEvent", c_void_p(stream), self._handle, 0)
+
+    def milliseconds_since(self, earlier: Event) -> float:
+        """Return the time between two timed events that were reached."""
+        found = ctypes.c_float()
+        self._device.call("cuEventElapsedTime", byref(found), earlier._handle, self._handle)
+        return found.value
+
+    def export(self) -> bytes:
+        """Return a handle by which another process opens the event."""
+        handle = IpcHandle()
+        self._device.call("cuIpcGetEventHandle", byref(handle), self._handle)
+        return bytes(handle)
+
+    def close(self) -> None:
+        self._device.call("cuEventDestroy_v2", self._handle)
+
+
+class Graph:
+    """Recorded launches, started as one."""
+
+    def __init__(self, device: Device, handle: c_void_p) -> None:
+        self._device, self._handle = device, handle
+
+    def launch(self, stream: int) -> None:
+        self._device.call("cuGraphLaunch", self._handle, c_void_p(stream))
+
+    def close(self) -> None:
+        self._device.call("cuGraphExecDestroy", self._handle)
+
+
+class Launch:
+    """One launch with its arguments in place: a repetition costs the driver's call alone."""
+
+    def __init__(
+        self, device: Device, function: c_void_p, grid: tuple[int, int, int], num_threads: int,
+        shared_bytes: int, arguments: list[Any], *, is_programmatic: bool,
+    ) -> None:  # fmt: skip
+        self._device, self._function = device, function
+        self._values = arguments
+        self._parameters = (c_void_p * len(arguments))(
+            *(ctypes.cast(ctypes.pointer(value), c_void_p) for value in arguments)
+        )
+        self._attribute = _LaunchAttribute()
+        self._attribute.kind = _PROGRAMMATIC_LAUNCH
+        self._attribute.value = struct.pack("i", 1)
+        self._config = _LaunchConfig(
+            *grid, num_threads, 1, 1, shared_bytes, None, ctypes.pointer(self._attribute),
+            1 if is_programmatic else 0,
+        )  # fmt: skip
+
+    def __call__(self, stream: int) -> None:
+        """Launch on the stream."""
+        self._config.stream = stream
+        self._device.call(
+            "cuLaunchKernelEx", byref(self._config), self._function, self._parameters, None
+        )

@@ -1,0 +1,171 @@
+"""Products of weights and rows: `y = x @ W.T`, computed as `W @ x.T`.
+
+With the weights on the matrix unit's long side, one instruction family serves every number of rows,
+and a tile of 16 rows wastes nothing while few sequences decode. One program adds up the whole of K
+for its tile, by one chain of matrix instructions: there are no partial sums, so nothing is added in
+an order that depends on the tile. Quantised weights add one partial sum for each group of 128
+inputs, times its scale, in ascending order.
+
+Order of programs: tiles of rows vary fastest within GROUP of them, so that what one group reads of
+x stays in the L2 cache.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
+from engine.runner.gpu.kernels.stored_weights import (
+    accumulate,
+    load_inputs,
+    row_elements,
+    step_inputs,
+)
+
+
+@triton.jit
+def tile_of(program, num_rows, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+            GROUP: tl.constexpr):  # fmt: skip
+    """Return the program's tile of rows and tile of weights."""
+    tiles_n: tl.constexpr = (N + BN - 1) // BN
+    tiles_m = tl.cdiv(num_rows, BM)
+    group = program // (GROUP * tiles_n)
+    first = group * GROUP
+    size = tl.minimum(tiles_m - first, GROUP)
+    inside = program % (GROUP * tiles_n)
+    return first + inside % size, inside // size
+
+
+@triton.jit
+def _sources(outputs, N: tl.constexpr, BN: tl.constexpr):
+    """Return the rows of weights to read: those behind the last are the last one again."""
+    if N % BN != 0:
+        return tl.minimum(outputs, N - 1)
+    return outputs
+
+
+@triton.jit
+def _results(is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
+    """Return which results of a tile exist: the last tile of weights may overhang."""
+    if N % BN != 0:
+        return is_row & (outputs < N)[None, :]
+    return is_row
+
+
+@triton.jit
+def _store_sum(y, residual, total, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr,
+               HAS_RESIDUAL: tl.constexpr):  # fmt: skip
+    """Round the sums [BN, BM] to y's type, add the residual, and store them."""
+    is_result = _results((rows < num_rows)[:, None], outputs, N, BN)
+    result = tl.trans(total).to(y.dtype.element_ty)
+    place = rows[:, None].to(tl.int64) * N + outputs[None, :]
+    if HAS_RESIDUAL:
+        before = tl.load(residual + place, mask=is_result, other=0.0).to(tl.float32)
+        result = (before + result.to(tl.float32)).to(y.dtype.element_ty)
+    tl.store(y + place, result, mask=is_result)
+
+
+@triton.jit
+def _store_gated(y, gate, up, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr):
+    """Store silu(gate) * up of sums [BN, BM]; gate, up and silu are rounded to y's type."""
+    kind = y.dtype.element_ty
+    gate = gate.to(kind).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+    result = (silu * up.to(kind).to(tl.float32)).to(kind)
+    is_result = _results((rows < num_rows)[:, None], outputs, N, BN)
+    place = rows[:, None].to(tl.int64) * N + outputs[None, :]
+    tl.store(y + place, tl.trans(result), mask=is_result)
+
+
+@triton.jit
+def product(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+            FORM: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+            HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute y[M, N] = x[M, K] @ weights[N, K].T in y's type, plus `residual` [M, N]."""
+    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    rows = tile_m * BM + tl.arange(0, BM)
+    outputs = tile_n * BN + tl.arange(0, BN)
+    sources = _sources(outputs, N, BN)
+    if PREFETCH > 0:
+        prefetch_rows(weights, sources, row_elements(K, FORM), PREFETCH)
+    begin(IS_PROGRAMMATIC)
+    x_rows = x + rows[:, None].to(tl.int64) * K
+    is_row = (rows < num_rows)[:, None]
+    total = tl.zeros((BN, BM), tl.float32)
+    STEP: tl.constexpr = step_inputs(BK, FORM)
+    for begin_of in range(0, K, BK):
+        for part in tl.static_range(BK // STEP):
+            start = begin_of + part * STEP
+            first, second = load_inputs(x_rows, is_row, start, STEP, FORM)
+            total = accumulate(
+                total, first, second, weights, scales, sources, start, K, STEP, FORM, HAS_PTX
+            )
+    _store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+
+
+@triton.jit
+def gate_up_product(x, weights, scales, y, num_rows, N: tl.constexpr, K: tl.constexpr,
+                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+                    FORM: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
+                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute y[M, N] = silu(gate) * up, for weights [2 N, K] with the gate's rows first."""
+    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    rows = tile_m * BM + tl.arange(0, BM)
+    outputs = tile_n * BN + tl.arange(0, BN)
+    sources = _sources(outputs, N, BN)
+    if PREFETCH > 0:
+        prefetch_rows(weights, sources, row_elements(K, FORM), PREFETCH)
+        prefetch_rows(weights, sources + N, row_elements(K, FORM), PREFETCH)
+    begin(IS_PROGRAMMATIC)
+    x_rows = x + rows[:, None].to(tl.int64) * K
+    is_row = (rows < num_rows)[:, None]
+    gate = tl.zeros((BN, BM), tl.float32)
+    up = tl.zeros((BN, BM), tl.float32)
+    STEP: tl.constexpr = step_inputs(BK, FORM)
+    for begin_of in range(0, K, BK):
+        for part in tl.static_range(BK // STEP):
+            start = begin_of + part * STEP
+            first, second = load_inputs(x_rows, is_row, start, STEP, FORM)
+            gate = accumulate(
+                gate, first, second, weights, scales, sources, start, K, STEP, FORM, HAS_PTX
+            )
+            up = accumulate(
+                up, first, second, weights, scales, sources + N, start, K, STEP, FORM, HAS_PTX
+            )
+    _store_gated(y, gate, up, rows, outputs, num_rows, N, BN)
+
+
+@triton.jit
+def described_product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+                      HAS_RESIDUAL: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute what `product` does, with tiles that the copy engine reads by their descriptions."""
+    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    begin(IS_PROGRAMMATIC)
+    total = tl.zeros((BN, BM), tl.float32)
+    for start in range(0, K, BK):
+        inputs = x.load([tile_m * BM, start])
+        total = tl.dot(weights.load([tile_n * BN, start]), tl.trans(inputs), total)
+    rows = tile_m * BM + tl.arange(0, BM)
+    outputs = tile_n * BN + tl.arange(0, BN)
+    _store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+
+
+@triton.jit
+def described_gate_up(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+                      IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute what `gate_up_product` does, with tiles that the copy engine reads."""
+    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    begin(IS_PROGRAMMATIC)
+    gate = tl.zeros((BN, BM), tl.float32)
+    up = tl.zeros((BN, BM), tl.float32)
+    for start in range(0, K, BK):
+        inputs = tl.trans(x.load([tile_m * BM, start]))
+        gate = tl.dot(weights.load([tile_n * BN, start]), inputs, gate)
+        up = tl.dot(weights.load([N + tile_n * BN, start]), inputs, up)
+    rows = tile_m * BM + tl.arange(0, BM)
+    outputs = tile_n * BN + tl.arange(0, BN)
+    _store_gated(y, gate, up, rows, outputs, num_rows, N, BN)

@@ -1,0 +1,105 @@
+"""Work on single rows: embedding, norms, rotation, and keys and values into the cache."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.runner.gpu.kernels.ordering import begin
+
+
+@triton.jit
+def _normalised(row, weight, is_column, N: tl.constexpr, epsilon, kind: tl.constexpr):
+    """Return the RMS-normalised float32 row in `kind`; rounded before the weight, as plain
+    operators do."""
+    scale = tl.rsqrt(tl.sum(row * row, 0) / N + epsilon)
+    factor = tl.load(weight + is_column[1], mask=is_column[0], other=0.0).to(tl.float32)
+    return ((row * scale).to(kind).to(tl.float32) * factor).to(kind)
+
+
+@triton.jit
+def _weighted(values, weights, kind: tl.constexpr):
+    """Return the values times their weights in float32, both rounded to `kind`."""
+    product = values.to(kind).to(tl.float32) * tl.load(weights).to(tl.float32)
+    return product.to(kind).to(tl.float32)
+
+
+@triton.jit
+def embed(tokens, table, weight, hidden, normed, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr,
+          IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Set hidden[row] = table[tokens[row]], and normed[row] to its norm. Program: row."""
+    begin(IS_PROGRAMMATIC)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < N
+    token = tl.load(tokens + row).to(tl.int64)
+    values = tl.load(table + token * N + columns, mask=inside, other=0.0)
+    tl.store(hidden + row * N + columns, values, mask=inside)
+    result = _normalised(
+        values.to(tl.float32), weight, (inside, columns), N, epsilon, normed.dtype.element_ty
+    )
+    tl.store(normed + row * N + columns, result, mask=inside)
+
+
+@triton.jit
+def norm(hidden, weight, normed, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr,
+         IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Set normed[row] to the RMS norm of hidden[row]. Program: row."""
+    begin(IS_PROGRAMMATIC)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < N
+    values = tl.load(hidden + row * N + columns, mask=inside, other=0.0).to(tl.float32)
+    result = _normalised(values, weight, (inside, columns), N, epsilon, normed.dtype.element_ty)
+    tl.store(normed + row * N + columns, result, mask=inside)
+
+
+@triton.jit
+def rotate_and_store(qkv, query_weight, key_weight, angles, positions, slots, queries, keys, values,
+                     epsilon, num_rows, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+                     DIM: tl.constexpr, BLOCK: tl.constexpr, HAS_NORMS: tl.constexpr,
+                     TILE: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Norm and rotate query and key heads, and write keys and values into their slots.
+
+    One program is one head of TILE rows of qkv [rows, (HEADS + 2 KV_HEADS) DIM]. `angles` holds
+    cosines, then sines, [positions, DIM] in float32. Keys and values are [blocks, KV_HEADS, BLOCK,
+    DIM]; a slot is block * BLOCK + place, and -1 writes nothing (padding).
+    """
+    begin(IS_PROGRAMMATIC)
+    row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    head = tl.program_id(1)
+    is_row = row < num_rows
+    HALF: tl.constexpr = DIM // 2
+    lane = tl.arange(0, HALF)
+    kind = queries.dtype.element_ty
+    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head)[:, None] * DIM + lane[None, :]
+    low = tl.load(source, mask=is_row[:, None], other=0.0).to(tl.float32)
+    high = tl.load(source + HALF, mask=is_row[:, None], other=0.0).to(tl.float32)
+    slot = tl.load(slots + row, mask=is_row, other=-1).to(tl.int64)
+    is_slot = (slot >= 0)[:, None]
+    block_row = slot // BLOCK * KV_HEADS * BLOCK + slot % BLOCK
+    if head < HEADS + KV_HEADS:
+        if HAS_NORMS:
+            weight = query_weight if head < HEADS else key_weight
+            square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+            scale = tl.rsqrt(square / DIM + epsilon)[:, None]
+            low = _weighted(low * scale, (weight + lane)[None, :], kind)
+            high = _weighted(high * scale, (weight + HALF + lane)[None, :], kind)
+        position = tl.load(positions + row, mask=is_row, other=0).to(tl.int64)
+        angle = angles + tl.maximum(position, 0)[:, None] * DIM + lane[None, :]
+        cosine = tl.load(angle)
+        sine = tl.load(angle + HALF)
+        first = (low * cosine - high * sine).to(kind)
+        second = (high * cosine + low * sine).to(kind)
+        if head < HEADS:
+            target = queries + (row * HEADS + head)[:, None] * DIM + lane[None, :]
+            tl.store(target, first, mask=is_row[:, None])
+            tl.store(target + HALF, second, mask=is_row[:, None])
+        else:
+            place = (block_row + (head - HEADS) * BLOCK)[:, None] * DIM + lane[None, :]
+            tl.store(keys + place, first, mask=is_slot)
+            tl.store(keys + place + HALF, second, mask=is_slot)
+    else:
+        place = (block_row + (head - HEADS - KV_HEADS) * BLOCK)[:, None] * DIM + lane[None, :]
+        tl.store(values + place, low.to(kind), mask=is_slot)
+        tl.store(values + place + HALF, high.to(kind), mask=is_slot)

@@ -1,0 +1,118 @@
+"""From a Triton function to a launch: compiled in this process, launched through the driver.
+
+Triton compiles for a target that is named, so neither a card nor a framework is asked, and the
+result is kept in Triton's own cache folder. A compiled kernel's parameters are those of its
+signature without the constants, followed by two addresses of scratch memory, which these kernels
+do not use.
+
+Two kernels that have to agree in their bits must not differ in which products and sums the compiler
+fuses: fusing is off (`enable_fp_fusion`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.runner.gpu.cuda_driver import Device, Launch
+from engine.runner.gpu.tensor_map import MatrixView, encode_tensor_map
+
+_WARP = 32
+_CTYPES = {
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "u64": ctypes.c_uint64,
+    "fp32": ctypes.c_float,
+}
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One configuration of a kernel.
+
+    `types` gives each argument's type in Triton's notation ("*bf16", "i32", or
+    "tensordesc<bf16[16,64]>" for a `MatrixView`); `constants` are the compile-time arguments.
+    Addresses are taken to be multiples of 16. `options` are Triton's own, such as `maxnreg`.
+    """
+
+    function: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    is_programmatic: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def compile(self, capability: int) -> Any:
+        """Return Triton's compiled kernel for a compute capability such as 90."""
+        names = self.function.arg_names
+        signature = {
+            name: "constexpr" if name in self.constants else self.types[name] for name in names
+        }
+        attributes = {
+            (place,): [["tt.divisibility", 16]]
+            for place, name in enumerate(names)
+            if name not in self.constants and self.types[name].startswith("*")
+        }
+        source = ASTSource(
+            fn=self.function, signature=signature, constexprs=dict(self.constants), attrs=attributes
+        )
+        options = {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": False,
+            "launch_pdl": self.is_programmatic,
+            **self.options,
+        }
+        return triton.compile(source, target=GPUTarget("cuda", capability, _WARP), options=options)
+
+
+class BindableKernel(Protocol):
+    """A kernel that is ready to be given its grid and arguments."""
+
+    def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Callable[[int], None]:
+        """Return what launches it on a stream."""
+
+
+class Kernel:
+    """A compiled kernel on one card."""
+
+    def __init__(self, device: Device, spec: KernelSpec) -> None:
+        compiled = spec.compile(device.properties.capability)
+        self._device, self._spec = device, spec
+        self._shared = int(compiled.metadata.shared)
+        self._threads = _WARP * int(compiled.metadata.num_warps)
+        self._function = device.load_function(
+            compiled.asm["cubin"], compiled.metadata.name, self._shared
+        )
+        self._types = [
+            "u64" if spec.types[name].startswith("*") else spec.types[name]
+            for name in spec.function.arg_names
+            if name not in spec.constants
+        ]
+        self._maps = list(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+
+    def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Launch:
+        """Return a launch of this grid; arguments in the function's order, addresses as integers.
+
+        Raises `ValueError` for a wrong number of arguments.
+        """
+        values: list[Any] = []
+        maps = iter(self._maps)
+        for kind, value in zip(self._types, arguments, strict=True):
+            if isinstance(value, MatrixView):
+                values += encode_tensor_map(self._device, value, next(maps))
+            else:
+                values.append(_CTYPES[kind](value))  # type: ignore[arg-type]
+        scratch = [ctypes.c_uint64(0), ctypes.c_uint64(0)]
+        x, y, z = (*grid, 1, 1)[:3]
+        return Launch(
+            self._device, self._function, (x, y, z), self._threads, self._shared, values + scratch,
+            is_programmatic=self._spec.is_programmatic,
+        )  # fmt: skip

@@ -1,0 +1,327 @@
+"""The launches of a decoder's steps: kernels chosen and compiled once, arguments put in place.
+
+Both kinds of step have the same nine launches a layer but for attention: the product of query, key
+and value; norms, rotation and the write into the cache; attention (pieces and their merge, or a
+chunk); the output product with its residual; a norm; gate and up; down with its residual; the norm
+of the next layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from engine.runner.gpu.cuda_driver import DeviceProperties
+from engine.runner.gpu.kernels import attention, draw, products, rows
+from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+from engine.runner.gpu.tensor_map import MatrixView
+from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile, suited
+from engine.runner.gpu.weights import DecoderWeights, Form, Matrix
+from engine.runner.model_spec import DecoderSpec
+
+Bound = Callable[[int], None]
+"""Launches a kernel with its arguments on a stream."""
+
+LOG2_E = 1.4426950408889634
+DRAW_SLICE = 2048
+_GROUP = 8
+_ROTATED_ROWS = 8
+
+_PRODUCT = {
+    "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "num_rows": "i32",
+}  # fmt: skip
+_STORED = {
+    Form.BF16: {"weights": "*bf16", "scales": "*bf16"},
+    Form.FP8: {"weights": "*fp8e4nv", "scales": "*fp32"},
+    Form.INT4: {"weights": "*u8", "scales": "*bf16"},
+}
+_ROWS = {
+    "tokens": "*i32", "table": "*bf16", "weight": "*bf16", "hidden": "*bf16", "normed": "*bf16",
+    "epsilon": "fp32",
+}  # fmt: skip
+_ROTATE = {
+    "qkv": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16", "angles": "*fp32",
+    "positions": "*i32", "slots": "*i32", "queries": "*bf16", "keys": "*bf16", "values": "*bf16",
+    "epsilon": "fp32", "num_rows": "i32",
+}  # fmt: skip
+_ATTENTION = {
+    "queries": "*bf16", "keys": "*bf16", "values": "*bf16", "tables": "*i32",
+    "first_pieces": "*i32", "piece_sequences": "*i32", "piece_starts": "*i32",
+    "piece_lasts": "*i32", "piece_blocks": "*i32",
+    "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
+    "num_sequences": "i32", "table_width": "i32", "tile_sequences": "*i32", "tile_rows": "*i32",
+    "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16",
+}  # fmt: skip
+_DRAW = {
+    "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
+    "best_scores": "*fp64", "best_tokens": "*i32", "slices": "i32", "tokens": "*i32",
+    "last_positions": "*i32", "slots": "*i32", "tables": "*i32", "table_width": "i32",
+    "history": "*i32", "history_length": "i32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """How attention is divided. `piece` enters the bits; the rest does not."""
+
+    piece: int = 256
+    programs: int = 396
+    tile_rows: int = 16
+    tile_keys: int = 64
+    num_warps: int = 4
+    stages: int = 3
+    max_registers: int = 0
+    """Most registers a thread of a decoding step's attention may have; 0: no bound."""
+    chunk_rows: int = 128
+    chunk_warps: int = 8
+    chunk_stages: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """Keys and values: [layers, 2, blocks, KV heads, block_size, head_dim] at `address`."""
+
+    address: int
+    num_blocks: int
+    block_size: int
+    piece_bytes: int
+    """Bytes of one block's keys (or values) in one layer."""
+
+    def keys(self, layer: int) -> int:
+        return self.address + 2 * layer * self.num_blocks * self.piece_bytes
+
+    def values(self, layer: int) -> int:
+        return self.keys(layer) + self.num_blocks * self.piece_bytes
+
+
+class PieceList(NamedTuple):
+    """Addresses of the list of pieces that `kernels.attention.list_pieces` writes."""
+
+    first_pieces: int
+    piece_sequences: int
+    piece_starts: int
+    piece_lasts: int
+    piece_blocks: int
+
+
+class Launches:
+    """Makes the launches of one model on one card; equal kernels are compiled once."""
+
+    def __init__(
+        self,
+        make_kernel: Callable[[KernelSpec], BindableKernel],
+        card: DeviceProperties,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        pool: KVPool,
+        shape: AttentionShape,
+        *,
+        is_programmatic: bool = True,
+        choose_product: Callable[[int, int, Matrix], Tile] = product_tile,
+        choose_gate_up: Callable[[int, int, Matrix], Tile] = gate_up_tile,
+    ) -> None:
+        self.spec, self.shape, self.pool, self.weights = spec, shape, pool, weights
+        self._make_kernel, self._card = make_kernel, card
+        # Cards before compute capability 9.0 start a kernel when its predecessor has ended.
+        self._is_programmatic = is_programmatic and card.capability >= 90
+        self._choose_product, self._choose_gate_up = choose_product, choose_gate_up
+        self._kernels: dict[tuple[Any, ...], BindableKernel] = {}
+        self._scale = LOG2_E / spec.head_dim**0.5
+
+    def kernel(
+        self, function: Any, types: Mapping[str, str], constants: Mapping[str, Any],
+        num_warps: int, stages: int, max_registers: int = 0,
+    ) -> BindableKernel:  # fmt: skip
+        """Return the compiled kernel, programmatic as the whole step is."""
+        values = {**constants, "IS_PROGRAMMATIC": self._is_programmatic}
+        options = {"maxnreg": max_registers} if max_registers else {}
+        key = (
+            function.__name__, tuple(types.items()), tuple(values.items()), num_warps, stages,
+            max_registers,
+        )  # fmt: skip
+        if key not in self._kernels:
+            spec = KernelSpec(
+                function, types, values, num_warps, stages, options=options,
+                is_programmatic=self._is_programmatic,
+            )  # fmt: skip
+            self._kernels[key] = self._make_kernel(spec)
+        return self._kernels[key]
+
+    def product(
+        self, x: int, weights: Matrix, y: int, num_rows: int, *, residual: int = 0,
+        is_float: bool = False, tile: Tile | None = None,
+    ) -> Bound:  # fmt: skip
+        """Return y = x @ weights.T, plus the residual if one is given; y is bfloat16 or float32."""
+        tile = tile or self._choose_product(num_rows, weights.num_outputs, weights)
+        types = _PRODUCT | ({"y": "*fp32"} if is_float else {})
+        constants = {"HAS_RESIDUAL": residual != 0}
+        return self._product(
+            products.product, products.described_product, types, constants, tile, x, weights,
+            (y, residual), num_rows, weights.num_outputs,
+        )  # fmt: skip
+
+    def gate_up(
+        self, x: int, weights: Matrix, y: int, num_rows: int, tile: Tile | None = None
+    ) -> Bound:
+        """Return y = silu(gate) * up."""
+        num_outputs = weights.num_outputs // 2
+        tile = tile or self._choose_gate_up(num_rows, num_outputs, weights)
+        return self._product(
+            products.gate_up_product, products.described_gate_up, _PRODUCT, {}, tile, x, weights,
+            (y,), num_rows, num_outputs,
+        )  # fmt: skip
+
+    def _product(
+        self, plain: Any, described: Any, types: Mapping[str, str], constants: dict[str, Any],
+        tile: Tile, x: int, weights: Matrix, results: tuple[int, ...], num_rows: int,
+        num_outputs: int,
+    ) -> Bound:  # fmt: skip
+        tile = suited(tile, self._card, weights.num_outputs // num_outputs, weights.form)
+        grid = (tile.programs(num_rows, num_outputs),)
+        constants |= {
+            "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
+            "BK": tile.depth, "GROUP": _GROUP,
+        }  # fmt: skip
+        if not tile.is_described:
+            constants |= {"PREFETCH": tile.prefetch, "FORM": int(weights.form), "HAS_PTX": True}
+            kernel = self.kernel(
+                plain, {**types, **_STORED[weights.form]}, constants, tile.num_warps, tile.stages
+            )
+            return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)
+        types = {
+            **types,
+            "x": f"tensordesc<bf16[{tile.rows},{tile.depth}]>",
+            "weights": f"tensordesc<bf16[{tile.outputs},{tile.depth}]>",
+        }
+        kernel = self.kernel(described, types, constants, tile.num_warps, tile.stages)
+        return kernel.bind(
+            grid, MatrixView(x, num_rows, weights.num_inputs),
+            MatrixView(weights.address, weights.num_outputs, weights.num_inputs), *results,
+            num_rows,
+        )  # fmt: skip
+
+    def embed(self, tokens: int, hidden: int, normed: int, num_rows: int) -> Bound:
+        """Return the embedding of tokens, with the norm of the first layer."""
+        size = self.spec.hidden_size
+        kernel = self.kernel(rows.embed, _ROWS, self._columns(size), 8, 1)
+        weight = self.weights.layers[0].input_norm
+        return kernel.bind(
+            (num_rows,), tokens, self.weights.embedding, weight, hidden, normed,
+            self.spec.rms_epsilon,
+        )  # fmt: skip
+
+    def norm(self, hidden: int, weight: int, normed: int, num_rows: int) -> Bound:
+        kernel = self.kernel(rows.norm, _ROWS, self._columns(self.spec.hidden_size), 8, 1)
+        return kernel.bind((num_rows,), hidden, weight, normed, self.spec.rms_epsilon)
+
+    @staticmethod
+    def _columns(size: int) -> dict[str, int]:
+        return {"N": size, "COLUMNS": 1 << (size - 1).bit_length()}
+
+    def _heads(self) -> dict[str, int]:
+        spec = self.spec
+        return {"HEADS": spec.num_heads, "KV_HEADS": spec.num_kv_heads, "DIM": spec.head_dim}
+
+    def rotate(
+        self, layer: int, qkv: int, positions: int, slots: int, queries: int, num_rows: int
+    ) -> Bound:
+        """Return norms and rotation of heads, with keys and values into the cache."""
+        spec, weights = self.spec, self.weights.layers[layer]
+        constants = {
+            **self._heads(), "BLOCK": self.pool.block_size, "HAS_NORMS": spec.has_head_norms,
+            "TILE": _ROTATED_ROWS,
+        }  # fmt: skip
+        kernel = self.kernel(rows.rotate_and_store, _ROTATE, constants, 4, 1)
+        return kernel.bind(
+            (-(-num_rows // _ROTATED_ROWS), spec.num_heads + 2 * spec.num_kv_heads), qkv,
+            weights.query_norm, weights.key_norm, self.weights.angles, positions, slots, queries,
+            self.pool.keys(layer), self.pool.values(layer), spec.rms_epsilon, num_rows,
+        )  # fmt: skip
+
+    def list_pieces(
+        self, last_positions: int, tables: int, table_width: int, pieces: PieceList,
+        num_sequences: int,
+    ) -> Bound:  # fmt: skip
+        """Return what lists a decoding step's pieces, for all layers."""
+        constants = {
+            "BLOCK": self.pool.block_size, "PIECE": self.shape.piece,
+            "SEQUENCES": max(1 << (num_sequences - 1).bit_length(), 2),
+        }  # fmt: skip
+        kernel = self.kernel(attention.list_pieces, _ATTENTION, constants, 4, 1)
+        return kernel.bind(
+            (num_sequences,), last_positions, tables, table_width, num_sequences, *pieces
+        )
+
+    def attend_pieces(
+        self, layer: int, queries: int, last_positions: int, pieces: PieceList,
+        scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
+    ) -> tuple[Bound, Bound]:  # fmt: skip
+        """Return attention of a few rows a sequence: the pieces, and their merge."""
+        shape, (totals, tops) = self.shape, scratch
+        tile_rows = max(shape.tile_rows, self.group_rows(rows_each))
+        common = {
+            **self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece
+        }  # fmt: skip
+        compute = self.kernel(
+            attention.attend_pieces, _ATTENTION,
+            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": shape.programs},
+            shape.num_warps, shape.stages, shape.max_registers,
+        )  # fmt: skip
+        merge = self.kernel(attention.merge_pieces, _ATTENTION, common, 1, 1)
+        keys, values = self.pool.keys(layer), self.pool.values(layer)
+        first = compute.bind(
+            (shape.programs,), queries, keys, values, *pieces, totals, tops,
+            self._scale, num_sequences,
+        )  # fmt: skip
+        grid = (num_sequences, rows_each * self.spec.num_heads)
+        return first, merge.bind(grid, totals, tops, last_positions, pieces.first_pieces, out)
+
+    def group_rows(self, rows_each: int) -> int:
+        """Return the rows of a matrix tile that hold `rows_each` query rows of one KV head."""
+        needed = rows_each * self.spec.num_heads // self.spec.num_kv_heads
+        return max(16, 1 << (needed - 1).bit_length())
+
+    def attend_chunk(
+        self, layer: int, queries: int, tables: int, table_width: int, tiles: tuple[int, int],
+        sequences: tuple[int, int, int], out: int, num_tiles: int,
+    ) -> Bound:  # fmt: skip
+        """Return attention of many rows a sequence."""
+        shape, (first_rows, num_rows, last_positions) = self.shape, sequences
+        constants = {
+            **self._heads(), "BLOCK": self.pool.block_size, "BM": shape.chunk_rows,
+            "BN": shape.tile_keys, "PIECE": shape.piece,
+        }  # fmt: skip
+        kernel = self.kernel(
+            attention.attend_chunk, _ATTENTION, constants, shape.chunk_warps, shape.chunk_stages
+        )
+        return kernel.bind(
+            (num_tiles, self.spec.num_kv_heads), queries, self.pool.keys(layer),
+            self.pool.values(layer), tables, *tiles, first_rows, num_rows, last_positions, out,
+            self._scale, table_width,
+        )  # fmt: skip
+
+    def draw(
+        self, logits: int, state: Mapping[str, int], table_width: int, history_length: int,
+        num_rows: int,
+    ) -> tuple[Bound, Bound]:  # fmt: skip
+        """Return the draw of every row, and what sets up the next step."""
+        slices = -(-self.spec.vocab_size // DRAW_SLICE)
+        find = self.kernel(
+            draw.draw_slices, _DRAW,
+            {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}, 4, 1,
+        )  # fmt: skip
+        parts = 1 << (slices - 1).bit_length()
+        finish = self.kernel(
+            draw.advance, _DRAW, {"PARTS": parts, "BLOCK": self.pool.block_size}, 1, 1
+        )
+        first = find.bind(
+            (num_rows, slices), logits, state["temperatures"], state["seeds"], state["indices"],
+            state["best_scores"], state["best_tokens"], slices,
+        )  # fmt: skip
+        second = finish.bind(
+            (num_rows,), state["best_scores"], state["best_tokens"], slices, state["tokens"],
+            state["last_positions"], state["indices"], state["slots"], state["tables"],
+            table_width, state["history"], history_length,
+        )  # fmt: skip
+        return first, second

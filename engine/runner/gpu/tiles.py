@@ -1,0 +1,142 @@
+"""Which tile a product takes, by its shape and its number of rows.
+
+Tiles change the time and never the bits: each output is one chain over K whatever the tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from common.errors import ConfigError
+from engine.runner.gpu.cuda_driver import DeviceProperties
+from engine.runner.gpu.weights import GROUP_INPUTS, Form, Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`rows` x `outputs` results a program, read `depth` columns at a time, `stages` in flight."""
+
+    rows: int
+    outputs: int
+    depth: int
+    num_warps: int
+    stages: int
+    prefetch: int = 0
+    """Columns of its weights that a program asks for while its predecessor runs."""
+    is_described: bool = False
+    """Whether tiles are read by the copy engine."""
+
+    def programs(self, num_rows: int, num_outputs: int) -> int:
+        """Return how many programs cover the result."""
+        return -(-num_rows // self.rows) * -(-num_outputs // self.outputs)
+
+
+_WIDE_OUTPUTS = 8192
+"""From here on tiles of 64 outputs are enough programs for a card at any number of rows."""
+
+_MANY_ROWS = 1024
+_FIRST_WITH_COPY_ENGINE = 90
+_MOST_RESULTS_A_WARP = 2048
+_MOST_STAGES_BEFORE = 4
+_OTHER_SHARED = 4096
+_LEAST_DEPTH = 16
+"""Inputs that one matrix instruction multiplies."""
+
+
+def product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
+    """Return the tile of a product with `num_outputs` results a row.
+
+    The tiles are those that were fastest on an H100 with the shapes of an 8B model (the stage
+    `sweep` of `tests.gpu.on_card` looks for them).
+    """
+    return _fitted(_product_tile(num_rows, num_outputs, weights), weights)
+
+
+def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
+    if weights.form is not Form.BF16:
+        return _grouped_tile(num_rows, weights.form)
+    is_wide = num_outputs >= _WIDE_OUTPUTS
+    if num_rows <= 16:
+        if num_outputs > weights.num_inputs:
+            return Tile(16, 16, 512, 4, 3, prefetch=512)
+        return Tile(16, 16, 256, 4, 6, prefetch=512)
+    if num_rows <= 32:
+        if is_wide:
+            return Tile(32, 128, 128, 4, 3, is_described=True)
+        return Tile(32, 64, 128, 4, 6, is_described=True)
+    if num_rows <= 64:
+        return Tile(64, 64, 128, 4, 4 if is_wide else 6, is_described=True)
+    if num_rows <= 256:
+        if is_wide:
+            return Tile(128, 128, 128, 4, 3, is_described=True)
+        if num_outputs > weights.num_inputs:
+            return Tile(128, 64, 128, 4, 4, is_described=True)
+        return Tile(64, 64, 128, 4, 6, is_described=True)
+    if num_rows <= _MANY_ROWS:
+        return Tile(128, 128, 64, 8, 4, is_described=True)
+    if num_outputs > weights.num_inputs:
+        return Tile(256, 128, 64, 8, 3, is_described=True)
+    return Tile(128, 256, 64, 8, 4, is_described=True)
+
+
+def gate_up_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
+    """Return the tile of the gate's and the up projection's product."""
+    return _fitted(_gate_up_tile(num_rows, weights), weights)
+
+
+def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
+    if weights.form is not Form.BF16:
+        return _grouped_tile(num_rows, weights.form)
+    if num_rows <= 16:
+        return Tile(16, 64, 128, 4, 4, prefetch=512)
+    if num_rows <= 32:
+        return Tile(32, 64, 128, 4, 4, is_described=True)
+    if num_rows <= 64:
+        return Tile(64, 64, 128, 4, 4, is_described=True)
+    if num_rows <= 256:
+        return Tile(128, 64, 128, 4, 3, is_described=True)
+    return Tile(128, 128, 64, 8, 3, is_described=True)
+
+
+def _grouped_tile(num_rows: int, form: Form) -> Tile:
+    """Return the tile for weights whose groups of inputs have a scale."""
+    if num_rows <= 16:
+        depth, stages = (512, 3) if form is Form.INT4 else (GROUP_INPUTS, 4)
+        return Tile(16, 64, depth, 4, stages, prefetch=512)
+    if num_rows <= 64:
+        return Tile(64, 64, GROUP_INPUTS, 4, 3)
+    return Tile(128, 64, GROUP_INPUTS, 4, 3)
+
+
+def suited(tile: Tile, card: DeviceProperties, width: int, form: Form) -> Tile:
+    """Return the tile as this card can compute it; `width` is 2 for a gate and an up sum.
+
+    Cards before compute capability 9.0 have no copy engine for tiles, and their matrix
+    instructions keep both operands in registers; a tile takes as many stages as fit.
+    """
+    if card.capability < _FIRST_WITH_COPY_ENGINE:
+        most = _MOST_RESULTS_A_WARP * tile.num_warps // width
+        while tile.rows * tile.outputs > most:
+            tile = replace(tile, outputs=tile.outputs // 2)
+        tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))
+    size = {Form.BF16: 4, Form.FP8: 2, Form.INT4: 1}[form]
+    row_bytes = (size * width * tile.outputs + 4 * tile.rows) * tile.depth // 2
+    stages = min(tile.stages, (card.shared_bytes - _OTHER_SHARED) // row_bytes)
+    return replace(tile, stages=max(stages, 2))
+
+
+def _fitted(tile: Tile, weights: Matrix) -> Tile:
+    """Return the tile with a depth that divides the number of inputs, and no more read ahead."""
+    least = _LEAST_DEPTH if weights.form is Form.BF16 else GROUP_INPUTS
+    depth = tile.depth
+    while weights.num_inputs % depth and depth > least:
+        depth //= 2
+    if weights.num_inputs % depth:
+        raise ConfigError(
+            f"a product of {weights.num_inputs} inputs with weights in {weights.form.name}: "
+            f"wanted a multiple of {least}"
+        )
+    ahead = tile.prefetch
+    while ahead > weights.num_inputs:
+        ahead //= 2
+    return replace(tile, depth=depth, prefetch=ahead)

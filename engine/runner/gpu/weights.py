@@ -1,0 +1,205 @@
+"""A decoder's weights on the card, in bfloat16: one matrix for each product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from engine.runner.gpu.cuda_driver import Device, Memory
+from engine.runner.gpu.kernels.random_numbers import fill_bytes, fill_normal
+from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+from engine.runner.model_spec import DecoderSpec
+from engine.runner.rope import rotary_tables
+
+_ELEMENT = 2
+_BLOCK = 1024
+_VALUES_PER_COUNTER = 4
+_BFLOAT16_ONE = 0x3F80
+
+
+class Form(IntEnum):
+    """How weights are stored (`kernels.stored_weights`)."""
+
+    BF16 = 0
+    FP8 = 1
+    INT4 = 2
+
+
+GROUP_INPUTS = 128
+"""Inputs that share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weights [outputs, inputs] at `address`; `scales` is an address too, 0 for BF16."""
+
+    address: int
+    num_outputs: int
+    num_inputs: int
+    form: Form = Form.BF16
+    scales: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a product reads, scales included."""
+        size, groups = self.num_outputs * self.num_inputs, self.num_inputs // GROUP_INPUTS
+        if self.form is Form.FP8:
+            return size + 4 * (-(-self.num_outputs // GROUP_INPUTS)) * groups
+        if self.form is Form.INT4:
+            return size // 2 + 2 * self.num_outputs * groups
+        return _ELEMENT * size
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """A layer's weights; norms are addresses. Gate rows precede up rows."""
+
+    input_norm: int
+    qkv: Matrix
+    query_norm: int
+    key_norm: int
+    output: Matrix
+    middle_norm: int
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights, and `angles`: cosines, then sines, [positions, head_dim], an address."""
+
+    layers: tuple[LayerWeights, ...]
+    embedding: int
+    final_norm: int
+    head: Matrix
+    angles: int
+    memories: tuple[Memory, ...]
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        products = sum(
+            matrix.num_bytes
+            for layer in self.layers
+            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+        return products + self.head.num_bytes
+
+    def close(self) -> None:
+        """Free the memory."""
+        for memory in self.memories:
+            memory.close()
+
+
+class _RandomMaker:
+    """Makes matrices of normal numbers, each of its own seed, so that products keep their scale."""
+
+    def __init__(
+        self, device: Device, make_kernel: Callable[[KernelSpec], BindableKernel], seed: int,
+        stream: int,
+    ) -> None:  # fmt: skip
+        self._device, self._seed, self._stream = device, seed, stream
+        self.memories: list[Memory] = []
+        types = {"out": "*bf16", "seed": "i64", "scale": "fp32", "count": "i64"}
+        self._fill = make_kernel(KernelSpec(fill_normal, types, {"SIZE": _BLOCK}))
+        self._fill_floats = make_kernel(
+            KernelSpec(fill_normal, types | {"out": "*fp32"}, {"SIZE": _BLOCK})
+        )
+        self._fill_bytes = make_kernel(
+            KernelSpec(fill_bytes, {"out": "*u32", "seed": "i64", "count": "i64", "mask": "i64"},
+                       {"SIZE": _BLOCK})
+        )  # fmt: skip
+
+    def matrix(
+        self, num_outputs: int, num_inputs: int, gain: float = 1.0, form: Form = Form.BF16
+    ) -> Matrix:
+        """Return a matrix whose products with normal inputs have the standard deviation `gain`."""
+        deviation = gain / math.sqrt(num_inputs)
+        if form is Form.BF16:
+            address = self._normal(self._fill, num_outputs * num_inputs, _ELEMENT, deviation)
+            return Matrix(address, num_outputs, num_inputs)
+        groups = num_inputs // GROUP_INPUTS
+        if form is Form.FP8:
+            # Bytes of e4m3 with the highest bit of the exponent cleared: numbers below 2.
+            address = self._bytes(num_outputs * num_inputs, 0xBFBFBFBF)
+            scales = self._normal(
+                self._fill_floats, -(-num_outputs // GROUP_INPUTS) * groups, 4, 2 * deviation
+            )
+        else:
+            address = self._bytes(num_outputs * num_inputs // 2, 0xFFFFFFFF)
+            scales = self._normal(self._fill, num_outputs * groups, _ELEMENT, deviation / 4)
+        return Matrix(address, num_outputs, num_inputs, form, scales)
+
+    def ones(self, size: int) -> int:
+        memory = self._take(size * _ELEMENT)
+        self._device.upload(memory.address, np.full(size, _BFLOAT16_ONE, np.uint16).tobytes())
+        return memory.address
+
+    def _normal(self, fill: BindableKernel, count: int, size: int, deviation: float) -> int:
+        memory = self._take(count * size)
+        self._seed += 1
+        programs = -(-count // (_VALUES_PER_COUNTER * _BLOCK))
+        fill.bind((programs,), memory.address, self._seed, deviation, count)(self._stream)
+        return memory.address
+
+    def _bytes(self, count: int, mask: int) -> int:
+        memory = self._take(count)
+        self._seed += 1
+        words = count // 4
+        programs = -(-words // (_VALUES_PER_COUNTER * _BLOCK))
+        self._fill_bytes.bind((programs,), memory.address, self._seed, words, mask)(self._stream)
+        return memory.address
+
+    def _take(self, num_bytes: int) -> Memory:
+        memory = self._device.allocate(num_bytes)
+        self.memories.append(memory)
+        return memory
+
+
+def random_weights(
+    device: Device,
+    make_kernel: Callable[[KernelSpec], BindableKernel],
+    spec: DecoderSpec,
+    max_len: int,
+    seed: int,
+    stream: int,
+    form: Form = Form.BF16,
+) -> DecoderWeights:
+    """Make weights of the decoder's shape on the card; a stream's later work finds them.
+
+    Entries have variance 1 / inputs, and what is added to the residual stream is smaller by
+    sqrt(2 layers), so activations and logits keep the size that a trained model's have.
+    """
+    maker = _RandomMaker(device, make_kernel, seed << 32, stream)
+    hidden, dim = spec.hidden_size, spec.head_dim
+    calm = 1.0 / math.sqrt(2 * spec.num_layers)
+    layers = []
+    for _ in range(spec.num_layers):
+        layers.append(
+            LayerWeights(
+                input_norm=maker.ones(hidden),
+                qkv=maker.matrix(spec.qkv_size, hidden, 1.0, form),
+                query_norm=maker.ones(dim),
+                key_norm=maker.ones(dim),
+                output=maker.matrix(hidden, spec.num_heads * dim, calm, form),
+                middle_norm=maker.ones(hidden),
+                gate_up=maker.matrix(2 * spec.intermediate_size, hidden, 1.0, form),
+                down=maker.matrix(hidden, spec.intermediate_size, calm, form),
+            )
+        )
+    embedding = maker.matrix(spec.vocab_size, hidden, math.sqrt(hidden))
+    final_norm = maker.ones(hidden)
+    # The head stays in 16 bits, as in most quantised models.
+    head = embedding if spec.has_tied_embeddings else maker.matrix(spec.vocab_size, hidden, 4.0)
+    cosines, sines = rotary_tables(spec, max_len)
+    angles = np.concatenate([cosines, sines], axis=1).astype(np.float32)
+    angle_memory = device.allocate(angles.nbytes)
+    device.upload(angle_memory.address, angles.tobytes())
+    return DecoderWeights(
+        layers=tuple(layers), embedding=embedding.address, final_norm=final_norm, head=head,
+        angles=angle_memory.address, memories=(*maker.memories, angle_memory),
+    )  # fmt: skip

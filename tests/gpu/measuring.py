@@ -1,0 +1,106 @@
+"""A card to measure on, and its stand-in that only records which kernels are needed."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.runner.gpu.cuda_driver import Device, DeviceProperties, Memory, load_driver
+from engine.runner.gpu.launcher import Kernel, KernelSpec
+
+Bound = Callable[[int], None]
+
+
+class Card:
+    """One card with one stream."""
+
+    is_real = True
+
+    def __init__(self) -> None:
+        self.device = Device(load_driver(), 0)
+        self.stream = self.device.stream()
+
+    def kernel(self, spec: KernelSpec) -> Kernel:
+        return Kernel(self.device, spec)
+
+    def milliseconds(self, work: Callable[[], None], repeats: int = 5, rounds: int = 3) -> float:
+        """Return the median time of one call of `work`, which launches on the stream."""
+        work()
+        found = []
+        for _ in range(rounds):
+            first, last = self.device.event(timed=True), self.device.event(timed=True)
+            first.record(self.stream)
+            for _ in range(repeats):
+                work()
+            last.record(self.stream)
+            last.wait()
+            found.append(last.milliseconds_since(first) / repeats)
+        return statistics.median(found)
+
+    def graph_milliseconds(
+        self, launches: Sequence[Bound], repeats: int = 5, rounds: int = 3
+    ) -> float:
+        """Return the median time of all launches, recorded as one graph."""
+
+        def launch() -> None:
+            for one in launches:
+                one(self.stream)
+
+        graph = self.device.capture(self.stream, launch)
+        try:
+            return self.milliseconds(lambda: graph.launch(self.stream), repeats, rounds)
+        finally:
+            self.device.synchronize(self.stream)
+            graph.close()
+
+    def floats(self, address: int, count: int) -> np.ndarray:
+        """Return bfloat16 values as float32, after all work ended."""
+        self.device.synchronize(self.stream)
+        bits = np.frombuffer(self.device.download(address, 2 * count), np.uint16)
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class SpecRecorder:
+    """Takes the place of a card while a stage is planned: nothing is allocated or launched."""
+
+    is_real = False
+    stream = 0
+
+    def __init__(self, capability: int = 90) -> None:
+        self.device: Any = _NoDevice(capability)
+        self._keys: set[str] = set()
+        self.specs: list[KernelSpec] = []
+
+    def kernel(self, spec: KernelSpec) -> Any:
+        key = repr((spec.function.__name__, dict(spec.types), dict(spec.constants),
+                    spec.num_warps, spec.num_stages))  # fmt: skip
+        if key not in self._keys:
+            self._keys.add(key)
+            self.specs.append(spec)
+        return self
+
+    def bind(self, *_: Any) -> Bound:
+        return lambda stream: None
+
+
+class _NoDevice:
+    def __init__(self, capability: int) -> None:
+        self.properties = DeviceProperties(
+            "none", capability, 132, (163 if capability < 90 else 227) << 10, 80 << 30
+        )
+
+    def allocate(self, num_bytes: int) -> Memory:
+        return Memory(0, num_bytes, lambda: None)
+
+    def upload(self, to: int, data: bytes) -> None:
+        pass
+
+    def synchronize(self, stream: int) -> None:
+        pass
+
+    def download(self, source: int, num_bytes: int) -> bytes:
+        return bytes(ctypes.create_string_buffer(num_bytes).raw)

@@ -1,0 +1,30 @@
+"""The stages of `on_card`. Each plans itself with a `SpecRecorder` first, then runs on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.gpu.stages.bits import bits
+from tests.gpu.stages.machine import ceilings, ipc, launch_cost
+from tests.gpu.stages.model import Findings
+from tests.gpu.stages.products import price, products, quantised, sweep
+from tests.gpu.stages.steps import attention, host, prefill, step
+
+UNASKED = frozenset({"sweep"})
+"""Stages that run only when they are named."""
+
+STAGES: dict[str, Callable[[Any, Findings], None]] = {
+    "ceilings": ceilings,
+    "bits": bits,
+    "products": products,
+    "sweep": sweep,
+    "quantised": quantised,
+    "attention": attention,
+    "step": step,
+    "prefill": prefill,
+    "price": price,
+    "host": host,
+    "launch_cost": launch_cost,
+    "ipc": ipc,
+}

@@ -1,0 +1,128 @@
+"""The model that all stages measure, of an 8B model's shape, and what they find."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from engine.runner.gpu.kernels.random_numbers import fill_normal
+from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
+from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
+from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
+from engine.runner.model_spec import DecoderSpec, RopeSpec
+
+QWEN3_8B = DecoderSpec(
+    architecture="Qwen3ForCausalLM", num_layers=36, hidden_size=4096, intermediate_size=12288,
+    num_heads=32, num_kv_heads=8, head_dim=128, vocab_size=151936, max_position=40960,
+    rms_epsilon=1e-6, rope=RopeSpec(kind="default", theta=1e6), is_rope_interleaved=False,
+    has_tied_embeddings=False, has_qkv_bias=False, has_output_bias=False, has_mlp_bias=False,
+    has_head_norms=True,
+)  # fmt: skip
+BLOCK = 64
+NUM_BLOCKS = 2304
+MAX_LEN = 34816
+CONTEXT = 1000
+PIECE = AttentionShape().piece
+
+
+class Findings(dict[str, Any]):
+    """What stages found; `summary` leaves out the tables."""
+
+    def summary(self) -> dict[str, Any]:
+        return {key: value for key, value in self.items() if not key.startswith("all_")}
+
+
+class Model:
+    """The 8B model on the card, made at its first use and shared by all stages."""
+
+    made: Model | None = None
+
+    def __init__(self, card: Any) -> None:
+        spec = QWEN3_8B
+        self.weights: DecoderWeights = random_weights(
+            card.device, card.kernel, spec, MAX_LEN, 1, card.stream
+        )
+        self.others: dict[Form, DecoderWeights] = {}
+        self.piece_bytes = 2 * spec.num_kv_heads * BLOCK * spec.head_dim
+        size = 2 * spec.num_layers * NUM_BLOCKS * self.piece_bytes
+        memory = card.device.allocate(size)
+        self.pool = KVPool(memory.address, NUM_BLOCKS, BLOCK, self.piece_bytes)
+        types = {"out": "*bf16", "seed": "i64", "scale": "fp32", "count": "i64"}
+        fill = card.kernel(KernelSpec(fill_normal, types, {"SIZE": 1024}))
+        fill.bind((-(-size // 8192),), memory.address, 99, 1.0, size // 2)(card.stream)
+        card.device.synchronize(card.stream)
+
+    @classmethod
+    def of(cls, card: Any) -> Model:
+        if cls.made is None or not card.is_real:
+            made = cls(card)
+            if not card.is_real:
+                return made
+            cls.made = made
+        return cls.made
+
+    def stored(self, card: Any, form: Form) -> DecoderWeights:
+        """Return weights in a form, made at its first use."""
+        if form is Form.BF16:
+            return self.weights
+        if form not in self.others:
+            self.others[form] = random_weights(
+                card.device, card.kernel, QWEN3_8B, MAX_LEN, 1, card.stream, form
+            )
+        return self.others[form]
+
+    def launches(
+        self, card: Any, shape: AttentionShape | None = None, form: Form = Form.BF16, **options: Any
+    ) -> Launches:
+        return Launches(
+            card.kernel,
+            card.device.properties,
+            QWEN3_8B,
+            self.stored(card, form),
+            self.pool,
+            shape or AttentionShape(),
+            **options,
+        )
+
+
+class Chosen:
+    """The fastest tiles that `products` found; the shipped ones where it did not look."""
+
+    tiles: ClassVar[dict[tuple[str, Form, int], Tile]] = {}
+    shapes: ClassVar[dict[int, AttentionShape]] = {}
+
+    @classmethod
+    def shape(cls, count: int) -> AttentionShape:
+        return cls.shapes.get(count, AttentionShape())
+
+    @classmethod
+    def bucket(cls, num_rows: int) -> int:
+        return next((size for size in (16, 32, 64, 128) if num_rows <= size), 4096)
+
+    @classmethod
+    def product(cls, num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
+        key = (f"{num_outputs}x{weights.num_inputs}", weights.form, cls.bucket(num_rows))
+        return cls.tiles.get(key) or product_tile(num_rows, num_outputs, weights)
+
+    @classmethod
+    def gate_up(cls, num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
+        key = ("gate_up", weights.form, cls.bucket(num_rows))
+        return cls.tiles.get(key) or gate_up_tile(num_rows, num_outputs, weights)
+
+
+def rows_and_results(card: Any) -> tuple[Any, Any]:
+    """Return random rows, and room for results."""
+    x = card.device.allocate(4096 * 12288 * 2)
+    y = card.device.allocate(4096 * 12288 * 4)
+    if card.is_real:
+        types = {"out": "*bf16", "seed": "i64", "scale": "fp32", "count": "i64"}
+        fill = card.kernel(KernelSpec(fill_normal, types, {"SIZE": 1024}))
+        fill.bind((4096 * 12288 // 4096,), x.address, 5, 1.0, 4096 * 12288)(card.stream)
+    return x, y
+
+
+def tile_name(tile: Tile) -> str:
+    return (
+        f"{tile.rows}x{tile.outputs}x{tile.depth} w{tile.num_warps} s{tile.stages}"
+        f"{' tma' if tile.is_described else ''}"
+    )

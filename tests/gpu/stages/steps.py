@@ -1,0 +1,215 @@
+"""Whole steps: decoding as a graph, attention, prefill, and a host that reads along."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import numpy as np
+
+from engine.runner.gpu.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.decode_step import DecodeStep
+from engine.runner.gpu.launches import AttentionShape
+from engine.runner.gpu.weights import DecoderWeights, Form
+from tests.gpu.stages.model import (
+    BLOCK,
+    CONTEXT,
+    NUM_BLOCKS,
+    PIECE,
+    QWEN3_8B,
+    Chosen,
+    Findings,
+    Model,
+)
+
+
+def decode_step(
+    card: Any, model: Model, count: int, context: int, shape: AttentionShape, **options: Any
+) -> DecodeStep:
+    chosen = {"choose_product": Chosen.product, "choose_gate_up": Chosen.gate_up}
+    make = model.launches(card, shape, **chosen | options)
+    step = DecodeStep(card.device, make, card.stream, count, context + 200)
+    blocks = -(-(context + 200) // BLOCK)
+    tables = np.arange(count * blocks).reshape(count, blocks) % NUM_BLOCKS
+    rng = np.random.default_rng(1)
+    # Timing runs some 120 steps, whose contexts have `context` tokens on average.
+    step.set_rows(
+        rng.integers(0, 1000, count), np.full(count, context - 60), tables, BLOCK,
+        np.full(count, 1.0), np.arange(count),
+    )  # fmt: skip
+    return step
+
+
+_KINDS = ("qkv", "rotate", "pieces", "merge", "output", "norm", "gate_up", "down", "next norm")
+
+
+def step(card: Any, found: Findings) -> None:
+    """A whole decoding step as a graph, and what each of its kernels costs."""
+    model = Model.of(card)
+    results = found.setdefault("step", {})
+    for count in (1, 8, 32, 128):
+        fixed = decode_step(card, model, count, CONTEXT, Chosen.shape(count))
+        if card.is_real:
+            _time_step(card, found, fixed, model.weights, f"{count}")
+            layers = fixed.launches[2:-3]
+            kinds = {
+                kind: round(card.graph_milliseconds(layers[place::9], 3) * 1e3 / 36, 2)
+                for place, kind in enumerate(_KINDS)
+            }
+            kinds["head"] = round(card.graph_milliseconds(fixed.launches[-3:-2], 3) * 1e3, 1)
+            kinds["draw"] = round(card.graph_milliseconds(fixed.launches[-2:], 3) * 1e3, 1)
+            results[f"{count} us"] = kinds
+            print(kinds, flush=True)
+        fixed.close()
+    for form in (Form.FP8, Form.INT4):
+        other = decode_step(card, model, 1, CONTEXT, Chosen.shape(1), form=form)
+        if card.is_real:
+            _time_step(card, found, other, model.stored(card, form), f"1 {form.name}")
+        other.close()
+    plain = decode_step(card, model, 1, CONTEXT, Chosen.shape(1), is_programmatic=False)
+    if card.is_real:
+        _time_step(card, found, plain, model.weights, "1, plain launches")
+    plain.close()
+
+
+def _time_step(
+    card: Any, found: Findings, fixed: DecodeStep, weights: DecoderWeights, label: str
+) -> float:
+    """Capture the step, time it, and keep it beside its floor."""
+    count = fixed.num_sequences
+    bytes_read = weights.step_bytes + count * CONTEXT * 36 * 2 * 8 * 128 * 2
+    floor = bytes_read / found.get("read_gb_s", 3000) / 1e6
+    fixed.capture()
+    spent = card.milliseconds(fixed.run, 20, 5)
+    found.setdefault("step", {})[label] = {
+        "ms": round(spent, 3),
+        "floor_ms": round(floor, 3),
+        "share": round(floor / spent, 3),
+    }
+    print(f"step of {label}: {found['step'][label]}", flush=True)
+    return float(spent)
+
+
+def attention(card: Any, found: Findings) -> None:
+    """Attention of a decoding step, by piece, programs, warps and stages."""
+    model = Model.of(card)
+    results = found.setdefault("attention", {})
+    for count, context in ((1, 1000), (8, 1000), (32, 1000), (128, 1000), (1, 32000)):
+        timed = []
+        for piece in (128, 256, 512):
+            for programs in (132, 264, 396, 528):
+                for stages, warps in ((3, 4), (5, 4), (7, 4), (4, 8)):
+                    if programs > (264 if stages > 4 else 528) or (stages == 7 and programs > 132):
+                        continue
+                    shape = AttentionShape(
+                        piece=piece, programs=programs, stages=stages, num_warps=warps
+                    )
+                    fixed = decode_step(card, model, count, context, shape)
+                    if card.is_real:
+                        fixed.launch()
+                        layers = fixed.launches[2:-3]
+                        pairs = [one for place in range(36) for one in layers[9 * place + 2 :][:2]]
+                        spent = card.graph_milliseconds(pairs, 2) * 1e3 / 36
+                        timed.append((round(spent, 2), piece, programs, stages, warps))
+                    fixed.close()
+        timed.sort()
+        size = count * context * 2 * 8 * 128 * 2
+        if timed:
+            best = min(one for one in timed if one[1] == PIECE)
+            Chosen.shapes[count] = AttentionShape(
+                piece=PIECE, programs=best[2], stages=best[3], num_warps=best[4]
+            )
+            results[f"{count} x {context}"] = {
+                "us": best[0], "gb_s": round(size / best[0] / 1e3), "best": timed[:5],
+                "piece": {p: min(t for t in timed if t[1] == p) for p in (128, 256, 512)},
+            }  # fmt: skip
+            print(f"attention {count} x {context}: {results[f'{count} x {context}']}", flush=True)
+
+
+def prefill(card: Any, found: Findings) -> None:
+    """A prompt's chunk: 512 and 4,096 tokens."""
+    model = Model.of(card)
+    results = found.setdefault("prefill", {})
+    spec = QWEN3_8B
+    matrix = 2 * 36 * (6144 * 4096 + 4096 * 4096 + 3 * 4096 * 12288)
+    for length in (512, 4096):
+        for piece, rows, warps, stages in (
+            (256, 128, 8, 3), (256, 128, 8, 4), (256, 128, 8, 5), (1 << 20, 128, 8, 4),
+        ):  # fmt: skip
+            shape = AttentionShape(
+                piece=piece, chunk_rows=rows, chunk_warps=warps, chunk_stages=stages
+            )
+            make = model.launches(
+                card, shape, choose_product=Chosen.product, choose_gate_up=Chosen.gate_up
+            )
+            chunks = ChunkStep(card.device, make, card.stream, length, 1, length)
+            prompt = [token % 1000 for token in range(length)]
+            chunk = Chunk(prompt, 0, range(-(-length // BLOCK)))
+            chunks.run([chunk])
+            num_tiles = -(-length // (rows // 4))
+            launches = chunks.plan([chunk], length, num_tiles)
+            if card.is_real:
+                spent = card.graph_milliseconds(launches, 1, 5)
+                flops = matrix * length + 4 * spec.num_layers * spec.num_heads * 128 * length**2 / 2
+                layers = launches[1:-1]
+                kinds = {
+                    kind: round(card.graph_milliseconds(layers[place::8], 1) * 1e3 / 36, 1)
+                    for place, kind in enumerate(
+                        ("qkv", "rotate", "attention", "output", "norm", "gate_up", "down", "next")
+                    )
+                }
+                peak = found.get("matrix_tflops") or 800
+                results[f"{length} piece {piece} rows {rows} s{stages}"] = {
+                    "ms": round(spent, 2), "tflops": round(flops / spent / 1e9, 1),
+                    "share": round(flops / spent / 1e9 / peak, 3), "us": kinds,
+                }  # fmt: skip
+                print(length, piece, rows, stages, list(results.values())[-1], flush=True)
+            chunks.close()
+
+
+def host(card: Any, found: Findings) -> None:
+    """Steps whose tokens the host reads one step later, beside steps that nobody reads."""
+    model = Model.of(card)
+    results = found.setdefault("host", {})
+    for count in (1, 8, 64):
+        fixed = decode_step(card, model, count, CONTEXT, Chosen.shape(count))
+        if card.is_real:
+            fixed.capture()
+            alone = card.milliseconds(fixed.run, 20, 3)
+            results[f"{count}"] = {
+                "alone_ms": round(alone, 3),
+                "read_ms": round(_read_steps(card, fixed, 60), 3),
+            }
+            print(f"host, {count}: {results[f'{count}']}", flush=True)
+        fixed.close()
+
+
+def _read_steps(card: Any, fixed: DecodeStep, num_steps: int) -> float:
+    """Run steps, reading each step's tokens while the next one runs; return milliseconds a step."""
+    size = 4 * fixed.num_sequences
+    pinned = card.device.allocate_pinned(2 * size)
+    events = [card.device.event(), card.device.event()]
+    tokens = np.ctypeslib.as_array(
+        (ctypes.c_int32 * (2 * fixed.num_sequences)).from_address(pinned.host)
+    )
+    read = 0
+
+    def start(step: int) -> None:
+        fixed.run()
+        side = step % 2
+        card.device.copy(pinned.address + side * size, fixed.memory["tokens"], size, card.stream)
+        events[side].record(card.stream)
+
+    start(0)
+    begun = time.perf_counter()
+    for step in range(1, num_steps + 1):
+        start(step)
+        events[(step - 1) % 2].wait()
+        read += int(
+            tokens[(step - 1) % 2 * fixed.num_sequences :][: fixed.num_sequences].sum() >= 0
+        )
+    spent = (time.perf_counter() - begun) * 1e3 / num_steps
+    card.device.synchronize(card.stream)
+    pinned.close()
+    return spent if read == num_steps else float("nan")

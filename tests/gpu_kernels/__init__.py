@@ -1,0 +1,1 @@
+"""The kernels of engine/runner/gpu without a card: `make test-kernels`."""

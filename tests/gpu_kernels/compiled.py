@@ -1,0 +1,86 @@
+"""What the shipped kernels compile to: `python -m tests.gpu_kernels.compiled [CAPABILITY…]`.
+
+Prints one JSON line a kernel: registers, spills (loads and stores of local memory in the machine
+code), shared memory, the matrix instruction, and how wide global memory is read. No card is needed;
+the disassembler is part of the package triton.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.weights import Form
+from tests.gpu.measuring import SpecRecorder
+from tests.gpu.stages.model import Findings
+from tests.gpu.stages.products import products
+from tests.gpu.stages.steps import prefill, step
+
+_TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+_OPERATION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
+_MATRIX = re.compile(r"(wgmma|mma\.sync|tcgen05)(?:\.mma|\.aligned)")
+
+
+def shipped(capability: int) -> list[KernelSpec]:
+    """Return every kernel that an 8B model's steps launch on such a card."""
+    recorder = SpecRecorder(capability)
+    for stage in (products, step, prefill):
+        stage(recorder, Findings())
+    has_fp8 = capability >= 89
+    return [spec for spec in recorder.specs if has_fp8 or spec.constants.get("FORM") != Form.FP8]
+
+
+def _disassembled(cubin: bytes, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [_TOOL, option, file.name], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+
+_tasks: list[tuple[int, KernelSpec]] = []
+"""What is compiled; processes that are forked inherit it."""
+
+
+def describe(place: int) -> dict[str, Any]:
+    """Compile a kernel of `_tasks`, and return what it became."""
+    capability, spec = _tasks[place]
+    compiled = spec.compile(capability)
+    cubin = compiled.asm["cubin"]
+    usage = re.search(r"REG:(\d+)", _disassembled(cubin, "--dump-resource-usage"))
+    operations = Counter(_OPERATION.findall(_disassembled(cubin, "--dump-sass")))
+
+    def count(prefix: str) -> int:
+        return sum(number for name, number in operations.items() if name.startswith(prefix))
+
+    return {
+        "kernel": spec.function.__name__,
+        "capability": capability,
+        "constants": {name: value for name, value in spec.constants.items() if name.isupper()},
+        "warps": spec.num_warps,
+        "stages": spec.num_stages,
+        "registers": int(usage[1]) if usage else 0,
+        "spills": count("LDL") + count("STL"),
+        "shared_bytes": int(compiled.metadata.shared),
+        "matrix": sorted(set(_MATRIX.findall(compiled.asm["ptx"]))),
+        "wide_loads": count("LDG.E.128") + count("LDGSTS") + count("UTMALDG"),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    chosen = [int(argument) for argument in sys.argv[1:]] or [80, 90, 100]
+    _tasks += [(capability, spec) for capability in chosen for spec in shipped(capability)]
+    with multiprocessing.get_context("fork").Pool() as pool:
+        for row in pool.imap(describe, range(len(_tasks))):
+            print(json.dumps(row), flush=True)

@@ -1,0 +1,158 @@
+"""Triton's interpreter on numpy memory, with neither torch nor a card.
+
+The interpreter of Triton 3.6 multiplies and rounds bfloat16 wrongly, needs numpy before 2.4 for
+loops, and copies torch tensors: the patches below are for these. The dot adds k after k, as the
+matrix unit's chain along K does, so that an order that depends on a tile shows in the bits.
+
+TRITON_INTERPRET is read when a kernel is decorated: import this before any kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.runner.gpu.cuda_driver import DeviceProperties, Memory
+from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.tensor_map import MatrixView
+
+_plain_patch = interpreter._patch_lang_tensor
+
+
+def _patch_index(tensor: Any, scope: Any) -> None:
+    _plain_patch(tensor, scope)
+    scope.set_attr(
+        tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(-1)[0])
+    )
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """Return bfloat16 bits as float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Return float32 values as bfloat16 bits, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _values(handle: Any) -> np.ndarray:
+    data: np.ndarray = handle.data
+    return widened(data) if handle.dtype.scalar == tl.bfloat16 else data.astype(np.float32)
+
+
+def _chained_dot(_: Any, a: Any, b: Any, total: Any, __: Any, ___: Any) -> Any:
+    left, right, result = _values(a), _values(b), total.data.copy()
+    for k in range(left.shape[1]):
+        result += left[:, k : k + 1] * right[k : k + 1]
+    return interpreter.TensorHandle(result, total.dtype.scalar)
+
+
+_plain_convert = interpreter._convert_float
+
+
+def _convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+    if source == tl.float32 and target == tl.bfloat16:
+        return rounded(data).reshape(data.shape)
+    if source == tl.bfloat16 and target == tl.float32:
+        return widened(data).reshape(data.shape).view(np.uint32)
+    converted: np.ndarray = _plain_convert(data, source, target, rounding)
+    return converted
+
+
+class _ElementType(str):
+    """A type's name in Triton, with the size that its descriptors ask for."""
+
+    itemsize = 2
+
+
+class _Array:
+    """What the interpreter takes for an address."""
+
+    def __init__(self, address: int, dtype: str) -> None:
+        self.address, self.dtype = address, dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+interpreter._patch_lang_tensor = _patch_index
+interpreter._convert_float = _convert
+interpreter.InterpreterBuilder.create_dot = _chained_dot
+interpreter.GridExecutor._init_args_hst = lambda self, args, kwargs: (args, kwargs)
+interpreter.GridExecutor._restore_args_dev = lambda self, *_: None
+
+
+_ONLY_COMPILED = ("IS_PROGRAMMATIC", "PREFETCH", "HAS_PTX")
+"""Constants of a kernel's parts that are PTX, which the interpreter does not know."""
+
+
+class InterpretedKernel:
+    """A kernel that runs in the interpreter when it is launched."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self._spec = spec
+        self._constants = dict(spec.constants) | (
+            {name: 0 for name in _ONLY_COMPILED if name in spec.constants}
+        )
+
+    def bind(self, grid: tuple[int, ...], *arguments: float | MatrixView) -> Callable[[int], None]:
+        names = [name for name in self._spec.function.arg_names if name not in self._constants]
+        given: dict[str, Any] = {}
+        for name, value in zip(names, arguments, strict=True):
+            kind = self._spec.types[name]
+            if isinstance(value, MatrixView):
+                given[name] = _described(value, kind)
+            else:
+                given[name] = _Array(int(value), kind[1:]) if kind.startswith("*") else value
+
+        def run(_: int) -> None:
+            # Rows of padding and slots that nobody reads are NaN.
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                self._spec.function[grid](**given, **self._constants)
+
+        return run
+
+
+def _described(view: MatrixView, kind: str) -> TensorDescriptor:
+    block = [int(size) for size in kind.partition("[")[2].rstrip("]>").split(",")]
+    shape = [view.num_rows, view.num_columns]
+    return TensorDescriptor(
+        _Array(view.address, _ElementType("bf16")), shape, [view.num_columns, 1], block
+    )
+
+
+class InterpretedDevice:
+    """Host memory in the place of a card's."""
+
+    properties = DeviceProperties("interpreter", 90, 2, 1 << 18, 1 << 30)
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+
+    def allocate(self, num_bytes: int) -> Memory:
+        array = np.full(num_bytes + 256, 0xFF, np.uint8)  # NaN in every type
+        address = -(-array.ctypes.data // 256) * 256
+        self._arrays.append(array)
+        return Memory(address, num_bytes, lambda: None)
+
+    def upload(self, to: int, data: bytes) -> None:
+        ctypes.memmove(to, data, len(data))
+
+    def download(self, source: int, num_bytes: int) -> bytearray:
+        return bytearray(ctypes.string_at(source, num_bytes))
+
+    def synchronize(self, stream: int) -> None:
+        pass

@@ -1,0 +1,57 @@
+"""Every shipped kernel compiled for three generations of cards: registers, spills, instructions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+MATRIX_KERNELS = {
+    "product", "gate_up_product", "described_product", "described_gate_up", "attend_pieces",
+    "attend_chunk",
+}  # fmt: skip
+# On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys.
+# Random weights are made once, at the start.
+MAY_SPILL = {("attend_chunk", 80)} | {("fill_normal", capability) for capability in SHARED_BYTES}
+
+
+@pytest.fixture(scope="module", params=SHARED_BYTES)
+def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The kernels as one kind of card would get them, compiled without Triton's interpreter."""
+    without_interpreter = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu_kernels.compiled", str(request.param)],
+        cwd=ROOT, env=without_interpreter, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"kernel"')]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.timeout(400)
+def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> None:
+    capability = kernels[0]["capability"]
+    assert {row["kernel"] for row in kernels} >= MATRIX_KERNELS - (
+        {"described_product", "described_gate_up"} if capability < 90 else set()
+    )
+    spilling = {row["kernel"] for row in kernels if row["spills"]}
+    assert spilling <= {name for name, where in MAY_SPILL if where == capability}
+    assert max(row["registers"] for row in kernels) <= 255
+    assert max(row["shared_bytes"] for row in kernels) <= SHARED_BYTES[capability]
+
+    for row in kernels:
+        if row["kernel"] not in MATRIX_KERNELS:
+            continue
+        assert row["matrix"], row
+        assert row["wide_loads"], row
+        constants = row["constants"]
+        is_large = "product" in row["kernel"] or "gate_up" in row["kernel"]
+        if capability >= 90 and is_large and constants["BN"] >= 64:
+            assert row["matrix"] == [{90: "wgmma", 100: "tcgen05"}[capability]], row

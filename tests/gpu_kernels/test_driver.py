@@ -1,0 +1,171 @@
+"""The driver's calls, recorded by a stand-in: what a step costs the host, and what errors say."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from engine.runner.gpu import cuda_driver
+from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, load_driver
+from engine.runner.gpu.decode_step import DecodeStep
+from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.launches import KVPool, Launches
+from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile, suited
+from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
+from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, NUM_BLOCKS, SHAPE, SPEC
+
+
+class RecordingLibrary:
+    """Takes the place of libcuda: every call succeeds, unless `failing` names it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failing: dict[str, int] = {}
+        self._next = 1 << 20
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name in self.failing:
+                return self.failing[name]
+            self._answer(name, arguments)
+            return 0
+
+        return call
+
+    def _answer(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "cuDeviceGetCount":
+            arguments[0]._obj.value = 1
+        elif name == "cuMemAlloc_v2":
+            arguments[0]._obj.value = self._next
+            self._next += -(-arguments[1].value // 256) * 256
+        elif name == "cuDeviceGetAttribute":
+            arguments[0]._obj.value = {16: 132, 75: 9, 76: 0, 97: 227 << 10}[arguments[1]]
+        elif name == "cuGetErrorString":
+            arguments[1]._obj.value = b"no memory"
+
+
+class _RecordingKernel:
+    """A kernel whose launches reach the library, without having been compiled."""
+
+    def __init__(self, device: Device, spec: KernelSpec) -> None:
+        self._device = device
+
+    def bind(self, grid: tuple[int, ...], *_: Any) -> Launch:
+        return Launch(
+            self._device, ctypes.c_void_p(1), (1, 1, 1), 128, 0, [ctypes.c_uint64(1)],
+            is_programmatic=True,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def library() -> RecordingLibrary:
+    return RecordingLibrary()
+
+
+@pytest.fixture
+def device(library: RecordingLibrary) -> Device:
+    return Device(Driver(library), 0)
+
+
+def matrix(num_outputs: int, num_inputs: int) -> Matrix:
+    return Matrix(1, num_outputs, num_inputs)
+
+
+def decode_step(device: Device) -> DecodeStep:
+    hidden, heads = SPEC.hidden_size, SPEC.num_heads * SPEC.head_dim
+    layer = LayerWeights(
+        1, matrix(SPEC.qkv_size, hidden), 1, 1, matrix(hidden, heads), 1,
+        matrix(2 * SPEC.intermediate_size, hidden), matrix(hidden, SPEC.intermediate_size),
+    )  # fmt: skip
+    head = matrix(SPEC.vocab_size, hidden)
+    weights = DecoderWeights((layer,) * SPEC.num_layers, 1, 1, head, 1, ())
+    pool = KVPool(1, NUM_BLOCKS, BLOCK, 64)
+    launches = Launches(
+        lambda spec: _RecordingKernel(device, spec), device.properties, SPEC, weights, pool, SHAPE
+    )
+    return DecodeStep(device, launches, 7, 4, MAX_LEN)
+
+
+def test_a_steady_step_is_one_launch_of_a_graph(library: RecordingLibrary, device: Device) -> None:
+    step = decode_step(device)
+    step.set_rows(
+        np.zeros(4, int), np.array([3, 5, -1, -1]), np.zeros((4, step.table_width), int), BLOCK
+    )
+    step.capture()
+    library.calls.clear()
+    for _ in range(3):
+        step.run()
+    assert library.calls == ["cuGraphLaunch"] * 3
+
+
+def test_a_captured_step_has_nine_launches_a_layer(
+    library: RecordingLibrary, device: Device
+) -> None:
+    step = decode_step(device)
+    library.calls.clear()
+    step.capture()
+    # The list of pieces and the embedding; the head, the draw in two.
+    assert library.calls.count("cuLaunchKernelEx") == 2 + 9 * SPEC.num_layers + 3
+    assert library.calls[0] == "cuStreamBeginCapture_v2"
+    assert "cuStreamEndCapture" in library.calls
+
+
+def test_a_failed_launch_ends_the_recording(library: RecordingLibrary, device: Device) -> None:
+    step = decode_step(device)
+    library.failing["cuLaunchKernelEx"] = 2
+    with pytest.raises(GpuError, match=r"cuLaunchKernelEx: no memory \(2\)"):
+        step.capture()
+    assert "cuStreamEndCapture" in library.calls
+
+
+def test_memory_is_freed_once(library: RecordingLibrary, device: Device) -> None:
+    memory = device.allocate(100)
+    memory.close()
+    memory.close()
+    assert library.calls.count("cuMemFree_v2") == 1
+
+
+def test_a_card_that_is_not_there(library: RecordingLibrary) -> None:
+    with pytest.raises(ConfigError, match="card 1: wanted 0 to 0"):
+        Device(Driver(library), 1)
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libnone.so.1")
+    with pytest.raises(ConfigError, match="no NVIDIA driver: libnone"):
+        load_driver()
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 32, 64, 128, 512, 4096])
+@pytest.mark.parametrize("inputs", [896, 1024, 4096, 4864, 12288])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_tiles_divide_the_inputs_and_fit_the_card(rows: int, inputs: int, capability: int) -> None:
+    shared = {80: 163, 90: 227}[capability] << 10
+    card = cuda_driver.DeviceProperties("a card", capability, 108, shared, 80 << 30)
+    for form in Form:
+        weights = Matrix(1, 8192, inputs, form)
+        for width, choose in ((1, product_tile), (2, gate_up_tile)):
+            tile = suited(choose(rows, 8192 // width, weights), card, width, form)
+            assert inputs % tile.depth == 0
+            assert tile.prefetch <= inputs
+            size = {Form.BF16: 2.0, Form.FP8: 1.0, Form.INT4: 0.5}[form]
+            held = (size * width * tile.outputs + 2 * tile.rows) * tile.depth * tile.stages
+            assert held <= shared
+            assert not tile.is_described or capability >= 90
+
+
+def test_inputs_that_no_tile_divides() -> None:
+    with pytest.raises(ConfigError, match="200 inputs with weights in INT4: wanted a multiple of"):
+        product_tile(1, 64, Matrix(1, 64, 200, Form.INT4))
+    with pytest.raises(ConfigError, match="wanted a multiple of 16"):
+        product_tile(1, 64, Matrix(1, 64, 100))
+
+
+def test_programs_cover_the_result() -> None:
+    assert Tile(16, 64, 64, 4, 3).programs(17, 130) == 2 * 3

@@ -1,0 +1,139 @@
+"""The same logits, bit for bit, however a prompt's rows are divided into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+# First: it puts Triton into its interpreter before any kernel is decorated.
+from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip
+
+import numpy as np
+import pytest
+
+from engine.runner.gpu.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.decode_step import DecodeStep
+from engine.runner.gpu.launches import Launches
+from engine.runner.gpu.tiles import Tile
+from engine.runner.gpu.weights import Form
+from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, SHAPE, SPEC, TinyDecoder
+
+NARROW = Tile(16, 32, 64, 4, 3)
+WIDE = Tile(64, 64, 32, 4, 3)
+PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, SPEC.vocab_size, 75)]
+TABLE = [9, 3, 17, 4, 11, 30]
+
+
+def in_chunks(tiny: TinyDecoder, make: Launches, *cuts: int) -> np.ndarray:
+    """Return the last row's logits of the prompt, computed in chunks that end at `cuts`."""
+    steps = ChunkStep(tiny.device, make, 0, 128, 2, MAX_LEN)  # type: ignore[arg-type]
+    start = 0
+    for end in (*cuts, len(PROMPT)):
+        steps.run([Chunk(PROMPT[start:end], start, TABLE)])
+        start = end
+    logits: np.ndarray = steps.logits(1)[0].copy()
+    return logits
+
+
+def decoded(
+    tiny: TinyDecoder, make: Launches, count: int, mine: int, start: int
+) -> tuple[np.ndarray, DecodeStep]:
+    """Return the logits of the prompt's last token; its rows from `start` on are decoded."""
+    step = DecodeStep(tiny.device, make, 0, count, MAX_LEN, 8)  # type: ignore[arg-type]
+    tables = np.full((count, step.table_width), 40)
+    tables[mine, : len(TABLE)] = TABLE
+    for place in range(start, len(PROMPT)):
+        tokens, lasts = np.full(count, 5), np.where(np.arange(count) % 2, -1, 7)
+        tokens[mine], lasts[mine] = PROMPT[place], place
+        step.set_rows(tokens, lasts, tables, BLOCK)
+        step.launch()
+    raw = tiny.device.download(step.memory["logits"], 4 * count * SPEC.vocab_size)
+    logits: np.ndarray = np.frombuffer(raw, np.float32).reshape(count, -1)[mine].copy()
+    return logits, step
+
+
+@pytest.fixture(scope="module")
+def tiny() -> TinyDecoder:
+    return TinyDecoder()
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: TinyDecoder) -> np.ndarray:
+    return in_chunks(tiny, tiny.launches(NARROW))
+
+
+def test_logits_are_those_of_float64(tiny: TinyDecoder, whole: np.ndarray) -> None:
+    exact = tiny.logits(PROMPT)
+    assert np.linalg.norm(whole - exact) / np.linalg.norm(exact) < 0.01
+
+
+@pytest.mark.parametrize("cuts", [(1,), (33,), (16, 17, 64)])
+def test_a_chunk_cut_anywhere_has_the_same_bits(
+    tiny: TinyDecoder, whole: np.ndarray, cuts: Sequence[int]
+) -> None:
+    make = tiny.launches(WIDE, replace(SHAPE, chunk_rows=16))
+    assert np.array_equal(in_chunks(tiny, make, *cuts), whole)
+
+
+@pytest.mark.parametrize(("count", "mine"), [(1, 0), (3, 2)])
+def test_decoded_rows_have_the_same_bits(
+    tiny: TinyDecoder, whole: np.ndarray, count: int, mine: int
+) -> None:
+    make = tiny.launches(WIDE)
+    in_chunks(tiny, make)
+    logits, step = decoded(tiny, make, count, mine, 71)
+    assert np.array_equal(logits, whole)
+    step.close()
+
+
+def test_a_step_sets_up_the_next_one(tiny: TinyDecoder, whole: np.ndarray) -> None:
+    """The token is appended, and the row moves on; a row of padding stays one."""
+    make = tiny.launches(NARROW)
+    in_chunks(tiny, make)
+    _, step = decoded(tiny, make, 2, 0, 74)
+
+    def state(name: str) -> list[int]:
+        return list(np.frombuffer(tiny.device.download(step.memory[name], 8), np.int32))
+
+    first = int(whole.argmax())
+    assert step.history()[0, 0] == first
+    assert state("tokens")[0] == first
+    assert state("last_positions") == [75, -1]
+    assert state("slots") == [TABLE[75 // BLOCK] * BLOCK + 75 % BLOCK, -1]
+    step.launch()
+    expected = in_chunks_of(tiny, [*PROMPT, first])
+    assert step.history()[0, 1] == int(expected.argmax())
+
+
+def in_chunks_of(tiny: TinyDecoder, tokens: Sequence[int]) -> np.ndarray:
+    steps = ChunkStep(tiny.device, tiny.launches(NARROW), 0, 128, 2, MAX_LEN)  # type: ignore[arg-type]
+    steps.run([Chunk(tokens, 0, TABLE)])
+    logits: np.ndarray = steps.logits(1)[0].copy()
+    return logits
+
+
+def test_chunks_beside_each_other_have_the_same_bits(tiny: TinyDecoder, whole: np.ndarray) -> None:
+    make = tiny.launches(WIDE)
+    steps = ChunkStep(tiny.device, make, 0, 160, 2, MAX_LEN)  # type: ignore[arg-type]
+    other = range(40, 46)
+    steps.run([Chunk(PROMPT[::-1], 0, other), Chunk(PROMPT[:40], 0, TABLE)])
+    steps.run([Chunk(PROMPT[:5], 75, other), Chunk(PROMPT[40:], 40, TABLE)])
+    assert np.array_equal(steps.logits(2)[1], whole)
+
+
+@pytest.mark.parametrize("form", [Form.FP8, Form.INT4])
+def test_quantised_weights_have_the_same_bits_in_every_tile(form: Form) -> None:
+    tiny = TinyDecoder(form)
+    whole = in_chunks(tiny, tiny.launches(WIDE))
+    make = tiny.launches(NARROW)
+    in_chunks(tiny, make)
+    logits, step = decoded(tiny, make, 2, 0, 73)
+    assert np.isfinite(whole).all()
+    assert np.array_equal(logits, whole)
+    step.close()
+
+
+def test_memory_of_the_interpreter_starts_as_nan() -> None:
+    device = InterpretedDevice()
+    memory = device.allocate(64)
+    assert np.isnan(np.frombuffer(device.download(memory.address, 64), np.float32)).all()
