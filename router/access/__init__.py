@@ -1,5 +1,6 @@
 """Authentication and limits of clients.
 
+plain_requests    the first look at a request: its path is plain, and which route it has
 middleware        around every request: its id, its API key, its limits
 api_keys          the file of API keys
 api_key_book      the valid keys; follows the file as it changes

@@ -15,27 +15,10 @@ from router.access.refused_logins import LoginRefusal, RefusedLogins
 from router.access.refused_requests import RefusedRequests
 from router.http.errors import ApiError
 from router.http.exchange import Reply
+from router.http.routes import Access, matched_route
 
 REQUEST_ID = b"x-request-id"
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Paths for probes, open without a key: they show nothing of any request."""
-
-PAGE_PATH = "/"
-"""The live page, open without a key: it asks for the key itself, and shows no data before."""
-
-METRICS_PATHS = frozenset({"/metrics", "/v1/cluster/targets"})
-"""What Prometheus reads: the metrics token opens these paths, and no others."""
-
-ADMIN_PATHS = frozenset({"/v1/cluster/drain"})
-LIMITED_PATHS = frozenset(
-    (
-        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-        *("/tokenize", "/detokenize"),
-    )
-)
-"""Paths that a key's limits count: requests that nodes or the router compute."""
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
@@ -99,10 +82,11 @@ class ApiKeyMiddleware:
             await self._serve_stranger(given, scope, receive, send)
             return
         state["api_key_name"], state["is_admin"] = used.key.name, used.key.is_admin
-        if scope["path"] in ADMIN_PATHS and not used.key.is_admin:
+        access = matched_route(scope).access
+        if access is Access.ADMIN and not used.key.is_admin:
             self._refused_logins.on_refused(LoginRefusal.NOT_ADMIN, scope, used.key.name)
             await Reply(send).send_error(_not_admin(used.key.name))
-        elif scope["path"] in LIMITED_PATHS:
+        elif access is Access.LIMITED:
             await self._serve_limited(used, scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -110,17 +94,19 @@ class ApiKeyMiddleware:
     async def _serve_stranger(
         self, given: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        path: str = scope["path"]
-        if scope["method"] in ("GET", "HEAD"):
-            if path == PAGE_PATH:
+        match matched_route(scope).access:
+            case Access.PAGE:
                 await self._app(scope, receive, _with_status_401(send))
                 return
-            if path in OPEN_PATHS or (path in METRICS_PATHS and self._book.is_metrics_token(given)):
+            case Access.ANYBODY:
+                await self._app(scope, receive, send)
+                return
+            case Access.METRICS if self._book.is_metrics_token(given):
                 await self._app(scope, receive, send)
                 return
         reason = LoginRefusal.WRONG_KEY if given else LoginRefusal.NO_KEY
         self._refused_logins.on_refused(reason, scope)
-        await Reply(send).send_error(_unauthorized(bool(given)), path)
+        await Reply(send).send_error(_unauthorized(bool(given)), scope["path"])
 
     async def _serve_limited(
         self, used: KeyInUse, scope: Scope, receive: Receive, send: Send

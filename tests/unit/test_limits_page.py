@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, middleware
 from router.http import server as http_server
+from router.http.routes import Access
 from router.openai import (
     chat_messages,
     json_limits,
@@ -39,6 +41,7 @@ from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.tools.hermes import HERMES
 from router.tools.llama_json import LLAMA_JSON
+from tests.fakes.http_edge import declared_routes, make_edge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 API, HANDOFF = ApiConfig(), HandoffConfig()
@@ -79,6 +82,7 @@ def longest_request_id() -> int:
 
 ROUTER = {
     **connection_limits(http_server.router_limits(API.max_connections), " (`--max-connections`)"),
+    "path": "as in `/openapi.json`; only the name of a model may have escaped slashes",
     "body": f"{size(API.max_body)} (`--max-body`)",
     "objects and lists in a body": str(json_limits.MAX_JSON_CONTAINERS),
     "fields in the objects of a body": str(json_limits.MAX_JSON_MEMBERS),
@@ -206,5 +210,7 @@ def test_every_flag_on_the_page_exists() -> None:
 def test_the_paths_that_a_keys_limits_count() -> None:
     _, _, text = PAGE.read_text().partition("Both limits of a key count ")
     counted = text.partition(". ")[0]
-    for path in middleware.LIMITED_PATHS:
-        assert f"`{path}`" in counted
+    limited = {
+        route.path for route, access in declared_routes(make_edge()) if access is Access.LIMITED
+    }
+    assert set(re.findall("`([^`]+)`", counted)) == limited
