@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.ids import new_request_id
 from router.access.api_key_book import ApiKeyBook, KeyInUse
+from router.access.arriving_bodies import ArrivingBodies
+from router.access.body_receiver import BodyReceiver
 from router.access.key_limits import Limit, Refusal
 from router.access.refused_logins import LoginRefusal, RefusedLogins
 from router.access.refused_requests import RefusedRequests
@@ -52,7 +54,8 @@ class ApiKeyMiddleware:
     """Admits requests with a valid key as bearer token, within the limits of that key.
 
     The application finds `api_key_name` and `is_admin` in the scope's state. If no keys are
-    configured everyone is an administrator without a name.
+    configured everyone is an administrator without a name. A body arrives in a place of its own; a
+    request counts as one of its key when the body is whole.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ApiKeyMiddleware:
         self._book = book
         self._refused_logins = refused_logins
         self._refused = refused
+        self._bodies = ArrivingBodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +78,7 @@ class ApiKeyMiddleware:
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["api_key_name"], state["is_admin"] = "", self._book.is_open
         if self._book.is_open:
-            await self._app(scope, receive, send)
+            await self._serve(BodyReceiver(receive, self._bodies, owner=""), scope, send)
             return
         given = _bearer(scope)
         used = self._book.find(given) if given else None
@@ -89,7 +93,7 @@ class ApiKeyMiddleware:
         elif access is Access.LIMITED:
             await self._serve_limited(used, scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self._serve(BodyReceiver(receive, self._bodies, used.key.name), scope, send)
 
     async def _serve_stranger(
         self, given: bytes, scope: Scope, receive: Receive, send: Send
@@ -111,17 +115,37 @@ class ApiKeyMiddleware:
     async def _serve_limited(
         self, used: KeyInUse, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Run the application under the key's limits; it returns when the answer has ended."""
-        refusal = self._book.take(used)
+        """Run the application under the key's limits; it returns when the answer has ended.
+
+        A key that is at a limit is refused before its body is read. What is read is counted then,
+        so that nothing is held by a body that does not come.
+        """
+        refusal = self._book.refusal(used)
         if refusal is not None:
             error = _too_many(used, refusal)
             self._refused.on_refused(error, scope)
             await Reply(send).send_error(error, scope["path"])
             return
+        is_taken = False
+
+        def take() -> None:
+            nonlocal is_taken
+            refusal = self._book.take(used)
+            if refusal is not None:
+                raise _too_many(used, refusal)
+            is_taken = True
+
         try:
-            await self._app(scope, receive, send)
+            await self._serve(BodyReceiver(receive, self._bodies, used.key.name, take), scope, send)
         finally:
-            used.limits.release()
+            if is_taken:
+                used.limits.release()
+
+    async def _serve(self, body: BodyReceiver, scope: Scope, send: Send) -> None:
+        try:
+            await self._app(scope, body, send)
+        finally:
+            body.end()
 
 
 def _bearer(scope: Scope) -> bytes:

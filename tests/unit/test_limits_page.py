@@ -23,9 +23,10 @@ from pdserve.configuration.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
-from router.access import api_keys, middleware
+from router.access import api_keys, arriving_bodies, middleware
 from router.http import server as http_server
 from router.http.routes import Access
+from router.live import feed
 from router.openai import (
     chat_messages,
     json_limits,
@@ -35,6 +36,7 @@ from router.openai import (
     tool_fields,
     unknown_fields,
 )
+from router.openai.api import ADMIN_SEATS
 from router.openai.checked_fields import MAX_CHOICES
 from router.openai.schemas import CompletionBody, parse_body
 from router.text.conversation import MAX_TEMPLATE_BYTES
@@ -110,7 +112,17 @@ ROUTER = {
         f"{unknown_fields.MAX_IGNORED}, with {unknown_fields.MAX_FIELD_CHARS} characters each; "
         f"{unknown_fields.MAX_NAMES} in all"
     ),
-    "requests in progress": f"{API.max_concurrent_requests} (`--max-concurrent-requests`)",
+    "bodies that arrive at once, together": (
+        f"{arriving_bodies.MAX_BODIES}, {size(arriving_bodies.MAX_BYTES)}"
+    ),
+    "requests in progress": (
+        f"{API.max_concurrent_requests} (`--max-concurrent-requests`); "
+        f"{ADMIN_SEATS} more of administrators"
+    ),
+    "viewers of the live page": (
+        f"{feed.MAX_VIEWERS}, {feed.MAX_VIEWERS_PER_KEY} of one key; "
+        "one place is kept for administrators"
+    ),
     "time of a request": f"{API.request_timeout_s:g} s (`--request-timeout-s`)",
     "choices: `n` times the number of prompts": str(MAX_CHOICES),
     "wait in a node's queue, with `--shed`": "what the request's time allows",
