@@ -35,10 +35,11 @@ from router.openai.endpoints import Endpoint
 from router.openai.formats import AnswerHead
 from router.openai.planning import BodyPlanner
 from router.openai.request_plan import ChoicePlan, RequestPlan
+from router.openai.turns import Turns
 from router.openai.unknown_fields import UnknownFields
 from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
-from router.text.prompt_tokens import echoed_entries
+from router.text.prompt_tokens import EchoedEntries
 from router.text.text_model import TextModel
 from router.text.usage import Usage
 from router.tools.call_search import call_search
@@ -88,6 +89,7 @@ class OpenAiApi:
         self._watcher = watcher
         self.unknown_fields = UnknownFields(are_refused=config.strict_fields)
         self._num_in_progress = 0
+        self._turns = Turns()
 
     @property
     def max_model_len(self) -> int:
@@ -192,13 +194,21 @@ class OpenAiApi:
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         if plan.is_stream:
-            answer: Answer = StreamedAnswer(form, usage, reply, len(plan.choices))
+            answer: Answer = StreamedAnswer(
+                form,
+                usage,
+                reply,
+                len(plan.choices),
+                self._turns,
+                has_logprobs=plan.has_logprobs,
+            )
         else:
             answer = WholeAnswer(
                 form,
                 usage,
                 reply,
                 len(plan.choices),
+                self._turns,
                 best_of=plan.choices_per_prompt,
                 num_best=plan.returned_per_prompt,
             )
@@ -238,7 +248,7 @@ class OpenAiApi:
             echoed=None
             if plan.echo_logprobs is None
             else partial(
-                echoed_entries, choice.prompt_token_ids, choice.echo_offsets, plan.echo_logprobs
+                EchoedEntries, choice.prompt_token_ids, choice.echo_offsets, plan.echo_logprobs
             ),
             has_output=plan.has_output,
             calls=call_search(plan.syntax) if plan.stop else None,

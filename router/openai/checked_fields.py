@@ -6,6 +6,7 @@ An error names the field.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from common.errors import InvalidRequest
 from common.prompt_logprobs import check_num_entries
@@ -21,7 +22,20 @@ MAX_WORDS = MAX_BAD_WORDS // 2
 MAX_WORD_CHARS = 128
 MAX_CHOICES = 128
 """Most choices of one request, over all its prompts."""
+MAX_ANSWER_LOGPROBS = 200_000
+"""Log probabilities of all choices of one request, those of the likeliest tokens included: at most
+18 MB of JSON, and 30 MB of objects until it is made. As many make a chat of 9,523 tokens with 20
+likeliest ones each, or 128 choices of 1,562 tokens."""
 _MAX_ID_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MaxTokens:
+    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits."""
+
+    asked: int | None
+    param: str
+    default: int | None = None
 
 
 def num_choices(body: SamplingFields, best_of: int | None, num_prompts: int) -> tuple[int, int]:
@@ -55,6 +69,31 @@ def checked_logprobs(value: int, param: str) -> int:
     return value
 
 
+def within_logprobs(
+    max_tokens: MaxTokens, num_choices: int, num_top: int | None, cause: str
+) -> MaxTokens:
+    """Return `max_tokens`, of which so many choices have no more log probabilities than they may.
+
+    Each token has `num_top` + 1 of them, because of the field `cause`; None: it has none. Without a
+    number of its own a request gets the tokens that may have them. Raises `InvalidRequest` for one
+    that makes too many.
+    """
+    if num_top is None:
+        return max_tokens
+    most = MAX_ANSWER_LOGPROBS // (num_choices * (1 + num_top))
+    asked, param, default = max_tokens.asked, max_tokens.param, max_tokens.default
+    if asked is None:
+        return replace(max_tokens, default=most if default is None else min(default, most))
+    if asked > most:
+        raise InvalidRequest(
+            f"{param} is {asked}, which with {cause} makes {asked * num_choices * (1 + num_top)} "
+            f"log probabilities of {num_choices} choice(s): wanted at most {MAX_ANSWER_LOGPROBS}, "
+            f"so {param} of at most {most}",
+            param=param,
+        )
+    return max_tokens
+
+
 def scored_prompts(
     body: SamplingFields, num_echoed: int | None, prompt_lengths: Iterable[int], num_choices: int
 ) -> int | None:
@@ -76,9 +115,8 @@ def scored_prompts(
 
 
 def has_output(
-    max_tokens: int | None,
+    max_tokens: MaxTokens,
     body: SamplingFields,
-    param: str,
     *,
     can_be_0: bool,
     with_fields: Sequence[str],
@@ -89,7 +127,8 @@ def has_output(
 
     Raises `InvalidRequest` where no tokens are asked for and nothing of the prompt, or yet some.
     """
-    if max_tokens != 0:
+    param = max_tokens.param
+    if max_tokens.asked != 0:
         return True
     if not can_be_0:
         or_0 = f", or 0 with {' or '.join(with_fields)}" if with_fields else ""

@@ -37,7 +37,7 @@ from router.openai import (
     unknown_fields,
 )
 from router.openai.api import ADMIN_SEATS
-from router.openai.checked_fields import MAX_CHOICES
+from router.openai.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES
 from router.openai.schemas import CompletionBody, parse_body
 from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -131,6 +131,9 @@ ROUTER = {
     "`stop_token_ids`": str(MAX_STOP_TOKEN_IDS),
     "`logprobs`, `top_logprobs`, `prompt_logprobs`": str(MAX_LOGPROBS),
     "log probabilities of the prompts of a request": f"{prompt_logprobs.MAX_ENTRIES:,}",
+    "log probabilities of an answer: choices times `max_tokens` times (1 + likeliest tokens)": (
+        f"{MAX_ANSWER_LOGPROBS:,}"
+    ),
     "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
     "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules, "
     f"{MAX_GBNF_WORK} characters times rules",
