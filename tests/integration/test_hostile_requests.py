@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -34,13 +36,13 @@ from tests.integration.test_hostile_schemas import read_stream, stall_free_clock
 
 pytestmark = pytest.mark.timeout(300)
 
+T = TypeVar("T")
 MIB = 1 << 20
 LONGEST_GAP_S = 0.3
 """Between two events of the stream beside an attack."""
-TIMES_IN_PEACE = 10
-"""The longest gap may be so many times that of a stream in peace, where that is more: a machine
-that is busy with other things."""
+MOST_ATTEMPTS = 3
 LONGEST_BEGINNING_S = 15.0
+LONGEST_ANSWER_S = 120.0
 MOST_GROWTH_BYTES = 512 * MIB
 """Of the router, at the worst moment: bodies that arrive may be 256 MiB, some of them twice."""
 LIMITED = (CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/tokenize", "/detokenize")
@@ -95,12 +97,12 @@ def bounded_router(keyed_cluster: Cluster) -> Iterator[None]:
 
 
 @contextmanager
-def stream_beside(api: Api) -> Iterator[None]:
-    """Streams go on, one after the other; each is what it is in peace, and none stands still."""
+def stream_beside(api: Api, gaps_s: list[float]) -> Iterator[None]:
+    """Streams go on, one after the other, and each is what it is in peace. Adds the longest gap."""
     stop, has_begun = threading.Event(), threading.Event()
     found: list[tuple[str, float]] = []
     with stall_free_clock() as clock, ThreadPoolExecutor(1) as worker:
-        in_peace, gap_in_peace_s = read_stream(api, clock, lambda: None)
+        in_peace, _ = read_stream(api, clock, lambda: None)
 
         def work() -> None:
             while not stop.is_set():
@@ -114,10 +116,22 @@ def stream_beside(api: Api) -> Iterator[None]:
             stop.set()
             working.result()
     assert {answer for answer, _ in found} == {in_peace}
-    longest_s = max(gap_s for _, gap_s in found)
-    gaps = f"{longest_s * 1e3:.0f} ms beside the attack, {gap_in_peace_s * 1e3:.0f} in peace"
-    print(f"longest gap of {len(found)} streams: {gaps}")
-    assert longest_s < max(LONGEST_GAP_S, TIMES_IN_PEACE * gap_in_peace_s)
+    gaps_s.append(max(gap_s for _, gap_s in found))
+    print(f"longest gap of {len(found)} streams beside the attack: {gaps_s[-1] * 1e3:.0f} ms")
+
+
+def beside_streams(api: Api, attack: Callable[[], T]) -> T:
+    """What an attack returns; fails when it makes streams stand still.
+
+    A machine that does something else makes gaps as well, but not each time.
+    """
+    gaps_s: list[float] = []
+    for _ in range(MOST_ATTEMPTS):
+        with stream_beside(api, gaps_s):
+            result = attack()
+        if gaps_s[-1] <= LONGEST_GAP_S:
+            return result
+    raise AssertionError(f"streams stood still for {gaps_s} s: wanted at most {LONGEST_GAP_S}")
 
 
 def ask(attacker: Attacker, method: str, target: str, body: bytes) -> int:
@@ -133,8 +147,11 @@ def test_a_path_written_in_other_ways_drains_nothing(
     keyed_cluster: Cluster, keyed_api: Api, attacker: Attacker
 ) -> None:
     body = b'{"node_id": "decode-1"}'
-    with stream_beside(keyed_api):
-        statuses = {ask(attacker, "POST", way("/v1/cluster/drain"), body) for way in WAYS.values()}
+
+    def attack() -> set[int]:
+        return {ask(attacker, "POST", way("/v1/cluster/drain"), body) for way in WAYS.values()}
+
+    statuses = beside_streams(keyed_api, attack)
     assert statuses <= {400, 403, 404, 405}
     for node in keyed_cluster.live_nodes():
         assert not node.load.is_draining, node
@@ -151,19 +168,18 @@ def test_a_path_written_in_other_ways_passes_no_limit(
         attacker.url,
     )
     body: Fields = {"prompt": "Hi", "max_tokens": 1}
-    wait_until(lambda: spent.status(COMPLETIONS, body) == 429, "the key is at its limit")
-    with stream_beside(keyed_api):
-        statuses = {
+
+    def attack() -> set[int]:
+        wait_until(lambda: spent.status(COMPLETIONS, body) == 429, "the key is at its limit")
+        return {
             ask(spent, "POST", way(path), json.dumps(body).encode())
             for path in LIMITED
             for way in WAYS.values()
         }
+
+    statuses = beside_streams(keyed_api, attack)
     revoke_api_key(file, "spent")
     assert statuses <= {400, 404, 405, 429}
-
-
-def run(attack: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(attack)
 
 
 async def begin(attacker: Attacker, length: int, data: bytes, path: str) -> asyncio.StreamWriter:
@@ -189,8 +205,7 @@ def test_bodies_of_one_byte_lock_nobody_out(keyed_api: Api, attacker: Attacker) 
         for writer in slow:
             writer.transport.abort()
 
-    with stream_beside(keyed_api):
-        run(attack())
+    beside_streams(keyed_api, lambda: asyncio.run(attack()))
 
 
 def test_large_bodies_that_stop_short_are_not_all_held(keyed_api: Api, attacker: Attacker) -> None:
@@ -210,8 +225,31 @@ def test_large_bodies_that_stop_short_are_not_all_held(keyed_api: Api, attacker:
         for writer in slow:
             writer.transport.abort()
 
-    with stream_beside(keyed_api):
-        run(attack())
+    beside_streams(keyed_api, lambda: asyncio.run(attack()))
+
+
+READ_ALL = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), float(sys.argv[2])) as client:
+    client.sendall(sys.stdin.buffer.read())
+    while part := client.recv(1 << 20):
+        sys.stdout.buffer.write(part)
+"""
+
+
+def raw_answer(attacker: Attacker, fields: Fields) -> bytes:
+    """Everything that a completion is answered, read by a process of its own.
+
+    A thread that reads as many events would hold up the one that measures.
+    """
+    body = json.dumps(fields).encode()
+    head = attacker.head("POST", COMPLETIONS, len(body)).replace(b"\r\n\r\n", b"\r\n")
+    return subprocess.run(
+        [sys.executable, "-S", "-c", READ_ALL, str(attacker.port), str(LONGEST_ANSWER_S)],
+        input=head + b"Connection: close\r\n\r\n" + body,
+        capture_output=True,
+        check=True,
+    ).stdout
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -228,29 +266,26 @@ def test_the_heaviest_answers_that_are_allowed(
         "ignore_eos": True,
         "stream": is_stream,
     }
-    headers = {"authorization": f"Bearer {attacker.key}"}
-    with (
-        httpx.Client(base_url=attacker.url, headers=headers, timeout=120) as client,
-        stream_beside(keyed_api),
-    ):
-        refused = client.post(COMPLETIONS, json=fields | {"max_tokens": most + 1})
-        assert refused.status_code == 400
-        assert f"wanted at most {MAX_ANSWER_LOGPROBS}" in refused.json()["error"]["message"]
-        with ThreadPoolExecutor(3) as threads:
-            answers = list(threads.map(lambda _: client.post(COMPLETIONS, json=fields), range(3)))
+
+    def attack() -> list[bytes]:
+        with ThreadPoolExecutor(2) as threads:  # more would fill the pools of the nodes
+            return list(threads.map(lambda _: raw_answer(attacker, fields), range(2)))
+
+    refused = raw_answer(attacker, fields | {"max_tokens": most + 1})
+    answers = beside_streams(keyed_api, attack)
+    assert refused.startswith(b"HTTP/1.1 400")
+    assert f"wanted at most {MAX_ANSWER_LOGPROBS}".encode() in refused
     for answer in answers:
-        assert answer.status_code == 200
-        shown = answer.text.count('"text_offset"')
-        assert shown >= num_choices if is_stream else shown == num_choices
+        assert answer.startswith(b"HTTP/1.1 200")
+        shown = answer.count(b'"text_offset"')
+        assert shown > num_choices if is_stream else shown == num_choices
+        assert answer.count(b'"finish_reason":"length"') == num_choices
 
 
 def test_the_heaviest_echo_that_is_allowed(keyed_api: Api, attacker: Attacker) -> None:
     """Each token of a long prompt with the 20 likeliest ones, and of a longer one without."""
-    headers = {"authorization": f"Bearer {attacker.key}"}
-    with (
-        httpx.Client(base_url=attacker.url, headers=headers, timeout=120) as client,
-        stream_beside(keyed_api),
-    ):
+
+    def attack() -> None:
         for length, num_top in ((2000, 20), (4000, 0)):
             for is_stream in (False, True):
                 fields: Fields = {
@@ -260,19 +295,29 @@ def test_the_heaviest_echo_that_is_allowed(keyed_api: Api, attacker: Attacker) -
                     "max_tokens": 0,
                     "stream": is_stream,
                 }
-                answer = client.post(COMPLETIONS, json=fields)
-                assert answer.status_code == 200, answer.text
+                assert raw_answer(attacker, fields).startswith(b"HTTP/1.1 200")
+
+    beside_streams(keyed_api, attack)
 
 
 def test_viewers_of_one_key_leave_places_to_others(keyed_api: Api, attacker: Attacker) -> None:
-    def watch(key: str) -> int:
+    def watch(key: str, open_streams: ExitStack) -> int:
         headers = {"authorization": f"Bearer {key}"}
         stream = open_streams.enter_context(
             httpx.stream("GET", f"{attacker.url}/v1/live", headers=headers, timeout=60)
         )
         return stream.status_code
 
-    with stream_beside(keyed_api), ExitStack() as open_streams:
-        statuses = [watch(attacker.key) for _ in range(40)]
-        assert statuses == [200] * MAX_VIEWERS_PER_KEY + [503] * (40 - MAX_VIEWERS_PER_KEY)
-        assert watch(attacker.admin) == 200
+    def are_forgotten() -> bool:
+        with ExitStack() as open_streams:
+            most = range(MAX_VIEWERS_PER_KEY)
+            return all(watch(attacker.key, open_streams) == 200 for _ in most)
+
+    def attack() -> None:
+        wait_until(are_forgotten, "the viewers of an earlier attack are forgotten")
+        with ExitStack() as open_streams:
+            statuses = [watch(attacker.key, open_streams) for _ in range(40)]
+            assert statuses == [200] * MAX_VIEWERS_PER_KEY + [503] * (40 - MAX_VIEWERS_PER_KEY)
+            assert watch(attacker.admin, open_streams) == 200
+
+    beside_streams(keyed_api, attack)
