@@ -78,7 +78,9 @@ class ApiKeyMiddleware:
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["api_key_name"], state["is_admin"] = "", self._book.is_open
         if self._book.is_open:
-            await self._serve(BodyReceiver(receive, self._bodies, owner=""), scope, send)
+            await self._serve(
+                BodyReceiver(receive, self._bodies, state["api_key_name"]), scope, send
+            )
             return
         given = _bearer(scope)
         used = self._book.find(given) if given else None
