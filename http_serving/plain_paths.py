@@ -43,7 +43,8 @@ def path_problem(scope: Scope) -> str:
 
 def has_escaped_slash(scope: Scope) -> bool:
     """Return whether a slash of the path is written `%2F`: it may be a part of a name."""
-    return b"%2f" in _raw(scope).lower()
+    raw = _raw(scope)
+    return b"%" in raw and b"%2f" in raw.lower()
 
 
 def _raw(scope: Scope) -> bytes:

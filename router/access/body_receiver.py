@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from starlette.types import Message, Receive
 
@@ -42,7 +43,7 @@ class BodyReceiver:
         self._on_whole = on_whole
         self._arrival: Arrival | None = None
         self._is_over = self._is_let_go = False
-        self._waiting: asyncio.Timeout | None = None
+        self._waiting: asyncio.Task[Any] | None = None
 
     async def __call__(self) -> Message:
         """Return the next message. Raises `BodyLetGo`, and what `on_whole` raises."""
@@ -69,11 +70,12 @@ class BodyReceiver:
             self._bodies.end(self._arrival)
 
     async def _next(self) -> Message:
+        waiting = self._waiting = asyncio.current_task()
         try:
-            async with asyncio.timeout(None) as self._waiting:
-                return await self._receive()
-        except TimeoutError:
-            if self._is_let_go:
+            return await self._receive()
+        except asyncio.CancelledError:
+            # Another task may have cancelled it as well; then the cancellation is passed on.
+            if self._is_let_go and waiting is not None and waiting.uncancel() == 0:
                 raise BodyLetGo from None
             raise
         finally:
@@ -82,4 +84,4 @@ class BodyReceiver:
     def _let_go(self) -> None:
         self._is_let_go = True
         if self._waiting is not None:
-            self._waiting.reschedule(0)
+            self._waiting.cancel()

@@ -147,18 +147,15 @@ class Reply:
         self, text: str, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
         """Send a whole answer."""
-        await self.send_json_parts([text.encode()], status=status, headers=headers)
+        await self.send_json_bytes(text.encode(), status=status, headers=headers)
 
-    async def send_json_parts(
-        self, parts: list[bytes], *, status: int = 200, headers: dict[str, str] | None = None
+    async def send_json_bytes(
+        self, data: bytes, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
-        """Send a whole answer that was made in parts, at least one."""
-        size = sum(map(len, parts))
-        base = {"content-type": "application/json", "content-length": str(size)}
+        """Send a whole answer in one piece: nothing is held for a client that does not read it."""
+        base = {"content-type": "application/json", "content-length": str(len(data))}
         await self._start(status, _raw(base | (headers or {})))
-        for part in parts[:-1]:
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        await self.end_stream(parts[-1])
+        await self.end_stream(data)
 
     async def send_error(self, error: ApiError, path: str = "") -> None:
         """Send an error in the shape of the API at `path`."""

@@ -255,7 +255,7 @@ class WholeAnswer(Answer):
             await self._wait_push()
         if self._error is not None:
             raise self._error
-        await self._reply.send_json_parts([part async for part in self._json()])
+        await self._reply.send_json_bytes(b"".join([part async for part in self._json()]))
 
     async def _json(self) -> AsyncIterator[bytes]:
         """Yield the answer in parts, made in turns of their own behind the first."""
