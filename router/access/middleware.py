@@ -15,6 +15,7 @@ from router.access.body_receiver import BodyReceiver
 from router.access.key_limits import Limit, Refusal
 from router.access.refused_logins import LoginRefusal, RefusedLogins
 from router.access.refused_requests import RefusedRequests
+from router.access.spaced_lines import client_address
 from router.http.errors import ApiError
 from router.http.exchange import Reply
 from router.http.routes import Access, matched_route
@@ -78,9 +79,8 @@ class ApiKeyMiddleware:
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["api_key_name"], state["is_admin"] = "", self._book.is_open
         if self._book.is_open:
-            await self._serve(
-                BodyReceiver(receive, self._bodies, state["api_key_name"]), scope, send
-            )
+            owner = state["api_key_name"] or client_address(scope)
+            await self._serve(BodyReceiver(receive, self._bodies, owner), scope, send)
             return
         given = _bearer(scope)
         used = self._book.find(given) if given else None

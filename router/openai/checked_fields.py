@@ -26,6 +26,8 @@ MAX_ANSWER_LOGPROBS = 200_000
 """Log probabilities of all choices of one request, those of the likeliest tokens included: at most
 18 MB of JSON, and 30 MB of objects until it is made. As many make a chat of 9,523 tokens with 20
 likeliest ones each, or 128 choices of 1,562 tokens."""
+MAX_REPEATED_TOKENS = 2_000_000
+"""Tokens of prompts that the choices of one answer repeat, as text or as ids: 10 MB."""
 _MAX_ID_DIGITS = 10
 
 
@@ -67,6 +69,16 @@ def checked_logprobs(value: int, param: str) -> int:
     if not 0 <= value <= MAX_LOGPROBS:
         raise InvalidRequest(f"{param} is {value}: wanted 0 to {MAX_LOGPROBS}", param=param)
     return value
+
+
+def cause_of_logprobs(num_top: int | None, num_run: int, *, is_chat: bool) -> str:
+    """Return the field, with its value, for which tokens have log probabilities, if they do.
+
+    `num_top` is None where a request asks for none: only the best of several is then found by them.
+    """
+    if num_top is None:
+        return f"best_of {num_run}"
+    return f"{'top_logprobs' if is_chat else 'logprobs'} {num_top}"
 
 
 def within_logprobs(
@@ -112,6 +124,23 @@ def scored_prompts(
         param = "prompt_logprobs" if asked == num_top else "logprobs"
         check_num_entries(num_choices * sum(prompt_lengths), num_top, param)
     return num_top
+
+
+def check_repeated(
+    body: SamplingFields, num_choices: int, prompt_lengths: Iterable[int], *, is_echo: bool
+) -> None:
+    """Raise `InvalidRequest` when the choices of each prompt repeat too many of its tokens."""
+    if not is_echo and not body.return_token_ids:
+        return
+    count = num_choices * sum(prompt_lengths)
+    if count > MAX_REPEATED_TOKENS:
+        field = "echo" if is_echo else "return_token_ids"
+        raise InvalidRequest(
+            f"{field} is true, with which {num_choices} choice(s) of each prompt repeat {count} "
+            f"tokens of prompts: wanted at most {MAX_REPEATED_TOKENS}, so fewer choices or shorter "
+            "prompts",
+            param=field,
+        )
 
 
 def has_output(

@@ -26,7 +26,9 @@ from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
     MaxTokens,
     bad_words,
+    cause_of_logprobs,
     check_model,
+    check_repeated,
     checked_logprobs,
     has_output,
     logit_biases,
@@ -268,10 +270,10 @@ class Planner:
         num_echoed, is_chat = num_logprobs if is_echo else None, isinstance(body, ChatBody)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         scored = scored_prompts(body, num_echoed, lengths, 1 if is_chat else num_run)
+        check_repeated(body, 1 if is_chat else n, lengths, is_echo=is_echo)
         can_be_0 = is_echo or scored is not None
         outputs = has_output(max_tokens, body, can_be_0=can_be_0, with_fields=scored_by)
-        field = "top_logprobs" if is_chat else "logprobs"
-        cause = f"best_of {num_run}" if num_logprobs is None else f"{field} {num_logprobs}"
+        cause = cause_of_logprobs(num_logprobs, num_run, is_chat=is_chat)
         limit = within_logprobs(max_tokens, num_run * len(prompts), run_logprobs, cause)
         choices: list[ChoicePlan] = []
         for prompt in prompts:

@@ -37,7 +37,7 @@ from router.openai import (
     unknown_fields,
 )
 from router.openai.api import ADMIN_SEATS
-from router.openai.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES
+from router.openai.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.openai.schemas import CompletionBody, parse_body
 from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -133,6 +133,9 @@ ROUTER = {
     "log probabilities of the prompts of a request": f"{prompt_logprobs.MAX_ENTRIES:,}",
     "log probabilities of an answer: choices times `max_tokens` times (1 + likeliest tokens)": (
         f"{MAX_ANSWER_LOGPROBS:,}"
+    ),
+    "tokens of prompts that choices repeat, with `echo` or `return_token_ids`": (
+        f"{MAX_REPEATED_TOKENS:,}"
     ),
     "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
     "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules, "

@@ -52,7 +52,9 @@ def bearer(key: str) -> dict[str, str]:
 class SlowBody:
     """A request of which one byte has come; `statuses` is what it is answered."""
 
-    def __init__(self, edge: Edge, key: str, path: str = "/v1/completions") -> None:
+    def __init__(
+        self, edge: Edge, key: str, path: str = "/v1/completions", address: str = "10.0.0.1"
+    ) -> None:
         self.statuses: list[int] = []
         self.closes = False
         self._parts = [b"{"]
@@ -63,6 +65,7 @@ class SlowBody:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
+            "client": (address, 1),
             "root_path": "",
             "headers": [(b"authorization", b"Bearer " + key.encode())] if key else [],
         }
@@ -140,6 +143,15 @@ async def test_more_than_the_most_let_those_of_their_own_key_go(keys: Keys) -> N
         assert all(one.closes for one in gone)
         assert not any(one.statuses for one in others)
         assert len(gone) < 60
+
+
+async def test_without_keys_those_of_their_own_address_go() -> None:
+    edge = make_edge()
+    other = SlowBody(edge, "", address="10.0.0.2")
+    async with slow_bodies(edge, "", MAX_BODIES + 9) as slow:
+        await eventually(lambda: sum(bool(one.statuses) for one in slow) == 10)
+        assert other.statuses == []
+    await other.leave()
 
 
 async def test_a_key_at_its_limit_is_refused_before_its_body_is_read(keys: Keys) -> None:

@@ -156,6 +156,26 @@ async def test_the_attack_that_made_48_mb() -> None:
     assert f"wanted at most {MAX_ANSWER_LOGPROBS}" in message
 
 
+@pytest.mark.parametrize("field", ["echo", "return_token_ids"])
+async def test_choices_repeat_so_many_tokens_of_prompts(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr(checked_fields, "MAX_REPEATED_TOKENS", 300)
+    body = {"prompt": [[5] * 50] * 2, "n": 4, "max_tokens": 1, field: True}
+    edge = make_edge(scored())
+    async with edge.client() as client:
+        refused = await client.post(TEXT_PATH, json=body)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, field)
+        assert f"{field} is true, with which 4 choice(s) of each prompt repeat 400" in str(error)
+        assert "wanted at most 300" in error["message"]
+        for fewer in ({"n": 3}, {"n": 3, "best_of": 8}, {field: False}):
+            assert (await client.post(TEXT_PATH, json=body | fewer)).status_code == 200
+        # The choices of a chat have the tokens of their prompt once.
+        chat = CHAT | {"n": 100, "max_tokens": 1, "return_token_ids": True}
+        assert (await client.post(CHAT_PATH, json=chat)).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 async def test_apis_without_log_probabilities_refuse_the_field_or_ignore_it(path: str) -> None:
     edge = make_edge(scored())
