@@ -32,7 +32,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.memory import forget_peak, memory_of
 from tests.cluster.waiting import wait_until
 from tests.fakes.other_paths import WAYS
-from tests.integration.test_hostile_schemas import read_stream, stall_free_clock
+from tests.fakes.stall_free_clock import StallFreeClock
+from tests.integration.test_hostile_schemas import STREAM, stall_free_clock
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -94,6 +95,18 @@ def bounded_router(keyed_cluster: Cluster) -> Iterator[None]:
     print(f"the router grew by {growth / MIB:.0f} MiB")
     assert router.pid == pid
     assert growth < MOST_GROWTH_BYTES, f"the router grew by {growth / MIB:.0f} MiB"
+
+
+def read_stream(api: Api, clock: StallFreeClock, on_event: Callable[[], None]) -> tuple[str, float]:
+    """A stream's text, and the longest time between two of its events."""
+    longest_gap_s, before_s = 0.0, None
+    with api.stream(**STREAM) as stream:
+        while stream.read_event() is not None:
+            now_s = clock.now_s()
+            longest_gap_s = max(longest_gap_s, 0.0 if before_s is None else now_s - before_s)
+            before_s = now_s
+            on_event()
+        return "".join(event["choices"][0]["text"] for event in stream.events), longest_gap_s
 
 
 @contextmanager
