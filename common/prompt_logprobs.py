@@ -11,7 +11,7 @@ from common.errors import InvalidRequest
 MAX_ENTRIES = 100_000
 """Log probabilities of the prompts of one request, likeliest tokens included: 0.8 MB of a message.
 
-A router makes the JSON of an echo of so many in one piece, and holds 7 to 15 MB for them.
+A router holds 7 to 15 MB for them.
 """
 
 

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from http_serving.bounded_connections import ConnectionLimits
+from http_serving.plain_paths import has_escaped_slash, path_problem
 from http_serving.server import bind, make_server
 
 BACKLOG = 16
@@ -90,7 +91,8 @@ class MetricsServer:
         ]
         self._listener = listener
         self._server = make_server(
-            Starlette(routes=routes),
+            # A redirect would name whatever host the client named.
+            _with_plain_paths(Router(routes, redirect_slashes=False)),
             limits=LIMITS,
             end_within_s=GRACE_S,
         )
@@ -108,3 +110,17 @@ class MetricsServer:
                 await self._serving
         finally:
             self._listener.close()
+
+
+def _with_plain_paths(app: ASGIApp) -> ASGIApp:
+    """Return `app`, which gets no request whose path may be read in two ways."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        problem = path_problem(scope)
+        if problem or has_escaped_slash(scope):
+            refusal = PlainTextResponse(f"{problem or 'the path has an escaped slash'}\n", 400)
+            await refusal(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return serve

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.local_requests import LocalRequestMiddleware
 from router.access.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from router.access.plain_requests import PlainRequestMiddleware
 from router.access.refused_logins import RefusedLogins
 from router.access.refused_requests import RefusedRequests
 from router.cluster.cluster_routes import add_cluster_routes
@@ -43,6 +43,7 @@ from router.http.described import (
 )
 from router.http.errors import ApiError, ModelNotFound, error_json
 from router.http.exchange import Exchange
+from router.http.routes import Access, RouteTable, open_to, serve_route
 from router.live.described_events import LIVE_RESPONSES
 from router.live.feed import LiveFeed
 from router.live.page import live_page
@@ -77,7 +78,6 @@ from router.watch.request_watch import RequestWatcher
 
 logger = logging.getLogger("pdserve.router.http")
 
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 _GENERATION: tuple[tuple[Endpoint, type[WholeBody], Responses], ...] = (
     (CHAT, ChatBody, responses(CHAT_ANSWER, CHAT_EVENT)),
     (COMPLETIONS, CompletionBody, responses(COMPLETION_ANSWER, COMPLETION_EVENT)),
@@ -123,7 +123,8 @@ def create_app(
         description="OpenAI-compatible API of a pdserve cluster",
         docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
+        openapi_url=None,
+        redirect_slashes=False,  # a redirect names whatever host the client named
         separate_input_output_schemas=False,
     )
     add_api_docs(app)
@@ -154,26 +155,27 @@ def create_app(
     book = api_keys or ApiKeyBook(clock, api_key=config.api.api_key)
     registry.register(ApiKeyCollector(book))
     logins = RefusedLogins(clock, registry)
-    return _guarded(_GenerationRoutes(app, handlers), config, book, logins, refused)
+    return _guarded(RouteTable(app, handlers), config, book, logins, refused)
 
 
 def _guarded(
-    app: ASGIApp,
+    routes: RouteTable,
     config: Config,
     book: ApiKeyBook,
     logins: RefusedLogins,
     refused: RefusedRequests,
 ) -> ASGIApp:
-    """Return `app` behind its keys, its origins and the id of each request.
+    """Return what serves `routes`, behind its keys, its origins and the id of each request.
 
     These are around the framework and not inside of it, where more would stand before each request
     and around each event that is sent.
     """
-    app = ApiKeyMiddleware(app, book, logins, refused)
+    app: ASGIApp = ApiKeyMiddleware(serve_route, book, logins, refused)
     origins = config.api.allowed_origins
     serves_this_machine = is_loopback(config.server.host) and not config.security.insecure
     if book.is_open and serves_this_machine:
         app = LocalRequestMiddleware(app, refused, origins)
+    app = PlainRequestMiddleware(app, routes, refused)
     if origins:
         # Outside of all that refuses, so that a page can read the refusal.
         app = CORSMiddleware(
@@ -189,10 +191,11 @@ def _guarded(
 
 def _add_generation(
     app: FastAPI, api: OpenAiApi, endpoint: Endpoint, body: type[WholeBody], answers: Responses
-) -> Handler:
-    """Describe the path; what is returned serves it, here and in `_GenerationRoutes`."""
+) -> ASGIApp:
+    """Describe the path; what is returned serves it, here and in `RouteTable`."""
     handle = partial(api.handle, endpoint)
 
+    @open_to(Access.LIMITED)
     async def generate() -> Response:
         return Exchange(handle)
 
@@ -224,6 +227,7 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
     path = {"name": "name", "in": "path", "required": True, "schema": TEXT}
 
     @app.get("/v1/models", response_model=None, responses=every)
+    @open_to(Access.KEY)
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [card()]}
 
@@ -234,6 +238,7 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
         responses=one,
         openapi_extra={"parameters": [path]},
     )
+    @open_to(Access.KEY)
     async def one_model(request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
         if name != text_model.name:
@@ -248,6 +253,7 @@ def _add_tokenization(app: FastAPI, tokenization: TokenizationApi) -> None:
         responses=TOKENIZE_RESPONSES,
         openapi_extra=TOKENIZE_BODY,
     )
+    @open_to(Access.LIMITED)
     async def tokenize() -> Response:
         return Exchange(tokenization.tokenize)
 
@@ -257,6 +263,7 @@ def _add_tokenization(app: FastAPI, tokenization: TokenizationApi) -> None:
         responses=DETOKENIZE_RESPONSES,
         openapi_extra=DETOKENIZE_BODY,
     )
+    @open_to(Access.LIMITED)
     async def detokenize() -> Response:
         return Exchange(tokenization.detokenize)
 
@@ -272,14 +279,17 @@ def _add_probes(app: FastAPI, registry: CollectorRegistry) -> None:
         response_model=None,
         responses=healthy | PROBE_ERRORS,
     )
+    @open_to(Access.ANYBODY)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.get("/version", response_model=None, responses=named | COMMON_ERRORS)
+    @open_to(Access.KEY)
     async def version() -> dict[str, str]:
         return {"version": VERSION}
 
     @app.get("/metrics", response_class=Response, responses=measured | COMMON_ERRORS)
+    @open_to(Access.METRICS)
     async def metrics() -> Response:
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -288,6 +298,7 @@ def _add_live_page(app: FastAPI, live: LiveFeed) -> None:
     page = live_page()
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @open_to(Access.PAGE)
     async def show_page() -> Response:
         return Response(page.body, headers=dict(page.headers))
 
@@ -297,6 +308,7 @@ def _add_live_page(app: FastAPI, live: LiveFeed) -> None:
         response_class=Response,
         responses=LIVE_RESPONSES | COMMON_ERRORS,
     )
+    @open_to(Access.KEY)
     async def watch() -> Response:
         return Exchange(live.serve)
 
@@ -306,7 +318,7 @@ def _add_errors(app: FastAPI, refused: RefusedRequests) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         codes = {404: "not_found", 405: "method_not_allowed"}
-        where = f"{request.method} {request.url.path}"
+        where = f"{request.method} {request.scope['path']}"
         wrong = ApiError(
             error.status_code,
             f"{where}: {error.detail}",
@@ -333,24 +345,6 @@ def _error_response(error: ApiError, scope: Scope) -> Response:
         headers=error.headers,
         media_type="application/json",
     )
-
-
-class _GenerationRoutes:
-    """Calls a path's handler for POST; everything else goes on to the application.
-
-    A framework's routing takes longer than the rest of the edge, and it wraps `send`, which is
-    called for every event of a stream.
-    """
-
-    def __init__(self, app: ASGIApp, handlers: Mapping[str, Handler]) -> None:
-        self._app = app
-        self._handlers = handlers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            handler = self._handlers.get(scope["path"])
-        await (handler or self._app)(scope, receive, send)
 
 
 class _LastResort:

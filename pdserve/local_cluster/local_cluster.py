@@ -38,7 +38,7 @@ from pdserve.local_cluster.child_process import (
 from pdserve.local_cluster.cluster_plan import ClusterSize, PlannedProcess, plan_cluster
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.free_ports import connectable_host, require_free_port
-from pdserve.local_cluster.run_folder import RunFolder
+from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
 from pdserve.local_cluster.sample_answer import curl_command, served_model, stream_sample_answer
 from pdserve.local_cluster.signals import Signals, StopRequested
 
@@ -136,6 +136,8 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start Redis, then all other processes at once."""
+        if earlier := earlier_runs():
+            _say(f"logs of {len(earlier)} earlier run(s) are kept, the oldest in {earlier[0]}")
         _say(f"logs in {self._run.path}")
         began_at_s = self._clock.now_s()
         log_path = self._run.log_path("redis")

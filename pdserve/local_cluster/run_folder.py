@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_PREFIX = "pdserve-"
+
 
 class RunFolder:
-    """A temporary folder, readable by its owner alone.
+    """A temporary folder, readable by its owner alone, and locked while its run lasts.
 
     On exit the private part (configurations with secrets, Redis's folder) is removed; the logs are
     removed with it unless `keep_logs` was called.
     """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="pdserve-"))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.private = self.path / "private"
         self.private.mkdir(mode=0o700)
         self.keeps_logs = False
@@ -32,6 +39,7 @@ class RunFolder:
         traceback: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.private if self.keeps_logs else self.path, ignore_errors=True)
+        os.close(self._lock)
 
     def log_path(self, name: str) -> Path:
         """Return the path of the log of the process called `name`."""
@@ -40,3 +48,32 @@ class RunFolder:
     def keep_logs(self) -> None:
         """Keep the logs behind the run, for the diagnosis of a failure."""
         self.keeps_logs = True
+
+
+def earlier_runs() -> list[Path]:
+    """Return the folders of this user's earlier runs that are over, oldest first.
+
+    They hold logs that were kept; after a run that was killed, its secrets too.
+    """
+    found: list[tuple[float, Path]] = []
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, no folder, or gone
+        try:
+            status = os.fstat(folder)
+            is_ours = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
+            if is_ours and _is_over(folder):
+                found.append((status.st_mtime, path))
+        finally:
+            os.close(folder)
+    return [path for _, path in sorted(found)]
+
+
+def _is_over(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,8 +1,11 @@
 """Authentication and limits of clients.
 
+plain_requests    the first look at a request: its path is plain, and which route it has
 middleware        around every request: its id, its API key, its limits
 api_keys          the file of API keys
 api_key_book      the valid keys; follows the file as it changes
+arriving_bodies   bodies that arrive: their number and size, and whose is let go
+body_receiver     one of them: its place until it is whole
 key_limits        requests a minute and requests at once, per key
 api_key_metrics   requests of each key
 refused_logins    requests without a valid key: counted and logged

@@ -29,12 +29,18 @@ class KeyInUse:
     num_accepted: int = 0
     num_refused: dict[Limit, int] = field(default_factory=lambda: dict.fromkeys(Limit, 0))
 
+    def refusal(self, now_s: float) -> Refusal | None:
+        """Return why a request would be refused, and count it as refused; None: it may go on."""
+        return self._counted(self.limits.refusal(now_s))
+
     def take(self, now_s: float) -> Refusal | None:
         """Admit or refuse a request like `KeyLimits.take`, and count it."""
-        refusal = self.limits.take(now_s)
-        if refusal is None:
-            self.num_accepted += 1
-        else:
+        refusal = self._counted(self.limits.take(now_s))
+        self.num_accepted += refusal is None
+        return refusal
+
+    def _counted(self, refusal: Refusal | None) -> Refusal | None:
+        if refusal is not None:
             self.num_refused[refusal.limit] += 1
         return refusal
 
@@ -81,6 +87,10 @@ class ApiKeyBook:
     def is_metrics_token(self, given: bytes) -> bool:
         """Return whether this is the token for `/metrics`; compares in constant time."""
         return bool(self._metrics_token) and hmac.compare_digest(given, self._metrics_token)
+
+    def refusal(self, used: KeyInUse) -> Refusal | None:
+        """Return why a request of this key is refused before its body is read; None: it is not."""
+        return used.refusal(self._clock.now_s())
 
     def take(self, used: KeyInUse) -> Refusal | None:
         """Admit a request of this key, or return why not; after None, `release` must be called."""

@@ -59,11 +59,8 @@ class KeyLimits:
         self._requests_per_minute = requests_per_minute
         self._max_concurrent = max_concurrent
 
-    def take(self, now_s: float) -> Refusal | None:
-        """Admit a request, which must be ended by `release`; or return the refusal.
-
-        A refusal uses up nothing.
-        """
+    def refusal(self, now_s: float) -> Refusal | None:
+        """Return why a request would be refused now; None: it would be admitted."""
         if self._max_concurrent and self._num_running >= self._max_concurrent:
             return Refusal(Limit.CONCURRENCY, BUSY_RETRY_S)
         if self._requests_per_minute:
@@ -71,6 +68,17 @@ class KeyLimits:
             if self._tokens < 1 - _ROUNDING:
                 wait_s = (1 - self._tokens) * 60 / self._requests_per_minute
                 return Refusal(Limit.RATE, max(1, math.ceil(wait_s)))
+        return None
+
+    def take(self, now_s: float) -> Refusal | None:
+        """Admit a request, which must be ended by `release`; or return the refusal.
+
+        A refusal uses up nothing.
+        """
+        refusal = self.refusal(now_s)
+        if refusal is not None:
+            return refusal
+        if self._requests_per_minute:
             # Not below 0, or the next refusal would ask to wait a second more than it takes.
             self._tokens = max(0.0, self._tokens - 1)
         self._num_running += 1

@@ -10,32 +10,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.ids import new_request_id
 from router.access.api_key_book import ApiKeyBook, KeyInUse
+from router.access.arriving_bodies import ArrivingBodies
+from router.access.body_receiver import BodyReceiver
 from router.access.key_limits import Limit, Refusal
 from router.access.refused_logins import LoginRefusal, RefusedLogins
 from router.access.refused_requests import RefusedRequests
+from router.access.spaced_lines import client_address
 from router.http.errors import ApiError
 from router.http.exchange import Reply
+from router.http.routes import Access, matched_route
 
 REQUEST_ID = b"x-request-id"
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Paths for probes, open without a key: they show nothing of any request."""
-
-PAGE_PATH = "/"
-"""The live page, open without a key: it asks for the key itself, and shows no data before."""
-
-METRICS_PATHS = frozenset({"/metrics", "/v1/cluster/targets"})
-"""What Prometheus reads: the metrics token opens these paths, and no others."""
-
-ADMIN_PATHS = frozenset({"/v1/cluster/drain"})
-LIMITED_PATHS = frozenset(
-    (
-        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-        *("/tokenize", "/detokenize"),
-    )
-)
-"""Paths that a key's limits count: requests that nodes or the router compute."""
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
@@ -69,7 +55,8 @@ class ApiKeyMiddleware:
     """Admits requests with a valid key as bearer token, within the limits of that key.
 
     The application finds `api_key_name` and `is_admin` in the scope's state. If no keys are
-    configured everyone is an administrator without a name.
+    configured everyone is an administrator without a name. A body arrives in a place of its own; a
+    request counts as one of its key when the body is whole.
     """
 
     def __init__(
@@ -83,6 +70,7 @@ class ApiKeyMiddleware:
         self._book = book
         self._refused_logins = refused_logins
         self._refused = refused
+        self._bodies = ArrivingBodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +79,8 @@ class ApiKeyMiddleware:
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["api_key_name"], state["is_admin"] = "", self._book.is_open
         if self._book.is_open:
-            await self._app(scope, receive, send)
+            owner = state["api_key_name"] or client_address(scope)
+            await self._serve(BodyReceiver(receive, self._bodies, owner), scope, send)
             return
         given = _bearer(scope)
         used = self._book.find(given) if given else None
@@ -99,43 +88,66 @@ class ApiKeyMiddleware:
             await self._serve_stranger(given, scope, receive, send)
             return
         state["api_key_name"], state["is_admin"] = used.key.name, used.key.is_admin
-        if scope["path"] in ADMIN_PATHS and not used.key.is_admin:
+        access = matched_route(scope).access
+        if access is Access.ADMIN and not used.key.is_admin:
             self._refused_logins.on_refused(LoginRefusal.NOT_ADMIN, scope, used.key.name)
             await Reply(send).send_error(_not_admin(used.key.name))
-        elif scope["path"] in LIMITED_PATHS:
+        elif access is Access.LIMITED:
             await self._serve_limited(used, scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self._serve(BodyReceiver(receive, self._bodies, used.key.name), scope, send)
 
     async def _serve_stranger(
         self, given: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        path: str = scope["path"]
-        if scope["method"] in ("GET", "HEAD"):
-            if path == PAGE_PATH:
+        match matched_route(scope).access:
+            case Access.PAGE:
                 await self._app(scope, receive, _with_status_401(send))
                 return
-            if path in OPEN_PATHS or (path in METRICS_PATHS and self._book.is_metrics_token(given)):
+            case Access.ANYBODY:
+                await self._app(scope, receive, send)
+                return
+            case Access.METRICS if self._book.is_metrics_token(given):
                 await self._app(scope, receive, send)
                 return
         reason = LoginRefusal.WRONG_KEY if given else LoginRefusal.NO_KEY
         self._refused_logins.on_refused(reason, scope)
-        await Reply(send).send_error(_unauthorized(bool(given)), path)
+        await Reply(send).send_error(_unauthorized(bool(given)), scope["path"])
 
     async def _serve_limited(
         self, used: KeyInUse, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Run the application under the key's limits; it returns when the answer has ended."""
-        refusal = self._book.take(used)
+        """Run the application under the key's limits; it returns when the answer has ended.
+
+        A key that is at a limit is refused before its body is read. What is read is counted then,
+        so that nothing is held by a body that does not come.
+        """
+        refusal = self._book.refusal(used)
         if refusal is not None:
             error = _too_many(used, refusal)
             self._refused.on_refused(error, scope)
             await Reply(send).send_error(error, scope["path"])
             return
+        is_taken = False
+
+        def take() -> None:
+            nonlocal is_taken
+            refusal = self._book.take(used)
+            if refusal is not None:
+                raise _too_many(used, refusal)
+            is_taken = True
+
         try:
-            await self._app(scope, receive, send)
+            await self._serve(BodyReceiver(receive, self._bodies, used.key.name, take), scope, send)
         finally:
-            used.limits.release()
+            if is_taken:
+                used.limits.release()
+
+    async def _serve(self, body: BodyReceiver, scope: Scope, send: Send) -> None:
+        try:
+            await self._app(scope, body, send)
+        finally:
+            body.end()
 
 
 def _bearer(scope: Scope) -> bytes:

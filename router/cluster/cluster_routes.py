@@ -12,6 +12,7 @@ from router.cluster.described_cluster import (
 )
 from router.core.cluster_view import ClusterView
 from router.http.described import COMMON_ERRORS
+from router.http.routes import Access, open_to
 
 NOT_READY_RETRY_S = "1"
 
@@ -24,6 +25,7 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView) -> None:
         description="A request that arrives now has somewhere to run.",
         responses=READY_RESPONSES,
     )
+    @open_to(Access.ANYBODY)
     async def ready() -> JSONResponse:
         if cluster.is_ready():
             warnings = cluster.warnings()
@@ -39,6 +41,7 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView) -> None:
         description="The nodes, for Prometheus' HTTP discovery.",
         responses=TARGETS_RESPONSES | COMMON_ERRORS,
     )
+    @open_to(Access.METRICS)
     async def scrape_targets() -> JSONResponse:
         return JSONResponse(cluster.scrape_targets())
 
@@ -47,5 +50,6 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView) -> None:
         description="The router, its nodes and its latest placements.",
         responses=CLUSTER_RESPONSES | COMMON_ERRORS,
     )
+    @open_to(Access.KEY)
     async def describe_cluster() -> JSONResponse:
         return JSONResponse(cluster.describe())

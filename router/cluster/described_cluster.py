@@ -106,6 +106,6 @@ _DRAIN_ERRORS: dict[int | str, str] = {
 DRAIN_RESPONSES: Responses = {
     **good_response(DRAINING, "The node drains"),
     **COMMON_ERRORS,
-    **error_responses(400, 404, 409, 413, 415, 502, 503, texts=_DRAIN_ERRORS),
+    **error_responses(400, 404, 408, 409, 413, 415, 502, 503, texts=_DRAIN_ERRORS),
 }
 DRAIN_BODY = described_body(object_of({"node_id": TEXT}))

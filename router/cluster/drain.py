@@ -17,6 +17,7 @@ from router.cluster.described_cluster import DRAIN_BODY, DRAIN_RESPONSES
 from router.dispatch.node_pool import NodePool
 from router.http.errors import ApiError, api_error
 from router.http.exchange import ClientClosed, Exchange, Reply, read_body
+from router.http.routes import Access, open_to
 from router.http.sse import to_json
 
 log = logging.getLogger("pdserve.router.nodes")
@@ -98,6 +99,7 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
         responses=DRAIN_RESPONSES,
         openapi_extra=DRAIN_BODY,
     )
+    @open_to(Access.ADMIN)
     async def drain() -> Exchange:
         return Exchange(handle)
 

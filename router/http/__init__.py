@@ -5,5 +5,6 @@ exchange   a bounded body in, one reply out, and detection of clients that leave
 sse        server-sent events and the JSON inside them
 api_docs   the page that describes the API
 described  parts of that description: schemas, bodies, errors
+routes     who may call a route: declared with it, found from the one that is matched
 errors     every error in OpenAI's shape
 """

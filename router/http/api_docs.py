@@ -1,4 +1,4 @@
-"""`/docs`: the API's description as a page, with all that the page loads.
+"""`/openapi.json`: the API's description, and `/docs`: a page of it, with all that the page loads.
 
 The framework's own page loads scripts and styles from other hosts, which a cluster without the
 internet does not reach. Here they are files of the package `fastapi_swagger`.
@@ -11,6 +11,9 @@ from importlib.resources import files
 
 from fastapi import FastAPI, Response
 from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import JSONResponse
+
+from router.http.routes import Access, open_to
 
 _PARTS = {
     "swagger-ui-bundle.js": "text/javascript",
@@ -21,9 +24,15 @@ _KEPT = "public, max-age=86400"
 
 
 def add_api_docs(app: FastAPI) -> None:
-    """Add `/docs` and its parts to an app that has no page of its own."""
+    """Add these routes to an app that has none of its own for its description."""
+
+    @app.get("/openapi.json", include_in_schema=False)
+    @open_to(Access.KEY)
+    async def openapi() -> JSONResponse:
+        return JSONResponse(app.openapi())
 
     @app.get("/docs", include_in_schema=False)
+    @open_to(Access.KEY)
     async def docs() -> Response:
         return get_swagger_ui_html(
             openapi_url="/openapi.json",
@@ -34,6 +43,7 @@ def add_api_docs(app: FastAPI) -> None:
         )
 
     @app.get("/docs/{name}", include_in_schema=False)
+    @open_to(Access.KEY)
     async def part(name: str) -> Response:
         if name not in _PARTS:
             return Response(status_code=404)

@@ -56,6 +56,7 @@ ERRORS: dict[int | str, str] = {
     401: "The API key is missing or wrong",
     403: "The key may not do this; without keys, a page or a name of another host",
     404: "Another model than the one that is served",
+    408: "The body stood still while too many others arrived",
     413: "The body is too large",
     429: "A limit, or a deadline that cannot be met; Retry-After says when to ask again",
     500: "The server failed; its log has the reason",

@@ -3,6 +3,7 @@
 400 InvalidRequest     404 unknown model or path    413 body too large     504 DeadlineExceeded
 401 wrong or no key    405 wrong method             502 NodeLost, HandoffFailed, StaleEpoch
 403 not an admin's key, or a web page of another site where there are no keys
+408 a body that stood still while others needed its place
 415 the body of a drain without the content-type of JSON
 429 a limit, or DeadlineUnreachable    503 Overloaded, PoolExhausted
 500 any bug of this server

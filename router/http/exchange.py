@@ -147,7 +147,12 @@ class Reply:
         self, text: str, *, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
         """Send a whole answer."""
-        data = text.encode()
+        await self.send_json_bytes(text.encode(), status=status, headers=headers)
+
+    async def send_json_bytes(
+        self, data: bytes, *, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """Send a whole answer in one piece: nothing is held for a client that does not read it."""
         base = {"content-type": "application/json", "content-length": str(len(data))}
         await self._start(status, _raw(base | (headers or {})))
         await self.end_stream(data)

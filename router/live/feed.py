@@ -29,6 +29,8 @@ logger = logging.getLogger("pdserve.router.live")
 
 INTERVAL_S = 1.0
 MAX_VIEWERS = 32
+MAX_VIEWERS_PER_KEY = 8
+VIEWERS_KEPT_FOR_ADMINS = 1
 MAX_BEHIND = 5
 """The most snapshots that wait for a viewer, besides those in its connection's buffers."""
 SNAPSHOTS_PER_STREAM = 300
@@ -97,10 +99,13 @@ class LiveFeed:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one viewer, from its first event to its end."""
         reply = Reply(send)
-        if self._is_over or len(self._viewers) >= MAX_VIEWERS:
-            await reply.send_error(_stands_still() if self._is_over else _too_many())
+        state = scope.get("state", {})
+        key_name, is_admin = state.get("api_key_name", ""), state.get("is_admin", True)
+        refusal = self._refusal(key_name, is_admin=is_admin)
+        if refusal is not None:
+            await reply.send_error(refusal)
             return
-        viewer = _Viewer(self._greet())
+        viewer = _Viewer(self._greet(), key_name)
         self._viewers.add(viewer)
         try:
             async with viewer.until_dropped:
@@ -112,6 +117,18 @@ class LiveFeed:
             abort_connection(scope)
         finally:
             self._viewers.discard(viewer)
+
+    def _refusal(self, key_name: str, *, is_admin: bool) -> ApiError | None:
+        """Return why there is no place for one more viewer of this key; without keys it is ''."""
+        if self._is_over:
+            return _stands_still()
+        limit = MAX_VIEWERS - (0 if is_admin else VIEWERS_KEPT_FOR_ADMINS)
+        if len(self._viewers) >= limit:
+            return _too_many(f"{limit} live pages of this router are open")
+        num_own = sum(viewer.key_name == key_name for viewer in self._viewers)
+        if key_name and num_own >= MAX_VIEWERS_PER_KEY:
+            return _too_many(f"{num_own} live pages of the API key {key_name!r} are open")
+        return None
 
     async def _show(self, viewer: _Viewer, reply: Reply) -> None:
         await reply.start_stream()
@@ -152,7 +169,8 @@ class LiveFeed:
 class _Viewer:
     """A page's queue. `until_dropped` ends by a timeout as soon as the queue overflows."""
 
-    def __init__(self, greeting: bytes) -> None:
+    def __init__(self, greeting: bytes, key_name: str) -> None:
+        self.key_name = key_name
         self._snapshots = deque([greeting])
         self._is_over = False
         self._has_news = asyncio.Event()
@@ -188,10 +206,10 @@ def _stands_still() -> ApiError:
     return ApiError(503, "this router is stopping, or its log says why not", code="live_page_over")
 
 
-def _too_many() -> ApiError:
+def _too_many(open_pages: str) -> ApiError:
     return ApiError(
         503,
-        f"{MAX_VIEWERS} live pages of this router are open, the most it serves",
+        f"{open_pages}, the most it serves",
         code="too_many_viewers",
         headers={"retry-after": "5"},
     )

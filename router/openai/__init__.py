@@ -25,6 +25,8 @@ messages/           Anthropic's `/v1/messages`
 chat_messages       chat messages as chat templates expect them
 answer              the sink of all choices of a request, on its way to its client
 prompt_logprobs_json  log probabilities of a prompt, in vLLM's shape
+turns               long work on the event loop: one piece in a turn, whosever it is
+json_parts          JSON of what may be long, in parts
 formats             the two shapes of an answer, streamed and whole
 chat_parts          the answer of a chat that thinks or calls functions
 items_format        an answer as a list of items: thoughts, texts and calls

@@ -11,21 +11,43 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.openai.formats import AnswerForm, WholeChoice
+from router.openai.json_parts import LOGPROBS_PER_PART, in_parts, num_logprobs
+from router.openai.turns import Turns
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage
 
-CHARS_PER_TURN = 256 << 10
-"""Of a whole answer that become JSON in one turn of the event loop, which takes 2 ms. 128 choices
-that repeat a long prompt are some ten million characters."""
+CHARS_PER_TURN = 16 << 10
+"""Of a whole answer that become JSON in one turn of the event loop: 0.1 ms of text, 10 ms of the
+shortest lists of log probabilities. 128 choices that repeat a long prompt are some ten million."""
 
 
 def _nothing() -> None:
     """Abort what has not started, or is over."""
+
+
+def pieces_of(delta: Delta) -> Iterator[Delta]:
+    """Yield a delta in pieces of at most `LOGPROBS_PER_PART` log probabilities.
+
+    Its text and its tokens are in the first piece, its end in the last.
+    """
+    echoed = [(part, ()) for part in in_parts(delta.echoed)]
+    pieces = [*echoed, *(((), tuple(part)) for part in in_parts(delta.entries))]
+    if len(pieces) < 2:
+        yield delta
+        return
+    for number, (of_prompt, entries) in enumerate(pieces, 1):
+        piece = delta._replace(echoed=of_prompt, entries=entries)
+        if number > 1:
+            piece = piece._replace(text="", token_ids=(), num_tokens=0)
+        if number < len(pieces):
+            piece = piece._replace(finish_reason=None, stop_reason=None)
+        yield piece
 
 
 class Choice:
@@ -81,7 +103,11 @@ class Choice:
 class Answer(ABC):
     """One answer, streamed or whole: `start` its choices, `send` it, and `abort` in any case."""
 
-    def __init__(self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int) -> None:
+    def __init__(
+        self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int, turns: Turns
+    ) -> None:
+        """Set the answer up; `turns` are those of all answers, for what takes long."""
+        self._turns = turns
         self._form = form
         self._usage = usage
         self._reply = reply
@@ -105,7 +131,6 @@ class Answer(ABC):
         """Add the next deltas of choice `index`; behind a failure they are dropped."""
         if self._error is not None:
             return
-        self._usage.count(index, deltas)
         self._num_left -= deltas[-1].finish_reason is not None
         self._put(index, deltas)
 
@@ -126,7 +151,8 @@ class Answer(ABC):
         """Return when the client has the whole answer. Raises the error that ended it."""
 
     @abstractmethod
-    def _put(self, index: int, deltas: Sequence[Delta]) -> None: ...
+    def _put(self, index: int, deltas: Sequence[Delta]) -> None:
+        """Show these deltas, and count them when they are shown."""
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -139,30 +165,61 @@ class Answer(ABC):
 
 
 class StreamedAnswer(Answer):
-    """Server-sent events. The status is sent with the first, `[DONE]` with the last."""
+    """Server-sent events. The status is sent with the first, `[DONE]` with the last.
 
-    def __init__(self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int) -> None:
-        super().__init__(form, usage, reply, num_choices)
+    With log probabilities, of which many may come at once, the task in `send` makes the events.
+    """
+
+    def __init__(
+        self,
+        form: AnswerForm,
+        usage: Usage,
+        reply: Reply,
+        num_choices: int,
+        turns: Turns,
+        *,
+        has_logprobs: bool = False,
+    ) -> None:
+        super().__init__(form, usage, reply, num_choices, turns)
+        self._has_logprobs = has_logprobs
         self._parts: list[bytes] = []
+        self._pieces: deque[tuple[int, Delta]] = deque()
 
     async def send(self) -> None:
         """Send what could not be written at once; see `Answer.send`."""
         reply = self._reply
         while True:
-            while not self._parts:
+            while not self._parts and not self._pieces:
                 if self._error is not None:
                     raise self._error
                 await self._wait_push()
+            self._make_some()
             part, self._parts = b"".join(self._parts), []
-            is_last = not self._num_left and self._error is None
+            is_last = not self._num_left and not self._pieces and self._error is None
             if not reply.is_started:
                 await reply.start_stream()
             if is_last:
                 await reply.end_stream(part + self._form.end_of_stream())
                 return
             await reply.send_part(part)
+            if self._pieces:
+                await self._turns.next()
+
+    def _make_some(self) -> None:
+        """Make the events of as many pieces as one turn has time for."""
+        num = 0
+        while self._pieces and num < LOGPROBS_PER_PART:
+            index, piece = self._pieces.popleft()
+            self._usage.count(index, [piece])
+            num += num_logprobs(piece.echoed) + num_logprobs(piece.entries)
+            self._parts.append(self._form.events(index, [piece]))
 
     def _put(self, index: int, deltas: Sequence[Delta]) -> None:
+        if self._has_logprobs:
+            self._pieces += ((index, piece) for delta in deltas for piece in pieces_of(delta))
+            self._wake()
+            return
+        self._usage.count(index, deltas)
         part = self._form.events(index, deltas)
         # While `send` waits, everything before this part was sent.
         if self._waiter is not None and self._num_left and self._reply.try_write(part):
@@ -180,6 +237,7 @@ class WholeAnswer(Answer):
         usage: Usage,
         reply: Reply,
         num_choices: int,
+        turns: Turns,
         *,
         best_of: int = 1,
         num_best: int = 1,
@@ -187,7 +245,7 @@ class WholeAnswer(Answer):
         """Of each `best_of` choices, which answer one prompt, the client gets the `num_best`
         likeliest, best first; all of them, in order, where the two numbers are equal.
         """
-        super().__init__(form, usage, reply, num_choices)
+        super().__init__(form, usage, reply, num_choices, turns)
         self._best_of, self._num_best = best_of, num_best
         self._wholes = [WholeChoice() for _ in range(num_choices)]
 
@@ -197,17 +255,19 @@ class WholeAnswer(Answer):
             await self._wait_push()
         if self._error is not None:
             raise self._error
-        await self._reply.send_json(await self._json())
+        await self._reply.send_json_bytes(b"".join([part async for part in self._json()]))
 
-    async def _json(self) -> str:
+    async def _json(self) -> AsyncIterator[bytes]:
+        """Yield the answer in parts, made in turns of their own behind the first."""
         parts, num_chars = [], 0
         for part in self._form.whole(self._returned()):
             parts.append(part)
             num_chars += len(part)
             if num_chars >= CHARS_PER_TURN:
-                num_chars = 0
-                await asyncio.sleep(0)
-        return "".join(parts)
+                yield "".join(parts).encode()
+                parts, num_chars = [], 0
+                await self._turns.next()
+        yield "".join(parts).encode()
 
     def _returned(self) -> list[WholeChoice]:
         wholes, best_of = self._wholes, self._best_of
@@ -220,6 +280,7 @@ class WholeAnswer(Answer):
         return returned
 
     def _put(self, index: int, deltas: Sequence[Delta]) -> None:
+        self._usage.count(index, deltas)
         for delta in deltas:
             self._wholes[index].add(delta)
         if not self._num_left:

@@ -1,6 +1,6 @@
 """The endpoints that generate: from a body to tokens to an answer.
 
-One request, in order: a seat (or 429), one deadline for everything that follows, the body, the
+One request, in order: one deadline for everything that follows, the body, a seat (or 429), the
 plan, the choices, then either a stream or one JSON answer. The status is sent with the first token,
 so whatever fails before it is a status; later failures are an event, followed by `[DONE]`. A client
 that leaves, an error and the deadline all abort every choice before the seat is given back.
@@ -35,10 +35,11 @@ from router.openai.endpoints import Endpoint
 from router.openai.formats import AnswerHead
 from router.openai.planning import BodyPlanner
 from router.openai.request_plan import ChoicePlan, RequestPlan
+from router.openai.turns import Turns
 from router.openai.unknown_fields import UnknownFields
 from router.text.chat_template import TemplateRefused
 from router.text.choice_text import ChoiceText
-from router.text.prompt_tokens import echoed_entries
+from router.text.prompt_tokens import EchoedEntries
 from router.text.text_model import TextModel
 from router.text.usage import Usage
 from router.tools.call_search import call_search
@@ -55,6 +56,9 @@ TOKENS_PER_TURN = 32_768
 """Of all prompts and lists of allowed tokens that a request starts in one turn of the event loop,
 which takes 2 ms; a million tokens, 128 prompts of 8192, would take 50 ms. Calls of one turn share
 messages to the nodes."""
+
+ADMIN_SEATS = 8
+"""Places beside those of everybody, for an administrator who looks for what takes all of those."""
 
 FINAL_EVENT_TIMEOUT_S = 1.0
 """How long the last event of a broken stream may wait for a client that does not read."""
@@ -85,6 +89,7 @@ class OpenAiApi:
         self._watcher = watcher
         self.unknown_fields = UnknownFields(are_refused=config.strict_fields)
         self._num_in_progress = 0
+        self._turns = Turns()
 
     @property
     def max_model_len(self) -> int:
@@ -97,8 +102,8 @@ class OpenAiApi:
         outcome, why, failure = "cancelled", "", None
         watch = self._watcher.begin(endpoint.name, endpoint.operation, scope)
         try:
-            with self.seat():
-                await self._serve(endpoint, scope, receive, reply, watch)
+            self.require_seat(scope)
+            await self._serve(endpoint, scope, receive, reply, watch)
             outcome = "ok"
         except ClientClosed:
             outcome = "client_closed"
@@ -128,12 +133,24 @@ class OpenAiApi:
             self._metrics.ends.count(endpoint.name, outcome, failure)
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
-    @contextmanager
-    def seat(self) -> Iterator[None]:
-        """Hold one of the places for requests in progress; `TooManyRequests` without any."""
+    def require_seat(self, scope: Scope) -> None:
+        """Raise `TooManyRequests` where no place is free: called before a body is read, too.
+
+        A few are kept for administrators, by the keys of which they are told apart.
+        """
+        state = scope.get("state", {})
+        num_kept = ADMIN_SEATS if state.get("is_admin") and state.get("api_key_name") else 0
         limit = self._config.max_concurrent_requests
-        if self._num_in_progress >= limit:
+        if self._num_in_progress >= limit + num_kept:
             raise TooManyRequests(limit)
+
+    @contextmanager
+    def seat(self, scope: Scope) -> Iterator[None]:
+        """Hold one of the places for requests in progress, whose bodies are here.
+
+        Raises `TooManyRequests` without any.
+        """
+        self.require_seat(scope)
         self._num_in_progress += 1
         self._metrics.in_progress.inc()
         try:
@@ -149,8 +166,9 @@ class OpenAiApi:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 body = await read_body(scope, receive, self._config.max_body)
-                work = self._answer(endpoint, body, watch, reply)
-                await while_client_waits(receive, work)
+                with self.seat(scope):
+                    work = self._answer(endpoint, body, watch, reply)
+                    await while_client_waits(receive, work)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -176,13 +194,21 @@ class OpenAiApi:
         watch.on_planned(usage, began_at_s, self._clock.now_s())
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)
         if plan.is_stream:
-            answer: Answer = StreamedAnswer(form, usage, reply, len(plan.choices))
+            answer: Answer = StreamedAnswer(
+                form,
+                usage,
+                reply,
+                len(plan.choices),
+                self._turns,
+                has_logprobs=plan.has_logprobs,
+            )
         else:
             answer = WholeAnswer(
                 form,
                 usage,
                 reply,
                 len(plan.choices),
+                self._turns,
                 best_of=plan.choices_per_prompt,
                 num_best=plan.returned_per_prompt,
             )
@@ -222,7 +248,7 @@ class OpenAiApi:
             echoed=None
             if plan.echo_logprobs is None
             else partial(
-                echoed_entries, choice.prompt_token_ids, choice.echo_offsets, plan.echo_logprobs
+                EchoedEntries, choice.prompt_token_ids, choice.echo_offsets, plan.echo_logprobs
             ),
             has_output=plan.has_output,
             calls=call_search(plan.syntax) if plan.stop else None,

@@ -51,7 +51,7 @@ class ChatPartsFormat(ChatFormat):
         """Return the fields about the tokens of `delta` that were asked for, '' without any."""
         fields = ""
         if self._has_logprobs and delta.entries:
-            fields = f',"logprobs":{to_json(self._logprobs(delta.entries))}'
+            fields = f',"logprobs":{"".join(self._logprobs(delta.entries))}'
         if self._prompts and delta.token_ids:
             fields = f'{fields or NO_LOGPROBS},"token_ids":{to_json(delta.token_ids)}'
         return fields

@@ -6,6 +6,7 @@ An error names the field.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from common.errors import InvalidRequest
 from common.prompt_logprobs import check_num_entries
@@ -21,7 +22,22 @@ MAX_WORDS = MAX_BAD_WORDS // 2
 MAX_WORD_CHARS = 128
 MAX_CHOICES = 128
 """Most choices of one request, over all its prompts."""
+MAX_ANSWER_LOGPROBS = 200_000
+"""Log probabilities of all choices of one request, those of the likeliest tokens included: at most
+18 MB of JSON, and 30 MB of objects until it is made. As many make a chat of 9,523 tokens with 20
+likeliest ones each, or 128 choices of 1,562 tokens."""
+MAX_REPEATED_TOKENS = 2_000_000
+"""Tokens of prompts that the choices of one answer repeat, as text or as ids: 10 MB."""
 _MAX_ID_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MaxTokens:
+    """The most tokens of an answer: what the field `param` says, or `default`; None: what fits."""
+
+    asked: int | None
+    param: str
+    default: int | None = None
 
 
 def num_choices(body: SamplingFields, best_of: int | None, num_prompts: int) -> tuple[int, int]:
@@ -55,6 +71,41 @@ def checked_logprobs(value: int, param: str) -> int:
     return value
 
 
+def cause_of_logprobs(num_top: int | None, num_run: int, *, is_chat: bool) -> str:
+    """Return the field, with its value, for which tokens have log probabilities, if they do.
+
+    `num_top` is None where a request asks for none: only the best of several is then found by them.
+    """
+    if num_top is None:
+        return f"best_of {num_run}"
+    return f"{'top_logprobs' if is_chat else 'logprobs'} {num_top}"
+
+
+def within_logprobs(
+    max_tokens: MaxTokens, num_choices: int, num_top: int | None, cause: str
+) -> MaxTokens:
+    """Return `max_tokens`, of which so many choices have no more log probabilities than they may.
+
+    Each token has `num_top` + 1 of them, because of the field `cause`; None: it has none. Without a
+    number of its own a request gets the tokens that may have them. Raises `InvalidRequest` for one
+    that makes too many.
+    """
+    if num_top is None:
+        return max_tokens
+    most = MAX_ANSWER_LOGPROBS // (num_choices * (1 + num_top))
+    asked, param, default = max_tokens.asked, max_tokens.param, max_tokens.default
+    if asked is None:
+        return replace(max_tokens, default=most if default is None else min(default, most))
+    if asked > most:
+        raise InvalidRequest(
+            f"{param} is {asked}, which with {cause} makes {asked * num_choices * (1 + num_top)} "
+            f"log probabilities of {num_choices} choice(s): wanted at most {MAX_ANSWER_LOGPROBS}, "
+            f"so {param} of at most {most}",
+            param=param,
+        )
+    return max_tokens
+
+
 def scored_prompts(
     body: SamplingFields, num_echoed: int | None, prompt_lengths: Iterable[int], num_choices: int
 ) -> int | None:
@@ -75,10 +126,26 @@ def scored_prompts(
     return num_top
 
 
+def check_repeated(
+    body: SamplingFields, num_choices: int, prompt_lengths: Iterable[int], *, is_echo: bool
+) -> None:
+    """Raise `InvalidRequest` when the choices of each prompt repeat too many of its tokens."""
+    if not is_echo and not body.return_token_ids:
+        return
+    count = num_choices * sum(prompt_lengths)
+    if count > MAX_REPEATED_TOKENS:
+        field = "echo" if is_echo else "return_token_ids"
+        raise InvalidRequest(
+            f"{field} is true, with which {num_choices} choice(s) of each prompt repeat {count} "
+            f"tokens of prompts: wanted at most {MAX_REPEATED_TOKENS}, so fewer choices or shorter "
+            "prompts",
+            param=field,
+        )
+
+
 def has_output(
-    max_tokens: int | None,
+    max_tokens: MaxTokens,
     body: SamplingFields,
-    param: str,
     *,
     can_be_0: bool,
     with_fields: Sequence[str],
@@ -89,7 +156,8 @@ def has_output(
 
     Raises `InvalidRequest` where no tokens are asked for and nothing of the prompt, or yet some.
     """
-    if max_tokens != 0:
+    param = max_tokens.param
+    if max_tokens.asked != 0:
         return True
     if not can_be_0:
         or_0 = f", or 0 with {' or '.join(with_fields)}" if with_fields else ""

@@ -229,7 +229,7 @@ TOKENS = object_of({"count": COUNT, "max_model_len": COUNT, "tokens": _TOKEN_IDS
 PROMPT = object_of({"prompt": TEXT})
 _TOKENIZATION_ERRORS: Responses = {
     **COMMON_ERRORS,
-    **error_responses(400, 404, 413, 429, 503, 504),
+    **error_responses(400, 404, 408, 413, 429, 503, 504),
 }
 TOKENIZE_RESPONSES: Responses = {
     **good_response(TOKENS, "The tokens as a node gets them"),

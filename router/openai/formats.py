@@ -15,9 +15,10 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason
 from router.http.errors import ApiError, error_event
 from router.http.sse import DONE, event, event_text, text_json, to_json
+from router.openai.json_parts import chat_logprobs_json, completion_logprobs_json, ids_json
 from router.openai.prompt_logprobs_json import prompt_logprobs_json
 from router.text.choice_text import Delta, LogprobEntry
-from router.text.logprobs_json import DescribeToken, chat_logprobs, completion_logprobs
+from router.text.logprobs_json import DescribeToken
 from router.text.usage import Usage, UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerParser, AnswerSyntax
 
@@ -45,18 +46,25 @@ NOT_SCORED = ScoredPrompts()
 
 @dataclass(slots=True)
 class WholeChoice:
-    """One choice of an answer that is sent in one piece."""
+    """One choice of an answer that is sent whole.
+
+    `echoed` are the entries of its prompt, where that is shown, and `entries` those of its tokens.
+    """
 
     text: list[str] = field(default_factory=list)
+    echoed: Sequence[LogprobEntry] = ()
     entries: list[LogprobEntry] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    _sum_logprobs: float = 0.0
 
     def add(self, delta: Delta) -> None:
         """Add the next delta."""
         self.text.append(delta.text)
+        self.echoed = self.echoed or delta.echoed
+        self._sum_logprobs += sum(e.logprobs.logprob for e in delta.entries if e.logprobs)
         self.entries.extend(delta.entries)
         self.token_ids.extend(delta.token_ids)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
@@ -68,8 +76,8 @@ class WholeChoice:
 
         Those of the prompt do not count.
         """
-        logprobs = [e.logprobs.logprob for e in self.entries if e.logprobs and not e.is_echo]
-        return sum(logprobs) / len(logprobs) if logprobs else float("-inf")
+        num = len(self.entries)
+        return self._sum_logprobs / num if num else float("-inf")
 
 
 class AnswerForm(Protocol):
@@ -142,7 +150,7 @@ class AnswerFormat(ABC):
         for delta in deltas:
             if delta.text and self._has_same_frame:
                 events.append(f"{before}{text_json(delta.text)}{after}")
-            elif delta.text or delta.entries or (self._prompts and delta.token_ids):
+            elif self._is_shown(delta):
                 events.append(self._event(index, self._delta_fields(delta), "null"))
             if delta.finish_reason is not None:
                 reason = f'"{delta.finish_reason.value}"'
@@ -168,6 +176,9 @@ class AnswerFormat(ABC):
         for index, choice in enumerate(choices):
             comma = "," if index else ""
             yield comma + to_json(self._whole_choice(index, choice))[:-1]
+            yield ',"logprobs":'
+            yield from self._logprobs(choice.echoed, choice.entries)
+            yield from self._whole_tokens(index, choice)
             if self.has_prompt_in_choices:
                 yield from self._prompt_logprobs(index, choice)
             yield "}"
@@ -175,6 +186,16 @@ class AnswerFormat(ABC):
         if not self.has_prompt_in_choices:
             yield from self._prompt_logprobs(0, choices[0])
         yield f',"usage":{to_json(self._usage.as_json())}}}'
+
+    def _whole_tokens(self, index: int, choice: WholeChoice) -> Iterator[str]:
+        """Yield the fields with the tokens of a choice, if asked for."""
+        if not self._prompts:
+            return
+        if self.has_prompt_in_choices:
+            yield ',"prompt_token_ids":'
+            yield from ids_json(self._prompts[index])
+        yield ',"token_ids":'
+        yield from ids_json(choice.token_ids)
 
     def _prompt_logprobs(self, index: int, choice: WholeChoice) -> Iterator[str]:
         """Yield the field with the log probabilities of a choice's prompt, if asked for."""
@@ -215,18 +236,24 @@ class AnswerFormat(ABC):
             return f',"usage":{to_json(self._usage.as_json())}'
         return "" if self._usage_events is UsageEvents.NONE else ',"usage":null'
 
+    def _is_shown(self, delta: Delta) -> bool:
+        has_tokens = self._prompts and delta.token_ids
+        return bool(delta.text or delta.entries or delta.echoed or has_tokens)
+
+    def _logprobs(self, *lists: Sequence[LogprobEntry]) -> Iterator[str]:
+        """Yield the JSON of the log probabilities, null where none are asked for."""
+        return self._logprobs_json(lists) if self._has_logprobs else iter(("null",))
+
     def _delta_fields(self, delta: Delta) -> str:
-        logprobs = to_json(self._logprobs(delta.entries)) if self._has_logprobs else "null"
+        logprobs = "".join(self._logprobs(delta.echoed, delta.entries))
         fields = self._text_fields(text_json(delta.text), logprobs)
         return f'{fields},"token_ids":{to_json(delta.token_ids)}' if self._prompts else fields
 
     def _ending(self, choice: WholeChoice) -> dict[str, object]:
-        """Return how a whole choice ended, and its tokens where they are asked for."""
-        token_ids: dict[str, object] = {"token_ids": choice.token_ids} if self._prompts else {}
+        """Return how a whole choice ended."""
         return {
             "finish_reason": choice.finish_reason and choice.finish_reason.value,
             "stop_reason": choice.stop_reason,
-            **token_ids,
         }
 
     def _top_tokens(self, index: int) -> str:
@@ -244,10 +271,11 @@ class AnswerFormat(ABC):
     def _last_fields(self) -> str: ...
 
     @abstractmethod
-    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, object]: ...
+    def _logprobs_json(self, lists: Sequence[Sequence[LogprobEntry]]) -> Iterator[str]: ...
 
     @abstractmethod
-    def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]: ...
+    def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]:
+        """Return a choice without what may be long: log probabilities and tokens."""
 
 
 class ChatFormat(AnswerFormat):
@@ -271,15 +299,14 @@ class ChatFormat(AnswerFormat):
     def _last_fields(self) -> str:
         return '"delta":{},"logprobs":null'
 
-    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, object]:
-        return chat_logprobs(entries, self._describe)
+    def _logprobs_json(self, lists: Sequence[Sequence[LogprobEntry]]) -> Iterator[str]:
+        return chat_logprobs_json(lists, self._describe)
 
     def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]:
         text = "".join(choice.text)
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._logprobs(choice.entries) if self._has_logprobs else None,
             **self._ending(choice),
         }
 
@@ -302,14 +329,12 @@ class CompletionFormat(AnswerFormat):
     def _last_fields(self) -> str:
         return '"text":"","logprobs":null'
 
-    def _logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, object]:
-        return completion_logprobs(entries, self._describe)
+    def _logprobs_json(self, lists: Sequence[Sequence[LogprobEntry]]) -> Iterator[str]:
+        return completion_logprobs_json(lists, self._describe)
 
     def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]:
         return {
             "index": index,
             "text": "".join(choice.text),
-            **({"prompt_token_ids": self._prompts[index]} if self._prompts else {}),
-            "logprobs": self._logprobs(choice.entries) if self._has_logprobs else None,
             **self._ending(choice),
         }

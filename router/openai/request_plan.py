@@ -24,8 +24,11 @@ from grammars.parts import GrammarParts
 from router.openai.answer_syntax import AnswerRules, answer_rules
 from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
+    MaxTokens,
     bad_words,
+    cause_of_logprobs,
     check_model,
+    check_repeated,
     checked_logprobs,
     has_output,
     logit_biases,
@@ -34,6 +37,7 @@ from router.openai.checked_fields import (
     scored_prompts,
     stop_strings,
     usage_events,
+    within_logprobs,
 )
 from router.openai.prompts import Prompt, Prompts, check_token_ids
 from router.openai.response_format import grammar_of
@@ -206,13 +210,13 @@ class Planner:
         if body.top_logprobs and not has_logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         num_logprobs = checked_logprobs(body.top_logprobs or 0, "top_logprobs")
-        has_newer_limit = body.max_completion_tokens is not None
+        newer = body.max_completion_tokens
         return self._plan(
             body,
             [prompt],
-            max_tokens=body.max_completion_tokens if has_newer_limit else body.max_tokens,
-            max_tokens_param="max_completion_tokens" if has_newer_limit else "max_tokens",
-            default_max_tokens=None,
+            max_tokens=MaxTokens(body.max_tokens, "max_tokens")
+            if newer is None
+            else MaxTokens(newer, "max_completion_tokens"),
             num_logprobs=num_logprobs if has_logprobs else None,
             continues_prompt=options.continues_final_message,
             answer=answer,
@@ -229,9 +233,7 @@ class Planner:
         return self._plan(
             body,
             self._prompts.of_body(body.prompt, most_prompt_tokens(body), add_special_tokens=adds),
-            max_tokens=body.max_tokens,
-            max_tokens_param="max_tokens",
-            default_max_tokens=COMPLETION_MAX_TOKENS,
+            max_tokens=MaxTokens(body.max_tokens, "max_tokens", default=COMPLETION_MAX_TOKENS),
             num_logprobs=num_logprobs,
             best_of=body.best_of,
             is_echo=bool(body.echo),
@@ -249,9 +251,7 @@ class Planner:
         body: SamplingFields,
         prompts: Sequence[Prompt],
         *,
-        max_tokens: int | None,
-        max_tokens_param: str,
-        default_max_tokens: int | None,
+        max_tokens: MaxTokens,
         num_logprobs: int | None,
         best_of: int | None = None,
         is_echo: bool = False,
@@ -270,16 +270,19 @@ class Planner:
         num_echoed, is_chat = num_logprobs if is_echo else None, isinstance(body, ChatBody)
         lengths = [len(prompt.token_ids) for prompt in prompts]
         scored = scored_prompts(body, num_echoed, lengths, 1 if is_chat else num_run)
-        can_be_0, param = is_echo or scored is not None, max_tokens_param
-        outputs = has_output(max_tokens, body, param, can_be_0=can_be_0, with_fields=scored_by)
+        check_repeated(body, 1 if is_chat else n, lengths, is_echo=is_echo)
+        can_be_0 = is_echo or scored is not None
+        outputs = has_output(max_tokens, body, can_be_0=can_be_0, with_fields=scored_by)
+        cause = cause_of_logprobs(num_logprobs, num_run, is_chat=is_chat)
+        limit = within_logprobs(max_tokens, num_run * len(prompts), run_logprobs, cause)
         choices: list[ChoicePlan] = []
         for prompt in prompts:
             common["max_tokens"] = output_limit(
                 len(prompt.token_ids),
-                max_tokens if outputs else 1,
+                limit.asked if outputs else 1,
                 max_model_len=self._max_model_len,
-                default=default_max_tokens,
-                max_tokens_param=param,
+                default=limit.default,
+                max_tokens_param=limit.param,
             )
             sampling = SamplingParams(**common, seed=self._seed(body.seed), prompt_logprobs=scored)
             first = ChoicePlan(

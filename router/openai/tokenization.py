@@ -70,8 +70,8 @@ class TokenizationApi:
     ) -> None:
         reply, outcome, why = Reply(send), "cancelled", ""
         try:
-            with self._api.seat():
-                await answer(scope, receive, reply)
+            self._api.require_seat(scope)
+            await answer(scope, receive, reply)
             outcome = "ok"
         except ClientClosed:
             outcome = "client_closed"
@@ -93,7 +93,8 @@ class TokenizationApi:
         try:
             async with asyncio.timeout(timeout_s):
                 body = await read_body(scope, receive, max_bytes)
-                await while_client_waits(receive, self._send(reply, answer(body)))
+                with self._api.seat(scope):
+                    await while_client_waits(receive, self._send(reply, answer(body)))
         except TimeoutError:
             raise DeadlineExceeded(f"the request was not done within {timeout_s:g} s") from None
 

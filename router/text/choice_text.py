@@ -37,13 +37,12 @@ class TextDecoder(Protocol):
 class LogprobEntry:
     """A token with its probabilities; `text_offset` is where its text starts in the answer.
 
-    `is_echo`: it is one of the prompt. `logprobs` is None for the first token of a prompt alone.
+    `logprobs` is None for the first token of a prompt alone.
     """
 
     token_id: int
     logprobs: TokenLogprobs | None
     text_offset: int
-    is_echo: bool = False
 
 
 class Delta(NamedTuple):
@@ -53,7 +52,7 @@ class Delta(NamedTuple):
     among its tokens. `stages` is the chunk's. `token_ids` are all tokens, whether their text is
     shown or not. `stop_reason` is the stop string, or the id of the stop token, that ended the
     choice; None for any other end, such as an end-of-sequence token. `prompt_logprobs` come with
-    the first delta.
+    the first delta, and so do `echoed`, the entries of a prompt that is shown.
     """
 
     text: str
@@ -67,9 +66,10 @@ class Delta(NamedTuple):
     token_ids: tuple[int, ...]
     stop_reason: str | int | None
     prompt_logprobs: PromptLogprobs | None = None
+    echoed: Sequence[LogprobEntry] = ()
 
 
-EchoedEntries = Callable[[PromptLogprobs | None], tuple[LogprobEntry, ...]]
+MakeEchoed = Callable[[PromptLogprobs | None], Sequence[LogprobEntry]]
 """Makes the entries of a prompt that is shown."""
 
 _new_delta: Callable[[tuple[object, ...]], Delta] = partial(tuple.__new__, Delta)
@@ -90,7 +90,7 @@ class ChoiceText:
         stop_token_ids: Container[int] = (),
         shows_stop: bool = False,
         echo: str = "",
-        echoed: EchoedEntries | None = None,
+        echoed: MakeEchoed | None = None,
         has_output: bool = True,
         calls: CallSearch | None = None,
     ) -> None:
@@ -139,6 +139,7 @@ class ChoiceText:
             return self._without_output(chunk)
         _, token_ids, _, finish_reason, cached, drafted, accepted, _, _, stages, of_prompt = chunk
         entries: tuple[LogprobEntry, ...] = ()
+        echoed: Sequence[LogprobEntry] = ()
         stop_reason: str | int | None = None
         num_tokens = len(token_ids)
         if self._is_plain:
@@ -162,11 +163,11 @@ class ChoiceText:
         if self._echo:
             text, self._echo = self._echo + text, ""
         if self._echoed is not None:
-            entries, self._echoed = self._echoed(of_prompt) + entries, None
+            echoed, self._echoed = self._echoed(of_prompt), None
         return _new_delta(
             (
                 *(text, entries, num_tokens, cached, drafted, accepted, finish_reason, stages),
-                *(token_ids, stop_reason, of_prompt),
+                *(token_ids, stop_reason, of_prompt, echoed),
             )
         )
 
@@ -174,7 +175,7 @@ class ChoiceText:
         """Return the prompt alone; the token that a node drew ended the choice."""
         return Delta(
             text=self._echo,
-            entries=() if self._echoed is None else self._echoed(chunk.prompt_logprobs),
+            entries=(),
             num_tokens=0,
             num_cached_tokens=chunk.num_cached_tokens,
             num_drafted=0,
@@ -184,6 +185,7 @@ class ChoiceText:
             token_ids=(),
             stop_reason=None,
             prompt_logprobs=chunk.prompt_logprobs,
+            echoed=() if self._echoed is None else self._echoed(chunk.prompt_logprobs),
         )
 
     def _filter(self, chunk: TokenChunk) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from router.text.choice_text import LogprobEntry
@@ -33,44 +33,49 @@ def token_text(raw: bytes) -> TokenText:
         return TokenText("bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw)
 
 
-def chat_logprobs(entries: Sequence[LogprobEntry], describe: DescribeToken) -> dict[str, object]:
-    """Return `choices[].logprobs` of chat completions."""
-    content = []
-    for entry in entries:
-        assert entry.logprobs is not None, "a chat does not echo its prompt"
-        top = [_chat_token(describe(token), logprob) for token, logprob in entry.logprobs.top]
-        drawn = _chat_token(describe(entry.token_id), entry.logprobs.logprob)
-        content.append(drawn | {"top_logprobs": top})
-    return {"content": content, "refusal": None}
+def chat_token(entry: LogprobEntry, describe: DescribeToken) -> dict[str, object]:
+    """Return an element of `choices[].logprobs.content` of chat completions."""
+    assert entry.logprobs is not None, "a chat does not echo its prompt"
+    top = [_chat_token(describe(token), logprob) for token, logprob in entry.logprobs.top]
+    drawn = _chat_token(describe(entry.token_id), entry.logprobs.logprob)
+    return drawn | {"top_logprobs": top}
 
 
 def _chat_token(token: TokenText, logprob: float) -> dict[str, object]:
     return {"token": token.text, "logprob": finite(logprob), "bytes": list(token.raw)}
 
 
-def completion_logprobs(
-    entries: Sequence[LogprobEntry], describe: DescribeToken
-) -> dict[str, object]:
-    """Return `choices[].logprobs` of completions; a token itself is always among the top ones.
+def _token(entry: LogprobEntry, describe: DescribeToken) -> str:
+    return describe(entry.token_id).text
 
-    Of the first token of an echoed prompt nothing is known: it has null.
-    """
-    tops: list[dict[str, float] | None] = []
-    for entry in entries:
-        if entry.logprobs is None:
-            tops.append(None)
-            continue
-        top = {describe(token).text: finite(logprob) for token, logprob in entry.logprobs.top}
-        top.setdefault(describe(entry.token_id).text, finite(entry.logprobs.logprob))
-        tops.append(top)
-    return {
-        "tokens": [describe(entry.token_id).text for entry in entries],
-        "token_logprobs": [
-            None if entry.logprobs is None else finite(entry.logprobs.logprob) for entry in entries
-        ],
-        "top_logprobs": tops,
-        "text_offset": [entry.text_offset for entry in entries],
-    }
+
+def _logprob(entry: LogprobEntry, _: DescribeToken) -> float | None:
+    return None if entry.logprobs is None else finite(entry.logprobs.logprob)
+
+
+def _top(entry: LogprobEntry, describe: DescribeToken) -> dict[str, float] | None:
+    if entry.logprobs is None:
+        return None
+    top = {describe(token).text: finite(logprob) for token, logprob in entry.logprobs.top}
+    top.setdefault(describe(entry.token_id).text, finite(entry.logprobs.logprob))
+    return top
+
+
+def _offset(entry: LogprobEntry, _: DescribeToken) -> int:
+    return entry.text_offset
+
+
+COMPLETION_COLUMNS: Mapping[str, Callable[[LogprobEntry, DescribeToken], object]] = {
+    "tokens": _token,
+    "token_logprobs": _logprob,
+    "top_logprobs": _top,
+    "text_offset": _offset,
+}
+"""The lists of `choices[].logprobs` of completions: what each has for a token.
+
+A token itself is always among the top ones. Of the first token of an echoed prompt nothing is
+known: it has null.
+"""
 
 
 def finite(logprob: float) -> float:

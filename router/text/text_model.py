@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from router.text.chat_template import ChatOptions
 from router.text.context_limits import ContextExceeded
 from router.text.conversation import ChatSettings, Conversation
 from router.text.detokenizer import Detokenizer
-from router.text.logprobs_json import TokenText, token_text
+from router.text.logprobs_json import DescribeToken, TokenText, token_text
 from router.text.model_files import (
     read_json,
     read_json_if_there,
@@ -29,6 +29,8 @@ from router.text.token_lookup import TokenBytes, TokenTextCache
 DEFAULT_CHAT = ChatSettings()
 
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+MOST_DESCRIBED = 16_384
+"""Tokens whose looks are remembered, in 3 MB: a model has ten times as many, and shows few."""
 _PROBE_CHARS_PER_TOKEN = 32
 """Text longer than this times the context is probed before all of it is tokenised."""
 
@@ -51,7 +53,7 @@ class TextModel:
     _tokenizer: Tokenizer
     _special_token_ids: frozenset[int]
     _special_text: SpecialText
-    _token_bytes: TokenBytes
+    _describe: DescribeToken
     _whole_texts: TokenTextCache
     has_special_tags: bool
     chat: Conversation
@@ -88,7 +90,7 @@ class TextModel:
             _tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
             _special_text=SpecialText([one.content for one in added.values() if one.special]),
-            _token_bytes=TokenBytes(tokenizer),
+            _describe=_described_tokens(TokenBytes(tokenizer)),
             _whole_texts=TokenTextCache(tokenizer),
             has_special_tags=any(
                 one.special and one.content in talk.tag_tokens for one in added.values()
@@ -182,7 +184,17 @@ class TextModel:
 
     def describe_token(self, token_id: int) -> TokenText:
         """Return how logprobs show a token."""
-        return token_text(self._token_bytes[token_id])
+        return self._describe(token_id)
+
+
+def _described_tokens(token_bytes: TokenBytes) -> DescribeToken:
+    """Return what describes tokens, and remembers those that came last: many come again."""
+
+    @lru_cache(maxsize=MOST_DESCRIBED)
+    def describe(token_id: int) -> TokenText:
+        return token_text(token_bytes[token_id])
+
+    return describe
 
 
 def _positive_int(config: Mapping[str, Any], key: str, folder: Path) -> int:

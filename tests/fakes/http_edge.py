@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 from llguidance import LLTokenizer
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -26,9 +27,11 @@ from common.request import FinishReason, SamplingParams, TokenLogprobs
 from common.tracing import NO_TRACING, Tracing
 from grammars.compiler import GrammarCompiler
 from router.access.api_key_book import ApiKeyBook
+from router.access.plain_requests import PlainRequestMiddleware
 from router.app import create_app
 from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
 from router.core.generation import RequestListener, Sink, TokenChunk
+from router.http.routes import Access
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
 from router.openai.planning_process import LargeBodies
@@ -392,6 +395,18 @@ def make_edge(
         clock=clock,
     )
     return Edge(app, model, generator, cluster, registry, live)
+
+
+def declared_routes(edge: Edge) -> list[tuple[Route, Access]]:
+    """Every route of the application, with who may call it."""
+    app = edge.app
+    while not isinstance(app, PlainRequestMiddleware):
+        app = app._app  # type: ignore[attr-defined]
+    found = []
+    for route, declared in app._routes._routes:
+        assert isinstance(route, Route)
+        found.append((route, declared.access))
+    return found
 
 
 def events(body: bytes) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from pdserve.configuration.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
-from router.access import api_keys, middleware
+from router.access import api_keys, arriving_bodies, middleware
 from router.http import server as http_server
+from router.http.routes import Access
+from router.live import feed
 from router.openai import (
     chat_messages,
     json_limits,
@@ -33,12 +36,14 @@ from router.openai import (
     tool_fields,
     unknown_fields,
 )
-from router.openai.checked_fields import MAX_CHOICES
+from router.openai.api import ADMIN_SEATS
+from router.openai.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.openai.schemas import CompletionBody, parse_body
 from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.tools.hermes import HERMES
 from router.tools.llama_json import LLAMA_JSON
+from tests.fakes.http_edge import declared_routes, make_edge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 API, HANDOFF = ApiConfig(), HandoffConfig()
@@ -79,6 +84,7 @@ def longest_request_id() -> int:
 
 ROUTER = {
     **connection_limits(http_server.router_limits(API.max_connections), " (`--max-connections`)"),
+    "path": "as in `/openapi.json`; only the name of a model may have escaped slashes",
     "body": f"{size(API.max_body)} (`--max-body`)",
     "objects and lists in a body": str(json_limits.MAX_JSON_CONTAINERS),
     "fields in the objects of a body": str(json_limits.MAX_JSON_MEMBERS),
@@ -106,7 +112,17 @@ ROUTER = {
         f"{unknown_fields.MAX_IGNORED}, with {unknown_fields.MAX_FIELD_CHARS} characters each; "
         f"{unknown_fields.MAX_NAMES} in all"
     ),
-    "requests in progress": f"{API.max_concurrent_requests} (`--max-concurrent-requests`)",
+    "bodies that arrive at once, together": (
+        f"{arriving_bodies.MAX_BODIES}, {size(arriving_bodies.MAX_BYTES)}"
+    ),
+    "requests in progress": (
+        f"{API.max_concurrent_requests} (`--max-concurrent-requests`); "
+        f"{ADMIN_SEATS} more of administrators"
+    ),
+    "viewers of the live page": (
+        f"{feed.MAX_VIEWERS}, {feed.MAX_VIEWERS_PER_KEY} of one key; "
+        "one place is kept for administrators"
+    ),
     "time of a request": f"{API.request_timeout_s:g} s (`--request-timeout-s`)",
     "choices: `n` times the number of prompts": str(MAX_CHOICES),
     "wait in a node's queue, with `--shed`": "what the request's time allows",
@@ -115,6 +131,12 @@ ROUTER = {
     "`stop_token_ids`": str(MAX_STOP_TOKEN_IDS),
     "`logprobs`, `top_logprobs`, `prompt_logprobs`": str(MAX_LOGPROBS),
     "log probabilities of the prompts of a request": f"{prompt_logprobs.MAX_ENTRIES:,}",
+    "log probabilities of an answer: choices times `max_tokens` times (1 + likeliest tokens)": (
+        f"{MAX_ANSWER_LOGPROBS:,}"
+    ),
+    "tokens of prompts that choices repeat, with `echo` or `return_token_ids`": (
+        f"{MAX_REPEATED_TOKENS:,}"
+    ),
     "schema, regular expression or grammar, in UTF-8": f"{MAX_GRAMMAR_BYTES >> 10} KiB",
     "a grammar in GBNF": f"{MAX_GBNF_CHARS} characters, {MAX_GBNF_RULES} rules, "
     f"{MAX_GBNF_WORK} characters times rules",
@@ -206,5 +228,7 @@ def test_every_flag_on_the_page_exists() -> None:
 def test_the_paths_that_a_keys_limits_count() -> None:
     _, _, text = PAGE.read_text().partition("Both limits of a key count ")
     counted = text.partition(". ")[0]
-    for path in middleware.LIMITED_PATHS:
-        assert f"`{path}`" in counted
+    limited = {
+        route.path for route, access in declared_routes(make_edge()) if access is Access.LIMITED
+    }
+    assert set(re.findall("`([^`]+)`", counted)) == limited

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from common.errors import ConfigError
 from node.metrics_server import LIMITS, MetricsServer, bind_metrics
+from tests.fakes.other_paths import WAYS
 
 
 @asynccontextmanager
@@ -75,6 +76,37 @@ async def test_probes_need_no_token(authorization: str | None) -> None:
         (200, {"status": "ready"}),
         (503, {"status": "not ready", "reason": "draining"}),
     ]
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer token"])
+async def test_the_token_is_wanted_however_a_path_is_written(given: str | None) -> None:
+    reads = "" if given is None else f"Authorization: {given}\r\n"
+
+    async def ask(port: int, method: str, target: str) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{reads}\r\n"
+        async with asyncio.timeout(60):
+            writer.write(head.encode("latin-1"))
+            answer = await reader.read()
+        writer.close()
+        return int(answer.split()[1]), answer
+
+    async with serving("token") as port:
+        for path in ("/metrics", "/health", "/ready"):
+            plain, _ = await ask(port, "GET", path)
+            targets = [("GET", way(path)) for way in WAYS.values()]
+            for method, target in [*targets, ("HEAD", path), ("OPTIONS", path), ("POST", path)]:
+                status, answer = await ask(port, method, target)
+                assert status in (plain, 400, 404, 405), (method, target)
+                assert given == "Bearer token" or b"tests_total" not in answer, (method, target)
+
+
+async def test_a_path_that_is_not_plain_is_refused_in_words() -> None:
+    async with serving("token") as port:
+        for path, words in (("/metrics%0A", "cannot be shown"), ("/health%2F", "slash")):
+            refused = await get(port, "Bearer token", path)
+            assert (refused.status_code, words in refused.text) == (400, True)
+        assert (await get(port, None, "/metrics/")).status_code == 404
 
 
 async def test_idle_and_silent_connections_do_not_keep_prometheus_out() -> None:

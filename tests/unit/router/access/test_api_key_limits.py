@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.middleware import ApiKeyMiddleware
 from router.access.refused_logins import RefusedLogins
 from router.access.refused_requests import RefusedRequests
+from router.http.routes import Access, MatchedRoute, put_route
 from tests.fakes.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
 from tests.fakes.http_server import eventually, raw_request, served
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.stopped_time import StoppedTime
 
 PATH = "/v1/completions"
+Serve = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
 
 
@@ -35,10 +38,17 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def guarded(app: ASGIApp, book: ApiKeyBook) -> ApiKeyMiddleware:
+def guarded(app: ASGIApp, book: ApiKeyBook, access: Access = Access.LIMITED) -> Serve:
+    """An application of one route."""
     clock = ManualClock()
     logins = RefusedLogins(clock, CollectorRegistry())
-    return ApiKeyMiddleware(app, book, logins, RefusedRequests(clock))
+    keyed = ApiKeyMiddleware(app, book, logins, RefusedRequests(clock))
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        put_route(scope, MatchedRoute(access, app))
+        await keyed(scope, receive, send)
+
+    return serve
 
 
 def running(edge: Edge, name: str) -> float:
@@ -199,7 +209,7 @@ async def test_what_follows_knows_whose_request_it_is(path: Path) -> None:
     for key in keys:
         headers = [(b"authorization", b"Bearer " + key.encode())]
         scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": headers}
-        await guarded(app, book)(scope, nothing, nothing)
+        await guarded(app, book, Access.KEY)(scope, nothing, nothing)
     open_scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
     await guarded(app, ApiKeyBook(ManualClock()))(open_scope, nothing, nothing)
     assert seen == [*keys.values(), ("", True)]

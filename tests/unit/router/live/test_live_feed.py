@@ -10,7 +10,7 @@ import re
 import socket
 import tomllib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 from common.errors import NodeLost
 from router.live import feed as live_feed
 from router.live import page as page_module
-from router.live.feed import MAX_BEHIND, MAX_VIEWERS, LiveFeed
+from router.live.feed import MAX_BEHIND, MAX_VIEWERS, MAX_VIEWERS_PER_KEY, LiveFeed
 from router.live.page import live_page
 from tests.fakes.http_edge import FakeCluster, events, fails, make_edge
 from tests.fakes.http_server import eventually, served
@@ -32,7 +32,7 @@ FOLDER = Path(page_module.__file__).parent
 class Viewer:
     """A client of the feed by ASGI; `reads` lets what is sent to it go out."""
 
-    def __init__(self, feed: LiveFeed) -> None:
+    def __init__(self, feed: LiveFeed, **state: Any) -> None:
         self.body = b""
         self.status = 0
         self.reads = asyncio.Event()
@@ -40,7 +40,7 @@ class Viewer:
         self.gone = asyncio.Event()
         self.num_cuts = 0
         cut = {"pdserve.connection": {"abort": self._cut}}
-        scope = {"type": "http", "extensions": cut}
+        scope = {"type": "http", "extensions": cut, "state": state}
         self.task = asyncio.create_task(feed.serve(scope, self._receive, self._send))
 
     def events(self) -> list[Any]:
@@ -71,9 +71,9 @@ def feed(clock: ManualClock) -> LiveFeed:
 
 
 @asynccontextmanager
-async def watching(feed: LiveFeed, count: int = 1) -> AsyncIterator[list[Viewer]]:
+async def watching(feed: LiveFeed, count: int = 1, **state: Any) -> AsyncIterator[list[Viewer]]:
     num_others = feed.num_viewers
-    viewers = [Viewer(feed) for _ in range(count)]
+    viewers = [Viewer(feed, **state) for _ in range(count)]
     await eventually(lambda: all(v.body for v in viewers))
     try:
         yield viewers
@@ -167,6 +167,38 @@ async def test_only_so_many_may_watch(feed: LiveFeed) -> None:
         await more.task
         assert more.status == 503
         assert json.loads(more.body)["error"]["code"] == "too_many_viewers"
+
+
+async def refused(feed: LiveFeed, **state: Any) -> str:
+    """Why one more viewer is refused; '' when it is not."""
+    viewer = Viewer(feed, **state)
+    await eventually(lambda: viewer.body)
+    viewer.gone.set()
+    await viewer.task
+    return "" if viewer.status == 200 else str(json.loads(viewer.body)["error"]["message"])
+
+
+async def test_a_key_has_a_part_of_the_viewers(feed: LiveFeed) -> None:
+    user = {"api_key_name": "user", "is_admin": False}
+    async with watching(feed, MAX_VIEWERS_PER_KEY, **user):
+        wanted = f"{MAX_VIEWERS_PER_KEY} live pages of the API key 'user' are open"
+        assert wanted in await refused(feed, **user)
+        assert not await refused(feed, api_key_name="other", is_admin=False)
+        assert not await refused(feed, api_key_name="admin", is_admin=True)
+    assert not await refused(feed, **user)
+
+
+async def test_one_place_is_kept_for_administrators(feed: LiveFeed) -> None:
+    async with AsyncExitStack() as stack:
+        for number in range(4):
+            count = MAX_VIEWERS_PER_KEY - (number == 3)
+            user = watching(feed, count, api_key_name=f"user-{number}", is_admin=False)
+            await stack.enter_async_context(user)
+        assert feed.num_viewers == MAX_VIEWERS - 1
+        assert "31 live pages" in await refused(feed, api_key_name="user-4", is_admin=False)
+        admin = {"api_key_name": "admin", "is_admin": True}
+        await stack.enter_async_context(watching(feed, 1, **admin))
+        assert "32 live pages" in await refused(feed, **admin)
 
 
 async def test_a_stream_ends_so_that_the_key_is_asked_for_again(

@@ -20,6 +20,7 @@ from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
 from router.openai.formats import AnswerHead, ChatFormat, WholeChoice
+from router.openai.turns import Turns
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage, UsageEvents
 from tests.fakes.http_edge import chunks, tiny_model
@@ -56,7 +57,10 @@ class Client:
             has_logprobs=has_logprobs,
             usage_events=UsageEvents.LAST,
         )
-        self.answer = kind(form, self.usage, Reply(self._send, self._write), num_choices)
+        reply, more = Reply(self._send, self._write), {}
+        if kind is StreamedAnswer:
+            more = {"has_logprobs": has_logprobs}
+        self.answer = kind(form, self.usage, reply, num_choices, Turns(), **more)
         for index in range(num_choices):
             text = ChoiceText(tiny_model().new_detokenizer(), stop, has_logprobs=has_logprobs)
             self.answer.start(text, self.deltas.extend, partial(self._run, index))
@@ -290,7 +294,7 @@ async def test_a_long_whole_answer_becomes_json_in_several_turns(
 async def test_an_aborted_answer_is_freed_without_the_garbage_collector(is_over: bool) -> None:
     client = Client()
     text = ChoiceText(tiny_model().new_detokenizer(), ())
-    owned = StreamedAnswer(client.answer._form, client.usage, Reply(client._send), 1)
+    owned = StreamedAnswer(client.answer._form, client.usage, Reply(client._send), 1, Turns())
     sinks: list[Sink] = []
 
     def generate(sink: Sink) -> Callable[[], None]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from router.access.middleware import LIMITED_PATHS
 from router.core.generation import TokenChunk
+from router.http.routes import Access
 from router.openai.tokenization import MAX_DETOKENIZE_BYTES
-from tests.fakes.http_edge import CONTEXT, Call, Edge, make_edge, tiny_model
+from tests.fakes.http_edge import CONTEXT, Call, Edge, declared_routes, make_edge, tiny_model
 
 MODEL = tiny_model()
 
@@ -69,7 +69,6 @@ async def test_a_field_of_that_name_elsewhere_makes_no_conversation() -> None:
 
 
 async def test_they_count_as_requests_of_a_key_and_of_the_router() -> None:
-    assert {"/tokenize", "/detokenize"} <= LIMITED_PATHS
     is_running = asyncio.Event()
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
@@ -78,6 +77,8 @@ async def test_they_count_as_requests_of_a_key_and_of_the_router() -> None:
         yield TokenChunk(0, ())
 
     edge = make_edge(play, max_concurrent_requests=1)
+    rights = {route.path: access for route, access in declared_routes(edge)}
+    assert rights["/tokenize"] is rights["/detokenize"] is Access.LIMITED
     async with edge.client() as client:
         first = asyncio.create_task(client.post("/v1/completions", json={"prompt": "a"}))
         await is_running.wait()

@@ -1,0 +1,336 @@
+"""A client with a key attacks a router, beside streams of others, none of which may stand still.
+
+Paths that are written in other ways, bodies that do not come, answers that weigh as much as they
+may, viewers that stay: each attack fails, and the longest time between two tokens of another client
+is measured meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import pytest
+
+from router.access.api_keys import add_api_key, revoke_api_key
+from router.access.arriving_bodies import MAX_BODIES, MAX_BYTES
+from router.live.feed import MAX_VIEWERS_PER_KEY
+from router.openai.checked_fields import MAX_ANSWER_LOGPROBS
+from tests.cluster.api import CHAT, COMPLETIONS, Api, Fields
+from tests.cluster.cluster import Cluster
+from tests.cluster.memory import forget_peak, memory_of
+from tests.cluster.waiting import wait_until
+from tests.fakes.other_paths import WAYS
+from tests.fakes.stall_free_clock import StallFreeClock
+from tests.integration.test_hostile_schemas import STREAM, stall_free_clock
+
+pytestmark = pytest.mark.timeout(300)
+
+T = TypeVar("T")
+MIB = 1 << 20
+LONGEST_GAP_S = 0.3
+"""Between two events of the stream beside an attack."""
+MOST_ATTEMPTS = 3
+LONGEST_BEGINNING_S = 15.0
+LONGEST_ANSWER_S = 120.0
+MOST_GROWTH_BYTES = 512 * MIB
+"""Of the router, at the worst moment: bodies that arrive may be 256 MiB, some of them twice."""
+LIMITED = (CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/tokenize", "/detokenize")
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """A client's key that is no administrator's, and where the router listens."""
+
+    key: str
+    admin: str
+    port: int
+    url: str
+
+    def head(self, method: str, target: str, length: int, key: str | None = None) -> bytes:
+        return (
+            f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {key or self.key}\r\nContent-Length: {length}\r\n\r\n"
+        ).encode("latin-1")
+
+    def status(self, path: str, body: Fields, key: str | None = None) -> int:
+        headers = {"authorization": f"Bearer {key or self.key}"}
+        answer = httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+        return answer.status_code
+
+
+@pytest.fixture
+def attacker(keyed_cluster: Cluster, keys: Path) -> Iterator[Attacker]:
+    file = keys / "router/api_keys.json"
+    key = add_api_key(file, "hostile", max_concurrent=4)
+    port = int(keyed_cluster.url.rpartition(":")[2])
+    admin = (keys / "client/admin.key").read_text().strip()
+    made = Attacker(key, admin, port, keyed_cluster.url)
+    known = lambda: made.status("/tokenize", {"prompt": "Hi"}) == 200  # noqa: E731
+    wait_until(known, "the router knows the attacker's key")
+    yield made
+    revoke_api_key(file, "hostile")
+
+
+@pytest.fixture(autouse=True)
+def bounded_router(keyed_cluster: Cluster) -> Iterator[None]:
+    """The router takes no more memory than it may, and is the same process afterwards."""
+    (router,) = (p for p in keyed_cluster.processes.values() if p.name.startswith("router"))
+    pid, before = router.pid, memory_of(router.pid)
+    forget_peak(pid)
+    yield
+    router.require_running()
+    growth = memory_of(pid, "VmHWM") - before
+    print(f"the router grew by {growth / MIB:.0f} MiB")
+    assert router.pid == pid
+    assert growth < MOST_GROWTH_BYTES, f"the router grew by {growth / MIB:.0f} MiB"
+
+
+def read_stream(api: Api, clock: StallFreeClock, on_event: Callable[[], None]) -> tuple[str, float]:
+    """A stream's text, and the longest time between two of its events."""
+    longest_gap_s, before_s = 0.0, None
+    with api.stream(**STREAM) as stream:
+        while stream.read_event() is not None:
+            now_s = clock.now_s()
+            longest_gap_s = max(longest_gap_s, 0.0 if before_s is None else now_s - before_s)
+            before_s = now_s
+            on_event()
+        return "".join(event["choices"][0]["text"] for event in stream.events), longest_gap_s
+
+
+@contextmanager
+def stream_beside(api: Api, gaps_s: list[float]) -> Iterator[None]:
+    """Streams go on, one after the other, and each is what it is in peace. Adds the longest gap."""
+    stop, has_begun = threading.Event(), threading.Event()
+    found: list[tuple[str, float]] = []
+    with stall_free_clock() as clock, ThreadPoolExecutor(1) as worker:
+        in_peace, _ = read_stream(api, clock, lambda: None)
+
+        def work() -> None:
+            while not stop.is_set():
+                found.append(read_stream(api, clock, has_begun.set))
+
+        working = worker.submit(work)
+        try:
+            assert has_begun.wait(LONGEST_BEGINNING_S)
+            yield
+        finally:
+            stop.set()
+            working.result()
+    assert {answer for answer, _ in found} == {in_peace}
+    gaps_s.append(max(gap_s for _, gap_s in found))
+    print(f"longest gap of {len(found)} streams beside the attack: {gaps_s[-1] * 1e3:.0f} ms")
+
+
+def beside_streams(api: Api, attack: Callable[[], T]) -> T:
+    """What an attack returns; fails when it makes streams stand still.
+
+    A machine that does something else makes gaps as well, but not each time.
+    """
+    gaps_s: list[float] = []
+    for _ in range(MOST_ATTEMPTS):
+        with stream_beside(api, gaps_s):
+            result = attack()
+        if gaps_s[-1] <= LONGEST_GAP_S:
+            return result
+    raise AssertionError(f"streams stood still for {gaps_s} s: wanted at most {LONGEST_GAP_S}")
+
+
+def ask(attacker: Attacker, method: str, target: str, body: bytes) -> int:
+    """The status of a request whose target goes out as it is; 0 where the connection is closed."""
+    with socket.create_connection(("127.0.0.1", attacker.port), 30) as client:
+        client.sendall(attacker.head(method, target, len(body)) + body)
+        with client.makefile("rb") as answer:
+            line = answer.readline()
+    return int(line.split()[1]) if line else 0
+
+
+def test_a_path_written_in_other_ways_drains_nothing(
+    keyed_cluster: Cluster, keyed_api: Api, attacker: Attacker
+) -> None:
+    body = b'{"node_id": "decode-1"}'
+
+    def attack() -> set[int]:
+        return {ask(attacker, "POST", way("/v1/cluster/drain"), body) for way in WAYS.values()}
+
+    statuses = beside_streams(keyed_api, attack)
+    assert statuses <= {400, 403, 404, 405}
+    for node in keyed_cluster.live_nodes():
+        assert not node.load.is_draining, node
+
+
+def test_a_path_written_in_other_ways_passes_no_limit(
+    keyed_api: Api, attacker: Attacker, keys: Path
+) -> None:
+    file = keys / "router/api_keys.json"
+    spent = Attacker(
+        add_api_key(file, "spent", requests_per_minute=1),
+        attacker.admin,
+        attacker.port,
+        attacker.url,
+    )
+    body: Fields = {"prompt": "Hi", "max_tokens": 1}
+
+    def attack() -> set[int]:
+        wait_until(lambda: spent.status(COMPLETIONS, body) == 429, "the key is at its limit")
+        return {
+            ask(spent, "POST", way(path), json.dumps(body).encode())
+            for path in LIMITED
+            for way in WAYS.values()
+        }
+
+    statuses = beside_streams(keyed_api, attack)
+    revoke_api_key(file, "spent")
+    assert statuses <= {400, 404, 405, 429}
+
+
+async def begin(attacker: Attacker, length: int, data: bytes, path: str) -> asyncio.StreamWriter:
+    _, writer = await asyncio.open_connection("127.0.0.1", attacker.port)
+    writer.write(attacker.head("POST", path, length) + data)
+    await writer.drain()
+    return writer
+
+
+def test_bodies_of_one_byte_lock_nobody_out(keyed_api: Api, attacker: Attacker) -> None:
+    """1,024 of them took every seat of a router."""
+    short: Fields = {"prompt": "Hi", "max_tokens": 1}
+
+    async def attack() -> None:
+        slow = []
+        for number in range(MAX_BODIES + 200):
+            slow.append(await begin(attacker, 1000, b"{", LIMITED[number % len(LIMITED)]))
+        for key in (attacker.admin, attacker.key, None):
+            for path in (COMPLETIONS, "/tokenize"):
+                asked = asyncio.to_thread(attacker.status, path, short, key)
+                assert await asked == 200, path
+        assert (await asyncio.to_thread(keyed_api.complete, "Hi", max_tokens=1)).tokens
+        for writer in slow:
+            writer.transport.abort()
+
+    beside_streams(keyed_api, lambda: asyncio.run(attack()))
+
+
+def test_large_bodies_that_stop_short_are_not_all_held(keyed_api: Api, attacker: Attacker) -> None:
+    size = 9 * MIB
+    data = b" " * (size - 1)
+
+    async def attack() -> None:
+        slow = []
+        for _ in range(2 * MAX_BYTES // size):
+            writer = await begin(attacker, size, b"", COMPLETIONS)
+            for first in range(0, len(data), MIB):
+                writer.write(data[first : first + MIB])
+                await writer.drain()
+            slow.append(writer)
+        short: Fields = {"prompt": "Hi", "max_tokens": 1}
+        assert await asyncio.to_thread(attacker.status, COMPLETIONS, short, attacker.admin) == 200
+        for writer in slow:
+            writer.transport.abort()
+
+    beside_streams(keyed_api, lambda: asyncio.run(attack()))
+
+
+READ_ALL = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), float(sys.argv[2])) as client:
+    client.sendall(sys.stdin.buffer.read())
+    while part := client.recv(1 << 20):
+        sys.stdout.buffer.write(part)
+"""
+
+
+def raw_answer(attacker: Attacker, fields: Fields) -> bytes:
+    """Everything that a completion is answered, read by a process of its own.
+
+    A thread that reads as many events would hold up the one that measures.
+    """
+    body = json.dumps(fields).encode()
+    head = attacker.head("POST", COMPLETIONS, len(body)).replace(b"\r\n\r\n", b"\r\n")
+    return subprocess.run(
+        [sys.executable, "-S", "-c", READ_ALL, str(attacker.port), str(LONGEST_ANSWER_S)],
+        input=head + b"Connection: close\r\n\r\n" + body,
+        capture_output=True,
+        check=True,
+    ).stdout
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_heaviest_answers_that_are_allowed(
+    keyed_api: Api, attacker: Attacker, *, is_stream: bool
+) -> None:
+    num_choices, num_top = 8, 20
+    most = MAX_ANSWER_LOGPROBS // (num_choices * (1 + num_top))
+    fields: Fields = {
+        "prompt": "Hi",
+        "n": num_choices,
+        "max_tokens": most,
+        "logprobs": num_top,
+        "ignore_eos": True,
+        "stream": is_stream,
+    }
+
+    def attack() -> list[bytes]:
+        with ThreadPoolExecutor(2) as threads:  # more would fill the pools of the nodes
+            return list(threads.map(lambda _: raw_answer(attacker, fields), range(2)))
+
+    refused = raw_answer(attacker, fields | {"max_tokens": most + 1})
+    answers = beside_streams(keyed_api, attack)
+    assert refused.startswith(b"HTTP/1.1 400")
+    assert f"wanted at most {MAX_ANSWER_LOGPROBS}".encode() in refused
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 200")
+        shown = answer.count(b'"text_offset"')
+        assert shown > num_choices if is_stream else shown == num_choices
+        assert answer.count(b'"finish_reason":"length"') == num_choices
+
+
+def test_the_heaviest_echo_that_is_allowed(keyed_api: Api, attacker: Attacker) -> None:
+    """Each token of a long prompt with the 20 likeliest ones, and of a longer one without."""
+
+    def attack() -> None:
+        for length, num_top in ((2000, 20), (4000, 0)):
+            for is_stream in (False, True):
+                fields: Fields = {
+                    "prompt": "x" * length,
+                    "echo": True,
+                    "logprobs": num_top,
+                    "max_tokens": 0,
+                    "stream": is_stream,
+                }
+                assert raw_answer(attacker, fields).startswith(b"HTTP/1.1 200")
+
+    beside_streams(keyed_api, attack)
+
+
+def test_viewers_of_one_key_leave_places_to_others(keyed_api: Api, attacker: Attacker) -> None:
+    def watch(key: str, open_streams: ExitStack) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        stream = open_streams.enter_context(
+            httpx.stream("GET", f"{attacker.url}/v1/live", headers=headers, timeout=60)
+        )
+        return stream.status_code
+
+    def are_forgotten() -> bool:
+        with ExitStack() as open_streams:
+            most = range(MAX_VIEWERS_PER_KEY)
+            return all(watch(attacker.key, open_streams) == 200 for _ in most)
+
+    def attack() -> None:
+        wait_until(are_forgotten, "the viewers of an earlier attack are forgotten")
+        with ExitStack() as open_streams:
+            statuses = [watch(attacker.key, open_streams) for _ in range(40)]
+            assert statuses == [200] * MAX_VIEWERS_PER_KEY + [503] * (40 - MAX_VIEWERS_PER_KEY)
+            assert watch(attacker.admin, open_streams) == 200
+
+    beside_streams(keyed_api, attack)

@@ -1,0 +1,71 @@
+"""The folder of a run of `pdserve up`, and those of earlier runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
+
+HOLD = """
+import sys
+from pdserve.local_cluster.run_folder import RunFolder
+with RunFolder() as run:
+    (run.private / "router.toml").write_text("secret")
+    print(run.path, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files that this test alone has."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield tmp_path
+    tempfile.tempdir = None
+
+
+def test_the_folders_of_runs_that_are_over_are_found(temporary: Path) -> None:
+    assert earlier_runs() == []
+    with RunFolder() as first:
+        first.keep_logs()
+        assert earlier_runs() == [], "it runs"
+    with RunFolder() as second:
+        second.keep_logs()
+        assert earlier_runs() == [first.path]
+    os.utime(first.path, (1, 1))
+    assert earlier_runs() == [first.path, second.path]
+    with RunFolder():
+        pass
+    assert earlier_runs() == [first.path, second.path], "its logs were not kept"
+
+
+def test_a_run_that_was_killed_is_over(temporary: Path) -> None:
+    command = [sys.executable, "-c", HOLD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        path = Path(process.stdout.readline().decode().strip())
+        assert earlier_runs() == []
+        process.kill()
+    assert earlier_runs() == [path]
+
+
+def test_what_is_not_a_run_of_this_user_is_left_out(temporary: Path) -> None:
+    (temporary / "pdserve-file").write_text("x")
+    (temporary / "pdserve-link").symlink_to(temporary)
+    (temporary / "pdserve-open").mkdir(mode=0o755)
+    (temporary / "other").mkdir(mode=0o700)
+    stranger = temporary / "pdserve-stranger"
+    stranger.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(stranger, 65534, 65534)
+    else:
+        stranger.rmdir()
+    assert earlier_runs() == []
