@@ -17,13 +17,19 @@ class Matchers(Protocol):
     """Where matchers come from: `grammars.compiler.GrammarCompiler`."""
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher that has consumed nothing. Raises `PdserveError`."""
+        """Compile a grammar, unless it is kept. Raises `PdserveError`."""
 
-    def is_cached(self, grammar: Grammar) -> bool:
-        """Return whether a matcher of this grammar takes no compilation."""
+    def hold(self, grammar: Grammar) -> bool:
+        """Keep a compiled grammar as long as this object lives; False: it is not compiled."""
+
+    def kept(self, grammar: Grammar) -> LLMatcher:
+        """Return a matcher that has consumed nothing; never compile. Raises `PdserveError`."""
+
+    def count_followed(self, grammar: Grammar, num_tokens: int) -> None:
+        """Note that so many more tokens are drawn under a grammar."""
 
     def forget(self, grammar: Grammar) -> None:
-        """Compile this grammar anew for the next matcher."""
+        """Compile this grammar anew for the next request."""
 
     @property
     def num_cached(self) -> int: ...

@@ -19,6 +19,8 @@ from common.keys_folder import Keys
 from common.logs import name_node
 from common.nodes import Role
 from common.tracing import NO_TRACING, Tracing
+from grammars.trial import ROUTER_LIMITS
+from grammars.trials import GrammarTrials
 from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
@@ -80,6 +82,13 @@ async def run_router_role(
     planning = PlanningProcess(
         planning_command(model.model, model.served_model_name, model.max_model_len, chat)
     )
+    trials = GrammarTrials(
+        Path(model.model),
+        text_model.name,
+        text_model.vocab_size,
+        text_model.eos_token_ids,
+        ROUTER_LIMITS,
+    )
     try:
         name_node(dispatcher.incarnation.node_id)
         cluster = DispatcherView(dispatcher, shutdown.drain)
@@ -88,6 +97,7 @@ async def run_router_role(
             config=config,
             text_model=text_model,
             large_bodies=planning,
+            trials=trials,
             generator=dispatcher,
             cluster=cluster,
             registry=registry,
@@ -103,6 +113,7 @@ async def run_router_role(
     finally:
         await dispatcher.close()
         await planning.close()
+        await asyncio.to_thread(trials.close)
     return int(dispatcher.has_failed)
 
 
