@@ -117,7 +117,10 @@ def error_fields(error: Exception) -> dict[str, Any]:
 
 
 def verdict_of(fields: Mapping[str, Any]) -> Verdict:
-    """Return a verdict, or raise the error that was found instead."""
+    """Return a verdict, or raise the error that was found instead.
+
+    That is `InvalidRequest`, `Overloaded`, `DeadlineExceeded` or `InternalError`.
+    """
     if "error" not in fields:
         translation = fields["translation"]
         found = None if translation is None else grammar_of_fields(translation)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from common.clock import MonotonicClock
-from common.config import Config
+from common.config import Config, ModelConfig
 from common.errors import PdserveError
 from common.keys_folder import Keys
 from common.logs import name_node
@@ -82,13 +82,7 @@ async def run_router_role(
     planning = PlanningProcess(
         planning_command(model.model, model.served_model_name, model.max_model_len, chat)
     )
-    trials = GrammarTrials(
-        Path(model.model),
-        text_model.name,
-        text_model.vocab_size,
-        text_model.eos_token_ids,
-        ROUTER_LIMITS,
-    )
+    trials = _trials(model, text_model)
     try:
         name_node(dispatcher.incarnation.node_id)
         cluster = DispatcherView(dispatcher, shutdown.drain)
@@ -173,6 +167,11 @@ async def _serve(
         on_refused=count_refused(registry),
         certificate=certificate,
     )
+
+
+def _trials(model: ModelConfig, text_model: TextModel) -> GrammarTrials:
+    vocab_size, ends = text_model.vocab_size, text_model.eos_token_ids
+    return GrammarTrials(Path(model.model), text_model.name, vocab_size, ends, ROUTER_LIMITS)
 
 
 def _certificate(config: Config) -> Certificate | None:

@@ -58,6 +58,7 @@ from router.text.usage import UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerSyntax
 
 COMPLETION_MAX_TOKENS = 16
+_SCORED = ("prompt_logprobs",)
 
 
 class RequestKind(Enum):
@@ -157,8 +158,7 @@ class Planner:
     ) -> None:
         """Allow `max_model_len` tokens in all; `draw_seed` returns a random 64-bit number.
 
-        `translate` makes Lark of GBNF; the planner raises what it raises. Grammars are not
-        compiled: a plan has them with their parts.
+        `translate` makes Lark of GBNF; the planner raises what it raises.
         """
         self._model = text_model
         self._max_model_len = max_model_len
@@ -190,15 +190,9 @@ class Planner:
         return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
 
     def _plan_chat(
-        self,
-        body: ChatBody,
-        scored_by: Sequence[str] = ("prompt_logprobs",),
-        name: Callable[[str], str] = str,
+        self, body: ChatBody, scored_by: Sequence[str] = _SCORED, name: Callable[[str], str] = str
     ) -> RequestPlan:
-        """Plan a chat.
-
-        `scored_by`: the fields of the API that score a prompt; `name`: the client's name of one.
-        """
+        """Plan a chat; `scored_by`: the API's fields that score a prompt; `name` names a field."""
         check_model(body.model, self._model)
         use = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
         tools = tuple(tool.as_json() for tool in use.tools) if use else ()
