@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+_M_ARENA_MAX = -8
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
@@ -30,3 +31,10 @@ def allocated_bytes() -> int:
         taken = mallinfo()
         return int(taken.uordblks + taken.hblkhd)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def use_one_arena() -> None:
+    """Let all threads of this process use one heap: each further one reserves 64 MiB or more."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)

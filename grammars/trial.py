@@ -69,6 +69,10 @@ def run_trial(
 
 _NO_MEMORY = 3
 """The exit code of a trial for which memory ran out within the interpreter."""
+_OF_CPU = -signal.SIGXCPU
+_OF_MEMORY = (-signal.SIGABRT, _NO_MEMORY)
+_OF_STACK = (-signal.SIGSEGV, -signal.SIGBUS)
+_LIMITS_MET = (_OF_CPU, *_OF_MEMORY, *_OF_STACK)
 
 
 def why_ended(trial: Trial, status: int, limits: TrialLimits) -> InvalidRequest:
@@ -78,12 +82,12 @@ def why_ended(trial: Trial, status: int, limits: TrialLimits) -> InvalidRequest:
     """
     end, grammar = os.waitstatus_to_exitcode(status), trial.grammar
     name = "grammar" if isinstance(grammar, Gbnf) else NAMES[grammar.kind]
-    if end == -signal.SIGXCPU:
+    if end == _OF_CPU:
         why = f"takes more than {limits.cpu_s} s of CPU to be compiled: wanted a simpler one"
-    elif end in (-signal.SIGABRT, _NO_MEMORY):
+    elif end in _OF_MEMORY:
         why = f"takes more than {limits.memory_bytes // _MIB} MiB to be compiled"
         why += ": wanted a smaller one"
-    elif end in (-signal.SIGSEGV, -signal.SIGBUS):
+    elif end in _OF_STACK:
         why = f"takes more than {limits.stack_bytes // _MIB} MiB of stack to be compiled"
         why += ": wanted shorter chains of rules or references, and smaller numbers"
     else:
@@ -92,8 +96,11 @@ def why_ended(trial: Trial, status: int, limits: TrialLimits) -> InvalidRequest:
 
 
 def is_final(status: int) -> bool:
-    """Return whether a trial that ended so would end so again: it met the limit of its time."""
-    return os.waitstatus_to_exitcode(status) == -signal.SIGXCPU
+    """Return whether a trial that ended so would end so again: it met a limit of its own.
+
+    Another end, such as that of a machine without memory, may have come from outside.
+    """
+    return os.waitstatus_to_exitcode(status) in _LIMITS_MET
 
 
 def _verdict(trial: Trial, compiler: GrammarCompiler | None, limits: TrialLimits) -> Verdict:

@@ -26,6 +26,7 @@ from common.child_process import begin_helper, end_with_parent
 from common.errors import CheckpointError, DeadlineExceeded, InvalidRequest, Overloaded
 from common.grammar import Grammar
 from grammars.compiler import GrammarCompiler
+from grammars.heap import use_one_arena
 from grammars.trial import TrialLimits, is_final, run_trial, why_ended
 from grammars.trial_messages import Trial, error_fields, packed, trial_of, unpacked
 from grammars.trial_queue import TrialQueue
@@ -202,6 +203,7 @@ def _compiler_of(settings: dict[str, Any]) -> tuple[GrammarCompiler | None, str]
 def main(arguments: Sequence[str]) -> int:
     """Read the tokenizer, then run trials; return the exit code."""
     begin_helper()
+    use_one_arena()  # what a trial reserves counts as what it takes
     settings = json.loads(arguments[0])
     compiler, why_not = _compiler_of(settings)
     gc.freeze()  # forks share what is not written

@@ -75,7 +75,7 @@ def test_the_part_at_fault_is_named(trials: GrammarTrials) -> None:
 
 @pytest.mark.parametrize("name", CRASHING)
 def test_a_crash_is_the_clients(name: str, trials: GrammarTrials) -> None:
-    # F3, F4: two deaths of a fork, and none of the process that the others wait for.
+    # It ends a fork, and not the process that the others wait for.
     trials.weigh(GOOD.grammar)  # type: ignore[arg-type]
     pid = trials.pid
     assert "of stack to be compiled" in refusal(trials, CRASHING[name])
@@ -123,6 +123,42 @@ def test_a_process_that_ends_costs_one_more_try(trials: GrammarTrials) -> None:
     os.kill(first, signal.SIGKILL)
     assert all(one.result(WAIT_S).num_bytes for one in waiting)
     assert trials.pid != first
+
+
+def fork_of(trials: GrammarTrials, *others: int) -> int:
+    """The process of the one trial that runs, once there is one that is none of the `others`."""
+
+    def forks() -> list[int]:
+        text = Path(f"/proc/{trials.pid}/task/{trials.pid}/children").read_text()
+        return [int(one) for one in text.split() if int(one) not in others]
+
+    wait_until(lambda: bool(forks()), "a trial runs")
+    return forks()[0]
+
+
+def test_a_trial_that_is_ended_from_outside_is_tried_once_more(trials: GrammarTrials) -> None:
+    """Where memory runs out the kernel ends it, and twice is the grammar's fault."""
+    trials.weigh(GOOD.grammar)  # type: ignore[arg-type]
+    asked = trials.begin(Trial(LONG["patterns that multiply"]))
+    first = fork_of(trials)
+    os.kill(first, signal.SIGKILL)
+    second = fork_of(trials, first)
+    assert not asked.done()
+    os.kill(second, signal.SIGKILL)
+    error = asked.exception(WAIT_S)
+    assert isinstance(error, InvalidRequest)
+    assert "ended the process that compiles it twice, at last with -9" in str(error)
+
+
+def test_forks_end_with_the_process_that_made_them(trials: GrammarTrials) -> None:
+    trials.weigh(GOOD.grammar)  # type: ignore[arg-type]
+    asked = trials.begin(Trial(LONG["patterns that multiply"]))
+    fork = fork_of(trials)
+    os.kill(fork, signal.SIGSTOP)
+    assert trials.pid is not None
+    os.kill(trials.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(fork), "the fork has ended")
+    asked.cancel()
 
 
 def test_a_process_that_hangs_is_ended(
