@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from common.errors import InvalidRequest, PdserveError
+from common.errors import InvalidRequest, Overloaded, PdserveError
 from grammars.compiler import NAMES, GrammarCompiler
 from grammars.gbnf import Gbnf, lark_of_gbnf
+from grammars.kept import MAX_KEPT_BYTES
 from grammars.own_stack import on_own_stack
 from grammars.trial_messages import Trial, Verdict, error_fields, verdict_fields
 
@@ -107,12 +108,15 @@ def _verdict(trial: Trial, compiler: GrammarCompiler | None, limits: TrialLimits
     if isinstance(trial.grammar, Gbnf):
         return Verdict(translation=lark_of_gbnf(trial.grammar))
     assert compiler is not None
-    compiler.check(trial.grammar, trial.parts)
-    num_bytes = compiler.bytes_of(trial.grammar)
+    try:
+        compiler.check(trial.grammar, trial.parts)
+        num_bytes = compiler.bytes_of(trial.grammar)
+    except Overloaded:  # more than all that may be kept
+        num_bytes = MAX_KEPT_BYTES
     if num_bytes > limits.compiled_bytes:
         raise InvalidRequest(
-            f"the {NAMES[trial.grammar.kind]} takes {num_bytes // _MIB} MiB when it is compiled: "
-            f"wanted at most {limits.compiled_bytes // _MIB} MiB",
+            f"the {NAMES[trial.grammar.kind]} takes {num_bytes // _MIB} MiB when it is "
+            f"compiled: wanted at most {limits.compiled_bytes // _MIB} MiB",
             param=trial.grammar.source or None,
         )
     return Verdict(num_bytes)

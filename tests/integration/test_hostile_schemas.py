@@ -186,6 +186,7 @@ def test_siblings_of_hostile_grammars(tiny_api: Api) -> None:
 
 def test_many_that_take_long_keep_nobody_waiting(tiny_api: Api) -> None:
     """A new schema and a large body take as long as in peace, and so does every step."""
+    # G13.
 
     def long(number: int) -> int:
         (name, *_) = LONG

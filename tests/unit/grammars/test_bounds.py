@@ -85,7 +85,8 @@ def test_large_numbers_are_no_concern(number: float) -> None:
     ],
 )
 def test_no_schema_is_hidden_in_a_lark_grammar(text: str) -> None:
-    many = {"properties": {f"p{i}": {} for i in range(MAX_OPTIONAL + 1)}}
+    properties: dict[str, Any] = {f"p{i}": {} for i in range(MAX_OPTIONAL + 1)}
+    many = {"properties": properties}
     with pytest.raises(InvalidRequest, match="1001 optional properties"):
         check_lark(text.format(schema=json.dumps(many)), "field")
 

@@ -18,7 +18,7 @@ from common.grammar import Grammar, GrammarKind
 from grammars import trials as trials_module
 from grammars.gbnf import Gbnf
 from grammars.parts import GrammarParts, SchemaPart
-from grammars.trial import ROUTER_LIMITS
+from grammars.trial import ROUTER_LIMITS, TrialLimits
 from grammars.trial_messages import Trial
 from grammars.trials import GrammarTrials
 from tests.cluster.processes import is_alive
@@ -57,6 +57,19 @@ def test_what_can_be_followed_is_weighed(trials: GrammarTrials) -> None:
     assert 0 < small < 1 << 20 < large < 64 << 20
 
 
+@pytest.mark.parametrize("count", [3, 11])
+def test_what_weighs_too_much_is_refused(count: int, folder: Path) -> None:
+    """Also more than all that a process may keep."""
+    roomy = TrialLimits(30, 1 << 30, 8 << 20, 20 << 20)
+    trials = GrammarTrials(folder, "tiny", 320, {1}, roomy)
+    parts = [{"type": "integer", "multipleOf": 99_001 + 2 * number} for number in range(count)]
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"prefixItems": parts}), "guided_json")
+    try:
+        assert "MiB when it is compiled: wanted at most 20 MiB" in refusal(trials, grammar)
+    finally:
+        trials.close()
+
+
 def test_gbnf_is_translated(trials: GrammarTrials) -> None:
     verdict = trials.begin(Trial(Gbnf('root ::= "a" | "b"', "guided_grammar"))).result(WAIT_S)
     assert verdict.translation == Grammar(GrammarKind.LARK, 'start: "a"\n     | "b"\n\n')
@@ -87,6 +100,7 @@ def test_a_crash_is_the_clients(name: str, trials: GrammarTrials) -> None:
 def test_a_limit_is_the_clients_and_the_others_do_not_wait(
     name: str, trials: GrammarTrials
 ) -> None:
+    # G13.
     trials.weigh(GOOD.grammar)  # type: ignore[arg-type]
     long = trials.begin(Trial(LONG[name]), "one")
     waits = []
@@ -201,7 +215,7 @@ def test_no_fork_handler_runs_at_its_start(folder: Path) -> None:
 import ctypes, os
 from pathlib import Path
 from grammars.trials import GrammarTrials
-from grammars.trial import ROUTER_LIMITS
+from grammars.trial import ROUTER_LIMITS, TrialLimits
 from grammars.trial_messages import Trial
 from common.grammar import Grammar, GrammarKind
 count = 0
