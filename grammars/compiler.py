@@ -161,6 +161,10 @@ class GrammarCompiler:
         """Note that so many more tokens are drawn under a grammar, which it grows by."""
         self._kept.count_followed(grammar, num_tokens)
 
+    def grow(self, grammar: Grammar, num_bytes: int) -> None:
+        """Note that a mask made a grammar larger. Raises `Overloaded` where there is no room."""
+        self._kept.grow(grammar, num_bytes)
+
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher that has consumed nothing.
 

@@ -15,14 +15,17 @@ from common.grammar import Grammar
 MAX_KEPT_BYTES = 192 << 20
 """Of all compiled grammars of a process: those of requests in progress and the last used."""
 FOLLOWED_BYTES = 1 << 10
-"""By how much a grammar grows with a token that is drawn under it, at most for long: the states of
-its lexer are found as they are needed, and shared by everyone who follows it."""
+"""By how much a grammar grows with a token that is drawn under it without a mask: states of its
+lexer are found as they are needed, and shared by everyone who follows it."""
+USUAL_GROWTH_BYTES = 2 << 20
+"""Growth up to this ends no request: it is not what the bound is for."""
 MAX_GROWTH_BYTES = 50 << 20
 """Of all states that the lexer of a grammar may have, at 1 kB each."""
 
 
 @dataclass(slots=True)
 class _Kept:
+    key: Grammar
     matcher: LLMatcher
     num_bytes: int
     num_growth_bytes: int = 0
@@ -84,7 +87,8 @@ class KeptGrammars:
                     f"{MAX_KEPT_BYTES >> 20}: no room for one of {num_bytes >> 20} MiB more"
                 )
             # A copy: the key is no request's, so it holds nothing.
-            self._listed[replace(grammar, source="")] = _Kept(matcher, num_bytes)
+            key = replace(grammar, source="")
+            self._listed[key] = _Kept(key, matcher, num_bytes)
             self._num_bytes += num_bytes
 
     def hold(self, grammar: Grammar) -> bool:
@@ -101,12 +105,23 @@ class KeptGrammars:
     def count_followed(self, grammar: Grammar, num_tokens: int) -> None:
         """Add to the weight of a grammar that so many more tokens were drawn under it."""
         with self._lock:
+            self._add(grammar, num_tokens * FOLLOWED_BYTES)
+
+    def grow(self, grammar: Grammar, num_bytes: int) -> None:
+        """Add to the weight of a grammar what it grew by with a mask; others make room.
+
+        Raises `Overloaded` where the others are all held, once it has grown beyond what is usual.
+        """
+        with self._lock:
+            self._add(grammar, num_bytes)
+            self._make_room(0)
             found = self._listed.get(grammar)
-            if found is None:
-                return
-            more = min(num_tokens * FOLLOWED_BYTES, MAX_GROWTH_BYTES - found.num_growth_bytes)
-            found.num_growth_bytes += more
-            self._num_bytes += more
+            has_grown = found is not None and found.num_growth_bytes > USUAL_GROWTH_BYTES
+            if has_grown and self._num_bytes > MAX_KEPT_BYTES:
+                raise Overloaded(
+                    f"the grammars of requests in progress take more than "
+                    f"{MAX_KEPT_BYTES >> 20} MiB, and this one grows"
+                )
 
     def forget(self, grammar: Grammar) -> None:
         """Compile this grammar anew for the next request; who holds it keeps what it has."""
@@ -116,6 +131,13 @@ class KeptGrammars:
                 found.is_stale = True
             else:
                 self._unlist(grammar)
+
+    def _add(self, grammar: Grammar, num_bytes: int) -> None:
+        found = self._listed.get(grammar)
+        if found is not None:
+            more = min(num_bytes, MAX_GROWTH_BYTES - found.num_growth_bytes)
+            found.num_growth_bytes += more
+            self._num_bytes += more
 
     def _unlist(self, grammar: Grammar) -> None:
         found = self._listed.pop(grammar, None)
@@ -132,7 +154,10 @@ class KeptGrammars:
     def _release(self, kept: _Kept) -> None:
         with self._lock:
             kept.num_holders -= 1
-            self._drop_unused(kept)
+            if kept.is_stale and kept.is_listed and not kept.num_holders:
+                self._unlist(kept.key)
+            else:
+                self._drop_unused(kept)
 
     def _drop_unused(self, kept: _Kept) -> None:
         if not kept.is_listed and not kept.num_holders:

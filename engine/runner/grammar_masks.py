@@ -24,7 +24,7 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from common.errors import InternalError, InvalidRequest, PdserveError
+from common.errors import InternalError, InvalidRequest, Overloaded, PdserveError
 from common.grammar import Grammar
 from common.request import GREEDY_BELOW
 from engine.core.grammar_statistics import GrammarStatistics
@@ -316,7 +316,8 @@ class GrammarMasks:
             if isinstance(error, InvalidRequest):
                 return error
             num_tokens = len(job.output)
-            if is_beyond_limits(str(error)):  # on every node: it is the request's own
+            # On every node, or where there is no room for this grammar to grow: the request's own.
+            if isinstance(error, Overloaded) or is_beyond_limits(str(error)):
                 return InvalidRequest(
                     f"the grammar is too large to be followed behind {num_tokens} tokens: {error}"
                 )
@@ -329,6 +330,15 @@ class GrammarMasks:
     def _fill(self, job: GrammarJob, masks: np.ndarray) -> None:
         """Write the mask of each row; raise `PdserveError` where there is none."""
         held = self._seat(job)
+        held.growth.begin()
+        try:
+            self._fill_rows(job, held, masks)
+        finally:
+            grown = held.growth.end()
+        if grown:
+            self._matchers.grow(held.grammar, grown)
+
+    def _fill_rows(self, job: GrammarJob, held: HeldMatcher, masks: np.ndarray) -> None:
         for number in range(len(job.drafts) + 1):
             fill_next_token_bitmask(held.matcher, masks, number)
             if held.matcher.is_error() or not masks[number].any():

@@ -75,6 +75,29 @@ def test_a_grammar_grows_while_it_is_followed(monkeypatch: pytest.MonkeyPatch) -
     assert kept.num_bytes == 90_000, "what it grew by went with it"
 
 
+def test_what_grows_beyond_the_bound_is_told_when_nothing_else_can_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_module, "USUAL_GROWTH_BYTES", 40_000)
+    kept, one, other = KeptGrammars(), regex(1), regex(2)
+    kept.keep(one, MATCHER, 40_000)
+    kept.hold(one)
+    kept.keep(regex(2), MATCHER, 40_000)
+    kept.grow(one, 30_000)
+    assert kept.get(other) is None, "nobody holds it"
+    assert kept.num_bytes == 70_000
+    kept.keep(other, MATCHER, 20_000)
+    kept.hold(other)
+    with pytest.raises(Overloaded, match="this one grows"):
+        kept.grow(regex(1), 20_000)
+    kept.grow(regex(3), 1)  # is not kept
+    kept.grow(other, 40_000)  # is usual
+    kept.forget(one)
+    del one
+    assert kept.num_bytes == 60_000
+    kept.grow(other, 20_000)
+
+
 def test_a_forgotten_one_weighs_as_long_as_it_is_held() -> None:
     kept, one = KeptGrammars(), regex(1)
     kept.keep(one, MATCHER, 40_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import random
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,13 +15,15 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from common.errors import InternalError, InvalidRequest
+from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.step_batch import StepBatch, batch_of
+from engine.runner import held_matcher
 from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.grammar_masks import MAX_FORCED, GrammarMasks
+from grammars import kept
 from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import (
@@ -373,6 +376,35 @@ def test_a_grammar_that_becomes_too_large_is_the_requests_error() -> None:
     (failure,) = pending.failures.values()
     assert isinstance(failure, InvalidRequest)
     assert "too large to be followed behind" in str(failure)
+
+
+def test_a_grammar_that_grows_beyond_the_bound_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each token finds more states than are left room for; beside it another one goes on."""
+    monkeypatch.setattr(held_matcher, "COSTLY_S", 0.0)
+    compiler = GrammarCompiler(hash_grammars.tokenizer(), weigh=lambda grammar: 1000)
+    masks = GrammarMasks(compiler, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+    growing, good = Grammar(GrammarKind.REGEX, "(.*a.{300})*"), replace(GRAMMARS[0])
+    for grammar in (growing, good):
+        masks.prepare(grammar).result(20)  # type: ignore[union-attr]
+    monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 500_000)
+    monkeypatch.setattr(kept, "USUAL_GROWTH_BYTES", 400_000)
+    monkeypatch.setattr(kept, "MAX_GROWTH_BYTES", 1 << 40)
+    letters, output = random.Random(1), list[int]()
+    failures: dict[int, PdserveError] = {}
+    while not failures and len(output) < 400:
+        batch = batch_of([entry(growing, output, top_k=5), entry(good, [], top_k=5)])
+        pending = masks.begin(batch)
+        assert pending is not None
+        pending.wait()
+        failures = dict(pending.failures)
+        output.append(id_of(letters.choice("abc")))
+    ((seat, failure),) = failures.items()
+    assert seat == int(batch.rows[0])
+    assert isinstance(failure, InvalidRequest)
+    assert "this one grows" in str(failure)
+    assert len(output) > 3
 
 
 def test_a_seat_that_is_left_holds_no_grammar() -> None:
