@@ -156,8 +156,11 @@ class Serving:
         self.num_decoded = 0
 
     def arrive(self, prompt: tuple[int, ...], sampling: SamplingParams) -> Sequence:
-        """Add a request."""
-        number = next(self._ids)
+        """Add a request, whose grammar is compiled before."""
+        number, grammar = next(self._ids), sampling.grammar
+        compiling = None if grammar is None else self._runner.prepare_grammar(grammar)
+        if compiling is not None:
+            compiling.result()
         request = GenerationRequest(
             id=AttemptId(f"bench-{number}", 1),
             prompt_token_ids=prompt,

@@ -37,4 +37,5 @@ Time and observation
     tracing         the interface of traces, and the one that records nothing
     version         the version of this package
     addresses       host:port, and what is loopback
+    child_process   how a process starts another, which never outlives it
 """

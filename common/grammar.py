@@ -19,7 +19,7 @@ class GrammarKind(Enum):
     LARK = "lark"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Grammar:
     """The whole output, without the token that ends it, is a text that the grammar describes.
 

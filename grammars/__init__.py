@@ -4,10 +4,14 @@ Routers check grammars with it before a request goes on, and nodes draw under th
 same text with the same options.
 
 - `bounds`: what of a schema is counted before it is compiled
+- `trials`: grammars are tried in a process of their own, by `trial_server`, which forks for each
+  `trial`, in the order of its `trial_queue`; `trial_messages` travel between
+- `kept`: what is compiled and kept, bounded by what it weighs, as `heap` measures it
+- `own_stack`: a stack of a known size
 - `texts`: every kind of grammar as Lark text; choices; white space
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
 - `dates`: dates of the calendar in schemas
 - `places`: where in a schema a problem is
 - `parts`: what a grammar was written from
-- `compiler`: from a grammar and a tokenizer to a matcher, within limits; a bounded cache
+- `compiler`: from a grammar and a tokenizer to a matcher, within limits; what is kept
 """

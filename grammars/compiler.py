@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Lock
@@ -18,18 +17,19 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from common.errors import CheckpointError, InvalidRequest
+from common.errors import CheckpointError, InternalError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.histogram import Histogram, HistogramView
-from grammars.bounds import MAX_OPTIONAL, check_bounds
+from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
+from grammars.heap import allocated_bytes
+from grammars.kept import KeptGrammars
+from grammars.own_stack import on_own_stack
 from grammars.parts import GrammarParts, SchemaPart
 from grammars.places import Trials, place_of
 from grammars.texts import as_lark, compiled_text, json_rule, schema_of
 
-MAX_CACHED = 64
-"""Compiled grammars that are kept, the last used."""
-MAX_CACHED_BYTES = 4 << 20
-"""Of the texts of the compiled grammars that are kept."""
+STACK_BYTES = 32 << 20
+"""Of the thread that compiles: more than any trial may take."""
 COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
@@ -41,7 +41,7 @@ _BEYOND_LIMITS = re.compile(
 )
 """How llguidance says that its limits do not allow more."""
 
-_NAMES = {
+NAMES = {
     GrammarKind.JSON_SCHEMA: "JSON schema",
     GrammarKind.REGEX: "regular expression",
     GrammarKind.LARK: "grammar",
@@ -72,20 +72,33 @@ most do."""
 class GrammarCompiler:
     """Makes matchers for one tokenizer. Threads may share it."""
 
-    def __init__(self, tokenizer: LLTokenizer, added_texts: Iterable[str] = ()) -> None:
-        """Compile for `tokenizer`, whose added tokens have `added_texts`."""
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        added_texts: Iterable[str] = (),
+        weigh: Callable[[Grammar], int] | None = None,
+    ) -> None:
+        """Compile for `tokenizer`, whose added tokens have `added_texts`.
+
+        `weigh` returns how many bytes a grammar takes when it is compiled, or raises what is wrong
+        with it, before it is compiled in this process; otherwise the process is weighed.
+        """
         self.tokenizer = tokenizer
         self._added_texts = tuple(added_texts)
+        self._weigh = weigh
         self._lock = Lock()
-        self._cache: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._cached_bytes = 0
+        self._kept = KeptGrammars()
         self._under_way: dict[Grammar, Future[LLMatcher]] = {}
         self._compile_s = {kind.value: Histogram(COMPILE_BOUNDS_S) for kind in GrammarKind}
         self._lookups = dict.fromkeys(("cached", "compiled", "refused"), 0)
 
     @classmethod
     def load(
-        cls, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]
+        cls,
+        folder: Path,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        weigh: Callable[[Grammar], int] | None = None,
     ) -> GrammarCompiler | None:
         """Read `tokenizer.json` of a checkpoint; None where there is none, or no end token.
 
@@ -101,17 +114,21 @@ class GrammarCompiler:
             tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
         except Exception as error:  # the library raises bare `ValueError` and its like
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        return cls(tokenizer, texts)
+        return cls(tokenizer, texts, weigh)
 
     @property
     def num_cached(self) -> int:
         """Compiled grammars that are kept."""
-        return len(self._cache)
+        return len(self._kept)
 
     @property
     def cached_bytes(self) -> int:
-        """Of the texts of the compiled grammars that are kept."""
-        return self._cached_bytes
+        """What the compiled grammars that are kept weigh."""
+        return self._kept.num_bytes
+
+    def bytes_of(self, grammar: Grammar) -> int:
+        """Return what a grammar that is kept weighs."""
+        return self._kept.bytes_of(grammar)
 
     def lookups(self) -> dict[str, int]:
         """Return how many matchers were asked for, by result: cached, compiled or refused.
@@ -124,10 +141,29 @@ class GrammarCompiler:
         """Return the seconds of all compilations, by kind, also of grammars that were refused."""
         return {kind: one.view() for kind, one in self._compile_s.items()}
 
-    def is_cached(self, grammar: Grammar) -> bool:
-        """Return whether a matcher of this grammar takes no compilation; it counts as used."""
+    def hold(self, grammar: Grammar) -> bool:
+        """Keep a compiled grammar as long as this object lives; False: it is not compiled."""
+        return self._kept.hold(grammar)
+
+    def kept(self, grammar: Grammar) -> LLMatcher:
+        """Return a matcher that has consumed nothing, of a grammar that a request holds.
+
+        Never compiles. Raises `InternalError` where it is not kept.
+        """
+        found = self._kept.get(grammar, is_held=True)
+        if found is None:
+            raise InternalError("the grammar of a request is not compiled when it is needed")
         with self._lock:
-            return self._cached(grammar) is not None
+            self._lookups["cached"] += 1
+        return found.deep_copy()
+
+    def count_followed(self, grammar: Grammar, num_tokens: int) -> None:
+        """Note that so many more tokens are drawn under a grammar, which it grows by."""
+        self._kept.count_followed(grammar, num_tokens)
+
+    def grow(self, grammar: Grammar, num_bytes: int) -> None:
+        """Note that a mask made a grammar larger. Raises `Overloaded` where there is no room."""
+        self._kept.grow(grammar, num_bytes)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher that has consumed nothing.
@@ -136,7 +172,7 @@ class GrammarCompiler:
         `InvalidRequest` for a grammar that cannot be followed, naming the place in a schema.
         """
         with self._lock:
-            found = self._cached(grammar)
+            found = self._kept.get(grammar)
             others = self._under_way.get(grammar)
             if found is not None:
                 self._lookups["cached"] += 1
@@ -169,20 +205,13 @@ class GrammarCompiler:
         Matchers of one compilation share the states of their lexer, and the limit of these states
         counts those of all.
         """
-        with self._lock:
-            if self._cache.pop(grammar, None) is not None:
-                self._cached_bytes -= len(grammar.text)
-
-    def _cached(self, grammar: Grammar) -> LLMatcher | None:
-        found = self._cache.get(grammar)
-        if found is not None:
-            self._cache.move_to_end(grammar)
-        return found
+        self._kept.forget(grammar)
 
     def _compiled_for_all(self, grammar: Grammar, compilation: Future[LLMatcher]) -> LLMatcher:
         """Compile a grammar; whoever waits for `compilation` gets the result or the error."""
         try:
-            found = self._timed(grammar)
+            found, num_bytes = self._timed(grammar)
+            self._kept.keep(grammar, found, num_bytes)
         except BaseException as error:
             with self._lock:
                 del self._under_way[grammar]
@@ -190,7 +219,6 @@ class GrammarCompiler:
             raise
         with self._lock:
             del self._under_way[grammar]
-            self._keep(grammar, found)
         compilation.set_result(found)
         return found
 
@@ -207,10 +235,10 @@ class GrammarCompiler:
                 self._lookups[result] += 1
         return found
 
-    def _timed(self, grammar: Grammar) -> LLMatcher:
+    def _timed(self, grammar: Grammar) -> tuple[LLMatcher, int]:
         began_s, result = time.perf_counter(), "refused"
         try:
-            found = self._compiled(grammar)
+            found = self._weighed(grammar)
             result = "compiled"
         finally:
             with self._lock:
@@ -218,7 +246,18 @@ class GrammarCompiler:
                 self._compile_s[grammar.kind.value].observe(time.perf_counter() - began_s)
         return found
 
+    def _weighed(self, grammar: Grammar) -> tuple[LLMatcher, int]:
+        """Compile a grammar and return how many bytes it takes."""
+        if self._weigh is not None:
+            num_bytes = self._weigh(grammar)
+            return on_own_stack(STACK_BYTES, lambda: self._compiled(grammar)), num_bytes
+        before = allocated_bytes()
+        found = self._compiled(grammar)
+        return found, max(0, allocated_bytes() - before)
+
     def _compiled(self, grammar: Grammar) -> LLMatcher:
+        if grammar.kind is GrammarKind.LARK:
+            check_lark(grammar.text, grammar.source)
         lark = as_lark(grammar, "start")
         matcher = self._compile(lark, _LIMITS)
         problem = _problem(matcher)
@@ -227,7 +266,7 @@ class GrammarCompiler:
                 place = place_of(schema_of(grammar), self._trials(lark, problem))
                 problem = f"{place}: {problem}"
             raise InvalidRequest(
-                f"the {_NAMES[grammar.kind]} cannot be followed: {problem}",
+                f"the {NAMES[grammar.kind]} cannot be followed: {problem}",
                 param=grammar.source or None,
             )
         return matcher
@@ -259,13 +298,6 @@ class GrammarCompiler:
     def _compile(self, lark: str, limits: LLParserLimits) -> LLMatcher:
         text = compiled_text(lark, self._added_texts)
         return LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
-
-    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
-        self._cache[grammar] = matcher
-        self._cached_bytes += len(grammar.text)
-        while len(self._cache) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:
-            gone, _ = self._cache.popitem(last=False)
-            self._cached_bytes -= len(gone.text)
 
 
 def is_beyond_limits(problem: str) -> bool:

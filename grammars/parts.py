@@ -30,3 +30,6 @@ class GrammarParts:
 
     asked: Grammar | None = None
     schemas: tuple[SchemaPart, ...] = ()
+
+
+NO_PARTS = GrammarParts()

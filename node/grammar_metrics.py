@@ -36,7 +36,9 @@ class GrammarCollector(Collector):
         )
         yield gauge("grammars_cached", "Compiled grammars that are kept", statistics.num_cached)
         yield gauge(
-            "grammars_cached_bytes", "Texts of the grammars that are kept", statistics.cached_bytes
+            "grammars_cached_bytes",
+            "What the grammars that are kept weigh",
+            statistics.cached_bytes,
         )
         yield counter(
             "grammar_masks",

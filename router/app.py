@@ -67,7 +67,7 @@ from router.openai.described_answers import (
 )
 from router.openai.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from router.openai.messages.request import MessageBody
-from router.openai.planning import BodyPlanner
+from router.openai.planning import BodyPlanner, Trials
 from router.openai.planning_process import LargeBodies
 from router.openai.responses.request import ResponseBody
 from router.openai.schemas import ChatBody, CompletionBody, WholeBody
@@ -95,6 +95,7 @@ def create_app(
     config: Config,
     text_model: TextModel,
     large_bodies: LargeBodies,
+    trials: Trials,
     generator: Generator,
     cluster: ClusterView,
     registry: CollectorRegistry,
@@ -108,6 +109,8 @@ def create_app(
 
     `large_bodies`: plans the bodies that would hold up the event loop.
 
+    `trials`: tries the grammars that are new.
+
     `registry`: receives the edge's metrics and is what `/metrics` shows.
 
     `api_keys`: who may do what; without it the configuration's one key, when it has one.
@@ -115,7 +118,7 @@ def create_app(
     `drain_node`: asks a node of the cluster to drain.
 
     Starts nothing: the caller starts and stops the generator, the cluster view and the live feed,
-    and closes `large_bodies`.
+    and closes `large_bodies` and `trials`.
     """
     clock = clock or MonotonicClock()
     app = FastAPI(
@@ -128,7 +131,7 @@ def create_app(
         separate_input_output_schemas=False,
     )
     add_api_docs(app)
-    planner = BodyPlanner(text_model, large_bodies)
+    planner = BodyPlanner(text_model, large_bodies, trials)
     watcher = RequestWatcher(text_model.name, clock, tracing)
     api = OpenAiApi(
         config=config.api,

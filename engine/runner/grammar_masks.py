@@ -24,11 +24,12 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from common.errors import InternalError, InvalidRequest, PdserveError
+from common.errors import InternalError, InvalidRequest, Overloaded, PdserveError
 from common.grammar import Grammar
 from common.request import GREEDY_BELOW
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import DrawnTokens
+from engine.core.seats import Seats
 from engine.core.step_batch import StepBatch
 from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.held_matcher import HeldMatcher, Matchers
@@ -133,6 +134,7 @@ class GrammarMasks:
     def begin(self, batch: StepBatch) -> PendingMasks | None:
         """Begin to find the masks of a batch; None where it draws without grammars."""
         seats = batch.seats
+        self._leave_seats(seats)
         is_needed = batch.is_sampled & seats.has_grammar[batch.rows]
         if not is_needed.any():
             return None
@@ -169,6 +171,13 @@ class GrammarMasks:
             filled = self._thread.submit(self._fill_all, jobs, allowed.masks, failures, absent)
         later = UnmaskedRows(self, unmasked, unmasked_rows, failures) if unmasked else None
         return PendingMasks(allowed, later, filled, failures, self.counters)
+
+    def _leave_seats(self, seats: Seats) -> None:
+        """Drop the matchers of requests that have left: what is held of a grammar is kept."""
+        for seat in list(self._seats):
+            params = seats.params[seat]
+            if params is None or params.grammar is None:
+                del self._seats[seat]
 
     def checked(self, job: GrammarJob, token_id: int, logits: np.ndarray) -> int | None:
         """Return what the job draws with its mask, having drawn `token_id` from `logits` without.
@@ -283,18 +292,18 @@ class GrammarMasks:
                 self._seat(job)
         for job in jobs:
             rows = masks[job.first_row : job.first_row + len(job.drafts) + 1]
-            if self._why_not_filled(job, rows) is None:
+            failure = self._why_not_filled(job, rows)
+            if failure is None:
                 continue
-            # The matchers of other requests may have used up what this compilation may hold.
+            # Nothing is allowed in these rows, so this request fails, and no other one.
+            rows[:] = 0
+            failures[job.seat] = failure
+            is_refused = isinstance(failure, InvalidRequest)
+            self.counters.failures["compile" if is_refused else "follow"] += 1
+            # Other requests may have used up what this compilation may hold: the next ones get
+            # another. No step waits for it.
             assert job.params.grammar is not None
             self._matchers.forget(job.params.grammar)
-            failure = self._why_not_filled(job, rows)
-            if failure is not None:
-                # Nothing is allowed in these rows, so this request fails, and no other one.
-                rows[:] = 0
-                failures[job.seat] = failure
-                is_refused = isinstance(failure, InvalidRequest)
-                self.counters.failures["compile" if is_refused else "follow"] += 1
         self.counters.num_masks += len(masks)
         self.counters.masks_s += time.thread_time() - began_s
 
@@ -307,7 +316,8 @@ class GrammarMasks:
             if isinstance(error, InvalidRequest):
                 return error
             num_tokens = len(job.output)
-            if is_beyond_limits(str(error)):  # on every node: it is the request's own
+            # On every node, or where there is no room for this grammar to grow: the request's own.
+            if isinstance(error, Overloaded) or is_beyond_limits(str(error)):
                 return InvalidRequest(
                     f"the grammar is too large to be followed behind {num_tokens} tokens: {error}"
                 )
@@ -320,6 +330,15 @@ class GrammarMasks:
     def _fill(self, job: GrammarJob, masks: np.ndarray) -> None:
         """Write the mask of each row; raise `PdserveError` where there is none."""
         held = self._seat(job)
+        held.growth.begin()
+        try:
+            self._fill_rows(job, held, masks)
+        finally:
+            grown = held.growth.end()
+        if grown:
+            self._matchers.grow(held.grammar, grown)
+
+    def _fill_rows(self, job: GrammarJob, held: HeldMatcher, masks: np.ndarray) -> None:
         for number in range(len(job.drafts) + 1):
             fill_next_token_bitmask(held.matcher, masks, number)
             if held.matcher.is_error() or not masks[number].any():
@@ -339,7 +358,8 @@ class GrammarMasks:
         assert grammar is not None
         held = self._seats.get(job.seat)
         if held is None or held.grammar != grammar:
-            held = self._seats[job.seat] = HeldMatcher(grammar, self._matchers.matcher(grammar), [])
+            held = self._seats[job.seat] = HeldMatcher(grammar, self._matchers.kept(grammar), [])
+        self._matchers.count_followed(grammar, len(job.output) - len(held.token_ids))
         held.move(job.output)
         return held
 

@@ -18,6 +18,8 @@ from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.quantised_source import WIDE_FORMATS, QuantisedSource
 from engine.runner.tensor_source import TensorSource
 from grammars.compiler import GrammarCompiler
+from grammars.trial import NODE_LIMITS
+from grammars.trials import GrammarTrials
 
 if TYPE_CHECKING:
     from engine.runner.kv_cache import HostMemory
@@ -130,7 +132,8 @@ def _masks(
     from engine.runner.memory_meter import return_freed_memory
 
     try:
-        grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids)
+        trials = GrammarTrials(folder, folder.name, vocab_size, eos_token_ids, NODE_LIMITS)
+        grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids, trials.weigh)
     except CheckpointError as error:  # a tokenizer may have more ids than the model
         _logger.warning("answers under grammars are refused: %s", error)
         return None

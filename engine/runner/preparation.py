@@ -1,9 +1,12 @@
-"""Grammars that are compiled before their requests get a seat, beside the steps."""
+"""Grammars that are compiled before their requests get a seat, beside the steps.
+
+No step compiles: what is compiled here is kept as long as the `Grammar` of a request lives.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 from common.errors import Overloaded
@@ -16,10 +19,10 @@ MAX_PREPARING = 256
 
 @dataclass(slots=True)
 class _Preparing:
-    """A compilation that has not ended, and how many requests it is for."""
+    """A compilation that has not ended, and the grammars of the requests that it is for."""
 
     compiled: Future[None]
-    num_requests: int = 1
+    grammars: list[Grammar] = field(default_factory=list)
 
 
 class Preparation:
@@ -34,24 +37,24 @@ class Preparation:
         """Requests whose grammar did not compile."""
 
     def begin(self, grammar: Grammar) -> Future[None] | None:
-        """Begin to compile a grammar; None: it is compiled.
+        """Begin to compile a grammar, which is kept as long as this object lives; None: it is.
 
         The future has the error, `InvalidRequest`, of a grammar that cannot be followed. Raises
         `Overloaded` while too many wait.
         """
         with self._lock:
-            if self._matchers.is_cached(grammar):
+            if self._matchers.hold(grammar):
                 return None
             found = self._preparing.get(grammar)
             if found is not None:
-                found.num_requests += 1
+                found.grammars.append(grammar)
                 return found.compiled
             if len(self._preparing) >= MAX_PREPARING:
                 raise Overloaded(
                     f"{MAX_PREPARING} grammars wait to be compiled: wanted less for a new one"
                 )
             compiled = self._thread.submit(self._compile, grammar)
-            self._preparing[grammar] = _Preparing(compiled)
+            self._preparing[grammar] = _Preparing(compiled, [grammar])
         return compiled
 
     def _compile(self, grammar: Grammar) -> None:
@@ -62,5 +65,7 @@ class Preparation:
         finally:
             with self._lock:
                 ended = self._preparing.pop(grammar)
+                for one in ended.grammars if is_good else ():
+                    self._matchers.hold(one)
                 if not is_good:
-                    self.num_failed += ended.num_requests
+                    self.num_failed += len(ended.grammars)

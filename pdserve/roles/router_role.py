@@ -13,12 +13,14 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from common.clock import MonotonicClock
-from common.config import Config
+from common.config import Config, ModelConfig
 from common.errors import PdserveError
 from common.keys_folder import Keys
 from common.logs import name_node
 from common.nodes import Role
 from common.tracing import NO_TRACING, Tracing
+from grammars.trial import ROUTER_LIMITS
+from grammars.trials import GrammarTrials
 from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
@@ -80,6 +82,7 @@ async def run_router_role(
     planning = PlanningProcess(
         planning_command(model.model, model.served_model_name, model.max_model_len, chat)
     )
+    trials = _trials(model, text_model)
     try:
         name_node(dispatcher.incarnation.node_id)
         cluster = DispatcherView(dispatcher, shutdown.drain)
@@ -88,6 +91,7 @@ async def run_router_role(
             config=config,
             text_model=text_model,
             large_bodies=planning,
+            trials=trials,
             generator=dispatcher,
             cluster=cluster,
             registry=registry,
@@ -103,6 +107,7 @@ async def run_router_role(
     finally:
         await dispatcher.close()
         await planning.close()
+        await asyncio.to_thread(trials.close)
     return int(dispatcher.has_failed)
 
 
@@ -162,6 +167,11 @@ async def _serve(
         on_refused=count_refused(registry),
         certificate=certificate,
     )
+
+
+def _trials(model: ModelConfig, text_model: TextModel) -> GrammarTrials:
+    vocab_size, ends = text_model.vocab_size, text_model.eos_token_ids
+    return GrammarTrials(Path(model.model), text_model.name, vocab_size, ends, ROUTER_LIMITS)
 
 
 def _certificate(config: Config) -> Certificate | None:

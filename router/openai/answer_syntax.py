@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
-from grammars.parts import GrammarParts, SchemaPart
+from grammars.parts import NO_PARTS, GrammarParts, SchemaPart
 from grammars.texts import as_lark
 from router.text.chat_template import ChatOptions
 from router.text.conversation import Conversation
@@ -24,7 +26,19 @@ class AnswerRules(NamedTuple):
 
     syntax: AnswerSyntax = PLAIN
     grammar: Grammar | None = None
-    parts: GrammarParts = GrammarParts()
+    parts: GrammarParts = NO_PARTS
+
+    def named(self, name: Callable[[str], str]) -> AnswerRules:
+        """Return these with the fields of which errors tell as the client knows them."""
+        parts = GrammarParts(
+            _named(self.parts.asked, name),
+            tuple(replace(one, source=name(one.source)) for one in self.parts.schemas),
+        )
+        return self._replace(grammar=_named(self.grammar, name), parts=parts)
+
+
+def _named(grammar: Grammar | None, name: Callable[[str], str]) -> Grammar | None:
+    return None if grammar is None else replace(grammar, source=name(grammar.source))
 
 
 def answer_rules(

@@ -26,6 +26,7 @@ from common.logs import log_fields
 from common.version import VERSION
 from http_serving.abort_connection import abort_connection
 from http_serving.part_writing import part_writer
+from router.access.spaced_lines import client_address
 from router.core.cluster_view import ClusterView
 from router.core.generation import SHUTTING_DOWN, Generator
 from router.http.errors import ApiError, TooManyRequests, api_error
@@ -163,11 +164,12 @@ class OpenAiApi:
         self, endpoint: Endpoint, scope: Scope, receive: Receive, reply: Reply, watch: RequestWatch
     ) -> None:
         timeout_s = self._config.request_timeout_s
+        client = watch.api_key_name or client_address(scope)
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 body = await read_body(scope, receive, self._config.max_body)
                 with self.seat(scope):
-                    work = self._answer(endpoint, body, watch, reply)
+                    work = self._answer(endpoint, body, client, watch, reply)
                     await while_client_waits(receive, work)
         except TimeoutError:
             if not limit.expired():
@@ -177,10 +179,10 @@ class OpenAiApi:
             ) from None
 
     async def _answer(
-        self, endpoint: Endpoint, body: bytes, watch: RequestWatch, reply: Reply
+        self, endpoint: Endpoint, body: bytes, client: str, watch: RequestWatch, reply: Reply
     ) -> None:
         began_at_s = self._clock.now_s()
-        plan = await self._planner.plan(endpoint.kind, body, self.max_model_len)
+        plan = await self._planner.plan(endpoint.kind, body, self.max_model_len, client)
         self.unknown_fields.take(plan.ignored_fields)
         head = AnswerHead(
             id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",

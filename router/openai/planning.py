@@ -1,20 +1,23 @@
 """Where a body is planned: on the event loop, on a thread, or by the planning process.
 
 What holds the interpreter's lock stops every stream of the router, on a thread as well. The bounds
-are such that no body stops it for 50 ms; `bench.planning` measures it. The planning process also
-compiles each grammar that is new to this router and translates every one in GBNF, whatever the size
-of its body.
+are such that no body stops it for 50 ms; `bench.planning` measures it. Each grammar that is new to
+this router is tried in a process of its own, where clients take turns, and every one in GBNF is
+translated there. No body waits for another one's grammar.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
 
 from common.grammar import Grammar
 from grammars.gbnf import Gbnf
+from grammars.trial_messages import Trial, Verdict
 from router.openai.planning_process import LargeBodies
 from router.openai.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
@@ -28,55 +31,81 @@ MAX_REMEMBERED_BYTES = 4 << 20
 """Of the texts of grammars that are known to compile."""
 
 
-class _TakesLong(Exception):
-    """A body is small, and a part of it takes long to read."""
+class Trials(Protocol):
+    """Tries grammars without holding up the event loop: `grammars.trials.GrammarTrials`."""
+
+    def begin(self, trial: Trial, client: str = "") -> Future[Verdict]:
+        """Ask for a trial; clients take turns."""
 
 
-def _leave_to_the_process(gbnf: Gbnf) -> NoReturn:
-    raise _TakesLong
+@dataclass
+class _NeedsTranslation(Exception):
+    """A body holds a grammar whose translation takes long."""
+
+    gbnf: Gbnf
+
+
+def _leave_to_a_trial(gbnf: Gbnf) -> NoReturn:
+    raise _NeedsTranslation(gbnf)
 
 
 class BodyPlanner:
     """Plans the bodies of one model's requests."""
 
-    def __init__(self, text_model: TextModel, large_bodies: LargeBodies) -> None:
+    def __init__(self, text_model: TextModel, large_bodies: LargeBodies, trials: Trials) -> None:
         self._model = text_model
         self._large_bodies = large_bodies
+        self._trials = trials
         # One thread: each further one would hold the interpreter's lock as often as the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
         self._compiled: dict[Grammar, None] = {}
         self._compiled_bytes = 0
 
-    async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
+    async def plan(
+        self, kind: RequestKind, body: bytes, max_model_len: int, client: str = ""
+    ) -> RequestPlan:
         """Return the plan of `body` for at most `max_model_len` tokens in all.
 
-        Raises what `Planner` and `LargeBodies` raise.
+        Where grammars of several clients wait, `client` has its turn. Raises what `Planner`,
+        `LargeBodies` and a trial raise.
         """
+        try:
+            plan = await self._planned(kind, body, max_model_len, _leave_to_a_trial)
+        except _NeedsTranslation as needs:
+            verdict = await asyncio.wrap_future(self._trials.begin(Trial(needs.gbnf), client))
+            lark = verdict.translation
+            assert lark is not None
+            plan = await self._planned(kind, body, max_model_len, lambda gbnf: lark)
+        grammar = plan.grammar
+        if grammar is not None and grammar not in self._compiled:
+            trial = Trial(grammar, plan.grammar_parts)
+            await asyncio.wrap_future(self._trials.begin(trial, client))
+            self._remember(grammar)
+        return plan
+
+    async def _planned(
+        self,
+        kind: RequestKind,
+        body: bytes,
+        max_model_len: int,
+        translate: Callable[[Gbnf], Grammar],
+    ) -> RequestPlan:
         if len(body) > MAX_THREAD_BODY_BYTES:
             return await self._large_bodies.plan(kind, body, max_model_len)
         planner = Planner(
             self._model,
             max_model_len,
             draw_seed=lambda: secrets.randbits(64),
-            translate=_leave_to_the_process,
+            translate=translate,
         )
-        try:
-            if len(body) <= INLINE_BODY_BYTES:
-                plan = planner.plan(kind, body)
-            else:
-                loop = asyncio.get_running_loop()
-                plan = await loop.run_in_executor(self._thread, planner.plan, kind, body)
-        except _TakesLong:
-            return await self._large_bodies.plan(kind, body, max_model_len)
-        if plan.grammar is not None and plan.grammar not in self._compiled:
-            # The process compiles it, which may take long and much memory.
-            plan = await self._large_bodies.plan(kind, body, max_model_len)
-            self._remember(plan.grammar)
-        return plan
+        if len(body) <= INLINE_BODY_BYTES:
+            return planner.plan(kind, body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, planner.plan, kind, body)
 
-    def _remember(self, grammar: Grammar | None) -> None:
+    def _remember(self, grammar: Grammar) -> None:
         """Note that a grammar compiles."""
-        if grammar is None or grammar in self._compiled:
+        if grammar in self._compiled:
             return
         self._compiled[grammar] = None
         self._compiled_bytes += len(grammar.text)

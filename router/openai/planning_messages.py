@@ -18,9 +18,9 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from common.errors import InternalError, InvalidRequest
-from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
+from grammars.trial_messages import grammar_fields, grammar_of_fields, parts_fields, parts_of
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.chat_template import TemplateRefused
@@ -83,7 +83,8 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
                 }
                 for choice in plan.choices
             ],
-            "grammar": _described(plan.grammar),
+            "grammar": None if plan.grammar is None else grammar_fields(plan.grammar),
+            "grammar_parts": parts_fields(plan.grammar_parts),
             "rules": asdict(plan.rules),
             "cache_salt": plan.cache_salt,
             "choices_per_prompt": plan.choices_per_prompt,
@@ -126,7 +127,8 @@ def unpack_prompt(message: Message) -> Prompt:
 def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPlan:
     """Return the plan of its first message's head, with its prompts."""
     per_prompt = head["choices_per_prompt"]
-    choices, grammar, rules = [], _grammar(head["grammar"]), _rules(head["rules"])
+    choices, rules = list[ChoicePlan](), _rules(head["rules"])
+    grammar = None if head["grammar"] is None else grammar_of_fields(head["grammar"])
     for index, choice in enumerate(head["choices"]):
         token_ids, echo, offsets = prompts[index // per_prompt]
         choices.append(
@@ -159,6 +161,7 @@ def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPl
         prompt_logprobs=head["prompt_logprobs"],
         echo_logprobs=head["echo_logprobs"],
         has_output=head["has_output"],
+        grammar_parts=parts_of(head["grammar_parts"]),
     )
 
 
@@ -195,17 +198,6 @@ def _syntax(fields: Mapping[str, Any]) -> AnswerSyntax:
         "call_names": tuple(fields["call_names"]),
     }
     return AnswerSyntax(**{**fields, **decoded})
-
-
-def _described(grammar: Grammar | None) -> list[str] | None:
-    return None if grammar is None else [grammar.kind.value, grammar.text, grammar.source]
-
-
-def _grammar(described: Sequence[str] | None) -> Grammar | None:
-    if described is None:
-        return None
-    kind, text, source = described
-    return Grammar(GrammarKind(kind), text, source)
 
 
 def _rules(described: Mapping[str, Any]) -> TokenRules:

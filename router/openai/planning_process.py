@@ -2,8 +2,9 @@
 
 Parsing a large body holds the interpreter's lock, on any thread: ten megabytes of numbers would
 stop every stream of the router for a third of a second. So these bodies are planned by a process
-of their own. It is started for the first one and kept. When it ends (killed, or out of memory), the
-body that it had is planned again by a new one, once.
+of their own. It is started for the first one and kept, and no library's fork handler runs at its
+start: those of gRPC end a child at its birth. When it ends (killed, or out of memory), the body
+that it had is planned again by a new one, once.
 
 The process takes one body after the other. A request that ends meanwhile leaves the queue; where
 the process has its body already, the plan is dropped when it comes.
@@ -14,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from common.errors import DeadlineExceeded, InternalError, Overloaded
+from common.child_process import start_helper
+from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
 from router.core.generation import SHUTTING_DOWN
 from router.openai.planning_messages import (
     LENGTHS,
@@ -45,6 +46,7 @@ MAX_PLAN_S = 60.0
 _MAX_STARTS = 2
 _READ_AHEAD_BYTES = 1 << 20
 _PART_BYTES = 256 << 10
+_ENDED = (OSError, EOFError)
 
 
 class LargeBodies(Protocol):
@@ -56,6 +58,14 @@ class LargeBodies(Protocol):
         Raises what `Planner` raises, and `Overloaded`, `DeadlineExceeded` or `InternalError` where
         there is no plan for a reason other than the body.
         """
+
+
+class _Process(NamedTuple):
+    """A process that runs, and the two ways of its socket."""
+
+    started: subprocess.Popen[bytes]
+    replies: asyncio.StreamReader
+    requests: asyncio.StreamWriter
 
 
 @dataclass(eq=False, slots=True)
@@ -84,13 +94,13 @@ class PlanningProcess:
         self._jobs: dict[_Job, None] = {}
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
-        self._process: Process | None = None
+        self._process: _Process | None = None
         self._is_closed = False
 
     @property
     def pid(self) -> int | None:
         """Of the process that runs now."""
-        return self._process.pid if self._process else None
+        return self._process.started.pid if self._process else None
 
     async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
         """Queue the body and return its plan; see `LargeBodies`.
@@ -155,6 +165,7 @@ class PlanningProcess:
                 job.plan.set_result(plan)
 
     async def _planned(self, job: _Job) -> RequestPlan:
+        codes: list[int | None] = []
         for _ in range(_MAX_STARTS):
             process = await self._running_process()
             try:
@@ -165,9 +176,9 @@ class PlanningProcess:
                 raise DeadlineExceeded(
                     f"the body was not read and tokenized within {MAX_PLAN_S:g} s"
                 ) from None
-            except (OSError, EOFError) as ended:
-                code = await self._end_process()
-                log.warning("the planning process ended with %s: %r", code, ended)
+            except _ENDED as ended:
+                codes.append(await self._end_process())
+                log.warning("the planning process ended with %s: %r", codes[-1], ended)
             except Exception:
                 # Parts of this reply may be unread, and would be taken for the next one.
                 await self._end_process()
@@ -178,26 +189,24 @@ class PlanningProcess:
                 return answer
             if job.plan.done():
                 break
-        raise InternalError(
+        # A crash is the body's; one that ends by itself has no model to read it for.
+        is_crash = all(code is not None and code < 0 for code in codes)
+        raise (InvalidRequest if is_crash else InternalError)(
             f"the process that reads large bodies ended {_MAX_STARTS} times on this one"
         )
 
-    async def _running_process(self) -> Process:
+    async def _running_process(self) -> _Process:
         process = self._process
-        if process is not None and process.returncode is None:
+        if process is not None and process.started.poll() is None:
             return process
         await self._end_process()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=PIPE,
-                stdout=PIPE,
-                limit=_READ_AHEAD_BYTES,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the router only
-            )
+            started, ours = start_helper(self._command)
         except OSError as error:
             log.warning("the planning process does not start: %s", error)
             raise Overloaded("no room to read a large body now: send it again") from error
+        replies, requests = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+        self._process = _Process(started, replies, requests)
         return self._process
 
     async def _end_process(self) -> int | None:
@@ -205,24 +214,22 @@ class PlanningProcess:
         process, self._process = self._process, None
         if process is None:
             return None
-        with suppress(ProcessLookupError):
-            process.kill()
-        # Reads what it had written: without it the pipe stays open.
-        await process.communicate()
-        return process.returncode
+        process.started.kill()
+        process.requests.close()
+        return await asyncio.to_thread(process.started.wait)
 
 
-async def _ask(process: Process, job: _Job) -> RequestPlan | Exception:
+async def _ask(process: _Process, job: _Job) -> RequestPlan | Exception:
     """Return the plan of a job, or the error that the process has found in its body.
 
-    Raises `OSError` or `EOFError` when the process ends.
+    Raises one of `_ENDED` when the process ends.
     """
-    requests, replies = process.stdin, process.stdout
-    assert requests is not None
-    assert replies is not None
+    _, replies, requests = process
     for data in pack_message(pack_request(job.kind, job.max_model_len, job.body)):
         view = memoryview(data)
         for start in range(0, len(view), _PART_BYTES):
+            if requests.is_closing():  # where uvloop raises `RuntimeError`
+                raise ConnectionResetError("the process has closed its input")
             requests.write(view[start : start + _PART_BYTES])
             await requests.drain()
     head = (await _read_message(replies)).head

@@ -20,7 +20,7 @@ from common.grammar import Grammar
 from common.request import SamplingParams, check_cache_salt, check_priority
 from common.token_rules import TokenRules
 from grammars.gbnf import Gbnf, lark_of_gbnf
-from grammars.parts import GrammarParts
+from grammars.parts import NO_PARTS, GrammarParts
 from router.openai.answer_syntax import AnswerRules, answer_rules
 from router.openai.chat_messages import template_messages, template_options
 from router.openai.checked_fields import (
@@ -62,6 +62,7 @@ from router.text.usage import UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerSyntax
 
 COMPLETION_MAX_TOKENS = 16
+_SCORED = ("prompt_logprobs",)
 
 
 class RequestKind(Enum):
@@ -100,7 +101,8 @@ class RequestPlan:
     same `cache_salt` alone. `ignored_fields` are some of those that the server does not know.
     `prompt_logprobs` is the number of alternatives shown per token of a prompt, beside its own
     (None: nothing is), and `echo_logprobs` that of a prompt that is echoed. Without `has_output`
-    nothing is generated: nodes draw one token, which is dropped.
+    nothing is generated: nodes draw one token, which is dropped. `grammar_parts`: what the
+    grammar was written from.
     """
 
     choices: tuple[ChoicePlan, ...]
@@ -123,6 +125,7 @@ class RequestPlan:
     prompt_logprobs: int | None = None
     echo_logprobs: int | None = None
     has_output: bool = True
+    grammar_parts: GrammarParts = NO_PARTS
 
     @property
     def rules(self) -> TokenRules:
@@ -156,17 +159,15 @@ class Planner:
         max_model_len: int,
         draw_seed: Callable[[], int],
         translate: Callable[[Gbnf], Grammar] = lark_of_gbnf,
-        check: Callable[[Grammar, GrammarParts], None] = lambda grammar, parts: None,
     ) -> None:
         """Allow `max_model_len` tokens in all; `draw_seed` returns a random 64-bit number.
 
-        `translate` makes Lark of GBNF, and `check` refuses grammars; the planner raises what they
-        raise.
+        `translate` makes Lark of GBNF; the planner raises what it raises.
         """
         self._model = text_model
         self._max_model_len = max_model_len
         self._draw_seed = draw_seed
-        self._translate, self._check_grammar = translate, check
+        self._translate = translate
         self._prompts = Prompts(text_model, max_model_len)
 
     def plan(self, kind: RequestKind, raw: bytes) -> RequestPlan:
@@ -186,16 +187,16 @@ class Planner:
 
     def _plan_translated(self, translation: Translation) -> RequestPlan:
         try:
-            plan = self._plan_chat(translation.chat, scored_by=())
+            plan = self._plan_chat(translation.chat, scored_by=(), name=translation.places.of)
         except InvalidRequest as error:
             raise translation.places.in_words_of_client(error) from None
         ignored = named_fields(translation.body.unknown_fields())
         return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
 
     def _plan_chat(
-        self, body: ChatBody, scored_by: Sequence[str] = ("prompt_logprobs",)
+        self, body: ChatBody, scored_by: Sequence[str] = _SCORED, name: Callable[[str], str] = str
     ) -> RequestPlan:
-        """Plan a chat; `scored_by`: the fields of the API that score a prompt."""
+        """Plan a chat; `scored_by`: the API's fields that score a prompt; `name` names a field."""
         check_model(body.model, self._model)
         use = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
         tools = tuple(tool.as_json() for tool in use.tools) if use else ()
@@ -219,7 +220,7 @@ class Planner:
             else MaxTokens(newer, "max_completion_tokens"),
             num_logprobs=num_logprobs if has_logprobs else None,
             continues_prompt=options.continues_final_message,
-            answer=answer,
+            answer=answer.named(name),
             scored_by=scored_by,
         )
 
@@ -291,7 +292,7 @@ class Planner:
             if is_echo:
                 first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
             choices += choices_like(first, num_run, is_chat=is_chat)
-        self._check(body, choices, answer)
+        self._check(body, choices)
         shows_stop = bool(body.include_stop_str_in_output or body.no_stop_trim)
         eos_ids, stop_ids = self._model.eos_token_ids, frozenset(common["stop_token_ids"])
         return RequestPlan(
@@ -315,13 +316,10 @@ class Planner:
             prompt_logprobs=body.prompt_logprobs,
             echo_logprobs=num_echoed,
             has_output=outputs,
+            grammar_parts=answer.parts,
         )
 
-    def _check(
-        self, body: SamplingFields, choices: Sequence[ChoicePlan], answer: AnswerRules
-    ) -> None:
-        if answer.grammar is not None:
-            self._check_grammar(answer.grammar, answer.parts)
+    def _check(self, body: SamplingFields, choices: Sequence[ChoicePlan]) -> None:
         if not body.stop:  # which could end an answer before
             # Shorter choices can have what begins the answer of the longest one.
             longest = max((one.sampling for one in choices), key=lambda one: one.max_tokens)

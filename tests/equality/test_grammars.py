@@ -94,9 +94,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def runners() -> tuple[ModelRunner, ModelRunner]:
+def runners(requests: list[GenerationRequest]) -> tuple[ModelRunner, ModelRunner]:
+    """They have compiled the grammars of all requests, as a node has when it hears of one."""
     folder = demo_model_folder()
-    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
+    both = load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
+    for runner in both:
+        for request in requests:
+            grammar = request.sampling.grammar
+            compiled = None if grammar is None else runner.prepare_grammar(grammar)
+            if compiled is not None:
+                compiled.result(60)
+    return both
 
 
 @pytest.fixture(scope="module")

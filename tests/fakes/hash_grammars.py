@@ -88,10 +88,23 @@ class _Words:
         return ids
 
 
+class CompilesOnDemand(GrammarCompiler):
+    """For tests that prepare no grammar: what a step needs is compiled then."""
+
+    def kept(self, grammar: Grammar) -> LLMatcher:
+        return self.matcher(grammar)
+
+
+@cache
+def tokenizer() -> LLTokenizer:
+    """Return the tokenizer of all hash runners; it takes a while to make."""
+    return LLTokenizer(TokenizerWrapper(_Words()), n_vocab=VOCAB_SIZE)
+
+
 @cache
 def compiler() -> GrammarCompiler:
-    """Return the compiler of all hash runners; a tokenizer takes a while to make."""
-    return GrammarCompiler(LLTokenizer(TokenizerWrapper(_Words()), n_vocab=VOCAB_SIZE))
+    """Return what compiles for tests without a node."""
+    return CompilesOnDemand(tokenizer())
 
 
 def token_ids(text: str) -> list[int]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,11 +22,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from common.clock import Clock, MonotonicClock
 from common.config import ApiConfig, Config, ModelConfig
+from common.errors import InvalidRequest
 from common.nodes import Role
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 from common.tracing import NO_TRACING, Tracing
 from grammars.compiler import GrammarCompiler
+from grammars.gbnf import Gbnf, lark_of_gbnf
+from grammars.trial_messages import Trial, Verdict
 from router.access.api_key_book import ApiKeyBook
 from router.access.plain_requests import PlainRequestMiddleware
 from router.app import create_app
@@ -34,6 +38,7 @@ from router.core.generation import RequestListener, Sink, TokenChunk
 from router.http.routes import Access
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
+from router.openai.planning import Trials
 from router.openai.planning_process import LargeBodies
 from router.openai.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
@@ -334,8 +339,30 @@ class PlansHere:
 
     async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:
         self.sizes.append(len(body))
-        check = grammars_of(self._model).check
-        return Planner(self._model, max_model_len, lambda: 1, check=check).plan(kind, body)
+        return Planner(self._model, max_model_len, lambda: 1).plan(kind, body)
+
+
+class TriesHere:
+    """`Trials` without a process; notes what is tried, and for whom."""
+
+    def __init__(self, model: TextModel) -> None:
+        self._model = model
+        self.tried: list[Trial] = []
+        self.clients: list[str] = []
+
+    def begin(self, trial: Trial, client: str = "") -> Future[Verdict]:
+        self.tried.append(trial)
+        self.clients.append(client)
+        verdict = Future[Verdict]()
+        try:
+            if isinstance(trial.grammar, Gbnf):
+                verdict.set_result(Verdict(translation=lark_of_gbnf(trial.grammar)))
+            else:
+                grammars_of(self._model).check(trial.grammar, trial.parts)
+                verdict.set_result(Verdict(1))
+        except InvalidRequest as error:
+            verdict.set_exception(error)
+        return verdict
 
 
 def grammars_of(model: TextModel) -> GrammarCompiler:
@@ -366,6 +393,7 @@ def make_edge(
     config: Config | None = None,
     drain_node: DrainNode = drains_nothing,
     large_bodies: LargeBodies | None = None,
+    trials: Trials | None = None,
     tracing: Tracing = NO_TRACING,
     **api: Any,
 ) -> Edge:
@@ -385,6 +413,7 @@ def make_edge(
         config=config,
         text_model=model,
         large_bodies=large_bodies or PlansHere(model),
+        trials=trials or TriesHere(model),
         generator=generator,
         cluster=cluster,
         registry=registry,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from llguidance import LLMatcher
@@ -17,8 +18,8 @@ WAIT_S = 20.0
 class SlowCompiler(GrammarCompiler):
     """That of hash runners. `compiled` are the grammars whose compilations began, in order."""
 
-    def __init__(self) -> None:
-        super().__init__(hash_grammars.compiler().tokenizer)
+    def __init__(self, weigh: Callable[[Grammar], int] | None = None) -> None:
+        super().__init__(hash_grammars.tokenizer(), weigh=weigh)
         self.compiled: list[Grammar] = []
         self.has_begun = threading.Event()
         self.waits_for_another = threading.Event()

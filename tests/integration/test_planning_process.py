@@ -188,6 +188,16 @@ async def test_a_body_that_ends_it_twice_is_given_up(read: str) -> None:
     await planning.close()
 
 
+async def test_a_body_that_crashes_it_twice_is_the_clients_error() -> None:
+    crash = (
+        "import os, signal, sys; sys.stdin.buffer.read(99); os.kill(os.getpid(), signal.SIGSEGV)"
+    )
+    planning = PlanningProcess((sys.executable, "-c", crash))
+    with pytest.raises(InvalidRequest, match="ended 2 times on this one"):
+        await planning.plan(COMPLETION, b"x" * (1 << 20), CONTEXT)
+    await planning.close()
+
+
 async def test_a_model_that_is_gone_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

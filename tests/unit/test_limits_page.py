@@ -11,8 +11,19 @@ from common.config import ApiConfig, HandoffConfig
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
-from grammars.bounds import MAX_DEPTH, MAX_OPTIONAL
+from engine.runner import preparation
+from grammars import kept, trial_queue
+from grammars.bounds import (
+    LEAST_INTEGER,
+    MAX_DEPTH,
+    MAX_EMBEDDED,
+    MAX_MULTIPLE,
+    MAX_OPTIONAL,
+    MAX_PATTERNS,
+)
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
+from grammars.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
+from grammars.trial_server import MAX_TRIAL_S
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
 from kv_transfer.rdma import rdma_lane
@@ -82,6 +93,16 @@ def longest_request_id() -> int:
     return max(n for n in range(1, 1000) if middleware._GOOD_ID.fullmatch(b"x" * n))
 
 
+def trial_limits(limits: TrialLimits) -> dict[str, str]:
+    return {
+        "to compile a grammar": (
+            f"{limits.cpu_s} s of CPU, {size(limits.memory_bytes)} of memory, "
+            f"{size(limits.stack_bytes)} of stack"
+        ),
+        "memory of a compiled grammar": size(limits.compiled_bytes),
+    }
+
+
 ROUTER = {
     **connection_limits(http_server.router_limits(API.max_connections), " (`--max-connections`)"),
     "path": "as in `/openapi.json`; only the name of a model may have escaped slashes",
@@ -142,6 +163,15 @@ ROUTER = {
     f"{MAX_GBNF_WORK} characters times rules",
     "levels of a schema": str(MAX_DEPTH),
     "optional properties of an object in a schema": f"{MAX_OPTIONAL:,}",
+    "`multipleOf` in a schema, its decimal point left out": (
+        f"{MAX_MULTIPLE:,}, or a power of ten"
+    ),
+    "patterns in one `allOf`": str(MAX_PATTERNS),
+    "integers of 64 bits in a schema": f"at least {LEAST_INTEGER}",
+    "JSON schemas in a Lark grammar": str(MAX_EMBEDDED),
+    **trial_limits(ROUTER_LIMITS),
+    "grammars that wait to be compiled": str(trial_queue.MAX_WAITING),
+    "time until a grammar is compiled": f"{MAX_TRIAL_S:g} s",
     "`priority`, up or down": str(MAX_PRIORITY),
     "characters of `x-request-id`": str(longest_request_id()),
 }
@@ -168,6 +198,9 @@ CONTROL = {
     ),
     "calls of a router without a reply": str(router_calls.MAX_WAITING_CALLS),
     "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
+    **trial_limits(NODE_LIMITS),
+    "memory of the compiled grammars that are kept": size(kept.MAX_KEPT_BYTES),
+    "grammars that wait to be compiled": str(preparation.MAX_PREPARING),
     "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
 }
 KV = {

@@ -55,7 +55,7 @@ def test_both_are_refused_and_each_error_names_its_own_field() -> None:
 def test_what_is_kept_needs_no_compilation() -> None:
     compiler = SlowCompiler()
     compiler.let_go.set()
-    assert not compiler.is_cached(GOOD)
+    assert not compiler.hold(GOOD)
     compiler.matcher(GOOD)
-    assert compiler.is_cached(GOOD)
+    assert compiler.hold(GOOD)
     assert compiler.lookups() == {"cached": 0, "compiled": 1, "refused": 0}

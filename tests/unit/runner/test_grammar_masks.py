@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
+import random
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from common.errors import InternalError, InvalidRequest
+from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.step_batch import StepBatch, batch_of
+from engine.runner import held_matcher
 from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.grammar_masks import MAX_FORCED, GrammarMasks
+from grammars import kept
 from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import (
@@ -227,7 +233,7 @@ def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
     # G09.
     good, refused = GRAMMARS[0], Grammar(GrammarKind.REGEX, "x")
 
-    class Matchers(GrammarCompiler):
+    class Matchers(hash_grammars.CompilesOnDemand):
         def matcher(self, grammar: Grammar) -> LLMatcher:
             if grammar == refused:
                 raise InvalidRequest("too large")
@@ -257,7 +263,7 @@ def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
 
 def test_what_is_counted() -> None:
     """Only the drafts that the grammar forces, and those that became output."""
-    matchers = GrammarCompiler(hash_grammars.compiler().tokenizer)
+    matchers = hash_grammars.CompilesOnDemand(hash_grammars.tokenizer())
     masks = GrammarMasks(matchers, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
     grammar = Grammar(GrammarKind.LARK, 'start: "name" ("true" | "null") "name" "name" "value"')
     output: list[int] = []
@@ -305,27 +311,51 @@ def test_masks_of_some_rows() -> None:
     assert part.masks is whole.masks
 
 
-def test_matchers_of_earlier_requests_do_not_use_up_a_grammar() -> None:
-    """A matcher that fails is compiled anew, apart from all that shared its lexer's states."""
-    good = GRAMMARS[0]
+def test_no_step_compiles() -> None:
+    """A step has what its requests hold; without it the request fails, and nobody waits."""
+    compiler = GrammarCompiler(hash_grammars.tokenizer())
+    masks = GrammarMasks(compiler, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+    asked = replace(GRAMMARS[0])
+    pending = masks.begin(batch_of([entry(asked, [], top_k=5)]))
+    assert pending is not None
+    pending.wait()
+    (failure,) = pending.failures.values()
+    assert "is not compiled when it is needed" in str(failure)
+    assert compiler.lookups() == {"cached": 0, "compiled": 0, "refused": 0}
+    waiting = masks.prepare(asked)
+    assert waiting is not None
+    waiting.result(20)
+    assert allowed(masks, batch_of([entry(asked, [])]))[0] is not None
+    assert compiler.lookups()["compiled"] == 1
+
+
+def test_a_grammar_that_is_used_up_is_compiled_for_the_next_request_alone() -> None:
+    """Those that follow it now go on; the one that fails ends, and its step waits for nothing."""
 
     class UsedUp(GrammarCompiler):
-        num_forgotten = 0
-
-        def matcher(self, grammar: Grammar) -> LLMatcher:
-            if self.num_forgotten == 0:
+        def kept(self, grammar: Grammar) -> LLMatcher:
+            if is_used_up:
                 raise InternalError("too many states: 50000 >= 50000")
-            return hash_grammars.compiler().matcher(grammar)
+            return super().kept(grammar)
 
-        def forget(self, grammar: Grammar) -> None:
-            self.num_forgotten += 1
-
-    matchers = UsedUp(hash_grammars.compiler().tokenizer)
-    masks = GrammarMasks(matchers, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
-    (first,) = allowed(masks, batch_of([entry(good, [])]))
-    assert first is not None
-    assert (first == allowed_after(good, [])).all()
-    assert matchers.num_forgotten == 1
+    is_used_up = False
+    compiler = UsedUp(hash_grammars.tokenizer())
+    masks = GrammarMasks(compiler, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+    asked, later = replace(GRAMMARS[0]), replace(GRAMMARS[0])
+    masks.prepare(asked).result(20)  # type: ignore[union-attr]
+    is_used_up = True
+    pending = masks.begin(batch_of([entry(asked, [], top_k=5)]))
+    assert pending is not None
+    pending.wait()
+    (failure,) = pending.failures.values()
+    assert isinstance(failure, InvalidRequest)
+    is_used_up = False
+    assert compiler.lookups()["compiled"] == 1
+    assert compiler.kept(asked), "who holds it keeps it"
+    waiting = masks.prepare(later)
+    assert waiting is not None, "it is compiled anew"
+    waiting.result(20)
+    assert compiler.lookups()["compiled"] == 2
 
 
 def test_a_grammar_that_becomes_too_large_is_the_requests_error() -> None:
@@ -348,12 +378,46 @@ def test_a_grammar_that_becomes_too_large_is_the_requests_error() -> None:
     assert "too large to be followed behind" in str(failure)
 
 
-def test_a_forgotten_grammar_is_compiled_again() -> None:
-    compiler = GrammarCompiler(hash_grammars.compiler().tokenizer)
-    compiler.matcher(GRAMMARS[0])
-    assert compiler.num_cached == 1
-    compiler.forget(GRAMMARS[0])
-    compiler.forget(GRAMMARS[0])
-    assert compiler.num_cached == 0
-    compiler.matcher(GRAMMARS[0])
-    assert compiler.num_cached == 1
+def test_a_grammar_that_grows_beyond_the_bound_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each token finds more states than are left room for; beside it another one goes on."""
+    monkeypatch.setattr(held_matcher, "COSTLY_S", 0.0)
+    compiler = GrammarCompiler(hash_grammars.tokenizer(), weigh=lambda grammar: 1000)
+    masks = GrammarMasks(compiler, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+    growing, good = Grammar(GrammarKind.REGEX, "(.*a.{300})*"), replace(GRAMMARS[0])
+    for grammar in (growing, good):
+        masks.prepare(grammar).result(20)  # type: ignore[union-attr]
+    monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 500_000)
+    monkeypatch.setattr(kept, "USUAL_GROWTH_BYTES", 400_000)
+    monkeypatch.setattr(kept, "MAX_GROWTH_BYTES", 1 << 40)
+    letters, output = random.Random(1), list[int]()
+    failures: dict[int, PdserveError] = {}
+    while not failures and len(output) < 400:
+        batch = batch_of([entry(growing, output, top_k=5), entry(good, [], top_k=5)])
+        pending = masks.begin(batch)
+        assert pending is not None
+        pending.wait()
+        failures = dict(pending.failures)
+        output.append(id_of(letters.choice("abc")))
+    ((seat, failure),) = failures.items()
+    assert seat == int(batch.rows[0])
+    assert isinstance(failure, InvalidRequest)
+    assert "this one grows" in str(failure)
+    assert len(output) > 3
+
+
+def test_a_seat_that_is_left_holds_no_grammar() -> None:
+    compiler = GrammarCompiler(hash_grammars.tokenizer())
+    masks = GrammarMasks(compiler, VOCAB_SIZE, frozenset({EOS_TOKEN_ID}), proposes=True)
+    asked = replace(GRAMMARS[0])
+    masks.prepare(asked).result(20)  # type: ignore[union-attr]
+    batch = batch_of([entry(asked, [])])
+    allowed(masks, batch)
+    held = weakref.ref(asked)
+    batch.seats.params[int(batch.rows[0])] = None
+    batch.seats.has_grammar[batch.rows] = False
+    assert masks.begin(batch) is None
+    del asked, batch
+    gc.collect()
+    assert held() is None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+
 import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from engine.runner import preparation
 from engine.runner.grammar_masks import GrammarMasks
+from grammars import kept
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.fakes.slow_compiler import WAIT_S, SlowCompiler
 
@@ -61,3 +65,28 @@ def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     other = masks.prepare(OTHER)
     assert other is not None
     other.result(WAIT_S)
+
+
+def test_what_is_prepared_is_kept_while_its_request_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the requests that waited for one compilation, and those that found it done."""
+    compiler = SlowCompiler(weigh=lambda grammar: 1000)
+    compiler.let_go.set()
+    masks = masks_of(compiler)
+    first, second, third = replace(GOOD), replace(GOOD), replace(GOOD)
+    waiting = [masks.prepare(first), masks.prepare(second)]
+    for one in waiting:
+        if one is not None:
+            one.result(WAIT_S)
+    assert masks.prepare(third) is None
+    monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 1500)
+    for ended in (first, second, third):
+        with pytest.raises(Overloaded, match="requests in progress"):
+            compiler.matcher(OTHER)
+        assert compiler.kept(GOOD)
+        del ended
+    waiting.clear()
+    compiler.compiled.clear()
+    del first, second, third, one
+    gc.collect()
+    compiler.matcher(OTHER)
+    assert not compiler.hold(GOOD)

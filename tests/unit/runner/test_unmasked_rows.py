@@ -20,7 +20,6 @@ from engine.runner.held_matcher import HeldMatcher
 from engine.runner.host_draw import add_draws
 from engine.runner.sampler import Sampler, sampled_rows
 from engine.runner.verification import Draws
-from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, VOCAB_SIZE, allowed_after
 from tests.fakes.tool_grammars import GRAMMARS
@@ -136,7 +135,7 @@ def test_what_depends_on_all_allowed_tokens_has_a_mask_before() -> None:
 def test_a_grammar_that_fails_draws_nothing_and_the_others_do() -> None:
     refused = Grammar(GrammarKind.REGEX, "x")
 
-    class Matchers(GrammarCompiler):
+    class Matchers(hash_grammars.CompilesOnDemand):
         def matcher(self, grammar: Grammar) -> LLMatcher:
             if grammar == refused:
                 raise InvalidRequest("too large")

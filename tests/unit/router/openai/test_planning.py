@@ -11,10 +11,19 @@ import pytest
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
+from grammars.gbnf import Gbnf
 from router.openai import api, planning
 from router.openai.planning import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
 from router.openai.request_plan import Planner, RequestKind, RequestPlan
-from tests.fakes.http_edge import CONTEXT, PlansHere, ScriptedGenerator, make_edge, says, tiny_model
+from tests.fakes.http_edge import (
+    CONTEXT,
+    PlansHere,
+    ScriptedGenerator,
+    TriesHere,
+    make_edge,
+    says,
+    tiny_model,
+)
 
 
 def body_of(num_bytes: int) -> bytes:
@@ -56,7 +65,7 @@ async def test_the_size_of_a_body_decides_where_it_is_planned(
     threads: list[threading.Thread], num_bytes: int, where: str
 ) -> None:
     process = PlansHere(tiny_model())
-    planner = BodyPlanner(tiny_model(), process)
+    planner = BodyPlanner(tiny_model(), process, TriesHere(tiny_model()))
     plan = await planner.plan(RequestKind.COMPLETION, body_of(num_bytes), CONTEXT)
     assert plan.prompt_lengths == (len(tiny_model().encode("Hello", **TEXT)),)
     assert process.sizes == ([num_bytes] if where == "process" else [])
@@ -66,23 +75,44 @@ async def test_the_size_of_a_body_decides_where_it_is_planned(
 
 
 @pytest.mark.parametrize("padding", [0, INLINE_BODY_BYTES])
-async def test_gbnf_is_translated_by_the_process_alone(padding: int) -> None:
+async def test_gbnf_is_translated_by_a_trial_alone(padding: int) -> None:
     """A translation may take seconds, which would stop every stream of the router."""
-    process = PlansHere(tiny_model())
-    planner = BodyPlanner(tiny_model(), process)
+    large, trials = PlansHere(tiny_model()), TriesHere(tiny_model())
+    planner = BodyPlanner(tiny_model(), large, trials)
     fields = {"prompt": "Hello", "guided_grammar": 'root ::= "a" | "b"'}
     body = json.dumps(fields).encode() + b" " * padding
+    lark = Grammar(GrammarKind.LARK, 'start: "a"\n     | "b"\n\n')
     for _ in range(2):
         plan = await planner.plan(RequestKind.COMPLETION, body, CONTEXT)
-        assert plan.grammar == Grammar(GrammarKind.LARK, 'start: "a"\n     | "b"\n\n')
-    assert process.sizes == [len(body)] * 2
+        assert plan.grammar == lark
+    assert large.sizes == []
+    gbnf = Gbnf('root ::= "a" | "b"', "guided_grammar")
+    assert [trial.grammar for trial in trials.tried] == [gbnf, lark, gbnf], "one compilation"
+
+
+@pytest.mark.parametrize("padding", [0, MAX_THREAD_BODY_BYTES])
+async def test_each_grammar_is_tried_once_for_its_client(padding: int) -> None:
+    """Whatever the size of its body; what is refused is tried again."""
+    large, trials = PlansHere(tiny_model()), TriesHere(tiny_model())
+    planner = BodyPlanner(tiny_model(), large, trials)
+    fields = {"prompt": "Hello", "guided_json": {"type": "null"}}
+    body = json.dumps(fields).encode() + b" " * padding
+    for client in ("one", "two"):
+        await planner.plan(RequestKind.COMPLETION, body, CONTEXT, client)
+    assert trials.clients == ["one"]
+    bad = json.dumps({"prompt": "Hello", "guided_regex": "("}).encode() + b" " * padding
+    for client in ("one", "two"):
+        with pytest.raises(InvalidRequest, match="cannot be followed"):
+            await planner.plan(RequestKind.COMPLETION, bad, CONTEXT, client)
+    assert trials.clients == ["one", "one", "two"]
+    assert len(large.sizes) == (4 if padding else 0)
 
 
 async def test_one_thread_plans_all_bodies_of_medium_size(
     threads: list[threading.Thread],
 ) -> None:
     """Several would hold the interpreter's lock in turn, and the loop would wait for all."""
-    planner = BodyPlanner(tiny_model(), PlansHere(tiny_model()))
+    planner = BodyPlanner(tiny_model(), PlansHere(tiny_model()), TriesHere(tiny_model()))
     body = body_of(MAX_THREAD_BODY_BYTES)
     kind = RequestKind.COMPLETION
     await asyncio.gather(*(planner.plan(kind, body, CONTEXT) for _ in range(8)))
