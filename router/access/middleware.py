@@ -89,7 +89,7 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
             return
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
-        state["api_key_name"], state["is_admin"] = "", self._book.is_open
+        state["api_key_name"], state["is_admin"] = self._book.rights_when_open(_bearer(scope))
         if self._book.is_open:
             await self._app(scope, receive, send)
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from common.addresses import is_loopback
@@ -84,7 +86,7 @@ def test_what_up_starts_passes_the_rules_of_serve() -> None:
 
     base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
     size = ClusterSize(prefill=1, decode=1, mixed=0)
-    for process in plan_cluster(base, size, "redis://h", num_cores=2):
+    for process in plan_cluster(base, size, "unix:///s", Path("keys"), num_cores=2):
         assert SERVE.rules(process.config) == []
         is_router = process.config.role is Role.ROUTER
         assert (process.config.server.host == "0.0.0.0") == is_router
