@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
@@ -25,6 +27,12 @@ from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from common.code_cache import code_cache_folder
+
+# Read when the kernels below are decorated; the engine's have another one, which is put back.
+_engines = numba.config.CACHE_DIR
+numba.config.CACHE_DIR = code_cache_folder(Path(__file__).parent)
 
 ALIGNMENT = 16
 """Alignment of target addresses in bytes: non-temporal stores require it.
@@ -398,3 +406,6 @@ def copy_rows(targets: Numbers, sources: Numbers, row_bytes: int, seeds: Numbers
     sums = np.empty(sources.size, np.uint64)
     _take_rows(True, targets, sources, row_bytes, seeds, sums)
     return sums
+
+
+numba.config.CACHE_DIR = _engines

@@ -13,11 +13,19 @@ import ctypes
 import errno
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import zmq
 from numba import cfunc, types
+
+from common.code_cache import code_cache_folder
+
+# Read by the decorator below; the engine's kernels have another one, which is put back.
+_engines = numba.config.CACHE_DIR
+numba.config.CACHE_DIR = code_cache_folder(Path(__file__).parent)
 
 _MESSAGE_BYTES = 64
 """Size of `zmq_msg_t`: part of libzmq's interface."""
@@ -30,6 +38,9 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 def _release(_data: Any, is_sent: Any) -> None:
     """Mark a part as released: a `zmq_free_fn`."""
     is_sent[0] = 1
+
+
+numba.config.CACHE_DIR = _engines
 
 
 class PartSender:

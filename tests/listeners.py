@@ -62,4 +62,5 @@ def _address(text: str) -> str:
     words = [int(host[i : i + 8], 16) for i in range(0, len(host), 8)]
     packed = b"".join(struct.pack("=I", word) for word in words)
     family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-    return f"{socket.inet_ntop(family, packed)}:{int(port, 16)}"
+    name = socket.inet_ntop(family, packed).removeprefix("::ffff:")
+    return f"{name}:{int(port, 16)}"

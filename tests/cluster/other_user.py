@@ -21,7 +21,6 @@ import grpc
 import zmq
 
 from common.ids import Incarnation
-from kv_transfer.curve_keys import new_curve_keys
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope
@@ -73,13 +72,12 @@ def handshake(address: str, certificate: str, key: str) -> Any:
             return "refused"
 
 
-def send_kv(address: str, server_key: str) -> Any:
-    """Send a message to a node's KV port: in clear, or with a key pair of one's own for its."""
+def send_kv(address: str, server_key: str, own: list[str]) -> Any:
+    """Send a message to a node's KV port: in clear, or with a key pair (public, secret)."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.linger = 0
         if server_key:
-            own = new_curve_keys()
-            client.curve_publickey, client.curve_secretkey = own.public, own.secret
+            client.curve_publickey, client.curve_secretkey = (one.encode() for one in own)
             client.curve_serverkey = server_key.encode()
         events = client.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         client.connect(f"tcp://{address}")
