@@ -13,19 +13,13 @@ import ctypes
 import errno
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import zmq
-from numba import cfunc, types
+from numba import cfunc, config, types
 
-from common.code_cache import code_cache_folder
-
-# Read by the decorator below; the engine's kernels have another one, which is put back.
-_engines = numba.config.CACHE_DIR
-numba.config.CACHE_DIR = code_cache_folder(Path(__file__).parent)
+from kv_transfer.own_cache import in_own_cache
 
 _MESSAGE_BYTES = 64
 """Size of `zmq_msg_t`: part of libzmq's interface."""
@@ -34,13 +28,10 @@ _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-@cfunc(types.void(types.voidptr, types.CPointer(types.uint8)), cache=True)  # type: ignore[untyped-decorator]
+@in_own_cache(config, cfunc, types.void(types.voidptr, types.CPointer(types.uint8)), cache=True)
 def _release(_data: Any, is_sent: Any) -> None:
     """Mark a part as released: a `zmq_free_fn`."""
     is_sent[0] = 1
-
-
-numba.config.CACHE_DIR = _engines
 
 
 class PartSender:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 
@@ -35,10 +36,7 @@ def try_process(pid: int) -> dict[str, str]:
             "write mem": lambda: _closed(os.open(folder / "mem", os.O_RDWR)),
             "cwd": lambda: (folder / "cwd").readlink(),
             "fds": lambda: list((folder / "fd").iterdir()),
-            **{
-                f"fd {fd}": lambda fd=fd: _closed(os.open(folder / f"fd/{fd}", os.O_RDONLY))
-                for fd in range(64)
-            },
+            **{f"fd {fd}": partial(_read_descriptor, folder / f"fd/{fd}") for fd in range(64)},
             "signal": lambda: os.kill(pid, 0),
         }
     )
@@ -47,6 +45,10 @@ def try_process(pid: int) -> dict[str, str]:
 def _made_and_removed(path: Path) -> None:
     path.touch(exist_ok=False)
     path.unlink()
+
+
+def _read_descriptor(path: Path) -> None:
+    _closed(os.open(path, os.O_RDONLY))
 
 
 def _closed(descriptor: int) -> None:

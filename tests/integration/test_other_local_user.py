@@ -131,8 +131,8 @@ def up(tiny_model: Path) -> Iterator[Up]:
 def _records(temporary: Path) -> dict[str, NodeRecord]:
     (private,) = temporary.glob("pdserve-*/private")
     keys = load_keys(private / "keys/router", Role.ROUTER)
-    login = {"username": keys.redis_user, "password": keys.redis_password}
-    with redis.Redis(unix_socket_path=str(private / "redis.sock"), **login) as client:
+    path, password = str(private / "redis.sock"), keys.redis_password
+    with redis.Redis(unix_socket_path=path, username=keys.redis_user, password=password) as client:
         values = {name: client.get(f"pdserve:default:node:{name}") for name in NODES}
     return {name: decode_node(value).record for name, value in values.items()}
 
@@ -318,7 +318,7 @@ def test_the_router_answers_without_a_key_and_drains_nothing(up: Up) -> None:
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 2}
     asked = {"method": "POST", "address": up.address, "path": "/v1/completions", "body": body}
     paths = ("drain", "drain%0A", "drain%0D", "drain/", "./drain", "drain;x", "DRAIN", "drain?x")
-    wrong = ({}, {"authorization": "Bearer pds_wrong"})
+    wrong: tuple[dict[str, str], ...] = ({}, {"authorization": "Bearer pds_wrong"})
     drains = [
         {
             "method": "POST",

@@ -82,6 +82,7 @@ def test_all_kernels_are_in_such_folders() -> None:
     from kv_transfer import fused_copy, zmq_parts
 
     for module in (filters, fused_copy, zmq_parts):
+        assert module.__file__
         folder = code_cache_folder(Path(module.__file__).parent)
         caches = [one._cache for one in vars(module).values() if hasattr(one, "_cache")]
         assert caches
