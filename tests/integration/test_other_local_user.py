@@ -355,8 +355,8 @@ def test_who_reads_the_administrators_key_may_drain(up: Up) -> None:
 
 def test_requests_of_others_are_not_shown(up: Up) -> None:
     """Neither by the metrics nor by the live page, whose errors might name what somebody sent."""
-    wrong = {"model": "tiny", "prompt": "Hi", "max_tokens": MARK}
-    assert httpx.post(f"{up.url}/v1/completions", json=wrong).status_code == 400
+    wrong = httpx.post(f"{up.url}/v1/completions", json={"model": MARK, "prompt": "Hi"})
+    assert MARK in wrong.text
     assert httpx.post(
         f"{up.url}/v1/completions", json={"model": "tiny", "prompt": MARK, "max_tokens": 4}
     ).is_success
