@@ -33,7 +33,7 @@ def code_cache_folder(sources: Path) -> str:
         "compiled kernels are not taken from %s, and are compiled for this process alone: %s",
         folder, problem,
     )  # fmt: skip
-    own = tempfile.mkdtemp(prefix="pdserve-kernels-")
+    own = tempfile.mkdtemp(prefix="kernels-of-pdserve-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     return own
 
