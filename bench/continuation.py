@@ -32,6 +32,7 @@ from pathlib import Path
 from bench.running_cluster import Load, RunningCluster, running_cluster
 from common.clock import MonotonicClock
 from pdserve.checkpoints.demo_model import demo_model_folder
+from pdserve.keys.redis_acl import keyless_acl
 from pdserve.local_cluster.child_process import ChildProcess, start_child
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.free_ports import free_loopback_port
@@ -195,7 +196,9 @@ async def started(way: str) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         with Signals() as signals:
-            redis = start_embedded_redis(folder, folder / "redis.log", signals, MonotonicClock())
+            redis = start_embedded_redis(
+                folder, folder / "redis.log", signals, MonotonicClock(), acl=keyless_acl()
+            )
         stack.callback(redis.child.kill)
         processes = NodesOfCluster(folder, redis.url, THRESHOLDS[way])
         stack.callback(processes.kill_all)

@@ -261,6 +261,11 @@ class SecurityConfig(Section):
     insecure: bool = setting(
         False, "let others reach this process without keys, on a network where all are trusted"
     )
+    open_api: bool = setting(
+        False,
+        "serve clients of a router without an API key although `keys` has some; draining a node "
+        "still needs an administrator's",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import SplitResult, unquote, urlsplit
 
 MAX_HOSTS = 64
+MOST_SOCKET_PATH_BYTES = 107
+"""The most that the path of a unix socket may have, on Linux."""
 
 
 class Topology(Enum):
@@ -49,6 +52,7 @@ def parse_redis_url(url: str) -> RedisUrl:
     """Return the parts. Raises `ValueError` in words for anything that is no such address."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
+        _check_socket(parts)
         return RedisUrl(topology=Topology.SERVER, hosts=())
     base, plus, kind = parts.scheme.partition("+")
     if base not in ("redis", "rediss") or (plus and kind not in ("sentinel", "cluster")):
@@ -72,6 +76,17 @@ def parse_redis_url(url: str) -> RedisUrl:
         service=service,
         db=db,
     )
+
+
+def _check_socket(parts: SplitResult) -> None:
+    path = unquote(parts.path)
+    if parts.netloc.rpartition("@")[2] or not path.strip("/"):
+        raise ValueError("wanted the absolute path of a socket: unix:///path")
+    size = len(os.fsencode(path))
+    if size > MOST_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"the path of the socket has {size} bytes: wanted at most {MOST_SOCKET_PATH_BYTES}"
+        )
 
 
 def _host(text: str, topology: Topology) -> tuple[str, int]:

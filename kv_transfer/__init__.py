@@ -11,6 +11,7 @@ outcome. Frames of the KV plane grant no rights: the control plane decides who m
     endpoints       KV addresses as text; name_lookup: host names, resolved in other threads
     open_files      how many files are left; without any, a port would spin
     zmq_gate        authentication of connections when the cluster has a key
+    own_cache       where the compiled kernels of this package are kept
     zmq_parts       payload that ZMQ sends out of this process's memory
     shell           what all connectors share: one thread, one queue of effects, two halves:
       sending_end     the sending machine, the pool it reads, its end of every lane

@@ -22,16 +22,16 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import njit, types
+from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from kv_transfer.own_cache import in_own_cache
 
 ALIGNMENT = 16
 """Alignment of target addresses in bytes: non-temporal stores require it.
 
-Every allocator provides it. Targets at multiples of 64, like those of pools, are written a sixth
-faster.
-"""
+Every allocator provides it. Targets at multiples of 64, as in pools, are written a sixth faster."""
 STRIPE_BYTES = 64
 BLOCK_BYTES = 1024
 """Also the prefetch distance in the source; the processor's own prefetching stops at page ends."""
@@ -227,10 +227,10 @@ def _wait_for_stores(typing: Any) -> Any:
     return types.void(), codegen
 
 
-_kernel = partial(njit, nogil=True, cache=True, error_model="numpy")
+_kernel = partial(in_own_cache, config, njit, nogil=True, cache=True, error_model="numpy")
 
 
-@_kernel("void(uint64[:,::1], int64, uint64)")  # type: ignore[untyped-decorator]
+@_kernel("void(uint64[:,::1], int64, uint64)")
 def _begin_row(states: Any, number: Any, seed: Any) -> None:
     for word in range(0, _SECRET.size, 2):
         states[number, word] = _SECRET[word] + seed
@@ -239,7 +239,7 @@ def _begin_row(states: Any, number: Any, seed: Any) -> None:
         states[number, _LANES_AT + lane] = _LANES[lane]
 
 
-@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64)")  # type: ignore[untyped-decorator]
+@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64)")
 def _take_blocks(
     is_copied: Any, target: Any, source: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
@@ -252,7 +252,7 @@ def _take_blocks(
         at += block
 
 
-@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64, uint64)")  # type: ignore[untyped-decorator]
+@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64, uint64)")
 def _take_blocks_of_two(
     is_copied: Any,
     target: Any,
@@ -276,7 +276,7 @@ def _take_blocks_of_two(
         at = next_at
 
 
-@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64)")  # type: ignore[untyped-decorator]
+@_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64)")
 def _take_rest(
     is_copied: Any, target: Any, source: Any, ahead: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
@@ -296,7 +296,7 @@ def _take_rest(
         stripe_key += np.uint64(8)
 
 
-@_kernel("uint64(uint64[:,::1], int64, int64)")  # type: ignore[untyped-decorator]
+@_kernel("uint64(uint64[:,::1], int64, int64)")
 def _merge_key(states: Any, number: Any, lane: Any) -> Any:
     """Return a lane's key for the final merge: 8 bytes of the secret, which are not aligned."""
     word, shift = _MERGE_AT // 8 + lane, np.uint64(8 * (_MERGE_AT % 8))
@@ -304,7 +304,7 @@ def _merge_key(states: Any, number: Any, lane: Any) -> Any:
     return (low >> shift) | (high << (np.uint64(64) - shift))
 
 
-@_kernel("uint64(uint64[:,::1], int64, uint64)")  # type: ignore[untyped-decorator]
+@_kernel("uint64(uint64[:,::1], int64, uint64)")
 def _end_row(states: Any, number: Any, row_bytes: Any) -> Any:
     """Return the row's sum."""
     total = row_bytes * _START
@@ -317,7 +317,7 @@ def _end_row(states: Any, number: Any, row_bytes: Any) -> Any:
     return total ^ (total >> np.uint64(32))
 
 
-@_kernel("void(boolean, uint64[::1], uint64[::1], uint64, uint64[::1], uint64[::1])")  # type: ignore[untyped-decorator]
+@_kernel("void(boolean, uint64[::1], uint64[::1], uint64, uint64[::1], uint64[::1])")
 def _take_rows(
     is_copied: Any, targets: Any, sources: Any, row_bytes: Any, seeds: Any, sums: Any
 ) -> None:

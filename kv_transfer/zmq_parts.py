@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import zmq
-from numba import cfunc, types
+from numba import cfunc, config, types
+
+from kv_transfer.own_cache import in_own_cache
 
 _MESSAGE_BYTES = 64
 """Size of `zmq_msg_t`: part of libzmq's interface."""
@@ -26,7 +28,7 @@ _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-@cfunc(types.void(types.voidptr, types.CPointer(types.uint8)), cache=True)  # type: ignore[untyped-decorator]
+@in_own_cache(config, cfunc, types.void(types.voidptr, types.CPointer(types.uint8)), cache=True)
 def _release(_data: Any, is_sent: Any) -> None:
     """Mark a part as released: a `zmq_free_fn`."""
     is_sent[0] = 1

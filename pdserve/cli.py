@@ -30,6 +30,7 @@ _MOST_NODES = 64
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong settings."""
+    _keep_files_from_others()
     parser = build_parser()
     try:
         parsed, unknown = parser.parse_known_args(arguments)
@@ -62,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of the output has closed it, as in `pdserve --help | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _keep_files_from_others() -> None:
+    """Let nobody else write what this process makes: the caches hold code and weights."""
+    os.umask(os.umask(0o077) | 0o002)
 
 
 def _serve(parsed: argparse.Namespace, unknown: list[str]) -> int:

@@ -19,6 +19,7 @@ from bench.handoff.processes import Remote
 from bench.router.load import LoadClient
 from bench.router.node_stand_in import CLUSTER, NodeStandIn
 from common.clock import MonotonicClock
+from pdserve.keys.redis_acl import keyless_acl
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.free_ports import free_loopback_port
 from pdserve.local_cluster.signals import Signals
@@ -71,7 +72,9 @@ def running_system(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-router-")))
         with Signals() as signals:
-            redis = start_embedded_redis(folder, folder / "redis.log", signals, MonotonicClock())
+            redis = start_embedded_redis(
+                folder, folder / "redis.log", signals, MonotonicClock(), acl=keyless_acl()
+            )
         stack.callback(redis.child.kill)
         os.sched_setaffinity(redis.child.pid, {cores.others})
         nodes = stack.enter_context(

@@ -22,6 +22,12 @@ def serve_problems(config: Config) -> list[Problem]:
         wrong.append(Problem(("kv_key", "keys"), text))
     if config.security.insecure:
         return wrong
+    if config.security.open_api and not is_loopback(host):
+        text = (
+            f"open_api is on, and host is {host!r}, where other machines reach it: wanted "
+            "--no-open-api, or --insecure if everybody who reaches it may use the cluster"
+        )
+        wrong.append(Problem(("open_api", "host"), text))
     if not keys and not is_loopback(host):
         folder = "router" if config.role is Role.ROUTER else "node"
         text = (

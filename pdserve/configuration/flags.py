@@ -36,6 +36,8 @@ SET_BY_UP = frozenset(
         "redis_url",
         "cluster",
         "keys",
+        "kv_key",
+        "open_api",
     }
 )
 

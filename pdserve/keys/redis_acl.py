@@ -35,20 +35,27 @@ _PATTERNS = {"router": (*_LEASES, *_PLACEMENTS), "node": _LEASES}
 
 
 def users_acl(passwords: Mapping[str, str]) -> str:
-    """Return Redis's `aclfile` for the users router, node and admin.
+    """Return Redis's `aclfile` for the users router and node, and admin.
 
     It holds hashes of the passwords. The default user is off, so every client needs a password.
+    Without a password of admin there is no such user, and nobody has the rights that only it has.
     """
     lines = ["user default reset off"]
-    lines += [
-        f"user {user} reset on #{_hash(passwords[user])} resetchannels -@all "
-        + " ".join([f"~{pattern}" for pattern in patterns])
-        + " "
-        + " ".join([f"+{command}" for command in COMMANDS])
-        for user, patterns in _PATTERNS.items()
-    ]
-    lines.append(f"user admin reset on #{_hash(passwords['admin'])} ~* &* +@all")
+    lines += [_user(user, f"#{_hash(passwords[user])}", user) for user in _PATTERNS]
+    if "admin" in passwords:
+        lines.append(f"user admin reset on #{_hash(passwords['admin'])} ~* &* +@all")
     return "\n".join(lines) + "\n"
+
+
+def keyless_acl() -> str:
+    """Return Redis's `aclfile` for processes without keys: everybody has a router's rights."""
+    return _user("default", "nopass", "router") + "\n"
+
+
+def _user(name: str, proof: str, rights: str) -> str:
+    patterns = " ".join(f"~{pattern}" for pattern in _PATTERNS[rights])
+    commands = " ".join(f"+{command}" for command in COMMANDS)
+    return f"user {name} reset on {proof} resetchannels -@all {patterns} {commands}"
 
 
 def _hash(password: str) -> str:

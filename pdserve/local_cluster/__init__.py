@@ -5,6 +5,8 @@ cluster_plan    which processes there are, and the configuration of each
 child_process   a child process with a log, stopped by its pid
 embedded_redis  a Redis server for this cluster
 free_ports      free ports of this machine
+local_keys      the keys of one run
+private_files   files of mode 600
 run_folder      the folder of one run: logs and private files
 sample_answer   one streamed chat request, to show that the cluster works
 signals         signals as something to wait for

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from common.clock import Clock
+from pdserve.local_cluster.private_files import open_private_log
 from pdserve.local_cluster.signals import Signals
 
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +56,7 @@ def start_child(
     name: str, command: Sequence[str], log_path: Path, environ: Mapping[str, str]
 ) -> ChildProcess:
     """Start `command` in a new session, so that a terminal's Ctrl-C reaches only the parent."""
-    with log_path.open("ab") as log:
+    with open_private_log(log_path) as log:
         process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
             command,
             stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from common.config import Config
 from common.nodes import Role
@@ -49,9 +50,12 @@ class PlannedProcess:
 
 
 def plan_cluster(
-    base: Config, size: ClusterSize, redis_url: str, *, num_cores: int
+    base: Config, size: ClusterSize, redis_url: str, keys: Path, *, num_cores: int
 ) -> list[PlannedProcess]:
     """Return the router, then the nodes. Each node's name is also its node id.
+
+    `keys` is a folder of keys that this cluster alone has: other users of the machine reach the
+    ports of the nodes too. The router asks its clients for a key where one is configured.
 
     The nodes share the machine: each gets an equal part of `memory_fraction`, and where there are
     more nodes than the `num_cores` cores, one thread. A step waits for each thread that has begun a
@@ -64,13 +68,13 @@ def plan_cluster(
         role=Role.ROUTER,
         server=replace(base.server, node_id="router"),
         placement=placement,
-        # The security of the whole cluster was checked: its router connects to loopback only.
-        security=replace(base.security, insecure=True),
+        security=replace(base.security, keys=str(keys / "router"), open_api=not base.api.api_key),
     )
     planned = [PlannedProcess("router", router)]
     num_nodes = size.prefill + size.decode + size.mixed
     of_all = base.engine.memory_fraction or UP_MEMORY_FRACTION
     num_threads = base.engine.num_threads or (1 if num_nodes > num_cores else 0)
+    security = replace(base.security, keys=str(keys / "node"))
     engine = replace(base.engine, memory_fraction=of_all / num_nodes, num_threads=num_threads)
     counts = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode), (Role.MIXED, size.mixed))
     for role, count in counts:
@@ -80,6 +84,13 @@ def plan_cluster(
             server = replace(
                 base.server, host="127.0.0.1", port=0, kv_port=0, metrics_port=0, node_id=name
             )
-            node = replace(base, role=role, server=server, placement=placement, engine=engine)
+            node = replace(
+                base,
+                role=role,
+                server=server,
+                placement=placement,
+                engine=engine,
+                security=security,
+            )
             planned.append(PlannedProcess(name, node))
     return planned

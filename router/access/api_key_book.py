@@ -54,14 +54,21 @@ class ApiKeyBook:
     """
 
     def __init__(
-        self, clock: Clock, *, path: Path | None = None, api_key: str = "", metrics_token: str = ""
+        self,
+        clock: Clock,
+        *,
+        path: Path | None = None,
+        api_key: str = "",
+        metrics_token: str = "",
+        open_api: bool = False,
     ) -> None:
         """Read the keys.
 
         `path`: the file of keys; `api_key`: one more key, in clear, an administrator's;
-        `metrics_token`: the token that Prometheus sends, for `/metrics` alone. Raises
-        `ConfigError`.
+        `metrics_token`: the token that Prometheus sends, for `/metrics` alone; `open_api`: clients
+        are served without a key, and only administrators need one. Raises `ConfigError`.
         """
+        self._open_api = open_api
         self._clock = clock
         self._path = path
         self._api_key = api_key
@@ -73,8 +80,20 @@ class ApiKeyBook:
 
     @property
     def is_open(self) -> bool:
-        """Whether no keys are configured, so that everyone may do everything."""
-        return self._path is None and not self._api_key
+        """Whether clients are served without a key."""
+        return self._open_api or not self._has_keys
+
+    @property
+    def _has_keys(self) -> bool:
+        return self._path is not None or bool(self._api_key)
+
+    def rights_when_open(self, given: bytes) -> tuple[str, bool]:
+        """Return the name of the key that a client sent, and whether it is an administrator.
+
+        Without any keys everyone is one.
+        """
+        used = self.find(given) if given else None
+        return (used.key.name, used.key.is_admin) if used else ("", not self._has_keys)
 
     def find(self, given: bytes) -> KeyInUse | None:
         """Return the key that a client sent.

@@ -77,7 +77,7 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
             return
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
-        state["api_key_name"], state["is_admin"] = "", self._book.is_open
+        state["api_key_name"], state["is_admin"] = self._book.rights_when_open(_bearer(scope))
         if self._book.is_open:
             owner = state["api_key_name"] or client_address(scope)
             await self._serve(BodyReceiver(receive, self._bodies, owner), scope, send)

@@ -71,6 +71,7 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
         try:
+            _require_admin(scope)
             _require_json(scope)
             node_id = _node_id(await read_body(scope, receive, MAX_BODY_BYTES))
             leaving = await drain_node(node_id)
@@ -108,6 +109,18 @@ _DESCRIPTION = (
     "A node takes no new work, finishes what it has or hands it over, and ends. "
     'The body is {"node_id": "…"}. Needs an administrator\'s key where keys are set up.'
 )
+
+
+def _require_admin(scope: Scope) -> None:
+    """Raise `ApiError` for a client that a router serves without a key, but does not trust."""
+    if not scope["state"]["is_admin"]:
+        raise ApiError(
+            403,
+            "draining a node needs an administrator's key: `pdserve drain NODE --api-key-file "
+            "FILE`; that of `pdserve up` is private/keys/client/admin.key in the folder of its "
+            "logs, which only its user can read",
+            code="not_admin",
+        )
 
 
 def _require_json(scope: Scope) -> None:

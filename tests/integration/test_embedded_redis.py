@@ -1,23 +1,28 @@
-"""The embedded Redis server: a real process on a real port."""
+"""The embedded Redis server: a real process on a real socket, which is this user's alone."""
 
 from __future__ import annotations
 
-import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError
 
 from common.clock import MonotonicClock
+from pdserve.keys.redis_acl import keyless_acl, users_acl
 from pdserve.local_cluster import embedded_redis
 from pdserve.local_cluster.embedded_redis import (
     EmbeddedRedis,
     EmbeddedRedisError,
     start_embedded_redis,
 )
-from pdserve.local_cluster.free_ports import free_loopback_port
 from pdserve.local_cluster.signals import Signals
+from tests.listeners import listening_sockets
+
+PASSWORDS = {"router": "of-routers", "node": "of-nodes"}
+KEY = "pdserve:c:node:n"
 
 
 @pytest.fixture
@@ -26,61 +31,161 @@ def signals() -> Iterator[Signals]:
         yield signals
 
 
-def start(folder: Path, signals: Signals) -> EmbeddedRedis:
-    return start_embedded_redis(folder, folder / "redis.log", signals, MonotonicClock())
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
-def test_it_answers_at_once_and_keeps_nothing(tmp_path: Path, signals: Signals) -> None:
-    server = start(tmp_path, signals)
+def start(folder: Path, signals: Signals, acl: str = "") -> EmbeddedRedis:
+    return start_embedded_redis(
+        folder, folder / "redis.log", signals, MonotonicClock(), acl=acl or keyless_acl()
+    )
+
+
+@pytest.fixture
+def server(folder: Path, signals: Signals) -> Iterator[EmbeddedRedis]:
+    server = start(folder, signals, users_acl(PASSWORDS))
+    yield server
+    server.child.kill()
+
+
+def test_it_answers_at_once_and_keeps_nothing(folder: Path, signals: Signals) -> None:
+    server = start(folder, signals)
     try:
         with Redis.from_url(server.url) as client:
             assert client.info("server")["process_id"] == server.child.pid
-            assert client.set("key", "value")
-            assert client.config_get("save") == {"save": ""}
-            assert client.config_get("appendonly") == {"appendonly": "no"}
-            assert client.config_get("bind") == {"bind": "127.0.0.1"}
+            assert client.set(KEY, "value")
     finally:
         server.child.kill()
-    assert server.child.exit_code() is not None
-    assert [path.name for path in tmp_path.iterdir()] == ["redis.log"]
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["redis.acl", "redis.log", "redis.sock"]
+
+
+def test_it_listens_on_its_socket_alone(server: EmbeddedRedis, folder: Path) -> None:
+    assert listening_sockets(server.child.pid) == [f"unix {folder}/redis.sock"]
+    assert server.url == f"unix://{folder}/redis.sock"
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes == {"redis.sock": 0o600, "redis.acl": 0o600, "redis.log": 0o600}
+
+
+def test_who_has_no_password_may_do_nothing(server: EmbeddedRedis) -> None:
+    admin = {"username": "admin", "password": ""}
+    for login, refusal in (({}, "required"), (admin, "invalid username-password")):
+        with (
+            Redis.from_url(server.url, protocol=2, **login) as client,
+            pytest.raises(AuthenticationError, match=refusal),
+        ):
+            client.get(KEY)
+
+
+DANGEROUS = (
+    "MODULE LOAD x.so",
+    "MODULE LIST",
+    "CONFIG SET dir /var",
+    "CONFIG GET *",
+    "CONFIG REWRITE",
+    "CONFIG RESETSTAT",
+    "DEBUG SLEEP 0",
+    "DEBUG RELOAD",
+    "ACL SETUSER default on nopass +@all",
+    "ACL LOAD",
+    "ACL SAVE",
+    "SLAVEOF 127.0.0.1 1",
+    "REPLICAOF 127.0.0.1 1",
+    "MIGRATE 127.0.0.1 1 k 0 1",
+    "SHUTDOWN NOSAVE",
+    "SAVE",
+    "BGSAVE",
+    "BGREWRITEAOF",
+    "KEYS *",
+    "SCAN 0",
+    "FLUSHALL",
+    "FLUSHDB",
+    "EVAL return(1) 0",
+    "SCRIPT FLUSH",
+    "SCRIPT KILL",
+    "CLIENT KILL TYPE normal",
+    "MONITOR",
+    "PSYNC ? -1",
+    "SYNC",
+    "RESTORE pdserve:c:node:n 0 x",
+    "DUMP pdserve:c:node:n",
+    "SWAPDB 0 1",
+    "SUBSCRIBE x",
+    "PUBLISH x y",
+    "CLUSTER RESET",
+    "SET elsewhere x",
+    "GET elsewhere",
+)
+
+
+@pytest.mark.parametrize("user", [*PASSWORDS, "nobody"])
+@pytest.mark.parametrize("command", DANGEROUS)
+def test_no_user_may_harm_the_server(
+    folder: Path, signals: Signals, user: str, command: str
+) -> None:
+    server = start(folder, signals, keyless_acl() if user == "nobody" else users_acl(PASSWORDS))
+    login = {} if user == "nobody" else {"username": user, "password": PASSWORDS[user]}
+    try:
+        with Redis.from_url(server.url, **login) as client:
+            with pytest.raises(NoPermissionError):
+                client.execute_command(*command.split(" "))
+            assert client.ping()
+    finally:
+        server.child.kill()
 
 
 def test_two_at_once_are_two(tmp_path: Path, signals: Signals) -> None:
-    first, second = start(tmp_path, signals), start(tmp_path, signals)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for one in folders:
+        one.mkdir(mode=0o700)
+    first, second = (start(one, signals) for one in folders)
     try:
-        assert first.url != second.url
+        for server in (first, second):
+            with Redis.from_url(server.url) as client:
+                assert client.info("server")["process_id"] == server.child.pid
     finally:
         first.child.kill()
         second.child.kill()
 
 
-def test_a_port_lost_to_another_process_is_not_used(
-    tmp_path: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = start(tmp_path, signals)
-    taken = int(other.url.removesuffix("/0").rpartition(":")[2])
-    offered = iter([taken, free_loopback_port()])
-    monkeypatch.setattr(embedded_redis, "free_loopback_port", lambda: next(offered))
-    server = start(tmp_path, signals)
+def test_a_path_with_other_characters_is_one(tmp_path: Path, signals: Signals) -> None:
+    folder = tmp_path / "ä b%20?#"
+    folder.mkdir(mode=0o700)
+    server = start(folder, signals)
     try:
-        assert server.url != other.url
         with Redis.from_url(server.url) as client:
-            assert client.info("server")["process_id"] == server.child.pid
+            assert client.ping()
     finally:
         server.child.kill()
-        other.child.kill()
 
 
-def test_it_gives_up_after_a_few_ports(
-    tmp_path: Path, signals: Signals, monkeypatch: pytest.MonkeyPatch
+def test_a_path_that_is_too_long_is_refused_and_nothing_starts(
+    tmp_path: Path, signals: Signals
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(embedded_redis, "free_loopback_port", lambda: port)
-        monkeypatch.setattr(embedded_redis, "_answering_pid", lambda _: None)
-        with pytest.raises(EmbeddedRedisError, match=r"did not start \(exit code 1\)(.|\n)*in use"):
-            start(tmp_path, signals)
-    assert (tmp_path / "redis.log").read_text().count("in use") == 5
+    folder = tmp_path / ("x" * (108 - len(str(tmp_path)) - len("//redis.sock")))
+    folder.mkdir(mode=0o700)
+    with pytest.raises(EmbeddedRedisError, match=r"108 bytes\): wanted at most 107.*TMPDIR"):
+        start(folder, signals)
+    assert list(folder.iterdir()) == []
+    shorter = folder.with_name(folder.name[1:])
+    shorter.mkdir(mode=0o700)
+    start(shorter, signals).child.kill()
+
+
+def test_a_folder_of_others_is_refused(folder: Path, signals: Signals) -> None:
+    folder.chmod(0o710)
+    with pytest.raises(EmbeddedRedisError, match="may be entered by others"):
+        start(folder, signals)
+
+
+def test_what_does_not_start_is_reported_with_its_last_words(
+    folder: Path, signals: Signals
+) -> None:
+    with pytest.raises(EmbeddedRedisError, match=r"did not start \(exit code 1\)(.|\n)*ACL"):
+        start(folder, signals, acl="user default on +@nonsense\n")
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,31 +26,21 @@ last bit however prompts are chunked and requests are batched.
     vector_ir, vector_math   LLVM's own vectors, and functions on them
 
 Compiled code is cached in a folder named after these sources: numba itself only checks the file of
-the function that it caches, not the files of the functions that this one calls.
+the function that it caches, not the files of the functions that this one calls. A folder into which
+another user could put code is not used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
 import numba
 
+from common.code_cache import code_cache_folder
 
-def _cache_folder() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    environment = os.environ
-    ours = environment.get("PDSERVE_CACHE") or (
-        f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/pdserve"
-    )
-    base = environment.get("NUMBA_CACHE_DIR") or f"{ours}/numba"
-    return str(Path(base).expanduser() / digest.hexdigest()[:16])
-
-
-numba.config.CACHE_DIR = _cache_folder()  # read when the kernels below are decorated
+# Read when the kernels below are decorated.
+numba.config.CACHE_DIR = code_cache_folder(Path(__file__).parent)
 
 # Read when the thread pool's library is loaded. By default its idle threads keep their processors
 # busy for milliseconds. Where other processes compute too, those that have work then wait for them.

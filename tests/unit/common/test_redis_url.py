@@ -18,6 +18,8 @@ from common.redis_url import RedisUrl, Topology, parse_redis_url
             RedisUrl(topology=Topology.SERVER, hosts=(("fd00::7", 7),), has_tls=True),
         ),
         ("unix:///run/redis.sock", RedisUrl(topology=Topology.SERVER, hosts=())),
+        ("unix://u:p@/a%20b/s?db=3", RedisUrl(topology=Topology.SERVER, hosts=())),
+        ("unix:///" + 106 * "x", RedisUrl(topology=Topology.SERVER, hosts=())),
         (
             "redis+sentinel://s1,s2:7,[::1]:8/main/2",
             RedisUrl(
@@ -60,6 +62,11 @@ def test_an_address_has_its_parts(url: str, parsed: RedisUrl) -> None:
         ("http://h", "no scheme"),
         ("redis+pigeon://h", "no scheme"),
         ("unix+cluster://h", "no scheme"),
+        ("unix://", "absolute path"),
+        ("unix:///", "absolute path"),
+        ("unix://run/redis.sock", "absolute path"),
+        ("unix:///" + 107 * "x", "108 bytes: wanted at most 107"),
+        ("unix:///" + 54 * "%C3%A4", "109 bytes"),
         ("redis://h:0", "0 is no port"),
         ("redis://h:port", "Port"),
         ("redis+sentinel://h", "service's name is missing"),

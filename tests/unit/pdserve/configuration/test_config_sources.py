@@ -87,7 +87,7 @@ LEGAL_VALUES = {
     "kv_cache_dtype": "int8",
     "activation_dtype": "int8",
     "quantization": "q4_0",
-    "redis_url": "unix://s",
+    "redis_url": "unix:///s",
     "placement_policy": "round_robin",
     "reservation_policy": "global_ratio",
     "preemption_policy": "shortest_output",

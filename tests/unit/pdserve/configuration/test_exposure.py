@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from common.addresses import is_loopback
+from common.nodes import Role
 from pdserve.configuration.config_sources import SERVE, UP, SettingsError, load_config
 from pdserve.configuration.flags import build_parser
 from pdserve.configuration.shown_config import config_file_text
@@ -72,19 +75,43 @@ def test_up_wants_an_api_key_where_others_reach_its_router(host: str) -> None:
     assert problems("up", "--host", host, "--insecure") == []
 
 
-def test_up_has_no_keys() -> None:
-    assert problems("up", "--keys", "k") == [
-        "keys cannot be set: `pdserve up` chooses it (from flag --keys)"
+@pytest.mark.parametrize("host", REACHED)
+def test_an_open_api_is_one_of_this_machine(host: str) -> None:
+    keys = ("--keys", "k", "--redis-url", SAFE_REDIS[0], "--open-api")
+    (said,) = problems("serve", "--host", host, *keys)
+    assert said.startswith(f"open_api is on, and host is {host!r}, where other machines reach it")
+    assert problems("serve", "--host", host, "--insecure", *keys) == []
+    assert problems("serve", "--host", "127.0.0.1", *keys) == []
+
+
+@pytest.mark.parametrize("flag", ["--keys=k", "--kv-key=k", "--open-api"])
+def test_up_has_keys_of_its_own(flag: str) -> None:
+    name = flag.partition("=")[0]
+    key = name.removeprefix("--").replace("-", "_")
+    assert problems("up", flag) == [
+        f"{key} cannot be set: `pdserve up` chooses it (from flag {name})"
     ]
+
+
+@pytest.mark.parametrize("given", [[], ["--api-key", "x"], ["--host", "0.0.0.0", "--insecure"]])
+def test_every_process_of_up_has_keys_and_its_router_is_open_without_a_key(
+    given: list[str],
+) -> None:
+    parsed, unknown = build_parser().parse_known_args(["up", *given])
+    base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
+    size = ClusterSize(prefill=1, decode=1, mixed=1)
+    router, *nodes = plan_cluster(base, size, "unix:///s", Path("keys"), num_cores=2)
+    assert router.config.security.keys == "keys/router"
+    assert router.config.security.open_api == ("--api-key" not in given)
+    assert router.config.security.insecure == ("--insecure" in given)
+    assert {node.config.security.keys for node in nodes} == {"keys/node"}
 
 
 def test_what_up_starts_passes_the_rules_of_serve() -> None:
     parsed, unknown = build_parser().parse_known_args(["up", "--host", "0.0.0.0", "--api-key", "x"])
-    from common.nodes import Role
-
     base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
     size = ClusterSize(prefill=1, decode=1, mixed=0)
-    for process in plan_cluster(base, size, "redis://h", num_cores=2):
+    for process in plan_cluster(base, size, "unix:///s", Path("keys"), num_cores=2):
         assert SERVE.rules(process.config) == []
         is_router = process.config.role is Role.ROUTER
         assert (process.config.server.host == "0.0.0.0") == is_router

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from common.config import Config, EngineConfig
@@ -12,7 +14,7 @@ from pdserve.local_cluster.cluster_plan import ClusterSize, plan_cluster
 
 def engines(engine: EngineConfig, size: ClusterSize, num_cores: int = 8) -> list[EngineConfig]:
     base = Config(role=Role.ROUTER, engine=engine)
-    planned = plan_cluster(base, size, "redis://127.0.0.1:1/0", num_cores=num_cores)
+    planned = plan_cluster(base, size, "unix:///s", Path("keys"), num_cores=num_cores)
     return [one.config.engine for one in planned if one.config.role is not Role.ROUTER]
 
 

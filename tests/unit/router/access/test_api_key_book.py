@@ -35,6 +35,22 @@ def test_without_keys_it_is_open_and_with_any_it_is_not(path: Path, clock: Manua
     assert book.find(b"") is None
 
 
+def test_an_open_api_trusts_nobody_without_an_administrators_key(
+    path: Path, clock: ManualClock
+) -> None:
+    client, admin = add_api_key(path, "c"), add_api_key(path, "a", is_admin=True)
+    book = ApiKeyBook(clock, path=path, open_api=True)
+    assert book.is_open
+    assert [book.rights_when_open(key.encode()) for key in ("", "x", client, admin)] == [
+        ("", False),
+        ("", False),
+        ("c", False),
+        ("a", True),
+    ]
+    assert ApiKeyBook(clock).rights_when_open(b"") == ("", True)
+    assert ApiKeyBook(clock, api_key="x").rights_when_open(b"") == ("", False)
+
+
 def test_the_one_key_of_the_command_line_is_an_admin_s(clock: ManualClock) -> None:
     used = ApiKeyBook(clock, api_key="k€y").find("k€y".encode())
     assert used is not None

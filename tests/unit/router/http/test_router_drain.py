@@ -312,6 +312,32 @@ async def test_who_asked_for_a_drain_is_in_the_log(
     assert key not in line
 
 
+async def test_an_open_api_drains_nothing_without_an_administrators_key(tmp_path: Path) -> None:
+    drained = []
+
+    async def drain(node_id: str) -> DrainingNode:
+        drained.append(node_id)
+        return DrainingNode(Incarnation(node_id, 3), 30.0)
+
+    path = tmp_path / "keys.json"
+    client_key, key = add_api_key(path, "client"), add_api_key(path, "admin", is_admin=True)
+    edge = make_edge(keys=ApiKeyBook(ManualClock(), path=path, open_api=True), drain_node=drain)
+    async with edge.client() as client:
+        for given in ("", "pds_wrong", client_key):
+            headers = {"authorization": f"Bearer {given}"} if given else {}
+            response = await client.post(
+                "/v1/cluster/drain", json={"node_id": "decode-1"}, headers=headers
+            )
+            assert (response.status_code, drained) == (403, [])
+            assert response.json()["error"]["code"] == "not_admin"
+            assert "private/keys/client/admin.key" in response.text
+            assert (await client.get("/v1/models", headers=headers)).status_code == 200
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"node_id": "decode-1"}
+        response = await client.post("/v1/cluster/drain", json=body, headers=headers)
+        assert (response.status_code, drained) == (200, ["decode-1"])
+
+
 async def test_why_nothing_drains_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     await ask(make_edge(), node_id="decode-9")
     (line,) = [message for message in caplog.messages if "no node drains" in message]

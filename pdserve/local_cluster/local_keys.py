@@ -1,0 +1,42 @@
+"""The keys of one run of `pdserve up`: other users of this machine can connect to its ports."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common.errors import PdserveError
+from pdserve.keys.redis_acl import users_acl
+
+_USERS = ("router", "node")
+
+
+class LocalKeysError(PdserveError):
+    """What makes keys is not installed."""
+
+    code = "local_keys_error"
+
+
+def make_local_keys(private: Path) -> Path:
+    """Make the keys of a new cluster in a folder inside `private`, and return the folder.
+
+    They are made anew for each run, and are valid for as long as it may last.
+
+    Raises `LocalKeysError` where a package is missing, `ConfigError` when nothing can be written.
+    """
+    try:  # imported late: errors that need no keys are reported before
+        from pdserve.keys.certificates import CA_DAYS
+        from pdserve.keys.keys_init import init_keys
+    except ModuleNotFoundError as error:
+        raise LocalKeysError(
+            f"no package {error.name}, which makes the keys of the cluster: "
+            "install the extra with `pip install '.[local]'`"
+        ) from None
+    folder = private / "keys"
+    init_keys(folder, datetime.now(UTC), days=CA_DAYS)
+    return folder
+
+
+def redis_users(keys: Path) -> str:
+    """Return the users of the cluster's Redis, as an `aclfile`. Nobody is its administrator."""
+    return users_acl({user: (keys / user / "redis.password").read_text() for user in _USERS})
