@@ -286,9 +286,7 @@ class Planner:
                 max_tokens_param=limit.param,
             )
             sampling = SamplingParams(**common, seed=self._seed(body.seed), prompt_logprobs=scored)
-            first = ChoicePlan(
-                prompt_token_ids=prompt.token_ids, sampling=sampling, priority=priority
-            )
+            first = ChoicePlan(prompt.token_ids, sampling=sampling, priority=priority)
             if is_echo:
                 first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
             choices += choices_like(first, num_run, is_chat=is_chat)
