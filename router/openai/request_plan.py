@@ -278,15 +278,16 @@ class Planner:
         limit = within_logprobs(max_tokens, num_run * len(prompts), run_logprobs, cause)
         choices: list[ChoicePlan] = []
         for prompt in prompts:
+            ids = prompt.token_ids
             common["max_tokens"] = output_limit(
-                len(prompt.token_ids),
+                len(ids),
                 limit.asked if outputs else 1,
                 max_model_len=self._max_model_len,
                 default=limit.default,
                 max_tokens_param=limit.param,
             )
             sampling = SamplingParams(**common, seed=self._seed(body.seed), prompt_logprobs=scored)
-            first = ChoicePlan(prompt.token_ids, sampling=sampling, priority=priority)
+            first = ChoicePlan(prompt_token_ids=ids, sampling=sampling, priority=priority)
             if is_echo:
                 first = self._echoing(first, prompt, has_offsets=num_echoed is not None)
             choices += choices_like(first, num_run, is_chat=is_chat)
@@ -301,8 +302,7 @@ class Planner:
             hidden_token_ids=frozenset() if shows_stop else eos_ids | stop_ids,
             stop_token_ids=stop_ids if body.ignore_eos else stop_ids - eos_ids,
             shows_stop=shows_stop,
-            shows_special_tokens=body.skip_special_tokens is False
-            or (not answer.syntax.is_plain and self._model.has_special_tags),
+            shows_special_tokens=self._shows_special_tokens(body, answer),
             has_logprobs=num_logprobs is not None,
             returns_token_ids=bool(body.return_token_ids),
             is_stream=bool(body.stream),
@@ -316,6 +316,10 @@ class Planner:
             has_output=outputs,
             grammar_parts=answer.parts,
         )
+
+    def _shows_special_tokens(self, body: SamplingFields, answer: AnswerRules) -> bool:
+        has_tags = not answer.syntax.is_plain and self._model.has_special_tags
+        return body.skip_special_tokens is False or has_tags
 
     def _check(self, body: SamplingFields, choices: Sequence[ChoicePlan]) -> None:
         if not body.stop:  # which could end an answer before
