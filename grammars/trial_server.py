@@ -130,9 +130,11 @@ class TrialServer:
     def _start(self, number: int) -> None:
         job = self._jobs[number]
         ours, theirs = os.pipe()
-        pid = os.fork()
+        own_pid, pid = os.getpid(), os.fork()
         if pid == 0:
             end_with_parent()
+            if os.getppid() != own_pid:  # it died before that
+                os._exit(1)
             self._peer.close()
             run_trial(job.trial, self._compiler, self._limits, theirs)
         os.close(theirs)

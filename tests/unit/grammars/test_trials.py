@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,11 +194,16 @@ def test_forks_end_with_the_process_that_made_them(trials: GrammarTrials) -> Non
     trials.weigh(GOOD.grammar)  # type: ignore[arg-type]
     asked = trials.begin(Trial(LONG["patterns that multiply"]))
     fork = fork_of(trials)
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, fork) == 10, "its limits hold")
     os.kill(fork, signal.SIGSTOP)
-    assert trials.pid is not None
-    os.kill(trials.pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(fork), "the fork has ended")
-    asked.cancel()
+    try:
+        assert trials.pid is not None
+        os.kill(trials.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(fork), "the fork has ended")
+    finally:
+        asked.cancel()
+        with suppress(ProcessLookupError):
+            os.kill(fork, signal.SIGKILL)
 
 
 def test_a_process_that_hangs_is_ended(
