@@ -23,8 +23,8 @@ from grammars.own_stack import on_own_stack
 from grammars.trial_messages import Trial, Verdict, error_fields, verdict_fields
 
 _MIB = 1 << 20
-_NICE = 10
-"""Of a trial: what steps compute comes first."""
+_NICE = 5
+"""Of a trial: what steps compute comes first, and a short trial is not kept waiting long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Which grammars are tried at a time: every client has its turn, and long trials make room.
 
-A trial that has run for `YOUNG_S` is old. Old ones fill all slots but one, or all while nobody
-waits. Where one waits and all slots are with old ones, one of these is stopped: it is tried again
-from its beginning behind those that were never tried. No I/O: times are passed in.
+A trial that has computed for long is old. Where one of another client waits that has fewer slots,
+or where all slots are with old ones, an old one is stopped: it is tried again from its beginning,
+behind those that were never tried, and leaves the last slot to them. No I/O and no clock: whoever
+runs the trials says which are old.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from common.errors import Overloaded
 
 MAX_SLOTS = 3
 """Trials that run at a time, each in a process of its own."""
-YOUNG_S = 0.1
 MAX_WAITING = 256
 """Trials that wait for a slot."""
 MAX_STOPS = 3
@@ -24,7 +24,7 @@ MAX_STOPS = 3
 @dataclass(slots=True)
 class _Running:
     client: str
-    began_s: float
+    is_old: bool = False
 
 
 @dataclass(slots=True)
@@ -59,12 +59,12 @@ class TrialQueue:
         if not self._new[client]:
             del self._new[client]
 
-    def next_to_start(self, now_s: float) -> int | None:
+    def next_to_start(self) -> int | None:
         """Return the trial that starts now, if one may; it counts as running."""
         if len(self._running) >= MAX_SLOTS:
             return None
         if self._new:
-            client = next(iter(self._new))
+            client = self._next_client()
             trial = self._new[client].popleft()
             if self._new[client]:
                 self._new.move_to_end(client)
@@ -74,35 +74,40 @@ class TrialQueue:
             trial = self._stopped.popleft()
         else:
             return None
-        self._running[trial] = _Running(self._clients[trial], now_s)
+        self._running[trial] = _Running(self._clients[trial])
         return trial
 
-    def next_to_stop(self, now_s: float) -> int | None:
+    def age(self, trial: int) -> None:
+        """Note that a running trial is old."""
+        self._running[trial].is_old = True
+
+    def next_to_stop(self) -> int | None:
         """Return a running trial that must make room now, if one must; it waits again.
 
         It is one of the client that has most of them, and of these the one that began last.
         """
         if not self._new or len(self._running) < MAX_SLOTS:
             return None
-        if any(now_s - one.began_s < YOUNG_S for one in self._running.values()):
+        # The order of what runs is that in which it began.
+        old = [trial for trial, one in reversed(self._running.items()) if one.is_old]
+        if not old:
             return None
-        held = [one.client for one in self._running.values()]
-        trial = max(
-            self._running,
-            key=lambda one: (held.count(self._running[one].client), self._running[one].began_s),
-        )
+        trial = max(old, key=lambda one: self._num_running(self._running[one].client))
+        most = self._num_running(self._running[trial].client)
+        if len(old) < MAX_SLOTS and most <= self._num_running(self._next_client()):
+            return None
         del self._running[trial]
         self._stopped.append(trial)
         self._num_stops[trial] = self._num_stops.get(trial, 0) + 1
         return trial
 
+    def _next_client(self) -> str:
+        """Return who is next of those that wait: the one with the fewest slots, by turns."""
+        return min(self._new, key=self._num_running)
+
+    def _num_running(self, client: str) -> int:
+        return sum(one.client == client for one in self._running.values())
+
     def is_given_up(self, trial: int) -> bool:
         """Return whether a trial made room too often to be tried again."""
         return self._num_stops.get(trial, 0) >= MAX_STOPS
-
-    def wait_s(self, now_s: float) -> float | None:
-        """Return after how long `next_to_stop` may name a trial; None: not by time alone."""
-        if not self._new or len(self._running) < MAX_SLOTS:
-            return None
-        youngest_s = max(one.began_s for one in self._running.values())
-        return max(0.0, youngest_s + YOUNG_S - now_s)

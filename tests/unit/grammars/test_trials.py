@@ -9,12 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
+from grammars import trial
 from grammars import trials as trials_module
 from grammars.gbnf import Gbnf
 from grammars.parts import GrammarParts, SchemaPart
@@ -57,15 +61,37 @@ def test_what_can_be_followed_is_weighed(trials: GrammarTrials) -> None:
     assert 0 < small < 1 << 20 < large < 64 << 20
 
 
-@pytest.mark.parametrize("count", [3, 11])
-def test_what_weighs_too_much_is_refused(count: int, folder: Path) -> None:
-    """Also more than all that a process may keep."""
-    roomy = TrialLimits(30, 1 << 30, 8 << 20, 20 << 20)
-    trials = GrammarTrials(folder, "tiny", 320, {1}, roomy)
-    parts = [{"type": "integer", "multipleOf": 99_001 + 2 * number} for number in range(count)]
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"prefixItems": parts}), "guided_json")
+def test_what_weighs_too_much_is_refused(folder: Path) -> None:
+    trials = GrammarTrials(folder, "tiny", 320, {1}, replace(ROUTER_LIMITS, compiled_bytes=9 << 20))
+    value = {"enum": ["x" * 60_000, "x" * 59_999 + "y"]}
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value), "guided_json")
     try:
-        assert "MiB when it is compiled: wanted at most 20 MiB" in refusal(trials, grammar)
+        assert "MiB when it is compiled: wanted at most 9 MiB" in refusal(trials, grammar)
+    finally:
+        trials.close()
+
+
+def test_what_weighs_more_than_all_that_is_kept_is_refused_too() -> None:
+    class TooSmall:
+        def check(self, grammar: Grammar, parts: GrammarParts) -> None:
+            raise Overloaded("no room")
+
+    compiler: Any = TooSmall()
+    with pytest.raises(InvalidRequest, match="192 MiB when it is compiled: wanted at most 64 MiB"):
+        trial._verdict(GOOD, compiler, ROUTER_LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (TrialLimits(1, 8 << 30, 8 << 20, 64 << 20), "more than 1 s of CPU"),
+        (TrialLimits(30, 32 << 20, 8 << 20, 64 << 20), "more than 32 MiB to be compiled"),
+    ],
+)
+def test_each_limit_holds_alone(limits: TrialLimits, told: str, folder: Path) -> None:
+    trials = GrammarTrials(folder, "tiny", 320, {1}, limits)
+    try:
+        assert told in refusal(trials, LONG["patterns that multiply"])
     finally:
         trials.close()
 
@@ -167,12 +193,17 @@ def test_a_trial_that_is_ended_from_outside_is_tried_once_more(trials: GrammarTr
 def test_forks_end_with_the_process_that_made_them(trials: GrammarTrials) -> None:
     trials.weigh(GOOD.grammar)  # type: ignore[arg-type]
     asked = trials.begin(Trial(LONG["patterns that multiply"]))
-    fork = fork_of(trials)
+    fork, nice = fork_of(trials), os.getpriority(os.PRIO_PROCESS, 0)
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, fork) > nice, "its limits hold")
     os.kill(fork, signal.SIGSTOP)
-    assert trials.pid is not None
-    os.kill(trials.pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(fork), "the fork has ended")
-    asked.cancel()
+    try:
+        assert trials.pid is not None
+        os.kill(trials.pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(fork), "the fork has ended")
+    finally:
+        asked.cancel()
+        with suppress(ProcessLookupError):
+            os.kill(fork, signal.SIGKILL)
 
 
 def test_a_process_that_hangs_is_ended(
@@ -214,6 +245,7 @@ def test_no_fork_handler_runs_at_its_start(folder: Path) -> None:
     script = f"""
 import ctypes, os
 from pathlib import Path
+from typing import Any
 from grammars.trials import GrammarTrials
 from grammars.trial import ROUTER_LIMITS, TrialLimits
 from grammars.trial_messages import Trial

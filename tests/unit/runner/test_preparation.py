@@ -69,24 +69,24 @@ def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_prepared_is_kept_while_its_request_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the requests that waited for one compilation, and those that found it done."""
-    compiler = SlowCompiler(weigh=lambda grammar: 1000)
-    compiler.let_go.set()
-    masks = masks_of(compiler)
-    first, second, third = replace(GOOD), replace(GOOD), replace(GOOD)
-    waiting = [masks.prepare(first), masks.prepare(second)]
-    for one in waiting:
-        if one is not None:
-            one.result(WAIT_S)
-    assert masks.prepare(third) is None
     monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 1500)
-    for ended in (first, second, third):
+    compiler = SlowCompiler(weigh=lambda grammar: 1000)
+    masks = masks_of(compiler)
+    requests = [replace(GOOD) for _ in range(3)]
+    waiting = [masks.prepare(one) for one in requests[:2]]
+    compiler.let_go.set()
+    for one in waiting:
+        assert one is not None
+        one.result(WAIT_S)
+    waiting.clear()
+    compiler.compiled.clear()
+    for number in range(3):
+        if number == 1:
+            assert masks.prepare(requests[-1]) is None
         with pytest.raises(Overloaded, match="requests in progress"):
             compiler.matcher(OTHER)
         assert compiler.kept(GOOD)
-        del ended
-    waiting.clear()
-    compiler.compiled.clear()
-    del first, second, third, one
-    gc.collect()
+        requests.pop(0)
+        gc.collect()
     compiler.matcher(OTHER)
     assert not compiler.hold(GOOD)
