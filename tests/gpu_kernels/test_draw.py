@@ -91,3 +91,21 @@ def test_equal_logits_are_drawn_evenly() -> None:
     found = drawn(logits, np.ones(rows, np.float32), np.full(rows, 11), indices)
     assert 15 <= sum(token < VOCABULARY // 2 for token in found) <= 45
     assert len(set(found)) > rows * 0.8
+
+
+def test_tokens_that_float32_cannot_tell_apart() -> None:
+    """Each row has six tokens whose scores are equal but for the rounding of their logits."""
+    rng = np.random.default_rng(9)
+    rows = 40
+    logits = np.full((rows, VOCABULARY), -40.0, np.float32)
+    temperatures, seeds = np.ones(rows, np.float32), rng.integers(0, 2**62, rows)
+    indices = rng.integers(0, 1000, rows).astype(np.int32)
+    for row in range(rows):
+        uniform = (words(int(seeds[row]), int(indices[row])).astype(np.float64) + 0.5) / 2**32
+        tied = rng.choice(SLICE, 6, replace=False)
+        logits[row, tied] = 9.0 + np.log(-np.log(uniform[tied]))
+    expected = [
+        plain_draw(logits[row], temperatures[row], int(seeds[row]), int(indices[row]))
+        for row in range(rows)
+    ]
+    assert drawn(logits, temperatures, seeds, indices) == expected

@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import ConfigError
 from engine.runner.gpu import cuda_driver
+from engine.runner.gpu.chunk_step import Chunk, ChunkStep
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, load_driver
 from engine.runner.gpu.decode_step import DecodeStep
 from engine.runner.gpu.launcher import KernelSpec
@@ -77,7 +78,7 @@ def matrix(num_outputs: int, num_inputs: int) -> Matrix:
     return Matrix(1, num_outputs, num_inputs)
 
 
-def decode_step(device: Device) -> DecodeStep:
+def launches_on(device: Device) -> Launches:
     hidden, heads = SPEC.hidden_size, SPEC.num_heads * SPEC.head_dim
     layer = LayerWeights(
         1, matrix(SPEC.qkv_size, hidden), 1, 1, matrix(hidden, heads), 1,
@@ -86,10 +87,13 @@ def decode_step(device: Device) -> DecodeStep:
     head = matrix(SPEC.vocab_size, hidden)
     weights = DecoderWeights((layer,) * SPEC.num_layers, 1, 1, head, 1, ())
     pool = KVPool(1, NUM_BLOCKS, BLOCK, 64)
-    launches = Launches(
+    return Launches(
         lambda spec: _RecordingKernel(device, spec), device.properties, SPEC, weights, pool, SHAPE
     )
-    return DecodeStep(device, launches, 7, 4, MAX_LEN)
+
+
+def decode_step(device: Device) -> DecodeStep:
+    return DecodeStep(device, launches_on(device), 7, 4, MAX_LEN)
 
 
 def test_a_steady_step_is_one_launch_of_a_graph(library: RecordingLibrary, device: Device) -> None:
@@ -114,6 +118,18 @@ def test_a_captured_step_has_nine_launches_a_layer(
     assert library.calls.count("cuLaunchKernelEx") == 2 + 9 * SPEC.num_layers + 3
     assert library.calls[0] == "cuStreamBeginCapture_v2"
     assert "cuStreamEndCapture" in library.calls
+
+
+def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
+    library: RecordingLibrary, device: Device
+) -> None:
+    """That step may still read the buffers."""
+    steps = ChunkStep(device, launches_on(device), 7, 64, 1, MAX_LEN)
+    for _ in range(2):
+        library.calls.clear()
+        steps.run([Chunk([1, 2, 3], 0, [4])])
+        assert library.calls.index("cuStreamSynchronize") < library.calls.index("cuMemcpyHtoD_v2")
+        assert library.calls[-1] == "cuLaunchKernelEx"
 
 
 def test_a_failed_launch_ends_the_recording(library: RecordingLibrary, device: Device) -> None:
