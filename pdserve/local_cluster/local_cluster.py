@@ -145,7 +145,7 @@ class LocalCluster:
         log_path = self._run.log_path("redis")
         keys = make_local_keys(self._run.private)
         redis = start_embedded_redis(
-            self._run.private, log_path, self._signals, self._clock, acl=redis_users(keys)
+            self._run.sockets, log_path, self._signals, self._clock, acl=redis_users(keys)
         )
         self._redis = redis.child
         _say_of("redis", f"ready after {self._clock.now_s() - began_at_s:.1f} s")

@@ -11,7 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from common.redis_url import MOST_SOCKET_PATH_BYTES
+
 _PREFIX = "pdserve-"
+_SHORT_FOLDER = "/tmp"  # noqa: S108 (a folder that is private is made in it)
+_LONGEST_SOCKET_NAME = "redis.sock"
 
 
 class RunFolder:
@@ -27,6 +31,8 @@ class RunFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.private = self.path / "private"
         self.private.mkdir(mode=0o700)
+        self.sockets = _folder_of_sockets(self.private)
+        """A private folder whose path is short enough for sockets; most often `private`."""
         self.keeps_logs = False
 
     def __enter__(self) -> Self:
@@ -38,7 +44,8 @@ class RunFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self.private if self.keeps_logs else self.path, ignore_errors=True)
+        for folder in (self.sockets, self.private if self.keeps_logs else self.path):
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(self._lock)
 
     def log_path(self, name: str) -> Path:
@@ -48,6 +55,14 @@ class RunFolder:
     def keep_logs(self) -> None:
         """Keep the logs behind the run, for the diagnosis of a failure."""
         self.keeps_logs = True
+
+
+def _folder_of_sockets(private: Path) -> Path:
+    """Return `private`, or another private folder where a socket's path would be too long."""
+    longest = private / _LONGEST_SOCKET_NAME
+    if len(os.fsencode(longest.absolute())) <= MOST_SOCKET_PATH_BYTES:
+        return private
+    return Path(tempfile.mkdtemp(prefix="pds-", dir=_SHORT_FOLDER))
 
 
 def earlier_runs() -> list[Path]:

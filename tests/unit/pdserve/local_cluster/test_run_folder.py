@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from common.redis_url import MOST_SOCKET_PATH_BYTES
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
 
 HOLD = """
 import sys
+from common.redis_url import MOST_SOCKET_PATH_BYTES
 from pdserve.local_cluster.run_folder import RunFolder
 with RunFolder() as run:
     (run.private / "router.toml").write_text("secret")
@@ -69,3 +72,21 @@ def test_what_is_not_a_run_of_this_user_is_left_out(temporary: Path) -> None:
     else:
         stranger.rmdir()
     assert earlier_runs() == []
+
+
+def test_sockets_have_a_short_folder_where_temporary_files_have_a_long_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunFolder() as run:
+        assert run.sockets == run.private
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with RunFolder() as run:
+        sockets = run.sockets
+        assert len(os.fsencode(sockets / "redis.sock")) < MOST_SOCKET_PATH_BYTES
+        assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+        assert run.private.is_relative_to(long)
+        run.keep_logs()
+    assert not sockets.exists()
+    assert run.path.exists()
