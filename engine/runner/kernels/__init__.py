@@ -37,17 +37,16 @@ from pathlib import Path
 
 import numba
 
+from common.cache_folder import cache_root, full_path
+
 
 def _cache_folder() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
-    environment = os.environ
-    ours = environment.get("PDSERVE_CACHE") or (
-        f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/pdserve"
-    )
-    base = environment.get("NUMBA_CACHE_DIR") or f"{ours}/numba"
-    return str(Path(base).expanduser() / digest.hexdigest()[:16])
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    base = full_path(own) if own else cache_root() / "numba"
+    return str(base / digest.hexdigest()[:16])
 
 
 numba.config.CACHE_DIR = _cache_folder()  # read when the kernels below are decorated
