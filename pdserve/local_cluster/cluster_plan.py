@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from common.addresses import is_loopback
 from common.config import Config
 from common.nodes import Role
 from pdserve.configuration.config_sources import SettingsError
@@ -59,13 +60,15 @@ def plan_cluster(
     long.
     """
     placement = replace(base.placement, redis_url=redis_url)
+    is_exposed = not is_loopback(base.server.host)
     router = replace(
         base,
         role=Role.ROUTER,
         server=replace(base.server, node_id="router"),
         placement=placement,
-        # The security of the whole cluster was checked: its router connects to loopback only.
-        security=replace(base.security, insecure=True),
+        # The security of the whole cluster was checked, so a router that others reach may start.
+        # One on loopback refuses pages of other sites, unless everybody is to be served.
+        security=replace(base.security, insecure=base.security.insecure or is_exposed),
     )
     planned = [PlannedProcess("router", router)]
     num_nodes = size.prefill + size.decode + size.mixed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.addresses import is_loopback
+from common.nodes import Role
 from pdserve.configuration.config_sources import SERVE, UP, SettingsError, load_config
 from pdserve.configuration.flags import build_parser
 from pdserve.configuration.shown_config import config_file_text
@@ -80,8 +81,6 @@ def test_up_has_no_keys() -> None:
 
 def test_what_up_starts_passes_the_rules_of_serve() -> None:
     parsed, unknown = build_parser().parse_known_args(["up", "--host", "0.0.0.0", "--api-key", "x"])
-    from common.nodes import Role
-
     base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
     size = ClusterSize(prefill=1, decode=1, mixed=0)
     for process in plan_cluster(base, size, "redis://h", num_cores=2):
@@ -89,6 +88,26 @@ def test_what_up_starts_passes_the_rules_of_serve() -> None:
         is_router = process.config.role is Role.ROUTER
         assert (process.config.server.host == "0.0.0.0") == is_router
         assert "insecure = " in config_file_text(process.config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "serves_everybody"),
+    [
+        ((), False),
+        (("--host", "localhost"), False),
+        (("--host", "::1"), False),
+        (("--insecure",), True),
+        (("--host", "0.0.0.0", "--api-key", "x"), True),
+    ],
+)
+def test_the_router_of_up_guards_loopback_like_a_router_alone(
+    flags: tuple[str, ...], serves_everybody: bool
+) -> None:
+    parsed, unknown = build_parser().parse_known_args(["up", *flags])
+    base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
+    size = ClusterSize(prefill=1, decode=1, mixed=0)
+    router, *_ = plan_cluster(base, size, "redis://h", num_cores=2)
+    assert router.config.security.insecure is serves_everybody
 
 
 @pytest.mark.parametrize("url", SAFE_REDIS)
