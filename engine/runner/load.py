@@ -34,7 +34,8 @@ _NO_SPECULATION = SpeculationConfig()
 def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int], Checkpoint]:
     """Return what the folder `model.model` describes, its end tokens, and its weights, unread.
 
-    Raises what `load_model_runner` raises about the folder, and about `max_model_len`.
+    Raises `CheckpointError` about the folder, and `ConfigError` for a `max_model_len` that does
+    not fit it.
     """
     folder = Path(model.model)
     if not folder.is_dir():

@@ -89,7 +89,7 @@ def decoded(url: str, path: str, text: bytes | str) -> Any:
 
 def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ValueError
         is_tls = parts.scheme == "https"

@@ -130,12 +130,15 @@ def test_silence_ends() -> None:
             fetch_json(url, "/v1/models", timeout_s=0.05)
 
 
-@pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://h", "http://", "http://h:x", "http://h/v1"]
-)
+@pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:x", "http://h/v1"])
 def test_a_url_of_another_shape_is_refused(url: str) -> None:
     with pytest.raises(RouterUnreachable, match="wanted http://host:port"):
         fetch_json(url, "/v1/models")
+
+
+def test_a_url_needs_no_scheme() -> None:
+    with answering(OK + b'{"data": [{"id": "m"}]}') as url:
+        assert served_model(url.removeprefix("http://"), api_key="") == "m"
 
 
 def test_a_key_that_no_header_can_carry_is_refused() -> None:

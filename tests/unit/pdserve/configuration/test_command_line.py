@@ -142,8 +142,8 @@ def test_a_childs_file_reads_back_exactly(tmp_path: Path) -> None:
 def test_status_without_a_router_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
     assert "http://127.0.0.1:1: nothing listens there" in capsys.readouterr().err
-    assert main(["status", "--url", "localhost"]) == 1
-    assert "the URL is 'localhost': wanted http://host:port" in capsys.readouterr().err
+    assert main(["status", "--url", "ftp://localhost"]) == 1
+    assert "the URL is 'ftp://localhost': wanted http://host:port" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:
