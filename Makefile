@@ -132,14 +132,15 @@ clean:  ## delete the environment and all caches in this folder
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What is said here goes to stderr: scripts read what `make -s demo-model` prints.
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
 		"pdserve needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + \
 		": name another one with `make env PYTHON=python3.11`")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python tools/requirements.py --extras node cpu triton local keys otel dev > $(VENV)/requirements.txt
-	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(VENV)/requirements.txt >&2
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation \
-		--config-settings editable_mode=compat -e .
+		--config-settings editable_mode=compat -e . >&2
 	@rm -f $(VENV)/.installed-*
 	@touch $@

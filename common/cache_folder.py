@@ -11,19 +11,44 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 
 _BUILD_WAIT_S = 900.0
 _LOCK_POLL_S = 0.1
 
 
 def cache_root() -> Path:
-    """Return `$PDSERVE_CACHE`, else `$XDG_CACHE_HOME/pdserve`, else `~/.cache/pdserve`."""
+    """Return `$PDSERVE_CACHE`, else `$XDG_CACHE_HOME/pdserve`, else `~/.cache/pdserve`.
+
+    Raises `ConfigError` where that folder cannot be told, as for a user id without a home folder.
+    """
     if own := os.environ.get("PDSERVE_CACHE"):
-        return Path(own).expanduser().absolute()
+        return full_path(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser().absolute() / "pdserve"
-    return Path.home() / ".cache" / "pdserve"
+        return full_path(shared) / "pdserve"
+    return full_path("~/.cache") / "pdserve"
+
+
+def full_path(text: str) -> Path:
+    """Return what `text` names as an absolute path, with `~` and `~NAME` as home folders.
+
+    Raises `ConfigError` for a home folder that is not known, and for a relative path in a current
+    folder that was removed.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(
+            f"{text}: HOME is not set and user id {os.getuid()} has no home folder: set HOME, or "
+            "name a folder for the cache in PDSERVE_CACHE"
+            if text.partition("/")[0] == "~"
+            else f"{text}: there is no such user: wanted an absolute path"
+        ) from None
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{text}: the current folder was removed: wanted an absolute path, or another current "
+            "folder"
+        ) from None
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:

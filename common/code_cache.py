@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from common.cache_folder import cache_root, full_path
 from common.trusted_folder import why_untrusted
 
 _logger = logging.getLogger("pdserve")
@@ -19,7 +20,8 @@ def code_cache_folder(sources: Path) -> str:
     """Return the folder for what is compiled from the `*.py` of the folder `sources`.
 
     It is in `$NUMBA_CACHE_DIR`, or in the cache folder. Where another user could put code into it,
-    it is an empty folder of this process instead, and a warning says why.
+    it is an empty folder of this process instead, and a warning says why. Raises `ConfigError`
+    where the cache folder cannot be told.
     """
     folder, named = _wanted_folder(sources)
     try:
@@ -46,10 +48,9 @@ def _wanted_folder(sources: Path) -> tuple[Path, Path | None]:
     name = digest.hexdigest()[:16]
     environment = os.environ
     if numbas := environment.get("NUMBA_CACHE_DIR"):
-        named = Path(numbas).expanduser()
+        named = full_path(numbas)
         return named / name, named
     if ours := environment.get("PDSERVE_CACHE"):
-        named = Path(ours).expanduser()
+        named = full_path(ours)
         return named / "numba" / name, named
-    shared = Path(environment.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return shared / "pdserve/numba" / name, None
+    return cache_root() / "numba" / name, None

@@ -288,7 +288,26 @@ class Config:
         """Return every broken rule; none when the configuration can start."""
         sections = [getattr(self, one.name) for one in fields(self) if one.name != "role"]
         wrong = [problem for section in sections for problem in section.problems()]
-        return wrong + self._budget_problems()
+        return wrong + self._port_problems() + self._budget_problems()
+
+    def _port_problems(self) -> list[Problem]:
+        """Return the ports of a node that are the same on one address: the second cannot open."""
+        server = self.server
+        if self.role is Role.ROUTER:
+            return []
+        places: dict[tuple[str, int], str] = {}
+        wrong = []
+        for key, host in (
+            ("port", server.host),
+            ("kv_port", server.kv_host or server.host),
+            ("metrics_port", server.host),
+        ):
+            port = getattr(server, key)
+            first = places.setdefault((host, port), key)
+            if port and first != key:
+                text = f"{key} is {port}, as {first} is: wanted another port, or 0 for any free one"
+                wrong.append(Problem((key, first), text))
+        return wrong
 
     def _budget_problems(self) -> list[Problem]:
         """Return the broken rules between sections. Values that enter them must be right first."""

@@ -80,8 +80,11 @@ def _serve(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 def _check_config(parsed: argparse.Namespace, unknown: list[str]) -> int:
     from pdserve.configuration.shown_config import shown_config
+    from pdserve.roles.start_check import check_start
 
-    print(shown_config(_load(parsed, unknown, SERVE)), end="")
+    loaded = _load(parsed, unknown, SERVE)
+    check_start(loaded.config)
+    print(shown_config(loaded, shows_all=parsed.all), end="")
     return EXIT_OK
 
 

@@ -161,10 +161,11 @@ class Checkpoint(TensorSource):
         Raises `CheckpointError`, naming the file and the first tensor that is missing or wrong.
         """
         shapes = expected_shapes(spec)
-        gguf_path = folder / WEIGHTS_FILE
+        link = folder / WEIGHTS_FILE
         self._source: TensorSource
-        if gguf_path.is_symlink() or gguf_path.exists():
-            self._source = GgufWeights(gguf_path, shapes, spec.num_heads, spec.num_kv_heads)
+        if link.is_symlink() or link.exists():
+            # What is wrong is said of the file that people know, not of a link in the cache.
+            self._source = GgufWeights(link.resolve(), shapes, spec.num_heads, spec.num_kv_heads)
         else:
             self._source = TensorFiles(_shards(folder))
         self.metadata = self._source.metadata

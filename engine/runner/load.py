@@ -31,6 +31,26 @@ _logger = logging.getLogger("pdserve.engine")
 _NO_SPECULATION = SpeculationConfig()
 
 
+def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int], Checkpoint]:
+    """Return what the folder `model.model` describes, its end tokens, and its weights, unread.
+
+    Raises `CheckpointError` about the folder, and `ConfigError` for a `max_model_len` that does
+    not fit it.
+    """
+    folder = Path(model.model)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder: wanted one with config.json and weights")
+    spec = read_decoder_spec(folder)
+    eos_token_ids = read_eos_token_ids(folder)
+    checkpoint = Checkpoint(folder, spec)
+    if model.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
+            "the model's max_position_embeddings"
+        )
+    return spec, eos_token_ids, checkpoint
+
+
 def load_model_runner(
     model: ModelConfig,
     engine: EngineConfig,
@@ -59,16 +79,7 @@ def load_model_runner(
     unsupported, and `ConfigError` when a setting does not fit the model or the machine.
     """
     folder = Path(model.model)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder: wanted one with config.json and weights")
-    spec = read_decoder_spec(folder)
-    eos_token_ids = read_eos_token_ids(folder)
-    checkpoint = Checkpoint(folder, spec)
-    if model.max_model_len > spec.max_position:
-        raise ConfigError(
-            f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
-            "the model's max_position_embeddings"
-        )
+    spec, eos_token_ids, checkpoint = checked_checkpoint(model)
     mtp = None
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)

@@ -61,6 +61,7 @@ def make_gguf_folder(gguf_path: Path, folder: Path) -> None:
     when the file is not supported.
     """
     gguf = GgufFile(gguf_path)
+    _refuse_a_part(gguf)
     shape = GgufShape.of(gguf)
     special_ids = {f"{name}_id": token_id for name, token_id in special_token_ids(gguf).items()}
     special_ids.pop("unk_token_id", None)
@@ -71,6 +72,17 @@ def make_gguf_folder(gguf_path: Path, folder: Path) -> None:
     _write_json(folder / "generation_config.json", {**special_ids, **_stops(gguf, special_ids)})
     _write_json(folder / "tokenizer_config.json", tokenizer_config(gguf, shape.max_positions))
     build_tokenizer(gguf).save(str(folder / "tokenizer.json"))
+
+
+def _refuse_a_part(gguf: GgufFile) -> None:
+    """Raise `CheckpointError` for one file of several that are a model together."""
+    count = gguf.integer("split.count", 1)
+    if count > 1:
+        number = gguf.integer("split.no", 0) + 1
+        raise CheckpointError(
+            f"{gguf.path} is part {number} of {count} of a split model (split.count): split files "
+            "are not read: join them with `llama-gguf-split --merge FIRST_PART WHOLE.gguf`"
+        )
 
 
 def _link(gguf_path: Path, folder: Path) -> None:

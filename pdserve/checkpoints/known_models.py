@@ -49,7 +49,10 @@ KNOWN_MODELS = {model.name: model for model in (SMOLLM2, QWEN_CODER)}
 
 
 def main() -> int:
-    """Fetch a model into the cache, unless it is there; print its folder and what it is."""
+    """Fetch a model into the cache, unless it is there, and print its folder.
+
+    What the model is goes to standard error: scripts read the folder.
+    """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("name", choices=KNOWN_MODELS)
     model = KNOWN_MODELS[parser.parse_args().name]
@@ -58,7 +61,8 @@ def main() -> int:
     except CheckpointError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{folder}\n\n{model.notice}")
+    sys.stderr.write(f"{model.notice}\n")
+    sys.stdout.write(f"{folder}\n")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from common.cache_folder import full_path
 from common.errors import CheckpointError
 
 DEMO_MODEL = "demo"
@@ -19,14 +20,17 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
 
     `model` is such a folder (returned as it is), a `.gguf` file (its config and tokenizer are
     written into the cache on first use), or one of `MODEL_NAMES`. A folder called `demo` is written
-    `./demo`. Raises CheckpointError naming the path and what was wanted.
+    `./demo`. Raises CheckpointError naming the path and what was wanted, and
+    `ConfigError` as `full_path` does.
     """
-    path = Path(model).expanduser().absolute()
+    path = full_path(model)
     if model not in MODEL_NAMES and path.is_dir():
         if not (path / "config.json").is_file():
-            raise CheckpointError(f"{path}: no config.json in it: wanted a Hugging Face folder")
+            raise CheckpointError(
+                f"{path}: no config.json in it: wanted a Hugging Face folder{_gguf_files_in(path)}"
+            )
         return path
-    if model in MODEL_NAMES or (path.is_file() and path.suffix == ".gguf"):
+    if model in MODEL_NAMES or (path.is_file() and path.suffix.lower() == ".gguf"):
         return _from_gguf(model, path, progress=progress)
     if _HUB_ID.fullmatch(model) and not path.exists():
         raise CheckpointError(
@@ -38,6 +42,12 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
         f"{path} {found}: wanted a Hugging Face folder, a .gguf file or one of the names "
         f"{', '.join(MODEL_NAMES)}"
     )
+
+
+def _gguf_files_in(folder: Path) -> str:
+    """Return what to name instead, where the folder has GGUF files."""
+    files = sorted(one.name for one in folder.iterdir() if one.suffix.lower() == ".gguf")
+    return f", or a file in it, such as {files[0]}" if files else ""
 
 
 def _from_gguf(model: str, path: Path, *, progress: bool) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from common.cache_folder import full_path
 from common.config import SpeculationConfig
 from common.errors import CheckpointError
 from engine.runner.checkpoint import Checkpoint, TensorFiles
@@ -25,7 +26,7 @@ def resolve_speculation(speculation: SpeculationConfig, folder: Path) -> Specula
     if speculation.speculative_method != "mtp":
         return speculation
     if speculation.speculative_model:
-        path = Path(speculation.speculative_model).expanduser().absolute()
+        path = full_path(speculation.speculative_model)
         if not path.is_file():
             raise CheckpointError(f"speculative_model {path}: no such file: wanted safetensors")
         return replace(speculation, speculative_model=str(path))

@@ -21,9 +21,13 @@ class RouterUnreachable(PdserveError):
 
 
 class RouterRefused(PdserveError):
-    """The router answered with an error."""
+    """The router answered with an error; `status` is HTTP's, 0 for one within a stream."""
 
     code = "router_refused"
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def fetch_json(url: str, path: str, *, api_key: str = "", timeout_s: float = 5.0) -> Any:
@@ -58,7 +62,8 @@ def opened(
         response = connection.getresponse()
         if response.status != 200:
             text = response.read(_LARGEST_REPLY_BYTES)
-            raise RouterRefused(f"{url}{path}: {response.status} {_reason(response.status, text)}")
+            reason = f"{response.status} {_reason(response.status, text)}"
+            raise RouterRefused(f"{url}{path}: {reason}", response.status)
         yield response
     except TimeoutError:
         raise RouterUnreachable(f"{url}: no answer within {timeout_s:g} s") from None
@@ -84,7 +89,7 @@ def decoded(url: str, path: str, text: bytes | str) -> Any:
 
 def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ValueError
         is_tls = parts.scheme == "https"

@@ -81,18 +81,22 @@ def build_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_status(commands)
     _add_drain(commands)
-    _add_serve(commands, "check-config", "print the configuration that `serve` would use")
+    check = _add_serve(
+        commands, "check-config", "refuse what `serve` would, else print what is set"
+    )
+    check.add_argument("--all", action="store_true", help="print the settings with defaults too")
     _add_kv_key(commands)
     _add_api_keys(commands)
     _add_keys(commands)
     return parser
 
 
-def _add_serve(commands: Any, name: str, summary: str) -> None:
+def _add_serve(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
     command = _add_command(commands, name, summary)
     _add_config_file(command)
     command.add_argument(ROLE.flag, **_grammar(ROLE, {}))
     _add_sections(command, without=frozenset(), defaults={})
+    return command
 
 
 def _add_up(commands: Any) -> None:

@@ -68,7 +68,8 @@ examples:
 """,
     "check-config": f"""\
 {_SOURCES}
-Exit code 0: the configuration can start. Exit code 2: it cannot.
+Exit code 0: the configuration can start, as far as settings and files say. A
+model that is given by name is not fetched. Exit code 1 or 2: it cannot.
 
 examples:
   pdserve check-config --role decode --config pdserve.toml

@@ -21,9 +21,13 @@ _UNITS = {
     "mib": 1 << 20,
     "gib": 1 << 30,
     "tib": 1 << 40,
+    # As Docker, systemd and the JVM read a single letter, and Kubernetes one with an i.
+    **{letter + i: 1 << 10 * power for power, letter in enumerate("kmgt", 1) for i in ("", "i")},
 }
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # The number of digits is limited, because a very long number takes long to compute.
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
+_TIME = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-z]+)")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 WANTED = {
@@ -31,8 +35,8 @@ WANTED = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
-    "bytes": "a number of bytes, such as 512MiB, 2GiB or 1e9",
-    "seconds": "a number of seconds",
+    "bytes": "a number of bytes, such as 512MiB, 2G or 1e9",
+    "seconds": "a number of seconds, or a time such as 90s, 5m or 1h",
 }
 
 
@@ -45,8 +49,10 @@ def value_from_text(option: Option, text: str | bool) -> Value:
             return _checked_text(text)
         case "int":
             return _in_range(_whole_number(text))
-        case "float" | "seconds":
+        case "float":
             return _finite(option, text)
+        case "seconds":
+            return _time_s(option, text)
         case "bool":
             return _truth(text)
         case _:
@@ -54,7 +60,7 @@ def value_from_text(option: Option, text: str | bool) -> Value:
 
 
 def value_from_toml(option: Option, raw: object) -> Value:
-    """Return what a TOML key holds. Types are strict, but a size can be a number or text.
+    """Return what a TOML key holds. Types are strict, but a size or a time can be a number or text.
 
     Raises `ValueError` naming what was wanted.
     """
@@ -64,6 +70,8 @@ def value_from_toml(option: Option, raw: object) -> Value:
             return _checked_text(raw)
         case "int" if isinstance(raw, int) and is_number:
             return _in_range(raw)
+        case "seconds" if isinstance(raw, str):
+            return _time_s(option, raw)
         case "float" | "seconds" if is_number:
             return _finite(option, str(raw))
         case "bool" if isinstance(raw, bool):
@@ -106,6 +114,13 @@ def _finite(option: Option, text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"wanted {WANTED[option.kind]}")
     return value
+
+
+def _time_s(option: Option, text: str) -> float:
+    match = _TIME.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS_S:
+        return _finite(option, text)
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def _truth(text: str) -> bool:

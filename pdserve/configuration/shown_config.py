@@ -11,14 +11,25 @@ from pdserve.configuration.option_values import shown_value
 from pdserve.configuration.options import ROLE, SECTIONS, Option, Value, options_of
 
 
-def shown_config(loaded: LoadedConfig) -> str:
-    """Return every setting with its origin as a comment. Secrets and passwords are not shown."""
+def shown_config(loaded: LoadedConfig, *, shows_all: bool) -> str:
+    """Return the settings that differ from their defaults, or all, with their origins as comments.
+
+    Secrets and passwords are not shown.
+    """
     lines = [_shown_line(ROLE, loaded.config.role.value, loaded)]
+    num_hidden = 0
     for section in SECTIONS:
-        lines += ["", f"[{section}]"]
+        shown = []
         for option in options_of(section):
             value = getattr(getattr(loaded.config, section), option.key)
-            lines.append(_shown_line(option, value, loaded))
+            if shows_all or value != option.default:
+                shown.append(_shown_line(option, value, loaded))
+            else:
+                num_hidden += 1
+        if shown:
+            lines += ["", f"[{section}]", *shown]
+    if num_hidden:
+        lines += ["", f"# {num_hidden} settings have their defaults: --all prints them too"]
     return "\n".join(lines) + "\n"
 
 

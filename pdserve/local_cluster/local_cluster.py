@@ -3,7 +3,7 @@
 1. Check the port and resolve the model, so that errors are reported before anything runs.
 2. Start Redis, then the router and all nodes at once, because loading takes long.
 3. Wait until the router lists every node; a child that dies meanwhile ends the start.
-4. Stream one sample answer, and print the command for another one.
+4. Stream one sample answer, and print the command for another one. The cluster serves on without.
 5. Serve until a stop signal. A node that dies is reported and the rest serve on; when the router
    dies, the cluster ends.
 6. Stop the router first, so that no request finds half a cluster, then the nodes, then Redis.
@@ -41,7 +41,7 @@ from pdserve.local_cluster.free_ports import connectable_host, require_free_port
 from pdserve.local_cluster.local_keys import make_local_keys, redis_users
 from pdserve.local_cluster.private_files import write_private
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
-from pdserve.local_cluster.sample_answer import curl_command, served_model, stream_sample_answer
+from pdserve.local_cluster.sample_answer import show_sample_answer
 from pdserve.local_cluster.signals import Signals, StopRequested
 
 DEFAULT_PORT = 8000
@@ -96,8 +96,10 @@ def run_local_cluster(
             cluster.start()
             cluster.wait_until_ready()
             with signals.raising():
-                cluster.show_sample_answer(started_at_s)
-            if not has_to_exit_after_sample:
+                is_answered = cluster.show_sample_answer(started_at_s)
+            if has_to_exit_after_sample:
+                exit_code = int(not is_answered)
+            else:
                 cluster.serve()
         except StopRequested:
             pass
@@ -178,27 +180,14 @@ class LocalCluster:
                 self._say_who_is_slow(ready, took_s)
             self._signals.wait(_PROBE_INTERVAL_S)
 
-    def show_sample_answer(self, started_at_s: float) -> None:
-        """Send one request, print the answer as it streams, and the command for another one."""
-        model = served_model(self.url, api_key=self._api_key)
-        print(f"\n{model}: ", end="", flush=True)
-        try:
-            sample = stream_sample_answer(
-                self.url,
-                model=model,
-                api_key=self._api_key,
-                clock=self._clock,
-                write=lambda text: print(text, end="", flush=True),
-            )
-        finally:
-            print(flush=True)
-        since_start_s = self._clock.now_s() - started_at_s - sample.total_s + sample.first_text_s
-        print(
-            f"\nFirst token {1000 * sample.first_text_s:.0f} ms after the request, "
-            f"{since_start_s:.1f} s after the start; "
-            f"{sample.num_tokens} tokens in {sample.total_s:.2f} s.\n\n"
-            + curl_command(self.url, model=model, needs_key=bool(self._api_key)),
-            flush=True,
+    def show_sample_answer(self, started_at_s: float) -> bool:
+        """Show an answer to one request on the terminal. Return whether one came."""
+        return show_sample_answer(
+            self.url,
+            api_key=self._api_key,
+            clock=self._clock,
+            started_at_s=started_at_s,
+            write=_show,
         )
 
     def serve(self) -> None:
@@ -337,6 +326,12 @@ def _obituary(child: ChildProcess, code: int) -> str:
 
 def _say(text: str, *, file: TextIO | None = None) -> None:
     print(f"pdserve: {text}", file=file or sys.stdout, flush=True)
+
+
+def _show(text: str) -> None:
+    """Print text of a model at once, whatever the terminal can show of it."""
+    encoding = sys.stdout.encoding
+    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
 
 
 def _say_of(name: str, text: str) -> None:

@@ -1,14 +1,22 @@
-"""One chat request through the router, streamed to the terminal, to show that a cluster works."""
+"""One request through the router, streamed to the terminal, to show that a cluster works."""
 
 from __future__ import annotations
 
 import http.client
+import json
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from common.clock import Clock
-from pdserve.commands.http_client import RouterRefused, decoded, fetch_json, opened
+from pdserve.commands.http_client import (
+    RouterRefused,
+    RouterUnreachable,
+    decoded,
+    fetch_json,
+    opened,
+)
 
 # Long enough to be handed off: the sample exercises a prefill node and a KV transfer.
 PROMPT = (
@@ -16,20 +24,63 @@ PROMPT = (
     "their capital cities. The first question is an easy one: what is the capital of France? "
     "Answer in one short sentence."
 )
-PATH = "/v1/chat/completions"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_MAX_TOKENS = 48
 _READ_TIMEOUT_S = 120.0
 _LONGEST_LINE_BYTES = 1 << 20
 _MOST_EVENTS = 10_000
 
+Write = Callable[[str], object]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAnswer:
-    """The answer and its times; `first_text_s` is from the request to the first text."""
+    """The answer and its times. `path` is the endpoint that gave it.
 
+    `first_text_s` is from the request to the first text or reasoning; None without any.
+    """
+
+    path: str
     text: str
-    first_text_s: float
+    reasoning: str
+    first_text_s: float | None
     total_s: float
     num_tokens: int
+
+
+def show_sample_answer(
+    url: str, *, api_key: str, clock: Clock, started_at_s: float, write: Write
+) -> bool:
+    """Request an answer, `write` it as it streams, and the command for another one.
+
+    Return whether an answer came. What goes wrong is written too: the cluster runs without it.
+    `started_at_s` is when the cluster's start began.
+    """
+    try:
+        model = served_model(url, api_key=api_key)
+        write(f"\n{model}: ")
+        sample = stream_sample_answer(url, model=model, api_key=api_key, clock=clock, write=write)
+    except (RouterUnreachable, RouterRefused) as error:
+        write(f"\n\npdserve: the sample has no answer: {error}\n")
+        return False
+    write(f"\n\n{_described(sample, clock.now_s() - started_at_s)}\n\n")
+    command = curl_command(url, model=model, needs_key=bool(api_key), path=sample.path)
+    write(f"{command}\n")
+    return True
+
+
+def _described(sample: SampleAnswer, since_start_s: float) -> str:
+    counted = f"{sample.num_tokens} tokens in {sample.total_s:.2f} s."
+    if sample.first_text_s is None:
+        return f"The answer has no text: {counted}"
+    first_s = since_start_s - sample.total_s + sample.first_text_s
+    told = (
+        f"First token {1000 * sample.first_text_s:.0f} ms after the request, "
+        f"{first_s:.1f} s after the start; {counted}"
+    )
+    if sample.text:
+        return told
+    return f"{told}\nAll of them are reasoning: this model answers where max_tokens is larger."
 
 
 def served_model(url: str, *, api_key: str) -> str:
@@ -42,76 +93,108 @@ def served_model(url: str, *, api_key: str) -> str:
 
 
 def stream_sample_answer(
-    url: str, *, model: str, api_key: str, clock: Clock, write: Callable[[str], object]
+    url: str, *, model: str, api_key: str, clock: Clock, write: Write
 ) -> SampleAnswer:
-    """Request an answer and `write` each piece of text as it arrives.
+    """Request an answer and `write` each piece of it as it arrives, reasoning marked as such.
 
-    Raises `RouterUnreachable`, or `RouterRefused` when the stream carries an error or no text.
+    A model that cannot chat, such as one without a chat template, is asked for a completion.
+    Raises `RouterUnreachable`, or `RouterRefused` when that is refused too or the stream carries an
+    error.
     """
-    body = {
+
+    def ask(path: str) -> SampleAnswer:
+        return _stream(url, path, model=model, api_key=api_key, clock=clock, write=write)
+
+    try:
+        return ask(CHAT)
+    except RouterRefused as refused:
+        if refused.status != http.client.BAD_REQUEST:
+            raise
+        write(f"[a chat is refused: {refused}]\n[completion] ")
+    return ask(COMPLETION)
+
+
+def curl_command(url: str, *, model: str, needs_key: bool, path: str = CHAT) -> str:
+    """Return the same request as a shell command."""
+    key_lines = "  -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
+    shown = ("model", "stream", "messages") if path == CHAT else ("model", "stream", "prompt")
+    body = _body(path, model)
+    lines = ",\n       ".join(f"{json.dumps(key)}: {json.dumps(body[key])}" for key in shown)
+    return (
+        f"curl -N {url}{path} \\\n"
+        f"{key_lines}"
+        "  -H 'Content-Type: application/json' \\\n"
+        f"  -d {shlex.quote(f'{{{lines}}}')}"
+    )
+
+
+def _body(path: str, model: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": PROMPT}]
+    return {
         "model": model,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": 48,
-        "temperature": 0,
         "stream": True,
+        **({"messages": messages} if path == CHAT else {"prompt": PROMPT}),
+        "max_tokens": _MAX_TOKENS,
+        "temperature": 0,
         "stream_options": {"include_usage": True},
     }
+
+
+def _stream(
+    url: str, path: str, *, model: str, api_key: str, clock: Clock, write: Write
+) -> SampleAnswer:
     sent_at_s = clock.now_s()
     first_text_s: float | None = None
-    pieces: list[str] = []
+    texts: dict[bool, str] = {False: "", True: ""}
     num_tokens = 0
+    body = _body(path, model)
     with opened(
-        url, "POST", PATH, body=body, api_key=api_key, timeout_s=_READ_TIMEOUT_S
+        url, "POST", path, body=body, api_key=api_key, timeout_s=_READ_TIMEOUT_S
     ) as response:
-        for event in _events(url, response):
-            if text := _text(event):
+        for event in _events(url, path, response):
+            for is_reasoning, text in _pieces(event):
                 if first_text_s is None:
                     first_text_s = clock.now_s() - sent_at_s
-                pieces.append(text)
+                if not texts[is_reasoning] and (is_reasoning or texts[True]):
+                    write("[reasoning] " if is_reasoning else "\n[answer] ")
+                texts[is_reasoning] += text
                 write(text)
             num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
-    if first_text_s is None:
-        raise RouterRefused(f"{url}{PATH}: the answer has no text")
     return SampleAnswer(
-        text="".join(pieces),
+        path=path,
+        text=texts[False],
+        reasoning=texts[True],
         first_text_s=first_text_s,
         total_s=clock.now_s() - sent_at_s,
         num_tokens=num_tokens,
     )
 
 
-def curl_command(url: str, *, model: str, needs_key: bool) -> str:
-    """Return the same request as a shell command."""
-    key_lines = "  -H 'Authorization: Bearer YOUR-KEY' \\\n" if needs_key else ""
-    return (
-        f"curl -N {url}{PATH} \\\n"
-        f"{key_lines}"
-        "  -H 'Content-Type: application/json' \\\n"
-        f'  -d \'{{"model": "{model}", "stream": true,\n'
-        f'       "messages": [{{"role": "user", "content": "{PROMPT}"}}]}}\''
-    )
-
-
-def _events(url: str, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(url: str, path: str, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     for _ in range(_MOST_EVENTS):
         line = response.readline(_LONGEST_LINE_BYTES)
         if not line:
-            raise RouterRefused(f"{url}{PATH}: the stream ended before [DONE]")
+            raise RouterRefused(f"{url}{path}: the stream ended before [DONE]")
         if not line.startswith(b"data:"):
             continue
         data = line[len(b"data:") :].strip()
         if data == b"[DONE]":
             return
-        event = decoded(url, PATH, data)
+        event = decoded(url, path, data)
         if not isinstance(event, dict):
-            raise RouterRefused(f"{url}{PATH}: an event is not an object: {event!r}")
+            raise RouterRefused(f"{url}{path}: an event is not an object: {event!r}")
         if error := event.get("error"):
             message = error.get("message", error) if isinstance(error, dict) else error
-            raise RouterRefused(f"{url}{PATH}: {message}")
+            raise RouterRefused(f"{url}{path}: {message}")
         yield event
-    raise RouterRefused(f"{url}{PATH}: more than {_MOST_EVENTS} events in one answer")
+    raise RouterRefused(f"{url}{path}: more than {_MOST_EVENTS} events in one answer")
 
 
-def _text(event: dict[str, Any]) -> str:
-    choices = event.get("choices") or [{}]
-    return choices[0].get("delta", {}).get("content") or ""
+def _pieces(event: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Yield the texts of an event, with whether they are reasoning."""
+    for choice in event.get("choices") or []:
+        delta = choice.get("delta") or {}
+        if reasoning := delta.get("reasoning_content"):
+            yield True, reasoning
+        if text := delta.get("content") or choice.get("text"):
+            yield False, text

@@ -1,6 +1,7 @@
 """From a configuration to a running role: the composition roots.
 
 run_role      what all roles share: logs, signals, keys, checkpoint, placement store
+start_check   what `check-config` checks beside the settings
 router_role   the router
 engine_role   a prefill, decode or mixed node
 kv_plane      a node's KV connector: memory, lanes, keys

@@ -59,18 +59,12 @@ async def run_router_role(
     # One text at a time: handing it to the tokenizer's threads would only take longer.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model, port = config.model, config.server.port or DEFAULT_HTTP_PORT
-    chat = ChatSettings(
-        tool_template=config.api.tool_template,
-        tool_format=config.api.tool_format,
-        reasoning_format=config.api.reasoning_format,
-    )
+    chat = _chat_settings(config)
     api_keys = _api_keys(config, keys)
     certificate = _certificate(config)
     listener = bind_http(config.server.host, port)
     try:
-        text_model = TextModel.load(
-            Path(model.model), model.served_model_name, model.max_model_len, chat
-        )
+        text_model = _text_model(model, chat)
         await _require_welcome(store)
     except PdserveError:
         listener.close()
@@ -109,6 +103,29 @@ async def run_router_role(
         await planning.close()
         await asyncio.to_thread(trials.close)
     return int(dispatcher.has_failed)
+
+
+def check_router(config: Config, model: ModelConfig | None, keys: Keys | None) -> None:
+    """Read what a router reads before it opens its port; without a `model`, all but that.
+
+    Raises `ConfigError` or `CheckpointError`.
+    """
+    _api_keys(config, keys)
+    _certificate(config)
+    if model is not None:
+        _text_model(model, _chat_settings(config))
+
+
+def _chat_settings(config: Config) -> ChatSettings:
+    return ChatSettings(
+        tool_template=config.api.tool_template,
+        tool_format=config.api.tool_format,
+        reasoning_format=config.api.reasoning_format,
+    )
+
+
+def _text_model(model: ModelConfig, chat: ChatSettings) -> TextModel:
+    return TextModel.load(Path(model.model), model.served_model_name, model.max_model_len, chat)
 
 
 async def _require_welcome(store: PlacementStore) -> None:

@@ -85,7 +85,8 @@ class TextModel:
             name=served_model_name or folder.resolve().name,
             max_model_len=_context_length(config, max_model_len, folder),
             vocab_size=_positive_int(config, "vocab_size", folder),
-            eos_token_ids=_eos_token_ids(generation) | _eos_token_ids(config),
+            eos_token_ids=_eos_token_ids(generation, folder / "generation_config.json")
+            | _eos_token_ids(config, folder / "config.json"),
             default_sampling=_default_sampling(generation, folder),
             _tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
@@ -216,16 +217,37 @@ def _context_length(config: Mapping[str, Any], max_model_len: int, folder: Path)
     return max_model_len or positions
 
 
-def _eos_token_ids(config: Mapping[str, Any]) -> frozenset[int]:
+def _eos_token_ids(config: Mapping[str, Any], path: Path) -> frozenset[int]:
     value = config.get("eos_token_id")
-    ids = value if isinstance(value, list) else [value]
-    return frozenset(i for i in ids if isinstance(i, int))
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise CheckpointError(f"{path}: eos_token_id is {value!r}: wanted a token id or a list")
+    return frozenset(ids)
 
 
 def _default_sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, float]:
-    chosen = {key: generation[key] for key in _SAMPLING_KEYS if generation.get(key) is not None}
+    path = folder / "generation_config.json"
+    chosen = {
+        key: _sampling_number(key, generation[key], path)
+        for key in _SAMPLING_KEYS
+        if generation.get(key) is not None
+    }
     try:
-        SamplingParams(max_tokens=1, **chosen)
-    except (InvalidRequest, TypeError) as error:
-        raise CheckpointError(f"{folder / 'generation_config.json'}: {error}") from error
+        SamplingParams(max_tokens=1, **chosen)  # type: ignore[arg-type]
+    except InvalidRequest as error:
+        raise CheckpointError(f"{path}: {error}") from error
     return chosen
+
+
+def _sampling_number(key: str, value: object, path: Path) -> int | float:
+    """Return a number that fits the wire. JSON does not tell 50.0 from 50: `top_k` may be either.
+
+    Raises `CheckpointError` for anything else than a number, and a `top_k` with a fraction.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if key != "top_k":
+            return value
+        if value == value // 1:
+            return int(value)
+    wanted = "a whole number" if key == "top_k" else "a number"
+    raise CheckpointError(f"{path}: {key} is {value!r}: wanted {wanted}")

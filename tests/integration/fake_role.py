@@ -39,7 +39,9 @@ class FakeRouter(BaseHTTPRequestHandler):
         if self.headers.get("Authorization", "") != wanted:
             self._send({"error": {"message": "a wrong key"}}, 401)
             return
-        events: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in ANSWER]
+        said = self.shared / "answer.says"
+        texts = [json.loads(f'"{said.read_text()}"')] if said.exists() else ANSWER
+        events: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in texts]
         if (self.shared / "answer.fails").exists():
             events[1:] = [{"error": {"message": "the decode node is gone"}}]
         else:

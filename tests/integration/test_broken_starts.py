@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from pdserve.cli import main
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.processes import LAUNCH, role_environment
 from tests.cluster.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
@@ -133,6 +134,31 @@ CASES: dict[str, Case] = {
         2, ("host is '0.0.0.0'", "pdserve keys init", "--insecure"), flags=("--host", "0.0.0.0")
     ),
     "keys nowhere": Case(2, ("'/nowhere'", "pdserve keys init"), flags=("--keys", "/nowhere")),
+    "hub id": Case(1, ("hf download Qwen/Qwen3-0.6B",), flags=("--model", "Qwen/Qwen3-0.6B")),
+    "equal ports": Case(
+        2, ("kv_port is 7001, as port is",), flags=("--port", "7001", "--kv-port", "7001")
+    ),
+    "equal metrics port": Case(
+        2,
+        ("metrics_port is 7001, as port is",),
+        flags=("--port", "7001", "--metrics-port", "7001"),
+        role="prefill",
+    ),
+    "no certificate": Case(
+        2,
+        ("/nowhere",),
+        flags=("--tls-cert", "/nowhere", "--tls-key", "/nowhere"),
+        role="router",
+    ),
+    "router's keys nowhere": Case(
+        2, ("'/nowhere'", "pdserve keys init"), flags=("--keys", "/nowhere"), role="router"
+    ),
+    "router's too long a context": Case(
+        2, ("max_model_len", "99999", "32768"), flags=("--max-model-len", "99999"), role="router"
+    ),
+    "no tool template": Case(
+        2, ("/nowhere",), flags=("--tool-template", "/nowhere"), role="router"
+    ),
     "too long a context": Case(
         2, ("max_model_len", "99999", "32768"), flags=("--max-model-len", "99999")
     ),
@@ -205,6 +231,29 @@ def test_it_ends_with_a_line_that_says_why(ended: dict[str, Ended], name: str) -
     for word in case.words:
         assert how.facts.get(word, word) in said[0]
     assert how.exit_code == case.exit_code, said[0]
+
+
+# What a running machine says: who listens, who may connect, which devices it has.
+ONLY_AT_A_START = ("port in use", "wrong password", "RDMA device")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.endswith(ONLY_AT_A_START)])
+def test_check_config_refuses_it_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case, model = CASES[name], make_tiny_model(tmp_path / "model")
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    arguments = ["check-config", "--role", case.role, "--model", str(model)]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    if case.break_folder is not None:
+        case.break_folder(model)
+    flags = [flag.replace(FOLDER, str(model)) for flag in case.flags]
+    assert main([*arguments, *flags]) == case.exit_code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for word in case.words:
+        assert word in shown.err
 
 
 def test_nothing_of_them_is_left_in_redis(

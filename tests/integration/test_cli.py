@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,20 @@ def running_up(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
         process.stdout.close()
 
 
+def status_of_a_drain(url: str, headers: dict[str, str]) -> int:
+    """The status with which the router answers one who wants a node to leave."""
+    sent = urllib.request.Request(
+        f"{url}/v1/cluster/drain",
+        b'{"node_id": "decode-1"}',
+        {"Content-Type": "application/json", **headers},
+    )
+    try:
+        with urllib.request.urlopen(sent) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 @pytest.mark.timeout(300)
 def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
     port = free_loopback_port()
@@ -62,6 +78,9 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
         rows = {line[0]: [line[role], line[state]] for line in lines}
         assert rows == {"decode-1": ["decode", "ready"], "prefill-1": ["prefill", "ready"]}
         assert pairs.splitlines()[2].split()[:2] == ["prefill-1", "decode-1"]
+        other_site = f"evil.example:{port}"
+        for foreign in ({"Host": other_site}, {"Origin": f"http://{other_site}"}):
+            assert status_of_a_drain(url, foreign) == 403
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait() == 0, rest

@@ -138,14 +138,36 @@ def test_a_child_that_fails_to_start_ends_the_start_with_its_last_words(
     )
 
 
-def test_a_failed_sample_answer_is_an_error(
+def test_a_cluster_serves_on_whatever_its_sample_answers(
     tmp_path: Path, shared: Path, started: list[Cluster]
 ) -> None:
     (shared / "answer.fails").touch()
-    cluster = Cluster(tmp_path)
+    cluster = serving(Cluster(tmp_path), started)
+    assert "the decode node is gone" in cluster.printed
+    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.port}/ready") as response:
+        assert response.status == 200
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+
+
+def test_where_nothing_but_the_sample_is_wanted_its_failure_is_one(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    (shared / "answer.fails").touch()
+    cluster = Cluster(tmp_path, "once")
     started.append(cluster)
     assert cluster.wait() == 1
     assert "the decode node is gone" in cluster.printed
+
+
+def test_text_that_the_terminal_cannot_show_ends_nothing(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    (shared / "answer.says").write_text("caf\\u00e9 \\ud83d")
+    cluster = serving(Cluster(tmp_path, PYTHONIOENCODING="ascii"), started)
+    assert "caf? ?" in cluster.printed
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
 
 
 def test_the_rest_serves_on_when_a_node_dies(

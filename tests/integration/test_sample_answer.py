@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,9 +13,12 @@ import pytest
 
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
 from pdserve.local_cluster.sample_answer import (
+    CHAT,
+    COMPLETION,
     SampleAnswer,
     curl_command,
     served_model,
+    show_sample_answer,
     stream_sample_answer,
 )
 from tests.fakes.manual_clock import ManualClock
@@ -22,17 +27,18 @@ OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 
 @contextmanager
-def answering(reply: bytes) -> Iterator[str]:
-    """A server that sends `reply` to whoever connects first, whatever they ask."""
+def answering(*replies: bytes) -> Iterator[str]:
+    """A server that sends a reply to each who connects, in turn, whatever they ask."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(reply)
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(65536):
-                    pass
+            for reply in replies:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(reply)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -45,6 +51,12 @@ def answering(reply: bytes) -> Iterator[str]:
 def ask(url: str, pieces: list[str]) -> SampleAnswer:
     return stream_sample_answer(
         url, model="m", api_key="", clock=ManualClock(), write=pieces.append
+    )
+
+
+def show(url: str, pieces: list[str]) -> bool:
+    return show_sample_answer(
+        url, api_key="", clock=ManualClock(), started_at_s=0.0, write=pieces.append
     )
 
 
@@ -69,7 +81,6 @@ def test_text_is_passed_on_as_it_comes() -> None:
     [
         (b"", "the stream ended before"),
         (b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n', "the stream ended before"),
-        (b"data: [DONE]\n\n", "the answer has no text"),
         (b'data: {"error": {"message": "node lost"}}\n\n', "node lost"),
         (b'data: {"error": "gone"}\n\n', "gone"),
         (b"data: 1\n\n", "an event is not an object"),
@@ -119,12 +130,15 @@ def test_silence_ends() -> None:
             fetch_json(url, "/v1/models", timeout_s=0.05)
 
 
-@pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://h", "http://", "http://h:x", "http://h/v1"]
-)
+@pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:x", "http://h/v1"])
 def test_a_url_of_another_shape_is_refused(url: str) -> None:
     with pytest.raises(RouterUnreachable, match="wanted http://host:port"):
         fetch_json(url, "/v1/models")
+
+
+def test_a_url_needs_no_scheme() -> None:
+    with answering(OK + b'{"data": [{"id": "m"}]}') as url:
+        assert served_model(url.removeprefix("http://"), api_key="") == "m"
 
 
 def test_a_key_that_no_header_can_carry_is_refused() -> None:
@@ -132,7 +146,75 @@ def test_a_key_that_no_header_can_carry_is_refused() -> None:
         fetch_json("http://127.0.0.1:1", "/v1/models", api_key="a\nb")
 
 
+def test_reasoning_is_shown_as_such() -> None:
+    events = (
+        b'data: {"choices": [{"delta": {"reasoning_content": "hm"}}]}\n\n'
+        b'data: {"choices": [{"delta": {"reasoning_content": "m"}}]}\n\n'
+        b'data: {"choices": [{"delta": {"content": "Paris"}}]}\n\n'
+        b"data: [DONE]\n\n"
+    )
+    pieces: list[str] = []
+    with answering(OK + events) as url:
+        answer = ask(url, pieces)
+    assert "".join(pieces) == "[reasoning] hmm\n[answer] Paris"
+    assert (answer.reasoning, answer.text, answer.path) == ("hmm", "Paris", CHAT)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        (b'data: {"choices": [{"delta": {"reasoning_content": "hm"}}]}\n\n', "are reasoning"),
+        (b'data: {"choices": [{"delta": null, "finish_reason": "stop"}]}\n\n', "no text: 0 tok"),
+        (b"", "no text: 0 tok"),
+    ],
+)
+def test_an_answer_without_text_is_one(events: bytes, words: str) -> None:
+    models = OK + b'{"data": [{"id": "m"}]}'
+    pieces: list[str] = []
+    with answering(models, OK + events + b"data: [DONE]\n\n") as url:
+        assert show(url, pieces)
+    assert words in "".join(pieces)
+    assert "curl" in "".join(pieces)
+
+
+def test_a_model_that_cannot_chat_is_asked_for_a_completion() -> None:
+    refusal = b'HTTP/1.1 400 X\r\nConnection: close\r\n\r\n{"error": {"message": "no template"}}'
+    events = b'data: {"choices": [{"text": "Paris"}]}\n\ndata: [DONE]\n\n'
+    pieces: list[str] = []
+    models = OK + b'{"data": [{"id": "m"}]}'
+    with answering(models, refusal, OK + events) as url:
+        assert show(url, pieces)
+    shown = "".join(pieces)
+    assert "no template]\n[completion] Paris" in shown
+    assert f"curl -N {url}{COMPLETION} " in shown
+    assert '"prompt"' in shown
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (b"", "Remote end closed connection"),
+        (b"HTTP/1.1 500 X\r\nConnection: close\r\n\r\n{}", "500 Internal Server Error"),
+        (OK + b'data: {"error": {"message": "node lost"}}\n\n', "node lost"),
+        (OK, "the stream ended before"),
+    ],
+)
+def test_what_goes_wrong_is_told(reply: bytes, error: str) -> None:
+    pieces: list[str] = []
+    with answering(OK + b'{"data": [{"id": "m"}]}', reply) as url:
+        assert not show(url, pieces)
+    assert error in "".join(pieces)
+    pieces.clear()
+    with answering(OK + b'{"data": []}') as url:
+        assert not show(url, pieces)
+    assert "names no model" in "".join(pieces)
+
+
 def test_the_curl_command_can_be_pasted() -> None:
+    for path in (CHAT, COMPLETION):
+        command = shlex.split(curl_command("http://h:1", model="it's", needs_key=True, path=path))
+        body = json.loads(command[-1])
+        assert (body["model"], command[2]) == ("it's", f"http://h:1{path}")
     assert "Authorization" not in curl_command("http://h:1", model="m", needs_key=False)
     assert "-H 'Authorization: Bearer YOUR-KEY'" in curl_command(
         "http://h:1", model="m", needs_key=True

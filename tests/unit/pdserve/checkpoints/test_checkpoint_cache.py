@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.cache_folder import build_once, cache_root
-from common.errors import CheckpointError
+from common.cache_folder import build_once, cache_root, full_path
+from common.errors import CheckpointError, ConfigError
 
 
 def test_the_cache_folder_is_the_most_specific_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +21,39 @@ def test_the_cache_folder_is_the_most_specific_one_set(monkeypatch: pytest.Monke
     assert cache_root() == Path("/var/caches/pdserve")
     monkeypatch.setenv("PDSERVE_CACHE", "~/models")
     assert cache_root() == Path("/home/someone/models")
+
+
+def test_without_a_home_folder_the_cache_has_to_be_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError("no such user")
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    for name in ("HOME", "PDSERVE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"HOME is not set and user id .* PDSERVE_CACHE"):
+        cache_root()
+    monkeypatch.setenv("PDSERVE_CACHE", "/var/caches")
+    assert cache_root() == Path("/var/caches")
+
+
+@pytest.mark.parametrize("name", ["PDSERVE_CACHE", "XDG_CACHE_HOME"])
+def test_a_home_folder_of_nobody_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PDSERVE_CACHE", raising=False)
+    monkeypatch.setenv(name, "~no-such-user/cache")
+    with pytest.raises(ConfigError, match="~no-such-user/cache: there is no such user"):
+        cache_root()
+
+
+def test_a_current_folder_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(ConfigError, match="demo: the current folder was removed"):
+        full_path("demo")
+    assert full_path("/models/demo") == Path("/models/demo")
 
 
 def test_builds_once(tmp_path: Path) -> None:

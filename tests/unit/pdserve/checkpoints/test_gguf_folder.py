@@ -74,6 +74,25 @@ def test_weights_keep_their_values_under_hugging_face_names(
     assert weights.shape("model.norm.weight") == (32,)
 
 
+def test_a_part_of_a_split_model_is_refused(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    path = write_gguf({"split.no": 1, "split.count": 2}, {"blk.0.ffn_up.weight": None})
+    with pytest.raises(
+        CheckpointError, match=r"tiny\.gguf is part 2 of 2 of a split model.*--merge"
+    ):
+        converted(path, tmp_path / "hf")
+    converted(write_gguf({"split.no": 0, "split.count": 1}), tmp_path / "whole")
+
+
+def test_what_is_wrong_is_said_of_the_file_that_was_named(
+    write_gguf: WriteGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    path = write_gguf(tensors={"blk.0.ffn_up.weight": None})
+    with pytest.raises(CheckpointError) as raised:
+        gguf_folder_cached(path)
+    assert str(raised.value).startswith(f"{path}: tensor blk.0.ffn_up.weight is missing")
+
+
 def test_config_says_what_the_file_says(write_gguf: WriteGguf, tmp_path: Path) -> None:
     folder = converted(write_gguf(), tmp_path / "hf")
     assert read_json(folder / "config.json") == {

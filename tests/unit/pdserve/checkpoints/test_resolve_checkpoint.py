@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 
@@ -47,6 +47,21 @@ def test_the_folder_of_a_gguf_file_is_in_the_cache(
     folder = resolve_checkpoint(str(write_gguf()), progress=False)
     assert folder.is_relative_to(tmp_path / "cache")
     assert (folder / "config.json").is_file()
+
+
+def test_a_gguf_file_may_be_called_in_capitals(
+    write_gguf: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
+    path = write_gguf().rename(tmp_path / "UPPER.GGUF")
+    assert resolve_checkpoint(str(path), progress=False).name == "UPPER"
+    with pytest.raises(CheckpointError, match=r"or a file in it, such as UPPER\.GGUF"):
+        resolve_checkpoint(str(tmp_path), progress=False)
+
+
+def test_a_home_folder_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="~no-such-user/model: there is no such user"):
+        resolve_checkpoint("~no-such-user/model", progress=False)
 
 
 def test_a_missing_package_says_what_to_install(

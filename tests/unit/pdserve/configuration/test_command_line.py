@@ -16,6 +16,7 @@ from pdserve.configuration.config_sources import load_config
 from pdserve.configuration.flags import SET_BY_UP
 from pdserve.configuration.options import all_options
 from pdserve.configuration.shown_config import config_file_text
+from tests.cluster.tiny_model import make_tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +105,8 @@ def test_wrong_settings_exit_with_2_and_start_nothing(
 def test_check_config_prints_a_file_that_gives_the_same_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--role", "mixed", "--model", 'odd "na\\me', "--kv-window", "3MiB"]
+    model = str(make_tiny_model(tmp_path / 'odd "na\\me'))
+    arguments = ["--role", "mixed", "--model", model, "--kv-window", "3MiB"]
     secrets = ["--api-key", "hush", "--redis-url", "redis://:hush@h/1"]
     assert main(["check-config", *arguments, *secrets]) == 0
     printed = capsys.readouterr().out
@@ -112,16 +114,20 @@ def test_check_config_prints_a_file_that_gives_the_same_configuration(
     assert "# api_key is set, not shown" in printed
     assert 'redis_url = "redis://***@h/1"' in printed
     assert main(["check-config", *arguments]) == 0
+    short = capsys.readouterr().out
+    assert [line for line in short.splitlines() if line[:1] == "["] == ["[model]", "[handoff]"]
+    assert re.search(r"^# [0-9]+ settings have their defaults: --all ", short, re.M)
+    assert main(["check-config", "--all", *arguments]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^\[scheduling\]\nreservation_policy = \"learned\" ", printed, re.M)
     assert re.search(r"^\[speculation\]\nspeculative_method = \"none\" ", printed, re.M)
     for line in printed.splitlines():
         assert not line or line.startswith("[") or "  # default" in line or "  # flag --" in line
     path = tmp_path / "again.toml"
-    path.write_text(printed)
-    again = load_config({"config": str(path)}, [], {})
-    wanted = load_config({"role": "mixed", "model": 'odd "na\\me', "kv_window": "3MiB"}, [], {})
-    assert again.config == wanted.config
+    wanted = load_config({"role": "mixed", "model": model, "kv_window": "3MiB"}, [], {})
+    for text in (short, printed):
+        path.write_text(text)
+        assert load_config({"config": str(path)}, [], {}).config == wanted.config
 
 
 def test_a_childs_file_reads_back_exactly(tmp_path: Path) -> None:
@@ -136,8 +142,8 @@ def test_a_childs_file_reads_back_exactly(tmp_path: Path) -> None:
 def test_status_without_a_router_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
     assert "http://127.0.0.1:1: nothing listens there" in capsys.readouterr().err
-    assert main(["status", "--url", "localhost"]) == 1
-    assert "the URL is 'localhost': wanted http://host:port" in capsys.readouterr().err
+    assert main(["status", "--url", "ftp://localhost"]) == 1
+    assert "the URL is 'ftp://localhost': wanted http://host:port" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy() -> None:

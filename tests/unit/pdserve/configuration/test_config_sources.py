@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from pdserve.configuration.options import all_options
 
 UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)
 ENOUGH = ("--role", "decode", "--model", "m")
+
+TIME = "a number of seconds, or a time such as 90s, 5m or 1h"
 
 
 def load(
@@ -129,6 +132,11 @@ def test_every_setting_can_come_from_each_source(file: Path) -> None:
         ("1048576", 1 << 20),
         ("512MiB", 512 << 20),
         ("2GiB", 2 << 30),
+        ("2G", 2 << 30),
+        ("10m", 10 << 20),
+        ("1.5Gi", 3 << 29),
+        ("65536k", 64 << 20),
+        ("1T", 1 << 40),
         ("1.5gib", 3 << 29),
         ("2 GB", 2 * 10**9),
         ("1e9", 10**9),
@@ -164,15 +172,15 @@ BAD_FLAGS = [
         ("--max-model-len", "9" * 20),
         f"max_model_len is '{'9' * 20}': wanted at most {2**63 - 1} (from flag --max-model-len)",
     ),
-    (("--lease-s", "soon"), "lease_s is 'soon': wanted a number of seconds (from flag --lease-s)"),
-    (("--lease-s", "nan"), "lease_s is 'nan': wanted a number of seconds (from flag --lease-s)"),
+    (("--lease-s", "soon"), f"lease_s is 'soon': wanted {TIME} (from flag --lease-s)"),
+    (("--lease-s", "nan"), f"lease_s is 'nan': wanted {TIME} (from flag --lease-s)"),
     (
         ("--lease-s", "0"),
         "lease_s is 0.0: wanted 0.1 to 3600 seconds (from flag --lease-s)",
     ),
     (
-        ("--kv-window", "2G"),
-        "kv_window is '2G': wanted a number of bytes, such as 512MiB, 2GiB or 1e9"
+        ("--kv-window", "2Gx"),
+        "kv_window is '2Gx': wanted a number of bytes, such as 512MiB, 2G or 1e9"
         " (from flag --kv-window)",
     ),
     (
@@ -244,7 +252,7 @@ def test_an_unknown_section_in_the_file(file: Path) -> None:
     ]
 
 
-SIZE = "a number of bytes, such as 512MiB, 2GiB or 1e9"
+SIZE = "a number of bytes, such as 512MiB, 2G or 1e9"
 BAD_VALUES = [
     ("scheduling", "init_new_token_ratio", "'half'", "is 'half'", "a number"),
     ("scheduling", "init_new_token_ratio", "nan", "is nan", "a number"),
@@ -257,8 +265,8 @@ BAD_VALUES = [
     ("engine", "max_num_seqs", "{}", "is {}", "a whole number"),
     ("engine", "enable_prefix_caching", "1", "is 1", "true or false"),
     ("model", "served_model_name", "1", "is 1", "text"),
-    ("handoff", "lease_s", "inf", "is inf", "a number of seconds"),
-    ("handoff", "lease_s", "true", "is True", "a number of seconds"),
+    ("handoff", "lease_s", "inf", "is inf", TIME),
+    ("handoff", "lease_s", "true", "is True", TIME),
     ("engine", "kv_cache_memory", "1.5", "is 1.5", SIZE),
     ("engine", "kv_cache_memory", "1979-05-27", "is datetime.date(1979, 5, 27)", SIZE),
 ]
@@ -488,3 +496,20 @@ def test_a_router_waits_as_long_for_its_requests_as_they_may_take(
     node = load(*ENOUGH, "--request-timeout-s", "45").config.server
     assert node.drain_timeout_s == 30.0, "it hands its requests over"
     assert load(command=UP).config.server.drain_timeout_s == 30.0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5m", 300.0), ("90s", 90.0), ("1.5 h", 5400.0), ("500ms", 0.5), ("2min", 120.0), ("7", 7.0)],
+)
+def test_times_as_people_write_them(tmp_path: Path, text: str, seconds: float) -> None:
+    assert load(*ENOUGH, f"--request-timeout-s={text}").config.api.request_timeout_s == seconds
+    path = tmp_path / "times.toml"
+    path.write_text(f'[api]\nrequest_timeout_s = "{text}"\n')
+    assert load(*ENOUGH, "--config", str(path)).config.api.request_timeout_s == seconds
+
+
+@pytest.mark.parametrize("text", ["5 minutes ago", "m", "-5m", "5y", "1e3m", "infm"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(TIME)):
+        load(*ENOUGH, f"--request-timeout-s={text}")

@@ -118,6 +118,26 @@ def test_what_up_starts_passes_the_rules_of_serve() -> None:
         assert "insecure = " in config_file_text(process.config)
 
 
+@pytest.mark.parametrize(
+    ("flags", "serves_everybody"),
+    [
+        ((), False),
+        (("--host", "localhost"), False),
+        (("--host", "::1"), False),
+        (("--insecure",), True),
+        (("--host", "0.0.0.0", "--api-key", "x"), False),
+    ],
+)
+def test_the_router_of_up_guards_loopback_like_a_router_alone(
+    flags: tuple[str, ...], serves_everybody: bool
+) -> None:
+    parsed, unknown = build_parser().parse_known_args(["up", *flags])
+    base = load_config(vars(parsed), unknown, {}, command=UP, role=Role.DECODE).config
+    size = ClusterSize(prefill=1, decode=1, mixed=0)
+    router, *_ = plan_cluster(base, size, "unix:///s", Path("keys"), num_cores=2)
+    assert router.config.security.insecure is serves_everybody
+
+
 @pytest.mark.parametrize("url", SAFE_REDIS)
 def test_a_password_travels_encrypted_or_not_at_all(url: str) -> None:
     assert problems("serve", "--keys", "k", "--redis-url", url) == []

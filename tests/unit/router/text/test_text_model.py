@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,10 +69,42 @@ BROKEN: list[tuple[str, Break]] = [
         lambda f: rewrite(f / "generation_config.json", temperature=-1),
     ),
     (
-        "generation_config.json: .*not supported between",
+        "generation_config.json: top_p is 'high': wanted a number",
         lambda f: rewrite(f / "generation_config.json", top_p="high"),
     ),
+    (
+        "generation_config.json: top_k is 50.5: wanted a whole number",
+        lambda f: rewrite(f / "generation_config.json", top_k=50.5),
+    ),
+    (
+        "generation_config.json: top_k is inf: wanted a whole number",
+        lambda f: rewrite(f / "generation_config.json", top_k=float("inf")),
+    ),
+    (
+        "generation_config.json: temperature is nan: wanted 0 to 100",
+        lambda f: rewrite(f / "generation_config.json", temperature=float("nan")),
+    ),
+    (
+        "generation_config.json: min_p is True: wanted a number",
+        lambda f: rewrite(f / "generation_config.json", min_p=True),
+    ),
+    *(
+        (f"config.json: eos_token_id is {re.escape(repr(wrong))}: wanted a token id or a list", b)
+        for wrong in ("1", 1.0, True, [1, None])
+        for b in (
+            lambda f, wrong=wrong: rewrite(f / "generation_config.json", eos_token_id=wrong),
+            lambda f, wrong=wrong: rewrite(f / "config.json", eos_token_id=wrong),
+        )
+    ),
 ]
+
+
+def test_a_default_fits_the_wire_though_json_writes_it_with_a_point(folder: Path) -> None:
+    rewrite(folder / "generation_config.json", top_k=50.0, temperature=1)
+    defaults = TextModel.load(folder, "", 0).default_sampling
+    assert defaults == {"top_k": 50, "temperature": 1}
+    for value in defaults.values():
+        assert type(value) is int, "a float does not fit the wire where a whole number is wanted"
 
 
 @pytest.mark.parametrize(("words", "break_it"), BROKEN, ids=[words for words, _ in BROKEN])

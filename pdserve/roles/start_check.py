@@ -1,0 +1,36 @@
+"""What `check-config` checks beside the settings: the files that they name, as `serve` does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from common.config import Config
+from common.keys_folder import load_keys
+from common.nodes import Role
+from pdserve.checkpoints.resolve import MODEL_NAMES, resolve_checkpoint
+
+
+def check_start(config: Config) -> None:
+    """Raise `ConfigError` or `CheckpointError` as `serve` would with this configuration.
+
+    Nothing is opened, connected or allocated, and a model that has a name is not fetched.
+    """
+    security = config.security
+    keys = load_keys(Path(security.keys), config.role) if security.keys else None
+    model = None
+    if config.model.model not in MODEL_NAMES:
+        model = replace(config.model, model=str(resolve_checkpoint(config.model.model)))
+    if config.role is Role.ROUTER:
+        from pdserve.roles.router_role import check_router
+
+        check_router(config, model, keys)
+        return
+    if kv_key := config.handoff.kv_key:
+        from kv_transfer.curve_keys import load_curve_keys
+
+        load_curve_keys(Path(kv_key))
+    if model is not None:
+        from engine.runner.load import checked_checkpoint
+
+        checked_checkpoint(model)
