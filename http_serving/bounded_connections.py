@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from http_serving.abort_connection import offer_abort_of
 from http_serving.offered_upgrades import OfferIgnoringParser, offers_upgrade
 from http_serving.part_writing import offer_parts
+from http_serving.plain_answers import answer_plainly
 
 
 class Refused(Enum):
@@ -176,6 +177,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._is_head_too_large = True
             raise ValueError("the head of a request is too large")
         super().on_headers_complete()
+        if self.scope["http_version"] < "1.1":
+            answer_plainly(self.cycle)
         offer_abort_of(self.cycle)
         offer_parts(cast(dict[str, Any], self.scope), self.cycle)
 

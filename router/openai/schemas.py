@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import InvalidRequest
+from router.openai.body_encoding import utf8_body
 from router.openai.json_limits import check_structure
 
 Nothing = tuple[Any, ...]
@@ -246,6 +247,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
     """Parse `body`. Raises `InvalidRequest` naming the first field at fault."""
+    body = utf8_body(body)
     check_structure(body)
     return _checked(lambda: kind.model_validate_json(body))
 
