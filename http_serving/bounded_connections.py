@@ -15,7 +15,9 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from http_serving.abort_connection import offer_abort_of
+from http_serving.offered_upgrades import OfferIgnoringParser, offers_upgrade
 from http_serving.part_writing import offer_parts
+from http_serving.plain_answers import answer_plainly
 
 
 class Refused(Enum):
@@ -107,6 +109,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Make one from uvicorn's arguments. `idle` is shared by all connections of the port;
         `on_refused` is called when this one is closed unanswered."""
         super().__init__(*args, **kwargs)
+        self.parser = OfferIgnoringParser(self)
         self._limits = limits
         self._idle = idle
         self._on_refused = on_refused
@@ -166,12 +169,16 @@ class BoundedConnection(HttpToolsProtocol):
 
         Raises `ValueError` when it is too large, which the parser answers by `send_400_response`.
         """
+        if offers_upgrade(self.parser):
+            return
         limits = self._limits
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > limits.max_head_bytes or len(self.headers) > limits.max_headers:
             self._is_head_too_large = True
             raise ValueError("the head of a request is too large")
         super().on_headers_complete()
+        if self.scope["http_version"] < "1.1":
+            answer_plainly(self.cycle)
         offer_abort_of(self.cycle)
         offer_parts(cast(dict[str, Any], self.scope), self.cycle)
 
@@ -182,6 +189,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Stop the timer: the request is complete and in progress."""
+        if offers_upgrade(self.parser):
+            return
         self._has_asked = True
         self._num_bare_bytes = 0
         if not self.cycle.response_complete:  # or it was answered before it was read to its end

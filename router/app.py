@@ -300,7 +300,7 @@ def _add_probes(app: FastAPI, registry: CollectorRegistry) -> None:
 def _add_live_page(app: FastAPI, live: LiveFeed) -> None:
     page = live_page()
 
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.get("/", include_in_schema=False)
     @open_to(Access.PAGE)
     async def show_page() -> Response:
         return Response(page.body, headers=dict(page.headers))

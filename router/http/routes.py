@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI
 from starlette.convertors import PathConvertor
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _ACCESS = "pdserve_access"
 _ROUTE = "matched_route"
@@ -84,12 +84,16 @@ class RouteTable:
     def find(self, scope: Scope) -> MatchedRoute:
         """Return the route of a request, which the application then serves.
 
-        Where there is none, or none for this method, whoever has a key is told so.
+        Where there is none, or none for this method, whoever has a key is told so. HEAD is served
+        where GET is.
         """
         if scope["method"] == "POST":
             direct = self._direct.get(scope["path"])
             if direct is not None:
                 return direct
+        if scope["method"] == "HEAD":
+            found = self.find({**scope, "method": "GET"})
+            return replace(found, serve=_head_of(found.serve)) if found is not self._none else found
         for route, declared in self._routes:
             if route.matches(scope)[0] is Match.FULL:
                 return declared
@@ -98,6 +102,25 @@ class RouteTable:
     def _found(self, method: str, path: str) -> MatchedRoute:
         scope: Scope = {"type": "http", "method": method, "path": path}
         return next(found for route, found in self._routes if route.matches(scope)[0] is Match.FULL)
+
+
+def _head_of(serve: ASGIApp) -> ASGIApp:
+    """Return what answers HEAD as `serve` answers GET, without the body, and ends there."""
+
+    async def serve_head(scope: Scope, receive: Receive, send: Send) -> None:
+        is_over = False
+
+        async def send_head(message: Message) -> None:
+            nonlocal is_over
+            if message["type"] == "http.response.start":
+                await send(message)
+            elif not is_over:
+                is_over = True  # a stream has no other end: its client is gone, from here on
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await serve({**scope, "method": "GET"}, receive, send_head)
+
+    return serve_head
 
 
 def _declared(route: BaseRoute, app: ASGIApp) -> MatchedRoute:

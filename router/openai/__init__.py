@@ -2,6 +2,7 @@
 
 api                 the endpoints that generate: from a body to tokens to an answer
 endpoints           what tells them apart: the meaning of a body, the shape of the answer
+body_encoding       the encoding of a body: UTF-8, and no other
 schemas             the request bodies, and what becomes of every field
 json_limits         bounds on a body's structure, checked before it is parsed
 unknown_fields      fields that the server does not know: a warning each, or a refusal

@@ -81,8 +81,11 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     }
     if message.name is not None:
         plain["name"] = message.name
-    if message.reasoning_content is not None:
-        plain["reasoning_content"] = message.reasoning_content
+    thought = message.reasoning_content
+    if thought is None:
+        thought = message.reasoning  # vLLM's name for it
+    if thought is not None:
+        plain["reasoning_content"] = thought
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import InvalidRequest
+from router.openai.body_encoding import utf8_body
 from router.openai.json_limits import check_structure
 
 Nothing = tuple[Any, ...]
@@ -165,6 +166,7 @@ class ChatMessage(Body):
     content: str | list[Any] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
@@ -246,6 +248,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
     """Parse `body`. Raises `InvalidRequest` naming the first field at fault."""
+    body = utf8_body(body)
     check_structure(body)
     return _checked(lambda: kind.model_validate_json(body))
 

@@ -125,6 +125,8 @@ def repeated_fields(body: ResponseBody) -> dict[str, Any]:
     }
     given = {name: getattr(body, name, None) for name in defaults}
     given |= {name: value for name, value in (body.model_extra or {}).items() if name in defaults}
+    if body.text is not None:
+        given["text"] = body.text | {"format": body.text.get("format") or {"type": "text"}}
     for name, value in given.items():
         try:
             to_json(value)

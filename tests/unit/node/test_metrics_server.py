@@ -128,3 +128,14 @@ def test_a_port_in_use_is_named() -> None:
         port = first.getsockname()[1]
         with pytest.raises(ConfigError, match=f"listen for metrics on 127.0.0.1:{port}: .*in use"):
             bind_metrics("127.0.0.1", port)
+
+
+async def test_w01_an_offered_upgrade_is_ignored_by_a_node() -> None:
+    async with serving() as port:
+        for offer in ("h2c", "websocket"):
+            headers = {"connection": "Upgrade", "upgrade": offer}
+            async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+                for path in ("/health", "/metrics"):
+                    url = f"http://127.0.0.1:{port}{path}"
+                    reply = await client.request("GET", url, content=b"GET / HTTP/1.1\r\n\r\n")
+                    assert reply.status_code == 200

@@ -93,7 +93,10 @@ def routes(edge: Edge) -> list[tuple[str, str]]:
         path = route.path
         for name, value in NAMES.items():
             path = path.replace(name, value)
-        found += [(method, path) for method in sorted(route.methods or ())]
+        methods = set(route.methods or ())
+        if "GET" in methods:
+            methods.add("HEAD")  # rights are those of the GET
+        found += [(method, path) for method in sorted(methods)]
     return found
 
 

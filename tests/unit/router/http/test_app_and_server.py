@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from typing import Any
@@ -168,3 +169,18 @@ async def test_a_20_mb_body_is_refused_over_a_socket_and_the_connection_lives() 
         assert response.status_code == 413
         assert "10485760 bytes" in response.json()["error"]["message"]
         assert (await client.post(url, json=TEXT)).status_code == 200
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_w01_an_offered_upgrade_is_ignored(offer: str, is_stream: bool) -> None:
+    edge = make_edge()
+    body = json.dumps(TEXT | {"stream": is_stream}).encode()
+    headers = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offer}\r\nHTTP2-Settings: AA\r\n"
+    async with (
+        served(edge.app) as port,
+        raw_request(port, "/v1/completions", body, headers=headers) as (reader, _),
+    ):
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        async with asyncio.timeout(30):
+            await reader.readuntil(b'"finish_reason":"')

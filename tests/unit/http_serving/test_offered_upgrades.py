@@ -1,0 +1,121 @@
+"""Requests that offer another protocol are answered in this one, in whatever segments they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from http_serving.bounded_connections import ConnectionLimits
+from http_serving.server import bind, make_server
+from tests.fakes.http_server import eventually
+
+JDK = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAA\r\n"
+WEBSOCKET = (
+    b"Upgrade: websocket\r\nConnection: keep-alive, upgrade\r\nSec-WebSocket-Version: 13\r\n"
+)
+OFFERS = {
+    "h2c": JDK,
+    "websocket": WEBSOCKET,
+    "several": b"Connection: upgrade\r\nUpgrade: h2c, foo/1\r\nUPGRADE: TLS/1.0\r\n",
+}
+BODY = b'{"text": "hello"}'
+REQUESTS = {
+    "length": b"Content-Length: 17\r\n\r\n" + BODY,
+    "chunks": b"Transfer-Encoding: chunked\r\n\r\n7\r\n" + BODY[:7] + b"\r\na\r\n" + BODY[7:]
+    + b"\r\n0\r\n\r\n",
+}  # fmt: skip
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers what it was asked, as JSON on a line."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    asked = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "version": scope["http_version"],
+        "headers": {name.decode(): value.decode() for name, value in scope["headers"]},
+        "body": body.decode(),
+    }
+    text = json.dumps(asked).encode() + b"\n"
+    headers = [(b"content-length", b"%d" % len(text))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": text})
+
+
+async def exchange(*segments: bytes, num_answers: int = 1) -> list[dict[str, object]]:
+    """What `num_answers` requests were read as, on one connection, sent in these segments."""
+    listener = bind("127.0.0.1", 0, backlog=4)
+    limits = ConnectionLimits(max_connections=4, request_timeout_s=30.0, idle_timeout_s=30.0)
+    server = make_server(echo, limits=limits, end_within_s=1.0)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        await eventually(lambda: server.server_state.connections)
+        (connection,) = server.server_state.connections
+        for segment in segments:  # each is read on its own, however the kernel joins them
+            connection.data_received(segment)
+        answers = []
+        for _ in range(num_answers):
+            async with asyncio.timeout(30):
+                head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), head
+            answers.append(json.loads(await reader.readline()))
+        return answers
+    finally:
+        writer.transport.abort()
+        server.should_exit = True
+        await serving
+
+
+@pytest.mark.parametrize("rest", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+async def test_w01_an_offer_is_ignored_and_the_request_answered(offer: bytes, rest: bytes) -> None:
+    request = b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\n" + offer + rest
+    at = len(request) - len(rest)
+    for cut in (at, at + rest.index(b"\r\n\r\n") + 4, len(request) - 5, 40, None):
+        segments = [request] if cut is None else [request[:cut], request[cut:]]
+        (asked,) = await exchange(*segments)
+        assert (asked["method"], asked["path"], asked["body"]) == ("POST", "/x", BODY.decode())
+    (asked,) = await exchange(*(bytes([byte]) for byte in request))
+    assert asked["body"] == BODY.decode()
+
+
+async def test_what_follows_on_the_connection_is_read() -> None:
+    """A client may go on offering, or stop; a GET has no body."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\n"
+    first = head + JDK + REQUESTS["length"]
+    second = b"GET /second HTTP/1.1\r\nHost: a\r\n" + WEBSOCKET + b"\r\n"
+    third = head + REQUESTS["chunks"]
+    for segments in ([first + second + third], [first, second, third]):
+        asked = await exchange(*segments, num_answers=3)
+        assert [one["body"] for one in asked] == [BODY.decode(), "", BODY.decode()]
+
+
+async def test_w01_thousands_of_offers_in_one_segment() -> None:
+    request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    assert len(await exchange(request * 3000, num_answers=3000)) == 3000
+
+
+async def test_other_headers_and_the_version_stay() -> None:
+    request = b"POST / HTTP/1.0\r\nHost: a\r\nExpect: x\r\n" + JDK + REQUESTS["length"]
+    (asked,) = await exchange(request)
+    assert asked["version"] == "1.0"
+    assert asked["headers"] == {
+        "host": "a",
+        "expect": "x",
+        "connection": "Upgrade, HTTP2-Settings",
+        "http2-settings": "AAEAAEAAAA",
+        "content-length": "17",
+    }
+
+
+async def test_a_header_of_that_name_without_an_offer_is_a_header() -> None:
+    (asked,) = await exchange(b"POST / HTTP/1.1\r\nUpgrade: h2c\r\n" + REQUESTS["length"])
+    assert asked["body"] == BODY.decode()
