@@ -1,0 +1,130 @@
+"""Requests beside the fuzzer, in a process of their own, and how long each of them stood still.
+
+The fuzzer keeps its own interpreter busy, so what it measured itself would be about itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from typing import Any
+
+from tests.cluster.api import Api, Fields
+from tests.cluster.tiny_model import prompt_tokens
+from tests.fakes.stall_free_clock import StallFreeClock
+
+TICK_S = 0.02
+LONGEST_TICK_S = 0.1
+"""A longer one is a stall of the watching process, of which no other process is the cause."""
+TOLD_S = 0.25
+"""Waits that are shorter than this are not worth a message."""
+START_S = 60.0
+END_S = 60.0
+COMPLETION: Fields = {"prompt": "Hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+STREAM: Fields = {
+    "prompt": prompt_tokens(60, salt=71),
+    "max_tokens": 60,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long one thing took, in seconds of a clock without stalls of the watching process.
+
+    `began_s` and `ended_s` are of the monotonic clock, which all processes share. `fault` says what
+    was wrong with an answer.
+    """
+
+    kind: str
+    began_s: float
+    ended_s: float
+    took_s: float
+    fault: str = ""
+
+
+@contextlib.contextmanager
+def watching(url: str) -> Iterator[Callable[[], list[Wait]]]:
+    """Watch a router. Yields what returns the long waits and faults since its last call."""
+    context = multiprocessing.get_context("spawn")
+    told: Queue[Wait] = context.Queue()
+    stop, has_begun = context.Event(), context.Event()
+    process = context.Process(target=_watch, args=(url, told, stop, has_begun), daemon=True)
+    process.start()
+
+    def news() -> list[Wait]:
+        assert process.is_alive() or stop.is_set(), "the watching process has ended"
+        found = []
+        while not told.empty():
+            found.append(told.get())
+        return found
+
+    try:
+        assert has_begun.wait(START_S), "the watching process has not begun"
+        yield news
+    finally:
+        stop.set()
+        process.join(END_S)
+        if process.is_alive():
+            process.kill()
+
+
+def _watch(url: str, told: Queue[Wait], stop: Event, has_begun: Event) -> None:
+    clock = StallFreeClock(LONGEST_TICK_S)
+    with Api(url, "tiny") as api:
+        right = api.complete(**COMPLETION), _streamed(api, clock, lambda *_: None)
+        ways: dict[str, Callable[[], None]] = {
+            "health": lambda: api.http.get("/health").raise_for_status() and None,
+            "completion": lambda: _same(api.complete(**COMPLETION), right[0]),
+        }
+
+        def tell(kind: str, began_s: float, took_s: float) -> None:
+            if took_s > TOLD_S:
+                told.put(Wait(kind, began_s, time.monotonic(), took_s))
+
+        def repeat(kind: str, way: Callable[[], None]) -> None:
+            while not stop.wait(TICK_S):
+                began_s, began_clock_s = time.monotonic(), clock.now_s()
+                try:
+                    way()
+                except Exception as error:
+                    fault = f"{type(error).__name__}: {error}"
+                    told.put(Wait(kind, began_s, time.monotonic(), 0.0, fault))
+                if kind in ways:
+                    tell(kind, began_s, clock.now_s() - began_clock_s)
+
+        def stream() -> None:
+            _same(_streamed(api, clock, lambda *gap: tell("stream", *gap)), right[1])
+
+        threads = [threading.Thread(target=repeat, args=item) for item in ways.items()]
+        threads.append(threading.Thread(target=repeat, args=("stream", stream)))
+        for thread in threads:
+            thread.start()
+        has_begun.set()
+        while not stop.wait(TICK_S):
+            clock.now_s()
+        for thread in threads:
+            thread.join()
+
+
+def _streamed(api: Api, clock: StallFreeClock, tell: Callable[[float, float], None]) -> list[Any]:
+    """Return the texts of a stream's events, and tell each gap between two of them."""
+    texts: list[Any] = []
+    with api.stream(**STREAM) as stream:
+        began_s, began_clock_s = time.monotonic(), clock.now_s()
+        while (event := stream.read_event()) is not None:
+            tell(began_s, clock.now_s() - began_clock_s)
+            began_s, began_clock_s = time.monotonic(), clock.now_s()
+            texts += [choice["text"] for choice in event["choices"]]
+    return ["".join(texts)]
+
+
+def _same(answer: Any, right: Any) -> None:
+    assert answer == right, f"{answer!r}, and {right!r} in peace"
