@@ -35,8 +35,10 @@ NUM_CLIENTS = 4
 NUM_WARM_UP = 150
 """Cases before memory is read: the router has started its processes, and caches have begun."""
 LONGEST_WAIT_S = 1.0
+"""Of a request beside, without the time for which other processes had the cores."""
 LOOK_EVERY_S = 0.5
 MOST_FAULTS = 20
+MOST_ALIKE = 2
 REQUEST_TIMEOUT_S = "30"
 MAX_MODEL_LEN = "1024"
 """An answer that is not cut off takes some seconds."""
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--replay", type=Path, metavar="FILE", help="send these cases alone")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep the logs here")
     options = parser.parse_args(arguments)
-    cases = (make_case(options.seed, number) for number in itertools.count())
+    numbers = itertools.count()
+    cases: Iterator[Case] = (make_case(options.seed, number) for number in numbers)
     if options.replay:
         cases = iter(read_cases(options.replay))
     with tempfile.TemporaryDirectory(prefix="pdserve-fuzz-") as temporary:
@@ -108,7 +111,7 @@ class Run:
         ):
             self._warm_up(cluster)
             processes = Processes(cluster)
-            with watching(cluster.url) as news:
+            with watching(cluster.url, list(processes.pids.values())) as news:
                 clients = [
                     threading.Thread(target=self._send_all, args=(cluster, number))
                     for number in range(NUM_CLIENTS)
@@ -161,9 +164,12 @@ class Run:
 
     def _look(self, processes: Processes, waits: Sequence[Wait]) -> None:
         for wait in waits:
-            self._longest_s[wait.kind] = max(self._longest_s.get(wait.kind, 0.0), wait.took_s)
-            if wait.fault or wait.took_s > LONGEST_WAIT_S:
-                what = wait.fault or f"stood still for {wait.took_s:.2f} s"
+            own_s = wait.took_s - wait.queued_s
+            for kind, longest_s in ((wait.kind, wait.took_s), (f"{wait.kind}, own", own_s)):
+                self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), longest_s)
+            if wait.fault or own_s > LONGEST_WAIT_S:
+                queued = f"{wait.queued_s:.2f} s of them without a core"
+                what = wait.fault or f"stood still for {wait.took_s:.2f} s, {queued}"
                 with self._lock:
                     beside = self._sent_between(wait.began_s, wait.ended_s)
                     self._add_fault(f"the {wait.kind} beside: {what}", beside)
@@ -181,9 +187,10 @@ class Run:
         ]
 
     def _add_fault(self, what: str, cases: list[Case]) -> None:
-        """Note a fault, and keep its cases; of many like it only the first ones."""
-        self._seen[what[:60].translate(_WITHOUT_DIGITS)] += 1
-        if self._seen[what[:60].translate(_WITHOUT_DIGITS)] > 3:
+        """Note a fault, and keep its cases; of many like it only the first two."""
+        key = what.partition("): ")[2][:40] or what[:40]
+        self._seen[key.translate(_WITHOUT_DIGITS)] += 1
+        if self._seen[key.translate(_WITHOUT_DIGITS)] > MOST_ALIKE:
             return
         KEPT.mkdir(parents=True, exist_ok=True)
         first = cases[0].number if cases else 0

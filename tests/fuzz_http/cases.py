@@ -102,6 +102,11 @@ class Case:
     methods: tuple[str, ...]
     ending: Ending
 
+    @property
+    def first_method(self) -> str:
+        """Return the method of the first request as far as it matters for reading an answer."""
+        return "HEAD" if self.parts[0].lstrip(b"\r\n").startswith(b"HEAD ") else "GET"
+
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         parts = [base64.b64encode(part).decode() for part in self.parts]
@@ -162,7 +167,7 @@ def _joined(lines: Sequence[str]) -> bytes:
 def _posted(rng: random.Random, number: int) -> Case:
     path = rng.choice((*POSTED, *POSTED[:4], *POSTED[:2], *POSTED[:2]))
     data = _request("POST", path, any_body(rng, path))
-    parts = (data,)
+    parts: tuple[bytes, ...] = (data,)
     if rng.random() < 0.1:
         at = rng.randrange(len(data))
         parts = (data[:at], data[at:])
@@ -200,7 +205,7 @@ def _with_headers(rng: random.Random, number: int) -> Case:
 
 def _pipelined(rng: random.Random, number: int) -> Case:
     """Several requests in one write: each is answered, in their order."""
-    data, methods = [], []
+    data, methods = list[bytes](), list[str]()
     for _ in range(rng.choice((2, 3, 8, 40))):
         if rng.random() < 0.5:
             method, path, body = rng.choice(("GET", "HEAD")), rng.choice(READ[:12]), b""
