@@ -59,6 +59,8 @@ NAMES = (
     *("__class__", "constructor", "model_config", "model_extra", "self", "validate", "x" * 300),
 )
 
+LARGE_CHARS = 2000
+
 
 def any_text(rng: random.Random) -> str:
     """Return a text: mostly a short one, at times one that a process plans, or that is refused."""
@@ -86,7 +88,8 @@ def any_value(rng: random.Random, depth: int = 3) -> Any:
     if where < 0.83:
         return nested(rng)
     if where < 0.86:
-        return [any_value(rng, 0)] * rng.choice((10, 130, 2000, 33_000))
+        one = rng.choice((None, 1, "", "a", [], {}, [{}], Raw("NaN")))
+        return [one] * rng.choice((10, 130, 2000, 33_000))
     pairs = [
         (rng.choice(NAMES), any_value(rng, depth - 1)) for _ in range(rng.choice((1, 2, 3, 9)))
     ]
@@ -135,7 +138,8 @@ def _change(rng: random.Random, holder: Any, key: Any) -> None:
     if way == 2 and isinstance(old, dict):
         new = Pairs([*old.items(), *old.items(), (rng.choice(NAMES), new)])
     elif way == 3:
-        new = [old] * rng.choice((1, 2, 17, 129))
+        is_large = len(repr(old)) > LARGE_CHARS
+        new = [old] * rng.choice((1, 2) if is_large else (1, 2, 17, 129))
     elif way == 4 and isinstance(old, str):
         at = rng.randrange(len(old) + 1)
         new = old[:at] + any_text(rng) + old[at + rng.randrange(3) :]
