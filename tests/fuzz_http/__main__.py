@@ -12,6 +12,7 @@ second, or something is held at the end. What was sent then is in a file for `--
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import sys
@@ -95,6 +96,7 @@ class Run:
         self._lock = threading.Lock()
         self._sent: dict[int, tuple[Case, Outcome | None]] = {}
         self._is_over = threading.Event()
+        self._has_ended = False
         self._counts: Counter[str] = Counter()
         self._statuses: Counter[int] = Counter()
         self._seen: Counter[str] = Counter()
@@ -110,25 +112,35 @@ class Run:
             running([fuzz_spec(model)], store, folder) as (cluster,),
         ):
             self._warm_up(cluster)
-            processes = Processes(cluster)
-            with watching(cluster.url, list(processes.pids.values())) as news:
-                clients = [
-                    threading.Thread(target=self._send_all, args=(cluster, number))
-                    for number in range(NUM_CLIENTS)
-                ]
-                for client in clients:
-                    client.start()
-                ends_s = time.monotonic() + length_s
-                while time.monotonic() < ends_s and any(map(threading.Thread.is_alive, clients)):
-                    self._look(processes, news())
-                    if len(self.faults) >= MOST_FAULTS or self._is_over.wait(LOOK_EVERY_S):
-                        break
-                self._is_over.set()
-                for client in clients:
-                    client.join()
+            with contextlib.closing(Processes(cluster, folder)) as processes:
+                self._fuzz(cluster, processes, length_s)
+                if self._has_ended:
+                    return
+                for fault in closing_faults(cluster, processes):
+                    num_sent = sum(self._counts.values())
+                    self.faults.append(f"{fault}\n  after {num_sent} cases of seed {self._seed}")
+                self._look(processes, ())
+                self._note_memory(processes)
+
+    def _fuzz(self, cluster: Cluster, processes: Processes, length_s: float) -> None:
+        """Send cases until the time or the cases are over, or too much is wrong."""
+        with watching(cluster.url, list(processes.pids.values())) as news:
+            clients = [
+                threading.Thread(target=self._send_all, args=(cluster, number))
+                for number in range(NUM_CLIENTS)
+            ]
+            for client in clients:
+                client.start()
+            ends_s = time.monotonic() + length_s
+            while time.monotonic() < ends_s and any(map(threading.Thread.is_alive, clients)):
                 self._look(processes, news())
-            self.faults += closing_faults(cluster, processes)
-            self._note_memory(processes)
+                if len(self.faults) >= MOST_FAULTS or self._has_ended:
+                    break
+                self._is_over.wait(LOOK_EVERY_S)
+            self._is_over.set()
+            for client in clients:
+                client.join()
+            self._look(processes, news())
 
     def _warm_up(self, cluster: Cluster) -> None:
         port = _port(cluster)
@@ -176,8 +188,7 @@ class Run:
         for fault in processes.faults():
             with self._lock:
                 self._add_fault(fault, self._sent_between(time.monotonic() - 5, time.monotonic()))
-            if "ended" in fault and not fault.startswith("a process"):
-                self._is_over.set()
+        self._has_ended = not processes.are_running
 
     def _sent_between(self, began_s: float, ended_s: float) -> list[Case]:
         return [

@@ -59,13 +59,29 @@ class Held:
 class Processes:
     """The processes of a cluster: none may end, nor one that lives as long as its router."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        """`folder` holds their logs."""
         self._cluster = cluster
+        names = {name: folder / f"{cluster.spec.name}-{name}.log" for name in cluster.processes}
+        self._logs = {name: path.open("r", errors="replace") for name, path in names.items()}
         self.pids = {name: process.pid for name, process in cluster.processes.items()}
         self._children: dict[int, str] = {}
         self.at_start = self.held()
         self.peaks = {name: one.resident_bytes for name, one in self.at_start.items()}
         self.child_peak = 0
+
+    @property
+    def are_running(self) -> bool:
+        """Whether all of them run, in the lives in which they were found."""
+        return all(
+            process.is_running and process.pid == self.pids[name]
+            for name, process in self._cluster.processes.items()
+        )
+
+    def close(self) -> None:
+        """Read no log any more."""
+        for log in self._logs.values():
+            log.close()
 
     def held(self) -> dict[str, Held]:
         """Return what each process holds now."""
@@ -82,12 +98,12 @@ class Processes:
         return held
 
     def faults(self) -> list[str]:
-        """Return what is wrong now: a process that ended or grew too much."""
+        """Return what is wrong now: a process that ended, grew too much, or logged a bug."""
         found = []
         for name, process in self._cluster.processes.items():
             if not process.is_running or process.pid != self.pids[name]:
                 found.append(f"{name} ended: {process.log()[-2000:]}")
-        if found:
+        if not self.are_running:
             return found
         for name, one in self.held().items():
             self.peaks[name] = max(self.peaks[name], one.resident_bytes)
@@ -99,6 +115,10 @@ class Processes:
                 self._children.setdefault(child, name)
                 if size > MOST_GROWTH_BYTES:
                     found.append(f"a process that {name} started has {size / MIB:.0f} MiB")
+        for name, log in self._logs.items():
+            told, _, rest = log.read().partition("Traceback")
+            if rest:
+                found.append(f"{name} logged a traceback: {told[-300:]}Traceback{rest[:3000]}")
         gone = [child for child in self._children if not is_alive(child)]
         found += [f"a process that {self._children.pop(child)} started ended" for child in gone]
         return found
@@ -133,10 +153,6 @@ def closing_faults(cluster: Cluster, processes: Processes) -> list[str]:
         for size in now.children.values():
             if size > MOST_OF_A_CHILD_BYTES:
                 found.append(f"a process that {name} started keeps {size / MIB:.0f} MiB")
-    for name, process in cluster.processes.items():
-        log = process.log()
-        if (at := log.find("Traceback")) >= 0:
-            found.append(f"{name} logged a traceback: {log[max(0, at - 500) : at + 3000]}")
     return found
 
 

@@ -88,7 +88,7 @@ def any_value(rng: random.Random, depth: int = 3) -> Any:
     if where < 0.83:
         return nested(rng)
     if where < 0.86:
-        one = rng.choice((None, 1, "", "a", [], {}, [{}], Raw("NaN")))
+        one: Any = rng.choice((None, 1, "", "a", [], {}, [{}], Raw("NaN")))
         return [one] * rng.choice((10, 130, 2000, 33_000))
     pairs = [
         (rng.choice(NAMES), any_value(rng, depth - 1)) for _ in range(rng.choice((1, 2, 3, 9)))
