@@ -12,7 +12,7 @@ PINNED_EXTRAS := node cpu triton rdma local keys otel bench dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-kernels test-gpu test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-kernels test-gpu test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv fuzz-http sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -82,6 +82,9 @@ test-chart: env  ## render and validate the Helm chart, and test the alert rules
 
 fuzz-kv: env  ## send a million frames to the KV protocol's decoder and state machines
 	$(BIN)/python -m tests.property.kv_transfer.kv_fuzz --frames 1000000
+
+fuzz-http: env  ## send a real cluster changed requests of every endpoint for 2 minutes, or ARGS="--minutes 60"
+	$(BIN)/python -m tests.fuzz_http $(ARGS)
 
 sbom: env  ## write the bills of materials of the router's and the node's image to build/, as CycloneDX
 	@mkdir -p build

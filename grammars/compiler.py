@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -62,6 +63,9 @@ def _limits(initial_lexer_fuel: int) -> LLParserLimits:
         verbose_errors=False,
     )
 
+
+_BYTES = [bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
+"""Those of UTF-8."""
 
 _LIMITS = _limits(1_000_000)
 _TRIAL_LIMITS = _limits(20_000)
@@ -115,6 +119,12 @@ class GrammarCompiler:
         except Exception as error:  # the library raises bare `ValueError` and its like
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         return cls(tokenizer, texts, weigh)
+
+    @cached_property
+    def writes_every_byte(self) -> bool:
+        """Whether the tokens can write any text: most vocabularies have a token for each byte."""
+        write, read = self.tokenizer.tokenize_bytes, self.tokenizer.decode_bytes
+        return all(read(write(byte)) == byte for byte in _BYTES)
 
     @property
     def num_cached(self) -> int:

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from http_serving.abort_connection import offer_abort_of
 from http_serving.offered_upgrades import OfferIgnoringParser, offers_upgrade
 from http_serving.part_writing import offer_parts
 from http_serving.plain_answers import answer_plainly
+
+_TOO_LARGE = b"The head of this request is larger, or has more headers, than this server takes."
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_TOO_LARGE), _TOO_LARGE)
+)
 
 
 class Refused(Enum):
@@ -116,6 +122,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._has_asked = False
         self._num_bare_bytes = 0
         self._is_head_too_large = False
+        self._is_in_body = False
+        self._is_refused = False
+        self._running: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -127,10 +136,17 @@ class BoundedConnection(HttpToolsProtocol):
             self._idle.leave_for(self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer of a closed connection."""
+        """Stop the timer of a closed connection, and tell the request in progress.
+
+        uvicorn tells the newest request alone, which may wait behind that one.
+        """
         self._stop_timer()
         self._idle.on_lost(self)
         super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._running is not None:
+            _leave(self._running)
+            self._running = None
 
     @property
     def is_idle(self) -> bool:
@@ -138,7 +154,12 @@ class BoundedConnection(HttpToolsProtocol):
         return self._timer is not None
 
     def data_received(self, data: bytes) -> None:
-        """Count bytes as head until `on_body` or the end of a request resets the count."""
+        """Count bytes as head until `on_body` or the end of a request resets the count.
+
+        Nothing is read any more behind what is no request.
+        """
+        if self._is_refused:
+            return
         self._num_bare_bytes += len(data)
         super().data_received(data)
         if self._num_bare_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
@@ -146,17 +167,48 @@ class BoundedConnection(HttpToolsProtocol):
             self.send_400_response("")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 431 for a head that is too large, else 400, and close the connection."""
-        if not self._is_head_too_large:
-            self._on_refused(Refused.MALFORMED)
+        """Answer 431 for a head that is too large, else 400, and close the connection.
+
+        The requests before it are answered first: nothing may be written between parts of their
+        answers, nor in place of one. The connection closes behind the last of them.
+        """
+        if self._is_refused:
+            return
+        self._is_refused = True
+        is_large = self._is_head_too_large
+        self._on_refused(Refused.HEAD_TOO_LARGE if is_large else Refused.MALFORMED)
+        if latest := self._latest_whole():
+            latest.keep_alive = False
+            # A connection that is closed with bytes unread is reset, and the answer may be lost.
+            self.flow.resume_reading()
+            return
+        if self._is_in_body:
+            _leave(self.cycle)
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        if not is_large:
             super().send_400_response(msg)
             return
-        self._on_refused(Refused.HEAD_TOO_LARGE)
-        self.transport.write(
-            b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-            b"connection: close\r\ncontent-length: 0\r\n\r\n"
-        )
+        self.transport.write(_HEAD_TOO_LARGE)
         self.transport.close()
+
+    def _latest_whole(self) -> RequestResponseCycle | None:
+        """Return the latest request that came whole and has no whole answer, if there is one.
+
+        One that waits, and whose body breaks off, is forgotten.
+        """
+        is_running_broken = self._is_in_body and not self.pipeline
+        if self._is_in_body and self.pipeline:
+            self.pipeline.popleft()
+        latest = self.pipeline[0][0] if self.pipeline else self._running
+        if latest is None or latest.response_complete or is_running_broken:
+            return None
+        return latest
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         """Start the time for a request, in place of the idle time."""
@@ -177,6 +229,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._is_head_too_large = True
             raise ValueError("the head of a request is too large")
         super().on_headers_complete()
+        self._is_in_body = True
         if self.scope["http_version"] < "1.1":
             answer_plainly(self.cycle)
         offer_abort_of(self.cycle)
@@ -192,6 +245,7 @@ class BoundedConnection(HttpToolsProtocol):
         if offers_upgrade(self.parser):
             return
         self._has_asked = True
+        self._is_in_body = False
         self._num_bare_bytes = 0
         if not self.cycle.response_complete:  # or it was answered before it was read to its end
             self._stop_timer()
@@ -223,3 +277,10 @@ class BoundedConnection(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
             self._idle.discard(self)
+
+
+def _leave(cycle: RequestResponseCycle) -> None:
+    """Tell a request in progress that its client is gone."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+        cycle.message_event.set()

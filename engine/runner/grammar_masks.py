@@ -321,6 +321,11 @@ class GrammarMasks:
                 return InvalidRequest(
                     f"the grammar is too large to be followed behind {num_tokens} tokens: {error}"
                 )
+            if not self._matchers.writes_every_byte:
+                return InvalidRequest(
+                    f"the grammar cannot be followed behind {num_tokens} tokens: it wants a text "
+                    "that the tokens of this model do not write"
+                )
             log.error("a grammar cannot be followed behind %d tokens: %s", num_tokens, error)
             return InternalError(
                 f"a grammar cannot be followed behind {num_tokens} tokens: {error}"

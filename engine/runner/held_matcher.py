@@ -42,6 +42,10 @@ class Matchers(Protocol):
         """Compile this grammar anew for the next request."""
 
     @property
+    def writes_every_byte(self) -> bool:
+        """Whether the model's tokens can write any text."""
+
+    @property
     def num_cached(self) -> int: ...
     @property
     def cached_bytes(self) -> int: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, HTTPException, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import JSONResponse
 
@@ -46,7 +46,7 @@ def add_api_docs(app: FastAPI) -> None:
     @open_to(Access.KEY)
     async def part(name: str) -> Response:
         if name not in _PARTS:
-            return Response(status_code=404)
+            raise HTTPException(404, f"no such part: wanted one of {', '.join(_PARTS)}")
         return Response(_part(name), media_type=_PARTS[name], headers={"cache-control": _KEPT})
 
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from http_serving.abort_connection import abort_connection
-from http_serving.bounded_connections import ConnectionLimits, Refused
+from http_serving.bounded_connections import BoundedConnection, ConnectionLimits, Refused
 from http_serving.server import Server, bind, make_server
 from tests.fakes.http_server import eventually
 from tests.fakes.stopped_time import StoppedTime
@@ -36,6 +36,10 @@ class Site:
     bodies: list[bytes] = field(default_factory=list)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     num_asked: int = 0
+    num_gone: int = 0
+
+    def connections(self) -> list[BoundedConnection]:
+        return [cast(BoundedConnection, one) for one in self.server.server_state.connections]
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -90,6 +94,17 @@ async def site(**own: Any) -> AsyncIterator[Site]:
         here.num_asked += 1
         if scope["path"] == "/slow":
             await here.may_answer.wait()
+        if scope["path"] == "/parts":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"hel", "more_body": True})
+            await here.may_answer.wait()
+            await send({"type": "http.response.body", "body": b"lo"})
+            return
+        if scope["path"] == "/gone":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            here.num_gone += 1
+            return
         if scope["path"] == "/refuse":
             # As a refusal of a body by its length does: answered before it is read.
             await send({"type": "http.response.start", "status": 413, "headers": []})
@@ -257,6 +272,7 @@ async def test_a_large_head_is_refused(head: bytes) -> None:
     async with site(max_head_bytes=BIG, max_headers=10) as here:
         reply = await here.ask(head)
         assert reply.startswith(b"HTTP/1.1 431 ")
+        assert reply.endswith(b"than this server takes.")
         assert here.refused == {Refused.HEAD_TOO_LARGE: 1}
         assert here.num_asked == 0
 
@@ -317,6 +333,73 @@ async def test_what_is_no_http_is_refused(data: bytes, caplog: pytest.LogCapture
     async with site() as here:
         assert (await here.ask(data)).startswith(b"HTTP/1.1 400 ")
         assert here.refused == {Refused.MALFORMED: 1}
+    assert caplog.messages == []
+
+
+SLOW = b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"
+PARTS = b"GET /parts HTTP/1.1\r\nHost: x\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+NO_REQUESTS = {
+    "noise": b"\x00" * 1000,
+    "a large head": b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * BIG,
+    "a bad chunk": CHUNKED + b"3\r\nabc\r\nnonsense\r\n",
+}
+
+
+@pytest.mark.parametrize("first", [SLOW, PARTS], ids=["before its answer", "within its answer"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("name", NO_REQUESTS)
+async def test_what_is_no_request_is_not_answered_before_the_requests_ahead_of_it(
+    name: str, number: int, first: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer to it came in the middle of another one, or in place of it."""
+    async with site(max_head_bytes=BIG) as here, here.connection() as (reader, writer):
+        writer.write(first + GET * (number - 1))
+        await eventually(lambda: here.num_asked)
+        writer.write(NO_REQUESTS[name])
+        await settle()
+        writer.write(b"more of it")
+        await settle()
+        here.may_answer.set()
+        answers = await ended(reader)
+        # With a request that waits nothing more is read, until it is answered too.
+        *right, behind = answers.split(b"HTTP/1.1 ")[1:] + [b"400"] * (number == 1)
+        assert [answer[:3] for answer in right] == [b"200"] * number
+        assert behind.startswith((b"400", b"431"))
+        assert answers.replace(b"\r\n2\r\n", b"").count(b"hello") == number
+        assert here.refused.total() == 1
+    assert caplog.messages == []
+
+
+async def test_a_bad_chunk_behind_an_early_answer_is_not_answered_again() -> None:
+    async with site() as here, here.connection() as (reader, writer):
+        writer.write(CHUNKED.replace(b"/", b"/refuse", 1))
+        assert b" 413 " in await reader.readuntil(b"no\r\n0\r\n\r\n")
+        writer.write(b"nonsense\r\n")
+        assert await ended(reader) == b""
+
+
+async def test_a_bad_chunk_ends_its_request() -> None:
+    async with site() as here, here.connection() as (reader, writer):
+        writer.write(CHUNKED + b"3\r\nabc\r\n")
+        await eventually(lambda: here.bodies)
+        writer.write(b"nonsense\r\n")
+        assert (await ended(reader)).startswith(b"HTTP/1.1 400 ")
+        await eventually(lambda: not here.server.server_state.tasks)
+
+
+@pytest.mark.parametrize("num_behind", [0, 1, 3])
+async def test_a_request_is_told_that_its_client_left_whatever_waits_behind_it(
+    num_behind: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The newest request alone was told: the one in progress went on to its end."""
+    async with site() as here, here.connection() as (_, writer):
+        writer.write(b"GET /gone HTTP/1.1\r\nHost: x\r\n\r\n" + GET * num_behind)
+        await eventually(lambda: here.num_asked)
+        here.connections()[0].transport.abort()
+        await eventually(lambda: here.num_gone == 1)
+        await eventually(lambda: not here.server.server_state.tasks)
+        assert here.num_asked == 1
     assert caplog.messages == []
 
 

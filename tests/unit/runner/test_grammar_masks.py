@@ -9,6 +9,7 @@ import random
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from engine.runner.allowed_tokens import AllowedTokens
 from engine.runner.grammar_masks import MAX_FORCED, GrammarMasks
 from grammars import kept
 from grammars.compiler import GrammarCompiler
+from tests.cluster.tiny_model import EOS_TOKEN_ID as TINY_EOS_TOKEN_ID
+from tests.cluster.tiny_model import VOCAB_SIZE as TINY_VOCAB_SIZE
+from tests.cluster.tiny_model import byte_tokens, make_tiny_model
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import (
     EOS_TOKEN_ID,
@@ -421,3 +425,37 @@ def test_a_seat_that_is_left_holds_no_grammar() -> None:
     del asked, batch
     gc.collect()
     assert held() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "output"),
+    [
+        (
+            GrammarKind.JSON_SCHEMA,
+            '{"properties": {"c": {"type": "integer"}, "é": {}}, "required": ["c", "é"]}',
+            '{"c": 1, ""',
+        ),
+        (GrammarKind.REGEX, "a|bé", "b"),
+        (GrammarKind.REGEX, "x|[ab]é", "a"),
+        (GrammarKind.LARK, 'start: "x" | b\nb: /[ab]/ "é"', "a"),
+    ],
+)
+def test_a_text_that_no_token_writes_is_the_requests_fault(
+    tmp_path: Path, kind: GrammarKind, text: str, output: str
+) -> None:
+    """It was an internal error: status 500 for a mistake of the client."""
+    folder = make_tiny_model(tmp_path / "tiny")
+    matchers = GrammarCompiler.load(folder, TINY_VOCAB_SIZE, [TINY_EOS_TOKEN_ID])
+    assert matchers is not None
+    assert not matchers.writes_every_byte
+    assert hash_grammars.compiler().writes_every_byte
+    grammar = Grammar(kind, text)
+    matchers.matcher(grammar)
+    assert matchers.hold(grammar)
+    masks = GrammarMasks(matchers, TINY_VOCAB_SIZE, frozenset({TINY_EOS_TOKEN_ID}), proposes=True)
+    pending = masks.begin(batch_of([entry(grammar, byte_tokens(output))]))
+    assert pending is not None
+    hash_grammars.allowed_in(pending)
+    (failure,) = pending.failures.values()
+    assert isinstance(failure, InvalidRequest)
+    assert "a text that the tokens of this model do not write" in str(failure)
