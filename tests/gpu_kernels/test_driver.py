@@ -134,7 +134,7 @@ def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
 
 def test_a_failed_launch_ends_the_recording(library: RecordingLibrary, device: Device) -> None:
     step = decode_step(device)
-    library.failing["cuLaunchKernelEx"] = 2
+    library.failing |= {"cuLaunchKernelEx": 2, "cuStreamEndCapture": 901}
     with pytest.raises(GpuError, match=r"cuLaunchKernelEx: no memory \(2\)"):
         step.capture()
     assert "cuStreamEndCapture" in library.calls

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device
-from engine.runner.gpu.launches import Launches
+from engine.runner.gpu.launches import Bound, Launches
 from engine.runner.gpu.step_memory import StepMemory, activation_sizes
 
 
@@ -87,39 +87,24 @@ class ChunkStep:
             self._device.upload(self.memory[name], np.asarray(values, np.int32).tobytes())
         return len(tokens), len(tile_rows)
 
-    def plan(
-        self, chunks: Sequence[Chunk], num_rows: int, num_tiles: int
-    ) -> list[Callable[[int], None]]:
+    def plan(self, chunks: Sequence[Chunk], num_rows: int, num_tiles: int) -> list[Bound]:
         """Return the step's launches."""
-        make, memory = self._make, self.memory
-        spec = make.spec
-        hidden, normed = memory["hidden"], memory["normed"]
-        size = spec.hidden_size
-        found = [make.embed(memory["tokens"], hidden, normed, num_rows)]
-        for index, layer in enumerate(make.weights.layers):
-            following = (
-                make.weights.layers[index + 1].input_norm
-                if index + 1 < spec.num_layers
-                else make.weights.final_norm
-            )
-            found += [
-                make.product(normed, layer.qkv, memory["qkv"], num_rows),
-                make.rotate(
-                    index, memory["qkv"], memory["positions"], memory["slots"],
-                    memory["queries"], num_rows,
-                ),
-                make.attend_chunk(
-                    index, memory["queries"], memory["tables"], self._table_width,
-                    (memory["tile_sequences"], memory["tile_rows"]),
-                    (memory["first_rows"], memory["num_rows"], memory["last_positions"]),
-                    memory["attended"], num_tiles,
-                ),
-                make.product(memory["attended"], layer.output, hidden, num_rows, residual=hidden),
-                make.norm(hidden, layer.middle_norm, normed, num_rows),
-                make.gate_up(normed, layer.gate_up, memory["activated"], num_rows),
-                make.product(memory["activated"], layer.down, hidden, num_rows, residual=hidden),
-                make.norm(hidden, following, normed, num_rows),
-            ]  # fmt: skip
+        make, memory, spec = self._make, self.memory, self._make.spec
+        normed, size = memory["normed"], spec.hidden_size
+
+        def attend(layer: int) -> list[Bound]:
+            launch = make.attend_chunk(
+                layer, memory["queries"], memory["tables"], self._table_width,
+                (memory["tile_sequences"], memory["tile_rows"]),
+                (memory["first_rows"], memory["num_rows"], memory["last_positions"]),
+                memory["attended"], num_tiles,
+            )  # fmt: skip
+            return [launch]
+
+        found = [
+            make.embed(memory["tokens"], memory["hidden"], normed, num_rows),
+            *make.layers(memory, num_rows, memory["positions"], attend),
+        ]
         last_row = -1
         for index, chunk in enumerate(chunks):
             last_row += len(chunk.tokens)

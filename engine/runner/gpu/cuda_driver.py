@@ -268,10 +268,15 @@ class Device:
         graph, ready = c_void_p(), c_void_p()
         try:
             work()
+        except BaseException:
+            # The recording is invalid, and ending it fails too: what failed first is told.
+            self.call.status("cuStreamEndCapture", c_void_p(stream), byref(graph))
+            raise
+        self.call("cuStreamEndCapture", c_void_p(stream), byref(graph))
+        try:
+            self.call("cuGraphInstantiateWithFlags", byref(ready), graph, c_uint64(0))
         finally:
-            self.call("cuStreamEndCapture", c_void_p(stream), byref(graph))
-        self.call("cuGraphInstantiateWithFlags", byref(ready), graph, c_uint64(0))
-        self.call("cuGraphDestroy", graph)
+            self.call("cuGraphDestroy", graph)
         return Graph(self, ready)
 
 

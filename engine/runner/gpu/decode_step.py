@@ -6,12 +6,10 @@ step is started without the host knowing the tokens of the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device, Graph
-from engine.runner.gpu.launches import DRAW_SLICE, Launches, PieceList
+from engine.runner.gpu.launches import DRAW_SLICE, Bound, Launches, PieceList
 from engine.runner.gpu.step_memory import StepMemory, activation_sizes
 
 _NO_TOKEN = -1
@@ -52,50 +50,32 @@ class DecodeStep:
         self.launches = self._plan(launches)
         self._graph: Graph | None = None
 
-    def _plan(self, make: Launches) -> list[Callable[[int], None]]:
-        spec, memory, rows = make.spec, self.memory, self.num_sequences
-        hidden, normed = memory["hidden"], memory["normed"]
+    def _plan(self, make: Launches) -> list[Bound]:
+        memory, rows = self.memory, self.num_sequences
         pieces = PieceList(*(memory[name] for name in PieceList._fields))
-        found = [
-            make.list_pieces(
-                memory["last_positions"], memory["tables"], self.table_width, pieces, rows
-            ),
-            make.embed(memory["tokens"], hidden, normed, rows),
-        ]
-        for index, layer in enumerate(make.weights.layers):
-            following = (
-                make.weights.layers[index + 1].input_norm
-                if index + 1 < spec.num_layers
-                else make.weights.final_norm
-            )
-            found += [
-                make.product(normed, layer.qkv, memory["qkv"], rows),
-                make.rotate(
-                    index, memory["qkv"], memory["last_positions"], memory["slots"],
-                    memory["queries"], rows,
-                ),
-                *make.attend_pieces(
-                    index, memory["queries"], memory["last_positions"], pieces,
-                    (memory["totals"], memory["tops"]), memory["attended"], rows, 1,
-                ),
-                make.product(memory["attended"], layer.output, hidden, rows, residual=hidden),
-                make.norm(hidden, layer.middle_norm, normed, rows),
-                make.gate_up(normed, layer.gate_up, memory["activated"], rows),
-                make.product(memory["activated"], layer.down, hidden, rows, residual=hidden),
-                make.norm(hidden, following, normed, rows),
-            ]  # fmt: skip
+
+        def attend(layer: int) -> tuple[Bound, Bound]:
+            return make.attend_pieces(
+                layer, memory["queries"], memory["last_positions"], pieces,
+                (memory["totals"], memory["tops"]), memory["attended"], rows, 1,
+            )  # fmt: skip
+
         names = (
             "temperatures", "seeds", "indices", "best_scores", "best_tokens", "tokens",
             "last_positions", "slots", "tables", "history",
         )  # fmt: skip
         state = {name: memory[name] for name in names}
         return [
-            *found,
+            make.list_pieces(
+                memory["last_positions"], memory["tables"], self.table_width, pieces, rows
+            ),
+            make.embed(memory["tokens"], memory["hidden"], memory["normed"], rows),
+            *make.layers(memory, rows, memory["last_positions"], attend),
             make.product(
-                normed, make.weights.head, memory["logits"], rows, is_float=True
+                memory["normed"], make.weights.head, memory["logits"], rows, is_float=True
             ),
             *make.draw(memory["logits"], state, self.table_width, self.history_length, rows),
-        ]  # fmt: skip
+        ]
 
     def set_rows(
         self, tokens: np.ndarray, last_positions: np.ndarray, tables: np.ndarray, block_size: int,

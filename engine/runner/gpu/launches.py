@@ -8,13 +8,14 @@ of the next layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.runner.gpu.cuda_driver import DeviceProperties
 from engine.runner.gpu.kernels import attention, draw, products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+from engine.runner.gpu.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix
@@ -200,6 +201,32 @@ class Launches:
             MatrixView(weights.address, weights.num_outputs, weights.num_inputs), *results,
             num_rows,
         )  # fmt: skip
+
+    def layers(
+        self, memory: StepMemory, num_rows: int, positions: int,
+        attend: Callable[[int], Sequence[Bound]],
+    ) -> list[Bound]:  # fmt: skip
+        """Return all layers of a step; `attend` returns the attention of a layer.
+
+        `normed` holds the norm of the first layer's input, and then that of the head.
+        """
+        hidden, normed, layers = memory["hidden"], memory["normed"], self.weights.layers
+        norms = [*(layer.input_norm for layer in layers[1:]), self.weights.final_norm]
+        found: list[Bound] = []
+        for index, (layer, following) in enumerate(zip(layers, norms, strict=True)):
+            found += [
+                self.product(normed, layer.qkv, memory["qkv"], num_rows),
+                self.rotate(
+                    index, memory["qkv"], positions, memory["slots"], memory["queries"], num_rows
+                ),
+                *attend(index),
+                self.product(memory["attended"], layer.output, hidden, num_rows, residual=hidden),
+                self.norm(hidden, layer.middle_norm, normed, num_rows),
+                self.gate_up(normed, layer.gate_up, memory["activated"], num_rows),
+                self.product(memory["activated"], layer.down, hidden, num_rows, residual=hidden),
+                self.norm(hidden, following, normed, num_rows),
+            ]
+        return found
 
     def embed(self, tokens: int, hidden: int, normed: int, num_rows: int) -> Bound:
         """Return the embedding of tokens, with the norm of the first layer."""
