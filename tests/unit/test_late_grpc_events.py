@@ -45,7 +45,7 @@ def server() -> Iterator[Server]:
 
 
 async def begin(server: Server) -> Any:
-    call = grpc.aio.insecure_channel(server.address).unary_unary("/test/call")(b"")
+    call = grpc.aio.insecure_channel(server.address).unary_unary("/test/call", None, None)(b"")
     await asyncio.to_thread(server.is_asked.wait, 20)
     return call
 
@@ -53,7 +53,7 @@ async def begin(server: Server) -> Any:
 async def ask(server: Server) -> None:
     async with grpc.aio.insecure_channel(server.address) as channel:
         server.may_answer.set()
-        assert await channel.unary_unary("/test/call")(b"asked") == b"asked"
+        assert await channel.unary_unary("/test/call", None, None)(b"asked") == b"asked"
 
 
 def test_a_late_event_is_logged_for_no_other_test(
