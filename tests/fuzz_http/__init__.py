@@ -6,6 +6,5 @@ grammars   Lark, GBNF and regular expressions of fragments
 bodies     valid bodies of every endpoint, some of them changed
 cases      whole requests as bytes: heads, framing, how the client ends; a file of them
 answers    reads what a case is answered, and says what is wrong with it
-watching   requests beside the fuzzer, and the longest time that one of them stood still
 bounds     what the processes may hold meanwhile and at the end
 """

@@ -26,10 +26,10 @@ from pathlib import Path
 from common.nodes import Role
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.tiny_model import make_tiny_model
+from tests.cluster.watching import Wait, watching
 from tests.fuzz_http.answers import Outcome, send
 from tests.fuzz_http.bounds import MIB, Processes, closing_faults
 from tests.fuzz_http.cases import Case, make_case, read_cases, write_cases
-from tests.fuzz_http.watching import Wait, watching
 from tests.redis_server import redis_server
 
 NUM_CLIENTS = 4
@@ -176,10 +176,9 @@ class Run:
 
     def _look(self, processes: Processes, waits: Sequence[Wait]) -> None:
         for wait in waits:
-            own_s = wait.took_s - wait.queued_s
-            for kind, longest_s in ((wait.kind, wait.took_s), (f"{wait.kind}, own", own_s)):
+            for kind, longest_s in ((wait.kind, wait.took_s), (f"{wait.kind}, own", wait.own_s)):
                 self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), longest_s)
-            if wait.fault or own_s > LONGEST_WAIT_S:
+            if wait.fault or wait.own_s > LONGEST_WAIT_S:
                 queued = f"{wait.queued_s:.2f} s of them without a core"
                 what = wait.fault or f"stood still for {wait.took_s:.2f} s, {queued}"
                 with self._lock:

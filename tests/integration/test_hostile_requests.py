@@ -1,8 +1,7 @@
-"""A client with a key attacks a router, beside streams of others, none of which may stand still.
+"""A client with a key attacks a router, beside others, for whom nothing may stand still.
 
 Paths that are written in other ways, bodies that do not come, answers that weigh as much as they
-may, viewers that stay: each attack fails, and the longest time between two tokens of another client
-is measured meanwhile.
+may, viewers that stay: each attack fails, and other clients are served meanwhile (`served_beside`).
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ import json
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import pytest
@@ -28,21 +25,15 @@ from router.access.arriving_bodies import MAX_BODIES, MAX_BYTES
 from router.live.feed import MAX_VIEWERS_PER_KEY
 from router.openai.checked_fields import MAX_ANSWER_LOGPROBS
 from tests.cluster.api import CHAT, COMPLETIONS, Api, Fields
+from tests.cluster.beside import served_beside
 from tests.cluster.cluster import Cluster
 from tests.cluster.memory import forget_peak, memory_of
 from tests.cluster.waiting import wait_until
 from tests.fakes.other_paths import WAYS
-from tests.fakes.stall_free_clock import StallFreeClock
-from tests.integration.test_hostile_schemas import STREAM, stall_free_clock
 
 pytestmark = pytest.mark.timeout(300)
 
-T = TypeVar("T")
 MIB = 1 << 20
-LONGEST_GAP_S = 0.3
-"""Between two events of the stream beside an attack."""
-MOST_ATTEMPTS = 3
-LONGEST_BEGINNING_S = 15.0
 LONGEST_ANSWER_S = 120.0
 MOST_GROWTH_BYTES = 512 * MIB
 """Of the router, at the worst moment: bodies that arrive may be 256 MiB, some of them twice."""
@@ -84,6 +75,12 @@ def attacker(keyed_cluster: Cluster, keys: Path) -> Iterator[Attacker]:
 
 
 @pytest.fixture(autouse=True)
+def served_others(keyed_cluster: Cluster) -> Iterator[None]:
+    with served_beside(keyed_cluster):
+        yield
+
+
+@pytest.fixture(autouse=True)
 def bounded_router(keyed_cluster: Cluster) -> Iterator[None]:
     """The router takes no more memory than it may, and is the same process afterwards."""
     (router,) = (p for p in keyed_cluster.processes.values() if p.name.startswith("router"))
@@ -97,56 +94,6 @@ def bounded_router(keyed_cluster: Cluster) -> Iterator[None]:
     assert growth < MOST_GROWTH_BYTES, f"the router grew by {growth / MIB:.0f} MiB"
 
 
-def read_stream(api: Api, clock: StallFreeClock, on_event: Callable[[], None]) -> tuple[str, float]:
-    """A stream's text, and the longest time between two of its events."""
-    longest_gap_s, before_s = 0.0, None
-    with api.stream(**STREAM) as stream:
-        while stream.read_event() is not None:
-            now_s = clock.now_s()
-            longest_gap_s = max(longest_gap_s, 0.0 if before_s is None else now_s - before_s)
-            before_s = now_s
-            on_event()
-        return "".join(event["choices"][0]["text"] for event in stream.events), longest_gap_s
-
-
-@contextmanager
-def stream_beside(api: Api, gaps_s: list[float]) -> Iterator[None]:
-    """Streams go on, one after the other, and each is what it is in peace. Adds the longest gap."""
-    stop, has_begun = threading.Event(), threading.Event()
-    found: list[tuple[str, float]] = []
-    with stall_free_clock() as clock, ThreadPoolExecutor(1) as worker:
-        in_peace, _ = read_stream(api, clock, lambda: None)
-
-        def work() -> None:
-            while not stop.is_set():
-                found.append(read_stream(api, clock, has_begun.set))
-
-        working = worker.submit(work)
-        try:
-            assert has_begun.wait(LONGEST_BEGINNING_S)
-            yield
-        finally:
-            stop.set()
-            working.result()
-    assert {answer for answer, _ in found} == {in_peace}
-    gaps_s.append(max(gap_s for _, gap_s in found))
-    print(f"longest gap of {len(found)} streams beside the attack: {gaps_s[-1] * 1e3:.0f} ms")
-
-
-def beside_streams(api: Api, attack: Callable[[], T]) -> T:
-    """What an attack returns; fails when it makes streams stand still.
-
-    A machine that does something else makes gaps as well, but not each time.
-    """
-    gaps_s: list[float] = []
-    for _ in range(MOST_ATTEMPTS):
-        with stream_beside(api, gaps_s):
-            result = attack()
-        if gaps_s[-1] <= LONGEST_GAP_S:
-            return result
-    raise AssertionError(f"streams stood still for {gaps_s} s: wanted at most {LONGEST_GAP_S}")
-
-
 def ask(attacker: Attacker, method: str, target: str, body: bytes) -> int:
     """The status of a request whose target goes out as it is; 0 where the connection is closed."""
     with socket.create_connection(("127.0.0.1", attacker.port), 30) as client:
@@ -157,22 +104,17 @@ def ask(attacker: Attacker, method: str, target: str, body: bytes) -> int:
 
 
 def test_a_path_written_in_other_ways_drains_nothing(
-    keyed_cluster: Cluster, keyed_api: Api, attacker: Attacker
+    keyed_cluster: Cluster, attacker: Attacker
 ) -> None:
     body = b'{"node_id": "decode-1"}'
 
-    def attack() -> set[int]:
-        return {ask(attacker, "POST", way("/v1/cluster/drain"), body) for way in WAYS.values()}
-
-    statuses = beside_streams(keyed_api, attack)
+    statuses = {ask(attacker, "POST", way("/v1/cluster/drain"), body) for way in WAYS.values()}
     assert statuses <= {400, 403, 404, 405}
     for node in keyed_cluster.live_nodes():
         assert not node.load.is_draining, node
 
 
-def test_a_path_written_in_other_ways_passes_no_limit(
-    keyed_api: Api, attacker: Attacker, keys: Path
-) -> None:
+def test_a_path_written_in_other_ways_passes_no_limit(attacker: Attacker, keys: Path) -> None:
     file = keys / "router/api_keys.json"
     spent = Attacker(
         add_api_key(file, "spent", requests_per_minute=1),
@@ -182,15 +124,12 @@ def test_a_path_written_in_other_ways_passes_no_limit(
     )
     body: Fields = {"prompt": "Hi", "max_tokens": 1}
 
-    def attack() -> set[int]:
-        wait_until(lambda: spent.status(COMPLETIONS, body) == 429, "the key is at its limit")
-        return {
-            ask(spent, "POST", way(path), json.dumps(body).encode())
-            for path in LIMITED
-            for way in WAYS.values()
-        }
-
-    statuses = beside_streams(keyed_api, attack)
+    wait_until(lambda: spent.status(COMPLETIONS, body) == 429, "the key is at its limit")
+    statuses = {
+        ask(spent, "POST", way(path), json.dumps(body).encode())
+        for path in LIMITED
+        for way in WAYS.values()
+    }
     revoke_api_key(file, "spent")
     assert statuses <= {400, 404, 405, 429}
 
@@ -218,10 +157,10 @@ def test_bodies_of_one_byte_lock_nobody_out(keyed_api: Api, attacker: Attacker) 
         for writer in slow:
             writer.transport.abort()
 
-    beside_streams(keyed_api, lambda: asyncio.run(attack()))
+    asyncio.run(attack())
 
 
-def test_large_bodies_that_stop_short_are_not_all_held(keyed_api: Api, attacker: Attacker) -> None:
+def test_large_bodies_that_stop_short_are_not_all_held(attacker: Attacker) -> None:
     size = 9 * MIB
     data = b" " * (size - 1)
 
@@ -238,7 +177,7 @@ def test_large_bodies_that_stop_short_are_not_all_held(keyed_api: Api, attacker:
         for writer in slow:
             writer.transport.abort()
 
-    beside_streams(keyed_api, lambda: asyncio.run(attack()))
+    asyncio.run(attack())
 
 
 READ_ALL = """
@@ -266,9 +205,7 @@ def raw_answer(attacker: Attacker, path: str, fields: Fields) -> bytes:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_the_heaviest_answers_that_are_allowed(
-    keyed_api: Api, attacker: Attacker, *, is_stream: bool
-) -> None:
+def test_the_heaviest_answers_that_are_allowed(attacker: Attacker, *, is_stream: bool) -> None:
     num_choices, num_top = 8, 20
     most = MAX_ANSWER_LOGPROBS // (num_choices * (1 + num_top))
     fields: Fields = {
@@ -281,14 +218,11 @@ def test_the_heaviest_answers_that_are_allowed(
         "stream": is_stream,
     }
 
-    def attack() -> list[bytes]:
-        # More would fill the pools of the nodes, or be more events than two cores can make.
-        at_once = 1 if is_stream else 2
-        with ThreadPoolExecutor(at_once) as threads:
-            return list(threads.map(lambda _: raw_answer(attacker, CHAT, fields), range(at_once)))
-
     refused = raw_answer(attacker, CHAT, fields | {"max_tokens": most + 1})
-    answers = beside_streams(keyed_api, attack)
+    # More would fill the pools of the nodes, or be more events than two cores can make.
+    at_once = 1 if is_stream else 2
+    with ThreadPoolExecutor(at_once) as threads:
+        answers = list(threads.map(lambda _: raw_answer(attacker, CHAT, fields), range(at_once)))
     assert refused.startswith(b"HTTP/1.1 400")
     assert f"wanted at most {MAX_ANSWER_LOGPROBS}".encode() in refused
     for answer in answers:
@@ -297,25 +231,22 @@ def test_the_heaviest_answers_that_are_allowed(
         assert answer.count(b'"finish_reason":"length"') == num_choices
 
 
-def test_the_heaviest_echo_that_is_allowed(keyed_api: Api, attacker: Attacker) -> None:
+def test_the_heaviest_echo_that_is_allowed(attacker: Attacker) -> None:
     """Each token of a long prompt with the 20 likeliest ones, and of a longer one without."""
 
-    def attack() -> None:
-        for length, num_top in ((2000, 20), (4000, 0)):
-            for is_stream in (False, True):
-                fields: Fields = {
-                    "prompt": "x" * length,
-                    "echo": True,
-                    "logprobs": num_top,
-                    "max_tokens": 0,
-                    "stream": is_stream,
-                }
-                assert raw_answer(attacker, COMPLETIONS, fields).startswith(b"HTTP/1.1 200")
-
-    beside_streams(keyed_api, attack)
+    for length, num_top in ((2000, 20), (4000, 0)):
+        for is_stream in (False, True):
+            fields: Fields = {
+                "prompt": "x" * length,
+                "echo": True,
+                "logprobs": num_top,
+                "max_tokens": 0,
+                "stream": is_stream,
+            }
+            assert raw_answer(attacker, COMPLETIONS, fields).startswith(b"HTTP/1.1 200")
 
 
-def test_viewers_of_one_key_leave_places_to_others(keyed_api: Api, attacker: Attacker) -> None:
+def test_viewers_of_one_key_leave_places_to_others(attacker: Attacker) -> None:
     def watch(key: str, open_streams: ExitStack) -> int:
         headers = {"authorization": f"Bearer {key}"}
         stream = open_streams.enter_context(
@@ -323,16 +254,7 @@ def test_viewers_of_one_key_leave_places_to_others(keyed_api: Api, attacker: Att
         )
         return stream.status_code
 
-    def are_forgotten() -> bool:
-        with ExitStack() as open_streams:
-            most = range(MAX_VIEWERS_PER_KEY)
-            return all(watch(attacker.key, open_streams) == 200 for _ in most)
-
-    def attack() -> None:
-        wait_until(are_forgotten, "the viewers of an earlier attack are forgotten")
-        with ExitStack() as open_streams:
-            statuses = [watch(attacker.key, open_streams) for _ in range(40)]
-            assert statuses == [200] * MAX_VIEWERS_PER_KEY + [503] * (40 - MAX_VIEWERS_PER_KEY)
-            assert watch(attacker.admin, open_streams) == 200
-
-    beside_streams(keyed_api, attack)
+    with ExitStack() as open_streams:
+        statuses = [watch(attacker.key, open_streams) for _ in range(40)]
+        assert statuses == [200] * MAX_VIEWERS_PER_KEY + [503] * (40 - MAX_VIEWERS_PER_KEY)
+        assert watch(attacker.admin, open_streams) == 200

@@ -1,13 +1,11 @@
-"""Hostile schemas over HTTP: each ends in bounded time, and a stream beside it goes on."""
+"""Hostile schemas over HTTP: each ends in bounded time, and others are served beside it."""
 
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -15,26 +13,15 @@ import pytest
 
 from common.grammar import GrammarKind
 from tests.cluster.api import CHAT, COMPLETIONS, Api, Fields
+from tests.cluster.beside import served_beside
 from tests.cluster.cluster import Cluster
 from tests.cluster.memory import forget_peak, memory_of
-from tests.cluster.tiny_model import prompt_tokens
 from tests.fakes.hostile_grammars import BOUNDED, CRASHING, HOSTILE, LONG, SIBLINGS
-from tests.fakes.stall_free_clock import StallFreeClock
 from tests.fakes.tool_models import function
 
 pytestmark = pytest.mark.timeout(300)
 
 MIB = 1 << 20
-LONGEST_BEGINNING_S = 15.0
-LONGEST_GAP_S = 0.75
-"""Between two events of the stream beside. 0.1 s is usual while schemas compile, and 0.16 s with
-twice as many busy processes as cores; compiling in a node's event loop takes it beyond this."""
-TIMES_IN_PEACE = 10
-"""The longest gap may be so many times that of a stream in peace, where that is more: a machine
-that is busy with other things."""
-TICK_S = 0.02
-LONGEST_TICK_S = 0.1
-"""A longer one is a stall of this process, of which no other process is the cause."""
 MOST_GROWTH_BYTES = 128 * MIB
 """Of a router, at the worst moment: bodies of 9 MB are in work, in a few copies each."""
 MOST_OF_A_CHILD_BYTES = 256 * MIB
@@ -43,7 +30,6 @@ LONGEST_ANSWER_S = 30.0
 LONGEST_DELAY_S = 0.5
 """Of a new schema and a large body beside those that take long: 0.1 s on two free cores."""
 ATTACKS = {"bounded": BOUNDED, "crashing": CRASHING, "long": LONG}
-STREAM: Fields = {"prompt": prompt_tokens(60, salt=71), "max_tokens": 60, "temperature": 0}
 FIELDS = {
     GrammarKind.JSON_SCHEMA: "guided_json",
     GrammarKind.REGEX: "guided_regex",
@@ -68,60 +54,10 @@ def asked_with_tool(schema: str) -> Fields:
     return {"messages": messages, "tools": [tool], "tool_choice": "required"}
 
 
-@contextmanager
-def stall_free_clock() -> Iterator[StallFreeClock]:
-    """A clock that a thread of its own reads all the time."""
-    clock, stop = StallFreeClock(LONGEST_TICK_S), threading.Event()
-
-    def tick() -> None:
-        while not stop.wait(TICK_S):
-            clock.now_s()
-
-    with ThreadPoolExecutor(1) as worker:
-        ticking = worker.submit(tick)
-        try:
-            yield clock
-        finally:
-            stop.set()
-            ticking.result()
-
-
-def read_stream(api: Api, clock: StallFreeClock, on_event: Callable[[], None]) -> tuple[str, float]:
-    """A stream's text, and the longest time between two of its events."""
-    before_s, longest_gap_s = clock.now_s(), 0.0
-    with api.stream(**STREAM) as stream:
-        while stream.read_event() is not None:
-            now_s = clock.now_s()
-            longest_gap_s = max(longest_gap_s, now_s - before_s)
-            before_s = now_s
-            on_event()
-        return "".join(event["choices"][0]["text"] for event in stream.events), longest_gap_s
-
-
-@contextmanager
-def stream_beside(api: Api) -> Iterator[None]:
-    """Streams go on, one after the other; each is what it is in peace, and none stands still."""
-    stop, has_begun = threading.Event(), threading.Event()
-    found: list[tuple[str, float]] = []
-
-    with stall_free_clock() as clock, ThreadPoolExecutor(1) as worker:
-        in_peace, gap_in_peace_s = read_stream(api, clock, lambda: None)
-
-        def work() -> None:
-            while not stop.is_set():
-                found.append(read_stream(api, clock, has_begun.set))
-
-        working = worker.submit(work)
-        try:
-            assert has_begun.wait(LONGEST_BEGINNING_S)
-            yield
-        finally:
-            stop.set()
-            working.result()
-    assert {answer for answer, _ in found} == {in_peace}
-    longest_gap_s = max(gap_s for _, gap_s in found)
-    print(f"longest gap {longest_gap_s:.3f} s; {gap_in_peace_s:.3f} s in peace")
-    assert longest_gap_s < max(LONGEST_GAP_S, TIMES_IN_PEACE * gap_in_peace_s)
+@pytest.fixture(autouse=True)
+def served_others(tiny_cluster: Cluster) -> Iterator[None]:
+    with served_beside(tiny_cluster):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -154,13 +90,10 @@ def status_of(api: Api, path: str, body: dict[str, Any]) -> int:
 
 def test_hostile_grammars(tiny_api: Api) -> None:
     # G13.
-    with stream_beside(tiny_api):
-        statuses = {
-            name: status_of(
-                tiny_api, COMPLETIONS, {"prompt": "Hi", FIELDS[grammar.kind]: grammar.text}
-            )
-            for name, grammar in HOSTILE.items()
-        }
+    statuses = {
+        name: status_of(tiny_api, COMPLETIONS, {"prompt": "Hi", FIELDS[grammar.kind]: grammar.text})
+        for name, grammar in HOSTILE.items()
+    }
     assert set(statuses.values()) <= {200, 400}, statuses
     assert {name for name, status in statuses.items() if status == 400} == REFUSED
 
@@ -168,20 +101,18 @@ def test_hostile_grammars(tiny_api: Api) -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_grammars_that_are_refused(tiny_api: Api, attack: str) -> None:
     """By what is counted, or by a limit of their trial: each says which."""
-    with stream_beside(tiny_api):
-        for name, grammar in ATTACKS[attack].items():
-            body = {"prompt": "Hi", FIELDS[grammar.kind]: grammar.text}
-            answer = asked(tiny_api, COMPLETIONS, body)
-            assert answer.status_code == 400, (name, answer.text)
-            message = answer.json()["error"]["message"]
-            assert ": wanted " in message or "wanted at " in message, message
+    for name, grammar in ATTACKS[attack].items():
+        body = {"prompt": "Hi", FIELDS[grammar.kind]: grammar.text}
+        answer = asked(tiny_api, COMPLETIONS, body)
+        assert answer.status_code == 400, (name, answer.text)
+        message = answer.json()["error"]["message"]
+        assert ": wanted " in message or "wanted at " in message, message
 
 
 def test_siblings_of_hostile_grammars(tiny_api: Api) -> None:
-    with stream_beside(tiny_api):
-        for name, grammar in SIBLINGS.items():
-            body = {"prompt": "Hi", "max_tokens": 40, FIELDS[grammar.kind]: grammar.text}
-            assert asked(tiny_api, COMPLETIONS, body).status_code in (200, 400), name
+    for name, grammar in SIBLINGS.items():
+        body = {"prompt": "Hi", "max_tokens": 40, FIELDS[grammar.kind]: grammar.text}
+        assert asked(tiny_api, COMPLETIONS, body).status_code in (200, 400), name
 
 
 def test_many_that_take_long_keep_nobody_waiting(tiny_api: Api) -> None:
@@ -203,7 +134,7 @@ def test_many_that_take_long_keep_nobody_waiting(tiny_api: Api) -> None:
         return time.monotonic() - began_s
 
     in_peace = sorted(took_s(number) for number in range(5))
-    with stream_beside(tiny_api), ThreadPoolExecutor(12) as threads:
+    with ThreadPoolExecutor(12) as threads:
         hostile = [threads.submit(long, number) for number in range(12)]
         beside = sorted(took_s(number) for number in range(10, 25))
         statuses = {one.result() for one in hostile}
@@ -214,12 +145,11 @@ def test_many_that_take_long_keep_nobody_waiting(tiny_api: Api) -> None:
 
 def test_hostile_schemas_inside_tools(tiny_api: Api) -> None:
     # G13.
-    with stream_beside(tiny_api):
-        statuses = {
-            name: status_of(tiny_api, CHAT, asked_with_tool(grammar.text))
-            for name, grammar in HOSTILE.items()
-            if grammar.kind is GrammarKind.JSON_SCHEMA
-        }
+    statuses = {
+        name: status_of(tiny_api, CHAT, asked_with_tool(grammar.text))
+        for name, grammar in HOSTILE.items()
+        if grammar.kind is GrammarKind.JSON_SCHEMA
+    }
     assert set(statuses.values()) <= {200, 400}, statuses
     refused = {name for name, status in statuses.items() if status == 400}
     assert refused >= {"doubling references", "two that name each other"}
@@ -229,13 +159,12 @@ def test_hostile_schemas_inside_tools(tiny_api: Api) -> None:
 def test_a_schema_of_many_megabytes(tiny_api: Api, size: int, status: int) -> None:
     """The first is below the bound of a body, the second above it."""
     text = json.dumps({"enum": ["x" * 1000] * (size // 1000)})
-    with stream_beside(tiny_api):
-        for body in (
-            {"prompt": "Hi", "guided_json": text},
-            {"prompt": "Hi", "guided_regex": "x" * size},
-        ):
-            assert status_of(tiny_api, COMPLETIONS, body) == status
-        assert status_of(tiny_api, CHAT, asked_with_tool(text)) == status
+    for body in (
+        {"prompt": "Hi", "guided_json": text},
+        {"prompt": "Hi", "guided_regex": "x" * size},
+    ):
+        assert status_of(tiny_api, COMPLETIONS, body) == status
+    assert status_of(tiny_api, CHAT, asked_with_tool(text)) == status
 
 
 def test_many_large_schemas_at_a_time(tiny_api: Api) -> None:
@@ -248,5 +177,5 @@ def test_many_large_schemas_at_a_time(tiny_api: Api) -> None:
         body = {"prompt": "Hi", "guided_json": schema}
         return status_of(tiny_api, COMPLETIONS, body)
 
-    with stream_beside(tiny_api), ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, range(8))) == [200] * 8

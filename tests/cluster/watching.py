@@ -1,6 +1,6 @@
-"""Requests beside the fuzzer, in a process of their own, and how long each of them stood still.
+"""Requests beside an attack, in a process of their own, and how long each of them stood still.
 
-The fuzzer keeps its own interpreter busy, so what it measured itself would be about itself.
+An attacker keeps its own interpreter busy, so what it measured itself would be about itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import multiprocessing
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
@@ -24,7 +24,7 @@ from tests.fakes.stall_free_clock import StallFreeClock
 TICK_S = 0.02
 LONGEST_TICK_S = 0.1
 """A longer one is a stall of the watching process, of which no other process is the cause."""
-TOLD_S = 0.25
+TOLD_S = 0.05
 """Waits that are shorter than this are not worth a message."""
 SAMPLE_S, NUM_SAMPLES = 0.1, 900
 START_S = 60.0
@@ -53,6 +53,11 @@ class Wait:
     took_s: float
     queued_s: float = 0.0
     fault: str = ""
+
+    @property
+    def own_s(self) -> float:
+        """What is left when every process has a core at once, in seconds."""
+        return self.took_s - self.queued_s
 
 
 class CoreQueue:
@@ -91,8 +96,10 @@ def _queued_ns(pid: int) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def watching(url: str, pids: Sequence[int]) -> Iterator[Callable[[], list[Wait]]]:
-    """Watch a router, whose cluster has these processes.
+def watching(
+    url: str, pids: Sequence[int], headers: Mapping[str, str] | None = None
+) -> Iterator[Callable[[], list[Wait]]]:
+    """Watch a router, whose cluster has these processes; `headers` go with each request.
 
     Yields what returns the long waits and faults since its last call.
     """
@@ -100,7 +107,7 @@ def watching(url: str, pids: Sequence[int]) -> Iterator[Callable[[], list[Wait]]
     told: Queue[Wait] = context.Queue()
     stop, has_begun = context.Event(), context.Event()
     process = context.Process(
-        target=_watch, args=(url, list(pids), told, stop, has_begun), daemon=True
+        target=_watch, args=(url, list(pids), headers or {}, told, stop, has_begun), daemon=True
     )
     process.start()
 
@@ -121,9 +128,16 @@ def watching(url: str, pids: Sequence[int]) -> Iterator[Callable[[], list[Wait]]
             process.kill()
 
 
-def _watch(url: str, pids: Sequence[int], told: Queue[Wait], stop: Event, has_begun: Event) -> None:
+def _watch(
+    url: str,
+    pids: Sequence[int],
+    headers: Mapping[str, str],
+    told: Queue[Wait],
+    stop: Event,
+    has_begun: Event,
+) -> None:
     clock, queue = StallFreeClock(LONGEST_TICK_S), CoreQueue(pids)
-    with Api(url, "tiny") as api:
+    with Api(url, "tiny", headers) as api:
         right = api.complete(**COMPLETION), _streamed(api, clock, lambda *_: None)
         ways: dict[str, Callable[[], None]] = {
             "health": lambda: _ask_health(api),
