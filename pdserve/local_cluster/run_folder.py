@@ -11,7 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from common.errors import ConfigError
 from common.redis_url import MOST_SOCKET_PATH_BYTES
+from common.trusted_folder import why_untrusted
 
 _PREFIX = "pdserve-"
 _SHORT_FOLDER = "/tmp"  # noqa: S108 (a folder that is private is made in it)
@@ -22,11 +24,12 @@ class RunFolder:
     """A temporary folder, readable by its owner alone, and locked while its run lasts.
 
     On exit the private part (configurations with secrets, Redis's folder) is removed; the logs are
-    removed with it unless `keep_logs` was called.
+    removed with it unless `keep_logs` was called. Raises `ConfigError` where another user could put
+    a folder of his own in its place.
     """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.path = _private_folder(_PREFIX, tempfile.gettempdir())
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.private = self.path / "private"
@@ -62,7 +65,18 @@ def _folder_of_sockets(private: Path) -> Path:
     longest = private / _LONGEST_SOCKET_NAME
     if len(os.fsencode(longest.absolute())) <= MOST_SOCKET_PATH_BYTES:
         return private
-    return Path(tempfile.mkdtemp(prefix="pds-", dir=_SHORT_FOLDER))
+    return _private_folder("pds-", _SHORT_FOLDER)
+
+
+def _private_folder(prefix: str, parent: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    if problem := why_untrusted(folder):
+        folder.rmdir()
+        raise ConfigError(
+            f"the folder of temporary files is {parent}, and {problem}: wanted one in which no "
+            "other user can rename files (set TMPDIR)"
+        )
+    return folder
 
 
 def earlier_runs() -> list[Path]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ConfigError
 from common.redis_url import MOST_SOCKET_PATH_BYTES
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
 
@@ -90,3 +91,17 @@ def test_sockets_have_a_short_folder_where_temporary_files_have_a_long_one(
         run.keep_logs()
     assert not sockets.exists()
     assert run.path.exists()
+
+
+@pytest.mark.parametrize("part", ["", "above"])
+def test_temporary_files_that_others_can_rename_are_refused(temporary: Path, part: str) -> None:
+    folder = temporary / "above" / "temporary"
+    folder.mkdir(parents=True)
+    tempfile.tempdir = str(folder)
+    (temporary / part if part else folder).chmod(0o777)
+    with pytest.raises(ConfigError, match=r"everybody may write .*: wanted .*TMPDIR"):
+        RunFolder()
+    assert list(folder.iterdir()) == []
+    (temporary / part if part else folder).chmod(0o1777)
+    with RunFolder() as run:
+        assert run.path.parent == folder
