@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,10 +12,6 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.redis_server import RedisServer, redis_server
-
-# Children that are forked to be told with whom they die would run gRPC's own handlers first, of
-# whatever other tests left to this process, and may end there. Read when gRPC is imported.
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:

@@ -3,6 +3,7 @@
 local_cluster   starts, watches and ends every process
 cluster_plan    which processes there are, and the configuration of each
 child_process   a child process with a log, stopped by its pid
+exec_child      becomes a command that is killed when its parent dies
 embedded_redis  a Redis server for this cluster
 free_ports      free ports of this machine
 local_keys      the keys of one run

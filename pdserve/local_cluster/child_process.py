@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from common.clock import Clock
 from pdserve.local_cluster.private_files import open_private_log
 from pdserve.local_cluster.signals import Signals
 
-_PR_SET_PDEATHSIG = 1
+_EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 _TAIL_BYTES = 16 << 10
 
 
@@ -55,18 +54,28 @@ class ChildProcess:
 def start_child(
     name: str, command: Sequence[str], log_path: Path, environ: Mapping[str, str]
 ) -> ChildProcess:
-    """Start `command` in a new session, so that a terminal's Ctrl-C reaches only the parent."""
+    """Start `command` in a new session, so that a terminal's Ctrl-C reaches only the parent.
+
+    It ends with this process, as `ending_with_parent` says.
+    """
     with open_private_log(log_path) as log:
         process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
-            command,
+            ending_with_parent(command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=dict(environ),
             start_new_session=True,
-            preexec_fn=_dying_with(os.getpid()),
         )
     return ChildProcess(name, process, log_path)
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """Return what runs `command` such that, on Linux, it is killed when this process dies.
+
+    A command that cannot be started ends with code 127 and a line in the log.
+    """
+    return [sys.executable, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), *command]
 
 
 def stop_children(
@@ -104,18 +113,3 @@ def described_exit(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
-
-
-def _dying_with(parent_pid: int) -> Callable[[], None] | None:
-    """Return what makes the kernel kill the child when its parent dies; None: not on Linux."""
-    if sys.platform != "linux":
-        return None
-    # Resolved before the fork: nothing may be loaded between fork and exec.
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def in_child() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:
-            os._exit(1)
-
-    return in_child

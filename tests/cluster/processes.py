@@ -10,12 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pdserve.local_cluster.child_process import described_exit
+from pdserve.local_cluster.child_process import described_exit, ending_with_parent
 from tests.cluster.waiting import wait_until
 
 SOURCES = Path(__file__).resolve().parents[2]
 """This checkout."""
-LAUNCH = SOURCES / "tests/cluster/launch.py"
+SLOW_SERVE = SOURCES / "tests/cluster/slow_serve.py"
 STOP_TIMEOUT_S = 15.0
 _TAIL_LINES = 30
 
@@ -45,15 +45,17 @@ class ServeProcess:
     def start(self, sources: Path = SOURCES, flags: Sequence[str] = ()) -> None:
         """Start it; whoever needs it ready waits for that.
 
-        `sources` is the checkout whose code and launcher run. `flags` are for this life only and
+        `sources` is the checkout whose code runs. `flags` are for this life only and
         replace equal ones.
         """
         assert not self.is_running, f"{self.name} runs already"
-        command = [sys.executable, str(sources / LAUNCH.relative_to(SOURCES)), str(os.getpid())]
+        program = ["-m", "pdserve", "serve"]
+        if file := self._environ.get("SLOW_WHILE"):
+            program = [str(sources / SLOW_SERVE.relative_to(SOURCES)), file]
         path = os.pathsep.join(filter(None, (str(sources), self._environ.get("PYTHONPATH"))))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *self._arguments, *flags],
+                ending_with_parent([sys.executable, *program, *self._arguments, *flags]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

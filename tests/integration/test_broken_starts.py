@@ -6,7 +6,6 @@ All of them start side by side, once; each test then looks at one.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import struct
@@ -21,8 +20,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from pdserve.cli import main
+from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.processes import LAUNCH, role_environment
+from tests.cluster.processes import role_environment
 from tests.cluster.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
 from tests.fakes.tiny_gguf import write_tiny_gguf
 from tests.redis_server import RedisServer
@@ -203,7 +203,9 @@ def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> sub
     shared = ["--model", str(model), "--redis-url", redis_url, "--cluster", "broken"]
     shared += ["--kv-cache-memory", "1MiB", "--num-threads", "1"]
     return subprocess.Popen(
-        [sys.executable, str(LAUNCH), str(os.getpid()), "--role", case.role, *shared, *flags],
+        ending_with_parent(
+            [sys.executable, "-m", "pdserve", "serve", "--role", case.role, *shared, *flags]
+        ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -18,6 +18,8 @@ from pdserve.local_cluster.child_process import (
     stop_children,
 )
 from pdserve.local_cluster.signals import Signals, StopRequested
+from tests.cluster.processes import is_alive
+from tests.cluster.waiting import wait_until
 from tests.fakes.manual_clock import ManualClock
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -123,3 +125,52 @@ def test_handlers_are_put_back() -> None:
     with Signals():
         assert signal.getsignal(signal.SIGINT) is not before[0]
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == before
+
+
+def test_a_command_that_cannot_be_started_says_so(
+    tmp_path: Path, signals: Signals, children: list[ChildProcess]
+) -> None:
+    child = start_child("nothing", [str(tmp_path / "missing")], tmp_path / "log", os.environ)
+    children.append(child)
+    while child.exit_code() is None:
+        signals.wait(0.01)
+    assert child.exit_code() == 127
+    assert child.log_tail(1) == [f"cannot start {tmp_path}/missing: No such file or directory"]
+
+
+def test_no_handler_of_a_library_runs_in_a_child(
+    tmp_path: Path, signals: Signals, children: list[ChildProcess]
+) -> None:
+    """Handlers of gRPC, which run in a forked child, end it at its birth."""
+    marker, log = tmp_path / "handler ran", tmp_path / "inner"
+    program = f"""
+import os, sys
+from pathlib import Path
+from pdserve.local_cluster.child_process import start_child
+os.register_at_fork(before=Path({str(marker)!r}).touch)
+child = start_child("inner", [sys.executable, "-c", "pass"], Path({str(log)!r}), os.environ)
+print("started", flush=True)
+"""
+    child = start(tmp_path, children, signals, program)
+    assert child.log_tail(1) == ["started"]
+    assert not marker.exists()
+
+
+def test_a_child_ends_with_its_parent(
+    tmp_path: Path, signals: Signals, children: list[ChildProcess]
+) -> None:
+    log = tmp_path / "inner"
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from pdserve.local_cluster.child_process import start_child
+command = [sys.executable, "-c", {f"import signal; {FOREVER}"!r}]
+print(start_child("inner", command, Path({str(log)!r}), os.environ).pid, flush=True)
+signal.pause()
+"""
+    parent = start(tmp_path, children, signals, program)
+    pid = int(parent.log_tail(1)[0])
+    while not log.read_bytes():  # it runs
+        signals.wait(0.01)
+    parent.kill()
+    wait_until(lambda: not is_alive(pid), "the child has ended")
