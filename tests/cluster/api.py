@@ -102,7 +102,7 @@ class Stream:
         usages = [event["usage"] for event in self.events if event.get("usage")]
         reasons = [c["finish_reason"] for c in choices if c["finish_reason"]]
         assert len(reasons) == 1, reasons
-        tokens = [token for choice in choices for token in _tokens(choice)]
+        tokens = [token for choice in choices for token in tokens_of(choice)]
         text = "".join(_event_text(event) for event in self.events)
         return Answer(text, tuple(tokens), reasons[0], usages[-1] if usages else {})
 
@@ -166,10 +166,11 @@ class Api:
 
 def _answer(choice: Fields, usage: Fields) -> Answer:
     text = choice["text"] if "text" in choice else choice["message"]["content"]
-    return Answer(text, tuple(_tokens(choice)), choice["finish_reason"], usage)
+    return Answer(text, tuple(tokens_of(choice)), choice["finish_reason"], usage)
 
 
-def _tokens(choice: Fields) -> list[str]:
+def tokens_of(choice: Fields) -> list[str]:
+    """The tokens of a choice whose log probabilities were asked for."""
     logprobs = choice.get("logprobs")
     if not logprobs:
         return []

@@ -1,5 +1,6 @@
 """A soak: a real cluster under mixed load, with one random fault every few seconds.
 
 `schedule` draws the faults, `injection` performs them, `links` are the networks that can be cut,
-`clients` ask and compare, `report` counts. Run `python -m tests.soak --help`.
+`questions` are what is asked, `clients` ask and compare, `report` counts. Run
+`python -m tests.soak --help`.
 """

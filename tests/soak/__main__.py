@@ -4,7 +4,8 @@
 
 Two routers, two prefill nodes, two decode nodes and a Redis of its own, on the tests' tiny model.
 Every 20 s one fault begins: a process is killed, frozen, cut off, slowed down, drained or
-restarted, or the store is. Clients stream, ask for whole answers, leave early and read slowly. The
+restarted, or the store is. Clients stream, ask for whole answers, leave early and read slowly; they
+ask for plain text, schemas, patterns, grammars and tools, and send large bodies. The
 exit status is 1 if an answer is wrong, a request fails, or something is held at the end.
 """
 
@@ -26,6 +27,7 @@ from tests.redis_server import redis_server
 from tests.soak.clients import Client, Ended, last_answers, right_answers
 from tests.soak.cluster import ROLES, soak_cluster
 from tests.soak.injection import Injector, Undo
+from tests.soak.questions import Shape
 from tests.soak.report import Done, Held, as_json, held_by, summary
 from tests.soak.schedule import Fault, draw_faults
 
@@ -64,7 +66,7 @@ def soak(folder: Path, seed: int, length_s: float) -> tuple[dict[str, object], l
     model = make_tiny_model(folder / "tiny")
     with redis_server() as store, soak_cluster(model, store, folder) as (cluster, links):
         with Api(cluster.url, "tiny") as api:
-            right = right_answers(api)
+            right = right_answers(api, *Shape)
         at_start = held_by(cluster)
         injector = Injector(cluster, links, store)
         faults = draw_faults(seed, ROLES, until_s=length_s, every_s=EVERY_S)
@@ -139,7 +141,7 @@ def _described(one: Ended, done: Sequence[Done], began_s: float) -> str:
         if fault.began_s < one.ended_s and fault.ended_s > one.began_s - 15
     ]
     return (
-        f"{one.kind} from {one.began_s - began_s:.1f} s to {one.ended_s - began_s:.1f} s, "
+        f"{one.kind} {one.shape} from {one.began_s - began_s:.1f} s to {one.ended_s - began_s:.1f} s, "
         f"{one.num_tokens} tokens, {len(one.refused)} refused tries, "
         f"during {', '.join(during) or '-'}: "
         f"{one.failure}"

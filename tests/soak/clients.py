@@ -13,25 +13,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
-from tests.cluster.api import Api, ApiFailure, Fields, Stream
-from tests.cluster.tiny_model import prompt_tokens
+from tests.cluster.api import Api, ApiFailure, Fields, Stream, tokens_of
+from tests.soak.questions import Question, Shape, questions
 
 CLIENT_TIMEOUT_S = 150.0
 """Longer than any fault lasts."""
 RETRY_PAUSE_S = 0.25
 RETRY_FOR_S = 100.0
 MAX_TOKENS = (20, 60, 120, 240)
-NUM_PROMPTS = 12
 SLOW_READ_S = 0.25
 SLOW_READS = 20
 
-Right = dict[tuple[int, bool], tuple[str, ...]]
-"""All tokens of the longest answer, by prompt number and whether it is sampled."""
+Right = dict[Question, tuple[str, ...]]
+"""All tokens of the longest answer to each question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,7 @@ class Ended:
     first_at_s: float = 0.0
     failure: str = ""
     tries: tuple[Try, ...] = ()
+    shape: str = ""
 
     @property
     def refused(self) -> tuple[Try, ...]:
@@ -74,28 +74,16 @@ class _Reading:
     first_at_s: float = 0.0
 
 
-def request_fields(number: int, is_sampled: bool, max_tokens: int) -> Fields:
-    """The request with prompt `number`."""
-    prompt = prompt_tokens(20 + 31 * number, salt=500 + number)
-    temperature = 1.0 if is_sampled else 0.0
+def right_answers(api: Api, *shapes: Shape) -> Right:
+    """Ask every question once, for its longest answer. The cluster is quiet."""
     return {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "temperature": temperature,
-        "seed": 100 + number,
+        question: tuple(_whole(api, question.path, question.fields(max(MAX_TOKENS), "right"))[0])
+        for question in questions(*shapes)
     }
 
 
-def right_answers(api: Api) -> Right:
-    """Ask for every longest answer once. The cluster is quiet."""
-    return {
-        (number, is_sampled): api.complete(
-            **request_fields(number, is_sampled, max(MAX_TOKENS))
-        ).tokens
-        for number in range(NUM_PROMPTS)
-        for is_sampled in (False, True)
-    }
+Way = Callable[[Api, str, Fields, _Reading], None]
+"""How a request is asked: at a path, with a body."""
 
 
 class Client(threading.Thread):
@@ -107,6 +95,9 @@ class Client(threading.Thread):
         super().__init__(name=f"client {number}", daemon=True)
         self._rng = random.Random(seed * 1000 + number)
         self._right = right
+        self._questions: dict[Shape, list[Question]] = {}
+        for question in right:
+            self._questions.setdefault(question.shape, []).append(question)
         self._stop_asking = stop
         self._apis = [Api(url, "tiny") for url in urls]
         for api in self._apis:
@@ -114,7 +105,7 @@ class Client(threading.Thread):
         self.ended: list[Ended] = []
 
     def run(self) -> None:
-        ways: list[tuple[str, Callable[[Api, Fields, _Reading], None]]] = [
+        ways: list[tuple[str, Way]] = [
             ("stream", self._stream),
             ("stream", self._stream),
             ("whole", self._whole),
@@ -122,19 +113,22 @@ class Client(threading.Thread):
             ("slow_reader", self._read_slowly),
         ]
         while not self._stop_asking.is_set():
-            number, is_sampled = self._rng.randrange(NUM_PROMPTS), self._rng.random() < 0.5
+            shape = self._rng.choice(list(self._questions))
+            question = self._rng.choice(self._questions[shape])
             max_tokens = self._rng.choice(MAX_TOKENS)
             kind, way = self._rng.choice(ways)
-            fields = request_fields(number, is_sampled, max_tokens)
-            wanted = self._right[number, is_sampled][:max_tokens]
-            self.ended.append(self._ask(kind, way, fields, wanted))
+            fields = question.fields(max_tokens, f"{self.name} {len(self.ended)}")
+            wanted = self._right[question][:max_tokens]
+            one = self._ask(kind, way, question.path, fields, wanted)
+            self.ended.append(replace(one, shape=shape.value))
         for api in self._apis:
             api.http.close()
 
     def _ask(
         self,
         kind: str,
-        way: Callable[[Api, Fields, _Reading], None],
+        way: Way,
+        path: str,
         fields: Fields,
         wanted: tuple[str, ...],
     ) -> Ended:
@@ -144,7 +138,7 @@ class Client(threading.Thread):
             reading, try_began_s = _Reading(), time.monotonic()
             may_retry = False
             try:
-                way(self._apis[place], fields, reading)
+                way(self._apis[place], path, fields, reading)
                 failure = _difference(kind, reading.tokens, wanted)
             except (ApiFailure, httpx.TransportError, AssertionError) as error:
                 failure = f"{type(error).__name__}: {error}"
@@ -166,29 +160,35 @@ class Client(threading.Thread):
                 tuple(tries),
             )
 
-    def _stream(self, api: Api, fields: Fields, reading: _Reading) -> None:
-        with api.stream(logprobs=0, **fields) as stream:
+    def _stream(self, api: Api, path: str, fields: Fields, reading: _Reading) -> None:
+        with api.stream(path, **fields) as stream:
             _read(stream, reading)
             assert stream.is_done, "the stream ended without [DONE]"
 
-    def _whole(self, api: Api, fields: Fields, reading: _Reading) -> None:
-        answer = api.complete(**fields)
-        reading.tokens += answer.tokens
-        num_told = answer.usage["completion_tokens"]
-        assert num_told == len(answer.tokens), f"{num_told} tokens in the usage"
+    def _whole(self, api: Api, path: str, fields: Fields, reading: _Reading) -> None:
+        tokens, num_told = _whole(api, path, fields)
+        reading.tokens += tokens
+        # A token that ends an answer is counted, and not shown.
+        assert 0 <= num_told - len(tokens) <= 1, f"{num_told} tokens in the usage"
 
-    def _abort(self, api: Api, fields: Fields, reading: _Reading) -> None:
+    def _abort(self, api: Api, path: str, fields: Fields, reading: _Reading) -> None:
         most = self._rng.randrange(1, 40)
-        with api.stream(logprobs=0, **fields) as stream:
+        with api.stream(path, **fields) as stream:
             _read(stream, reading, most=most)
 
-    def _read_slowly(self, api: Api, fields: Fields, reading: _Reading) -> None:
-        with api.stream(logprobs=0, **fields) as stream:
+    def _read_slowly(self, api: Api, path: str, fields: Fields, reading: _Reading) -> None:
+        with api.stream(path, **fields) as stream:
             for _ in range(SLOW_READS):
                 _read(stream, reading, most=len(reading.tokens) + 1)
                 time.sleep(SLOW_READ_S)
             _read(stream, reading)
         reading.stalls.clear()
+
+
+def _whole(api: Api, path: str, fields: Fields) -> tuple[list[str], int]:
+    """The tokens of an answer that is not streamed, and how many its usage says."""
+    (answer,) = api.ask(path, fields)
+    return list(answer.tokens), answer.usage["completion_tokens"]
 
 
 def _read(stream: Stream, reading: _Reading, *, most: int | None = None) -> None:
@@ -201,8 +201,9 @@ def _read(stream: Stream, reading: _Reading, *, most: int | None = None) -> None
         now_s = time.monotonic()
         count = 0
         for choice in event["choices"]:
-            count += len((choice.get("logprobs") or {"tokens": ()})["tokens"])
-            reading.tokens += (choice.get("logprobs") or {"tokens": ()})["tokens"]
+            tokens = tokens_of(choice)
+            count += len(tokens)
+            reading.tokens += tokens
         if count:
             if len(reading.tokens) > count:  # the wait for the first token is no stall
                 reading.stalls.append((latest_s, now_s))
@@ -250,6 +251,7 @@ def outcomes(ended: Sequence[Ended]) -> dict[str, Any]:
     return {
         "requests": len(ended),
         "by_kind": dict(Counter(one.kind for one in ended)),
+        "by_shape": dict(Counter(one.shape for one in ended)),
         "tokens": sum(one.num_tokens for one in ended),
         "wrong": sum(failure.startswith("WRONG") for failure in failures),
         "failed": sum(not failure.startswith("WRONG") for failure in failures),

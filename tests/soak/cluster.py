@@ -88,7 +88,7 @@ def soak_cluster(
                 *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
                 *("--kv-transport", "zmq", "--drain-timeout-s", DRAIN_S),
             ),
-            routers=(("--drain-timeout-s", "60"),) * 2,
+            routers=(("--drain-timeout-s", "60", "--tool-template", "builtin"),) * 2,
             can_be_slow=True,
         )
         cluster = Cluster(spec, redis_server, folder)

@@ -28,6 +28,7 @@ from tests.cluster.processes import SOURCES
 from tests.cluster.tiny_model import make_tiny_model
 from tests.redis_server import redis_server
 from tests.soak.clients import Client, last_answers, right_answers
+from tests.soak.questions import Shape
 from tests.upgrade.release import PREVIOUS, NotInHistory, previous_sources
 from tests.upgrade.report import complaints, summary
 from tests.upgrade.rollout import (
@@ -96,7 +97,7 @@ def _under_load(cluster: Cluster, previous: Path) -> tuple[dict[str, Any], list[
         if node.record.protocol != OLDEST_PROTOCOL_VERSION
     ]
     with Api(cluster.url, "tiny") as api:
-        right = right_answers(api)
+        right = right_answers(api, Shape.PLAIN)
     is_over = threading.Event()
     clients = [Client(n, SEED, cluster.urls, right, is_over) for n in range(NUM_CLIENTS)]
     watch = Watch(cluster)
