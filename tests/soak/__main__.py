@@ -141,7 +141,8 @@ def _described(one: Ended, done: Sequence[Done], began_s: float) -> str:
         if fault.began_s < one.ended_s and fault.ended_s > one.began_s - 15
     ]
     return (
-        f"{one.kind} {one.shape} from {one.began_s - began_s:.1f} s to {one.ended_s - began_s:.1f} s, "
+        f"{one.kind} {one.shape} "
+        f"from {one.began_s - began_s:.1f} s to {one.ended_s - began_s:.1f} s, "
         f"{one.num_tokens} tokens, {len(one.refused)} refused tries, "
         f"during {', '.join(during) or '-'}: "
         f"{one.failure}"
