@@ -244,7 +244,7 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
     @open_to(Access.KEY)
     async def one_model(request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
-        if name != text_model.name:
+        if not text_model.is_called(name):
             raise ModelNotFound(name, text_model.name)
         return card()
 

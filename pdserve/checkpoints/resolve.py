@@ -44,6 +44,12 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
     )
 
 
+def names_of(model: str, folder: Path) -> str:
+    """Return the names in the API: that of the folder, and what was typed where that is a name."""
+    name = folder.name.replace(",", "-")  # a comma separates names
+    return f"{name},{model}" if model in MODEL_NAMES else name
+
+
 def _gguf_files_in(folder: Path) -> str:
     """Return what to name instead, where the folder has GGUF files."""
     files = sorted(one.name for one in folder.iterdir() if one.suffix.lower() == ".gguf")

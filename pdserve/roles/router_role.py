@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from common.clock import MonotonicClock
-from common.config import Config, ModelConfig
+from common.config import Config, ModelConfig, model_names
 from common.errors import PdserveError
 from common.keys_folder import Keys
 from common.logs import name_node
@@ -152,7 +152,7 @@ def _make_dispatcher(
     return Dispatcher(
         store,
         router_id=router_id,
-        model=config.model.served_model_name,
+        model=model_names(config.model.served_model_name)[0],
         policy=config.placement.placement_policy,
         node_lease_s=config.placement.node_lease_s,
         registry=registry,
