@@ -67,9 +67,7 @@ _PORTS = (0, 65535)
 _ADVERTISED = Form("a host name or an IP address, without port and brackets", _is_host)
 _NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
 MOST_NAMES = 16
-_MODEL_NAMES = Form(
-    f"at most {MOST_NAMES} different names, separated by commas", _are_names
-)
+_MODEL_NAMES = Form(f"at most {MOST_NAMES} different names, separated by commas", _are_names)
 _CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
 _KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from common.cache_folder import full_path
 from common.errors import ConfigError, PdserveError
 from common.logs import quiet_grpc
 from common.nodes import Role
@@ -94,6 +95,9 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
     problems: list[str] = []
     counts = {role: _count(parsed, role, problems) for role in ("prefill", "decode", "mixed")}
+    log_folder = getattr(parsed, "log_folder", None)
+    if log_folder in (NO_VALUE, ""):
+        problems.append("--log-folder has no value: wanted the path of a folder")
     try:
         # Every cluster has a node that decodes, and for that role the rules are strictest.
         loaded = _load(parsed, unknown, UP, Role.DECODE)
@@ -105,6 +109,8 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
         loaded.config,
         ClusterSize.chosen(**counts),
         has_to_exit_after_sample=parsed.exit_after_sample,
+        log_folder=None if log_folder is None else full_path(log_folder),
+        restarts_nodes=parsed.restart_nodes,
     )
 
 

@@ -120,6 +120,20 @@ def _add_up(commands: Any) -> None:
         action="store_true",
         help="stop everything after the sample answer",
     )
+    cluster.add_argument(
+        "--restart-nodes",
+        action="store_true",
+        help="start a node that dies again: 5 tries in a row, after 1, 2, 4, 8 and 16 s",
+    )
+    cluster.add_argument(
+        "--log-folder",
+        metavar="DIR",
+        nargs="?",
+        const=NO_VALUE,
+        default=argparse.SUPPRESS,
+        help="keep the logs there; an earlier run's are appended to (default: a temporary folder, "
+        "which is kept only if something fails)",
+    )
     _add_config_file(command)
     _add_sections(command, without=SET_BY_UP, defaults=UP_DEFAULTS)
 

@@ -19,12 +19,15 @@ _TAIL_BYTES = 16 << 10
 
 
 class ChildProcess:
-    """One started process. Its output goes to `log_path`."""
+    """One started process. Its output goes to the end of `log_path`, from `log_begin` on."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], log_path: Path, log_begin: int
+    ) -> None:
         self.name = name
         self.log_path = log_path
         self._process = process
+        self._log_begin = log_begin
 
     @property
     def pid(self) -> int:
@@ -35,10 +38,10 @@ class ChildProcess:
         return self._process.poll()
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """Return the last lines of its log."""
+        """Return the last lines of what this process logged."""
         with self.log_path.open("rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size_bytes - _TAIL_BYTES))
+            file.seek(max(self._log_begin, size_bytes - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
         return text.splitlines()[-num_lines:]
 
@@ -57,6 +60,7 @@ def start_child(
 ) -> ChildProcess:
     """Start `command` in a new session, so that a terminal's Ctrl-C reaches only the parent."""
     with open_private_log(log_path) as log:
+        log_begin = log.seek(0, os.SEEK_END)
         process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
             command,
             stdin=subprocess.DEVNULL,
@@ -66,7 +70,7 @@ def start_child(
             start_new_session=True,
             preexec_fn=_dying_with(os.getpid()),
         )
-    return ChildProcess(name, process, log_path)
+    return ChildProcess(name, process, log_path, log_begin)
 
 
 def stop_children(
