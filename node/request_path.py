@@ -48,6 +48,7 @@ class RequestPath:
         self._inbox = inbox
         self._drain = drain
         self._clock = parts.clock
+        self._ready_at_s = parts.clock.now_s()
         largest_s = expected_step_s(model.step_costs, max_chunk_tokens_of(config))
         self.progress = StepProgress(largest_s)
         scheduler = make_scheduler(config, model)
@@ -88,6 +89,7 @@ class RequestPath:
             kv_links=kv_links(kv),
             kv_unreachable=kv.unreachable,
             is_draining=self._drain.is_on,
+            uptime_s=int(self._clock.now_s() - self._ready_at_s),
         )
 
     @property

@@ -125,7 +125,8 @@ def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
     api_key = router_key(vars(parsed), os.environ)
 
     def table() -> str:
-        return status_table(fetch_cluster(parsed.url, api_key=api_key))
+        cluster = fetch_cluster(parsed.url, api_key=api_key)
+        return status_table(cluster, is_wide=parsed.wide)
 
     if parsed.watch:
         return _watch(table)

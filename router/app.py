@@ -150,7 +150,7 @@ def create_app(
     _add_models(app, text_model, api)
     _add_tokenization(app, TokenizationApi(config.api, text_model, planner, api, watcher, clock))
     _add_probes(app, registry)
-    add_cluster_routes(app, cluster)
+    add_cluster_routes(app, cluster, live.serving)
     _add_live_page(app, live)
     add_drain_route(app, drain_node)
     refused = RefusedRequests(clock)

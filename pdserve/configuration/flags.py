@@ -143,6 +143,9 @@ def _add_status(commands: Any) -> None:
     command.add_argument(
         "--watch", action="store_true", help="refresh the table every second until Ctrl-C"
     )
+    command.add_argument(
+        "--wide", action="store_true", help="also versions, addresses, memory, scheduling, drafts"
+    )
     _add_router(command)
 
 

@@ -47,6 +47,7 @@ examples:
   pdserve status
   pdserve status --url http://10.0.0.1:8000
   pdserve status --watch --api-key-file keys/client/admin.key
+  pdserve status --wide                       versions, addresses, memory, scheduling, drafts
 """,
     "drain": """\
 The node takes no new requests from now on. Its running requests have the
