@@ -25,6 +25,7 @@ from common.clock import Clock, MonotonicClock
 from common.config import Config
 from common.errors import PdserveError
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
+from pdserve.commands.answer_stream import printable
 from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
 from pdserve.configuration.config_sources import OTHER_VARIABLES
@@ -363,7 +364,7 @@ def _say(text: str, *, file: TextIO | None = None) -> None:
 def _show(text: str) -> None:
     """Print text of a model at once, whatever the terminal can show of it."""
     encoding = sys.stdout.encoding
-    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+    print(printable(text).encode(encoding, "replace").decode(encoding), end="", flush=True)
 
 
 def _say_of(name: str, text: str) -> None:
