@@ -13,6 +13,7 @@ from node.attempt_watch import AttemptWatch
 from node.connector_watch import wait_for_hang
 from node.control_service import ControlService
 from node.drain import NodeDrain
+from node.ignored_priorities import IgnoredPriorities
 from node.inbox import Inbox
 from node.kv_metrics import kv_links
 from node.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
@@ -66,6 +67,7 @@ class RequestPath:
             drain=drain,
             progress=self.progress,
             prepare_grammar=model.prepare_grammar,
+            priorities=IgnoredPriorities(are_enabled=config.scheduling.enable_priority_scheduling),
         )
         self._effects = NodeEffects(
             connector,
