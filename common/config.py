@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 
 from common.api_config import ApiConfig
 from common.kv_layout import DTYPE_BYTES
+from common.model_names import MOST_NAMES, are_model_names
 from common.nodes import Role
 from common.redis_url import parse_redis_url
 from common.scheduling_config import SchedulingConfig, SpeculationConfig
@@ -44,16 +45,6 @@ def _is_redis_url(url: str) -> bool:
     return True
 
 
-def model_names(text: str) -> tuple[str, ...]:
-    """Return the names of a model, separated by commas; the first is the one that answers have."""
-    return tuple(name.strip() for name in text.split(","))
-
-
-def _are_names(text: str) -> bool:
-    names = model_names(text)
-    return not text or (all(names) and len(names) == len(set(names)) <= MOST_NAMES)
-
-
 def _is_host(host: str) -> bool:
     try:
         return not host or not ipaddress.ip_address(host).is_unspecified
@@ -66,8 +57,7 @@ MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
 _ADVERTISED = Form("a host name or an IP address, without port and brackets", _is_host)
 _NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
-MOST_NAMES = 16
-_MODEL_NAMES = Form(f"at most {MOST_NAMES} different names, separated by commas", _are_names)
+_MODEL_NAMES = Form(f"at most {MOST_NAMES} different names, separated by commas", are_model_names)
 _CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
 _KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)

@@ -7,8 +7,9 @@ import socket
 from dataclasses import asdict
 
 from common.addresses import host_port
-from common.config import Config, ServerConfig, model_names
+from common.config import Config, ServerConfig
 from common.ids import Incarnation
+from common.model_names import model_names
 from common.nodes import NodeRecord
 from common.token_budget import num_speculative_tokens
 from common.version import PROTOCOL_VERSION, VERSION

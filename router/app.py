@@ -41,6 +41,7 @@ from router.http.described import (
     object_of,
     schema_of_model,
 )
+from router.http.documented_api import ServedModel
 from router.http.errors import ApiError, ModelNotFound, error_json
 from router.http.exchange import Exchange
 from router.http.routes import Access, RouteTable, open_to, serve_route
@@ -130,7 +131,8 @@ def create_app(
         redirect_slashes=False,  # a redirect names whatever host the client named
         separate_input_output_schemas=False,
     )
-    add_api_docs(app)
+    chat = text_model.chat
+    add_api_docs(app, ServedModel(text_model.name, chat.has_template, chat.knows_tools()))
     planner = BodyPlanner(text_model, large_bodies, trials)
     watcher = RequestWatcher(text_model.name, clock, tracing)
     api = OpenAiApi(

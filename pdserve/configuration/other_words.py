@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pdserve.checkpoints.resolve import MODEL_NAMES
+from common.model_names import KNOWN_MODELS
 
 _MORE_NODES = "a node computes on one device; `pdserve up --prefill N --decode M` runs more nodes"
 
@@ -66,7 +66,7 @@ COMMANDS: Mapping[str, str] = {
     "launch": "`pdserve up --model MODEL` runs a cluster",
     "launch_server": "`pdserve up --model MODEL` runs a cluster",
     "start": "`pdserve up --model MODEL` runs a cluster",
-    "pull": f"`pdserve up --model NAME` fetches one of {', '.join(MODEL_NAMES)}; other models are "
+    "pull": f"`pdserve up --model NAME` fetches one of {', '.join(KNOWN_MODELS)}; other models are "
     "folders of the Hugging Face Hub, or .gguf files",
     "ps": "`pdserve status` shows what runs",
     "list": "`pdserve status` shows what is served",
@@ -110,7 +110,7 @@ def command_hint(word: str, commands: Iterable[str]) -> str:
 
 def is_model(word: str) -> bool:
     """Return whether a person who types `word` alone most likely means a model."""
-    return word in MODEL_NAMES or word.endswith(".gguf") or "/" in word or Path(word).is_dir()
+    return word in KNOWN_MODELS or word.endswith(".gguf") or "/" in word or Path(word).is_dir()
 
 
 def flag_hint(flag: str, offered: Iterable[str]) -> str:

@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from common.clock import MonotonicClock
-from common.config import Config, ModelConfig, model_names
+from common.config import Config, ModelConfig
 from common.errors import PdserveError
 from common.keys_folder import Keys
 from common.logs import name_node
+from common.model_names import model_names
 from common.nodes import Role
 from common.tracing import NO_TRACING, Tracing
 from grammars.trial import ROUTER_LIMITS

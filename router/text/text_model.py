@@ -11,8 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from common.config import model_names
 from common.errors import CheckpointError, ConfigError, InvalidRequest
+from common.model_names import model_names
 from common.request import SamplingParams
 from router.text.chat_template import ChatOptions
 from router.text.context_limits import ContextExceeded
