@@ -24,6 +24,7 @@ import pdserve
 from common.clock import Clock, MonotonicClock
 from common.config import Config
 from common.errors import PdserveError
+from common.ids import Incarnation
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.commands.answer_stream import printable
 from pdserve.commands.cluster_status import fetch_cluster
@@ -208,7 +209,7 @@ class LocalCluster:
                 before, kernels = kernels, self._kernels()
                 if kernels != before:
                     _say_of("kernels", kernels)
-                    continue
+                    next_report_s = max(next_report_s, took_s + _SLOW_AFTER_S)
             if took_s > next_report_s:
                 next_report_s = 2 * took_s
                 self._say_who_is_slow(ready, took_s)
@@ -283,7 +284,7 @@ class LocalCluster:
             if name in self._returning and epoch > self._epochs.get(name, 0):
                 took_s = self._clock.now_s() - self._returning.pop(name)
                 self._epochs[name] = epoch
-                _say(f"{name} is back after {took_s:.1f} s, with epoch {epoch}")
+                _say(f"{name} is back after {took_s:.1f} s, as {Incarnation(name, epoch)}")
 
     def _next_look_s(self) -> float:
         due_s = self._restarts.next_at_s() if self._restarts else None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.cluster.cluster import Cluster
@@ -130,3 +131,15 @@ def test_the_snippet_and_the_command_of_the_first_page(tiny_cluster: Cluster) ->
     assert said([sys.executable, "-c"], short[0], tiny_cluster).strip()
     printed = said(["bash", "-euc"], command.replace('"stream": true', short[1]), tiny_cluster)
     assert printed.rstrip().endswith("data: [DONE]")
+
+
+def test_each_body_of_the_page_works_as_it_is_shown(tiny_cluster: Cluster) -> None:
+    paths = httpx.get(f"{tiny_cluster.url}/openapi.json").json()["paths"]
+    num_sent = 0
+    for path, methods in paths.items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
+        for name, example in content.get("application/json", {}).get("examples", {}).items():
+            answer = httpx.post(f"{tiny_cluster.url}{path}", json=example["value"], timeout=60)
+            assert answer.status_code == 200, (path, name, answer.text)
+            num_sent += 1
+    assert num_sent == 14

@@ -328,13 +328,13 @@ def test_a_node_that_dies_is_started_again_where_that_is_wanted(
     cluster.read_until("started again in 1 s, try 1 of 5.")
     assert "Left: prefill-1, which cannot answer." in cluster.printed
     cluster.read_until("decode-1 is back after")
-    assert cluster.printed.splitlines()[-1].endswith(", with epoch 2")
+    assert cluster.printed.splitlines()[-1].endswith(", as decode-1#2")
     second = cluster.pid("decode-1")
     assert second != first
     os.kill(second, signal.SIGKILL)
     cluster.read_until("started again in 2 s, try 2 of 5.")
     cluster.read_until("decode-1 is back after")
-    assert cluster.printed.splitlines()[-1].endswith(", with epoch 3")
+    assert cluster.printed.splitlines()[-1].endswith(", as decode-1#3")
     os.kill(cluster.pid("prefill-1"), signal.SIGINT)  # as after a drain
     cluster.read_until("To get prefill-1 back")
     cluster.process.send_signal(signal.SIGINT)
