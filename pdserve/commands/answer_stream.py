@@ -9,8 +9,6 @@ from typing import Any
 from pdserve.commands.http_client import RouterRefused, decoded, fetch_json, opened
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-_READ_TIMEOUT_S = 600.0
-"""A router's own limit on a request, as it is by default."""
 _LONGEST_LINE_BYTES = 1 << 20
 _MOST_LINES = 1_000_000
 
@@ -27,16 +25,15 @@ def served_model(url: str, *, api_key: str) -> str:
 
 
 def answer_events(
-    url: str, path: str, body: dict[str, Any], *, api_key: str
+    url: str, path: str, body: dict[str, Any], *, api_key: str, timeout_s: float
 ) -> Generator[dict[str, Any], None, None]:
     """Send a request whose answer streams, and yield the events of its stream.
 
-    Closing the generator closes the connection, which ends the request. Raises `RouterUnreachable`,
-    or `RouterRefused` for another status, an error in the stream, or a stream that breaks off.
+    `timeout_s` bounds every single read. Closing the generator closes the connection, which ends
+    the request. Raises `RouterUnreachable`, or `RouterRefused` for another status, an error in the
+    stream, or a stream that breaks off.
     """
-    with opened(
-        url, "POST", path, body=body, api_key=api_key, timeout_s=_READ_TIMEOUT_S
-    ) as response:
+    with opened(url, "POST", path, body=body, api_key=api_key, timeout_s=timeout_s) as response:
         yield from _events(url, path, response)
 
 

@@ -13,6 +13,8 @@ from pdserve.commands.http_client import RouterRefused, RouterUnreachable
 
 _ENDS = ("/exit", "/quit", "/bye")
 _MOST_PIPED_CHARS = 10 << 20
+_READ_TIMEOUT_S = 600.0
+"""A router's own limit on a request, as it is by default."""
 
 Write = Callable[[str], object]
 
@@ -36,7 +38,10 @@ class Chat:
         body = {"model": self._model, "messages": [*self.messages, question], "stream": True}
         answer = ""
         try:
-            with closing(answer_events(self._url, CHAT, body, api_key=self._api_key)) as events:
+            stream = answer_events(
+                self._url, CHAT, body, api_key=self._api_key, timeout_s=_READ_TIMEOUT_S
+            )
+            with closing(stream) as events:
                 for event in events:
                     for is_reasoning, piece in pieces(event):
                         (write_reasoning if is_reasoning else write)(piece)

@@ -228,12 +228,12 @@ class LocalCluster:
     def serve(self) -> None:
         """Watch the children until a stop signal. Raises `LocalClusterError` without a router."""
         print(f"\n{first_lines(self.url, command_name())}", flush=True)
-        reported: set[int] = set()
+        reported: set[ChildProcess] = set()
         while not self._signals.num_stops:
             for child in self._all_children():
                 code = child.exit_code()
-                if code is not None and child.pid not in reported:
-                    reported.add(child.pid)
+                if code is not None and child not in reported:
+                    reported.add(child)
                     self._say_who_ended(child, code)
             self._start_again()
             self._say_who_returned()

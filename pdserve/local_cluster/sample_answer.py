@@ -21,6 +21,7 @@ PROMPT = (
     "Answer in one short sentence."
 )
 _MAX_TOKENS = 48
+_READ_TIMEOUT_S = 120.0
 
 Write = Callable[[str], object]
 
@@ -131,7 +132,8 @@ def _stream(
     texts: dict[bool, str] = {False: "", True: ""}
     num_tokens = 0
     body = _body(path, model)
-    with closing(answer_events(url, path, body, api_key=api_key)) as events:
+    stream = answer_events(url, path, body, api_key=api_key, timeout_s=_READ_TIMEOUT_S)
+    with closing(stream) as events:
         for event in events:
             for is_reasoning, text in pieces(event):
                 if first_text_s is None:
