@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from types import FrameType
 from typing import Any, TextIO
 
 from common.errors import ConfigError
@@ -44,8 +46,8 @@ class Chat:
             with closing(stream) as events:
                 for event in events:
                     for is_reasoning, piece in pieces(event):
+                        answer += "" if is_reasoning else piece  # before it can be seen
                         (write_reasoning if is_reasoning else write)(piece)
-                        answer += "" if is_reasoning else piece
         finally:
             if answer:
                 self.messages += [question, {"role": "assistant", "content": answer}]
@@ -84,9 +86,11 @@ def _answer_pipe(chat: Chat, source: TextIO) -> int:
 def _talk(chat: Chat, model: str) -> None:
     _import_editing()
     print(f"{model}: /exit or Ctrl-D ends, Ctrl-C cuts an answer off")
+    interruptible = _Interruptible()
     while True:
         try:
-            text = input("> ").strip()
+            with interruptible:
+                text = input("> ").strip()
         except EOFError:
             print()
             return
@@ -96,10 +100,32 @@ def _talk(chat: Chat, model: str) -> None:
         if text in _ENDS:
             return
         if text:
-            _answer(chat, text)
+            _answer(chat, text, interruptible)
 
 
-def _answer(chat: Chat, text: str) -> None:
+class _Interruptible:
+    """Ctrl-C raises `KeyboardInterrupt` once inside the block, and does nothing outside of it.
+
+    So a second Ctrl-C, which comes while the first one is dealt with, does not end the program.
+    """
+
+    def __init__(self) -> None:
+        self._is_entered = False
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def __enter__(self) -> None:
+        self._is_entered = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_entered = False
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_entered:
+            self._is_entered = False
+            raise KeyboardInterrupt
+
+
+def _answer(chat: Chat, text: str, interruptible: _Interruptible) -> None:
     """Show the answer to one message, or why there is none; the conversation goes on."""
     thoughts: list[str] = []
 
@@ -114,7 +140,8 @@ def _answer(chat: Chat, text: str) -> None:
         _write_shown(piece)
 
     try:
-        chat.ask(text, write, write_reasoning)
+        with interruptible:
+            chat.ask(text, write, write_reasoning)
         print()
     except KeyboardInterrupt:
         print("\n[cut off]")
