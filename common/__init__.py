@@ -22,6 +22,7 @@ Configuration
     api_config          the section of the router's API
     scheduling_config   the sections of scheduling and speculation
     tracing_config      the section of tracing
+    model_names         the models that are known by name, and names of a served one
     redis_url           the address of the placement store: its forms and parts
     keys_folder         the keys of one process, read and checked
     secret_files        which files may hold a secret

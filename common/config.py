@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 
 from common.api_config import ApiConfig
 from common.kv_layout import DTYPE_BYTES
+from common.model_names import MOST_NAMES, are_model_names
 from common.nodes import Role
 from common.redis_url import parse_redis_url
 from common.scheduling_config import SchedulingConfig, SpeculationConfig
@@ -56,6 +57,7 @@ MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
 _ADVERTISED = Form("a host name or an IP address, without port and brackets", _is_host)
 _NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
+_MODEL_NAMES = Form(f"at most {MOST_NAMES} different names, separated by commas", are_model_names)
 _CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
 _KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
@@ -123,7 +125,12 @@ class ModelConfig(Section):
     """Which model is served."""
 
     model: str = setting("", "checkpoint", form=_CHECKPOINT)
-    served_model_name: str = setting("", "name in the API", note="default: the checkpoint's name")
+    served_model_name: str = setting(
+        "",
+        "name in the API; requests may use further names behind commas too",
+        note="default: the checkpoint's name",
+        form=_MODEL_NAMES,
+    )
     dtype: str = setting(
         "auto", "compute type", note="auto: float32 on a CPU", one_of=("auto", *DTYPE_BYTES)
     )

@@ -99,7 +99,8 @@ class NodeLoad:
     still write them. All others hold running sequences.
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
-    now; what follows it counts from the node's start.
+    now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
+    ready; 0: not told.
 
     `kv_unreachable` are the decode nodes that did not answer this node's KV connection and that it
     tries to connect to again; routers place no request on such a pair while another one can be had.
@@ -124,3 +125,4 @@ class NodeLoad:
     num_quarantined_blocks: Count = 0
     kv_links: Annotated[tuple[KVLink, ...], Limits(max_length=MAX_KV_LINKS)] = ()
     kv_unreachable: Annotated[tuple[Incarnation, ...], Limits(max_length=MAX_KV_UNREACHABLE)] = ()
+    uptime_s: Count = 0

@@ -11,6 +11,7 @@ copies_under_way  copies of KV blocks, and what follows their ends (pure)
 shedding          when a queued request would end, and whether that is too late (pure)
 attempt_table     the attempts on a node: who asked for them, until when (pure)
 attempt_outputs   what a node says in a router's stream about an attempt (pure)
+ignored_priorities  says once that priorities of requests do not count here
 tickets           tickets of decode nodes, to and from the wire
 connector_watch   whether the KV connector's thread makes turns
 step_progress     whether steps end, by how long they usually take (pure)

@@ -24,6 +24,7 @@ from common.errors import (
 from common.ids import Incarnation
 from common.nodes import Role
 from node.drain import NodeDrain
+from node.ignored_priorities import IgnoredPriorities
 from node.inbox import Inbox
 from node.messages import (
     Accepted,
@@ -67,6 +68,7 @@ class ControlService(pb_grpc.NodeServicer):
         drain: NodeDrain,
         progress: StepProgress,
         prepare_grammar: PrepareGrammar,
+        priorities: IgnoredPriorities,
     ) -> None:
         self._incarnation = incarnation
         self._role = role
@@ -77,6 +79,7 @@ class ControlService(pb_grpc.NodeServicer):
         self._drain = drain
         self._progress = progress
         self._prepare_grammar = prepare_grammar
+        self._priorities = priorities
         # Zero from the start, so that Prometheus sees the first refusal as a rise.
         self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
 
@@ -97,6 +100,7 @@ class ControlService(pb_grpc.NodeServicer):
             self._clock,
             answer=partial(self._answer, stream),
             prepare_grammar=self._prepare_grammar,
+            priorities=self._priorities,
         )
         listening = asyncio.create_task(self._listen(messages, calls, stream))
         try:

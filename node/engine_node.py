@@ -207,7 +207,7 @@ class EngineNode:
         return Incarnation(node_id, epoch)
 
     def _load_model(self) -> LoadedModel:
-        log.info("loading; the first start on a machine compiles kernels for about a minute")
+        log.info("loading")
         model = self._parts.load_model()
         log.info("warming up")
         model.warm_up()

@@ -13,6 +13,7 @@ from node.attempt_watch import AttemptWatch
 from node.connector_watch import wait_for_hang
 from node.control_service import ControlService
 from node.drain import NodeDrain
+from node.ignored_priorities import IgnoredPriorities
 from node.inbox import Inbox
 from node.kv_metrics import kv_links
 from node.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
@@ -48,6 +49,7 @@ class RequestPath:
         self._inbox = inbox
         self._drain = drain
         self._clock = parts.clock
+        self._ready_at_s = parts.clock.now_s()
         largest_s = expected_step_s(model.step_costs, max_chunk_tokens_of(config))
         self.progress = StepProgress(largest_s)
         scheduler = make_scheduler(config, model)
@@ -65,6 +67,7 @@ class RequestPath:
             drain=drain,
             progress=self.progress,
             prepare_grammar=model.prepare_grammar,
+            priorities=IgnoredPriorities(are_enabled=config.scheduling.enable_priority_scheduling),
         )
         self._effects = NodeEffects(
             connector,
@@ -88,6 +91,7 @@ class RequestPath:
             kv_links=kv_links(kv),
             kv_unreachable=kv.unreachable,
             is_draining=self._drain.is_on,
+            uptime_s=int(self._clock.now_s() - self._ready_at_s),
         )
 
     @property

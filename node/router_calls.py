@@ -25,6 +25,7 @@ from common.grammar import Grammar
 from common.ids import Incarnation
 from common.logs import log_fields
 from common.nodes import Role
+from node.ignored_priorities import IgnoredPriorities
 from node.inbox import Inbox
 from node.messages import Abort, Answer, Compiled, Refused, Submit
 from node.tickets import ticket_from_proto
@@ -97,6 +98,7 @@ class RouterCalls:
         *,
         answer: Callable[[int, Answer], None],
         prepare_grammar: PrepareGrammar,
+        priorities: IgnoredPriorities,
     ) -> None:
         self._router = router
         self._role = role
@@ -105,6 +107,7 @@ class RouterCalls:
         self._clock = clock
         self._answer = answer
         self._prepare_grammar = prepare_grammar
+        self._priorities = priorities
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _Waiting] = {}
 
@@ -153,6 +156,7 @@ class RouterCalls:
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise Overloaded(f"{MAX_WAITING_CALLS} calls of {self._router} wait for a reply")
             submit = self._submit(call, reply_to)
+            self._priorities.see(submit.request)
             grammar = submit.request.sampling.grammar
             compiling = None if grammar is None else self._prepare_grammar(grammar)
             if compiling is not None:

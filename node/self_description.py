@@ -9,6 +9,7 @@ from dataclasses import asdict
 from common.addresses import host_port
 from common.config import Config, ServerConfig
 from common.ids import Incarnation
+from common.model_names import model_names
 from common.nodes import NodeRecord
 from common.token_budget import num_speculative_tokens
 from common.version import PROTOCOL_VERSION, VERSION
@@ -31,7 +32,7 @@ def node_record(
         role=config.role,
         control_address=host_port(host, port),
         metrics_address=host_port(host, metrics_port),
-        model=config.model.served_model_name,
+        model=model_names(config.model.served_model_name)[0],
         fingerprint=model.layout.fingerprint,
         block_size=config.engine.block_size,
         num_blocks=model.num_blocks,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from common.cache_folder import full_path
 from common.errors import ConfigError, PdserveError
 from common.logs import quiet_grpc
 from common.nodes import Role
@@ -21,7 +22,9 @@ from pdserve.configuration.config_sources import (
     SettingsError,
     load_config,
 )
-from pdserve.configuration.flags import NO_VALUE, FlagError, build_parser
+from pdserve.configuration.flags import NO_VALUE, build_parser
+from pdserve.configuration.other_words import flag_hint
+from pdserve.configuration.parser import FlagError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -37,17 +40,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.command is None:
             parser.print_help()
             return EXIT_USAGE if unknown else EXIT_OK
+        with_settings = {"serve": _serve, "up": _up, "check-config": _check_config}
+        if parsed.command in with_settings:
+            return with_settings[parsed.command](parsed, unknown)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            hint = flag_hint(flag, parser.flags_of(parsed.command))
+            return _wrong_settings([f"unexpected argument: {flag}{hint}"])
         run = {
-            "serve": _serve,
-            "up": _up,
             "status": _status,
+            "chat": _chat,
             "drain": _drain,
-            "check-config": _check_config,
             "kv-key": _kv_key,
             "api-keys": _api_keys,
             "keys": _keys,
         }[parsed.command]
-        return run(parsed, unknown)
+        return run(parsed)
     except FlagError as error:
         return _wrong_settings([str(error)])
     except SettingsError as error:
@@ -94,6 +102,9 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
     problems: list[str] = []
     counts = {role: _count(parsed, role, problems) for role in ("prefill", "decode", "mixed")}
+    log_folder = getattr(parsed, "log_folder", None)
+    if log_folder in (NO_VALUE, ""):
+        problems.append("--log-folder has no value: wanted the path of a folder")
     try:
         # Every cluster has a node that decodes, and for that role the rules are strictest.
         loaded = _load(parsed, unknown, UP, Role.DECODE)
@@ -105,21 +116,21 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
         loaded.config,
         ClusterSize.chosen(**counts),
         has_to_exit_after_sample=parsed.exit_after_sample,
+        log_folder=None if log_folder is None else full_path(log_folder),
+        restarts_nodes=parsed.restart_nodes,
     )
 
 
-def _status(parsed: argparse.Namespace, unknown: list[str]) -> int:
+def _status(parsed: argparse.Namespace) -> int:
     from pdserve.commands.cluster_status import fetch_cluster
     from pdserve.commands.router_key import router_key
     from pdserve.commands.status_table import status_table
 
-    if unknown:
-        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
-
     api_key = router_key(vars(parsed), os.environ)
 
     def table() -> str:
-        return status_table(fetch_cluster(parsed.url, api_key=api_key))
+        cluster = fetch_cluster(parsed.url, api_key=api_key)
+        return status_table(cluster, is_wide=parsed.wide)
 
     if parsed.watch:
         return _watch(table)
@@ -144,13 +155,19 @@ def _watch(table: Callable[[], str]) -> int:
     return EXIT_OK
 
 
-def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
+def _chat(parsed: argparse.Namespace) -> int:
+    from pdserve.commands.chat_command import run_chat
+    from pdserve.commands.router_key import router_key
+
+    api_key = router_key(vars(parsed), os.environ)
+    return run_chat(parsed.url, model=parsed.model, api_key=api_key)
+
+
+def _drain(parsed: argparse.Namespace) -> int:
     from common.clock import MonotonicClock
     from pdserve.commands.drain_command import ask_to_leave, wait_until_gone
     from pdserve.commands.router_key import router_key
 
-    if unknown:
-        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
     api_key = router_key(vars(parsed), os.environ)
     leaving = ask_to_leave(parsed.url, parsed.node_id, api_key=api_key)
     print(
@@ -165,30 +182,24 @@ def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
     return EXIT_OK
 
 
-def _kv_key(parsed: argparse.Namespace, unknown: list[str]) -> int:
+def _kv_key(parsed: argparse.Namespace) -> int:
     from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
 
-    if unknown:
-        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
     write_curve_keys(Path(parsed.file), new_curve_keys())
     print(f"{parsed.file}: copy it to every prefill and decode node, and start them with --kv-key")
     return EXIT_OK
 
 
-def _api_keys(parsed: argparse.Namespace, unknown: list[str]) -> int:
+def _api_keys(parsed: argparse.Namespace) -> int:
     from pdserve.keys.api_keys_command import run_api_keys
 
-    if unknown:
-        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
     run_api_keys(parsed)
     return EXIT_OK
 
 
-def _keys(parsed: argparse.Namespace, unknown: list[str]) -> int:
+def _keys(parsed: argparse.Namespace) -> int:
     from pdserve.keys.keys_command import run_keys
 
-    if unknown:
-        return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])
     run_keys(parsed)
     return EXIT_OK
 

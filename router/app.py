@@ -41,6 +41,7 @@ from router.http.described import (
     object_of,
     schema_of_model,
 )
+from router.http.documented_api import ServedModel
 from router.http.errors import ApiError, ModelNotFound, error_json
 from router.http.exchange import Exchange
 from router.http.routes import Access, RouteTable, open_to, serve_route
@@ -130,7 +131,8 @@ def create_app(
         redirect_slashes=False,  # a redirect names whatever host the client named
         separate_input_output_schemas=False,
     )
-    add_api_docs(app)
+    chat = text_model.chat
+    add_api_docs(app, ServedModel(text_model.name, chat.has_template, chat.knows_tools()))
     planner = BodyPlanner(text_model, large_bodies, trials)
     watcher = RequestWatcher(text_model.name, clock, tracing)
     api = OpenAiApi(
@@ -150,7 +152,7 @@ def create_app(
     _add_models(app, text_model, api)
     _add_tokenization(app, TokenizationApi(config.api, text_model, planner, api, watcher, clock))
     _add_probes(app, registry)
-    add_cluster_routes(app, cluster)
+    add_cluster_routes(app, cluster, live.serving)
     _add_live_page(app, live)
     add_drain_route(app, drain_node)
     refused = RefusedRequests(clock)
@@ -244,7 +246,7 @@ def _add_models(app: FastAPI, text_model: TextModel, api: OpenAiApi) -> None:
     @open_to(Access.KEY)
     async def one_model(request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
-        if name != text_model.name:
+        if not text_model.is_called(name):
             raise ModelNotFound(name, text_model.name)
         return card()
 

@@ -18,7 +18,7 @@ With either, `mtp` drafts tokens with one more layer.
     profile_step        computes the largest step; memory_meter: the memory that it takes
     model_runner        executes planned steps: tokens in, drawn tokens out, KV in the cache
     common_kernels      compiles the kernels that every model needs, divided among the nodes of a
-                        machine (compile_once)
+                        machine (compile_once); compile_progress logs how far that is
     step_costs          measures at the start what steps cost on this machine
     flat_batch          a planned step as flat arrays
     step_buffers        the arrays of a step, allocated once for the largest one

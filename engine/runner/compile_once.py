@@ -102,7 +102,6 @@ def _has_compiled(stamp: Path, compile_part: Callable[[], object]) -> bool:
 @contextmanager
 def _first(stamp: Path) -> Iterator[None]:
     """Leave the stamp behind a body that compiles."""
-    _logger.info("compiling the CPU kernels: this is done once, and may take a minute")
     yield
     with suppress(OSError):  # then the next process compiles again, or finds it compiled
         stamp.touch()

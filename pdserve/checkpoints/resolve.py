@@ -7,10 +7,7 @@ from pathlib import Path
 
 from common.cache_folder import full_path
 from common.errors import CheckpointError
-
-DEMO_MODEL = "demo"
-MODEL_NAMES = (DEMO_MODEL, "qwen2.5-coder-0.5b")
-"""The names of `known_models`, which is imported where one of them is wanted."""
+from common.model_names import KNOWN_MODELS
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -19,18 +16,18 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
     """Return the Hugging Face folder that `model` stands for, as an absolute path.
 
     `model` is such a folder (returned as it is), a `.gguf` file (its config and tokenizer are
-    written into the cache on first use), or one of `MODEL_NAMES`. A folder called `demo` is written
-    `./demo`. Raises CheckpointError naming the path and what was wanted, and
+    written into the cache on first use), or one of `KNOWN_MODELS`. A folder called `demo` is
+    written `./demo`. Raises CheckpointError naming the path and what was wanted, and
     `ConfigError` as `full_path` does.
     """
     path = full_path(model)
-    if model not in MODEL_NAMES and path.is_dir():
+    if model not in KNOWN_MODELS and path.is_dir():
         if not (path / "config.json").is_file():
             raise CheckpointError(
                 f"{path}: no config.json in it: wanted a Hugging Face folder{_gguf_files_in(path)}"
             )
         return path
-    if model in MODEL_NAMES or (path.is_file() and path.suffix.lower() == ".gguf"):
+    if model in KNOWN_MODELS or (path.is_file() and path.suffix.lower() == ".gguf"):
         return _from_gguf(model, path, progress=progress)
     if _HUB_ID.fullmatch(model) and not path.exists():
         raise CheckpointError(
@@ -40,8 +37,14 @@ def resolve_checkpoint(model: str, *, progress: bool = True) -> Path:
     found = "is not a folder or .gguf file" if path.exists() else "does not exist"
     raise CheckpointError(
         f"{path} {found}: wanted a Hugging Face folder, a .gguf file or one of the names "
-        f"{', '.join(MODEL_NAMES)}"
+        f"{', '.join(KNOWN_MODELS)}"
     )
+
+
+def names_of(model: str, folder: Path) -> str:
+    """Return the names in the API: that of the folder, and what was typed where that is a name."""
+    name = folder.name.replace(",", "-")  # a comma separates names
+    return f"{name},{model}" if model in KNOWN_MODELS else name
 
 
 def _gguf_files_in(folder: Path) -> str:
@@ -54,11 +57,11 @@ def _from_gguf(model: str, path: Path, *, progress: bool) -> Path:
     # Imported here: reading GGUF needs numpy, which a router given a Hugging Face folder does not
     # have.
     try:
-        if model in MODEL_NAMES:
-            from pdserve.checkpoints.known_models import KNOWN_MODELS
+        if model in KNOWN_MODELS:
+            from pdserve.checkpoints import known_models
             from pdserve.checkpoints.packaged_model import packaged_model_folder
 
-            return packaged_model_folder(KNOWN_MODELS[model], progress=progress)
+            return packaged_model_folder(known_models.KNOWN_MODELS[model], progress=progress)
         from pdserve.checkpoints.gguf_folder import gguf_folder_cached
 
         return gguf_folder_cached(path)

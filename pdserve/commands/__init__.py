@@ -3,7 +3,9 @@
 cluster_status  `/v1/cluster` of a router, read and checked
 status_table    `pdserve status`: the cluster as tables
 status_watch    `pdserve status --watch`
+chat_command    `pdserve chat`
+answer_stream   answers that stream, piece by piece
 drain_command   `pdserve drain`
 http_client     a small HTTP client, bounded in time and size
-router_key      the API key that both send: from a file, a flag or a variable
+router_key      the API key that they send: from a file, a flag or a variable
 """

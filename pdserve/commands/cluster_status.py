@@ -28,6 +28,8 @@ class ClusterStatus:
     is_store_away: bool
     warnings: tuple[str, ...]
     nodes: tuple[Facts, ...]
+    serving: Mapping[str, float]
+    """Numbers of `serving` in the answer, by name; those that it does not have are left out."""
 
 
 def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> ClusterStatus:
@@ -45,6 +47,7 @@ def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> Clu
         router_id=str(router_id or ""),
         is_store_away=reply.get("placement_store") == "away",
         warnings=tuple(map(str, warnings)) if isinstance(warnings, list) else (),
+        serving=_numbers(reply.get("serving")),
         nodes=tuple(sorted(nodes, key=lambda node: (role_of(node), node["node_id"]))),
     )
 
@@ -52,6 +55,15 @@ def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> Clu
 def role_of(node: Facts) -> str:
     """Return the role's name; '' where the router did not send it."""
     return node["role"].value if "role" in node else ""
+
+
+def _numbers(told: Any) -> dict[str, float]:
+    entries = told.items() if isinstance(told, dict) else ()
+    return {
+        name: float(value)
+        for name, value in entries
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _facts(url: str, node: Any) -> Facts:

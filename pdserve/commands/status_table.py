@@ -1,12 +1,19 @@
-"""A cluster as tables for the terminal. Pure: text in, text out."""
+"""A cluster as tables for the terminal: what its operator looks for, or with `is_wide` all facts.
+
+Pure: text in, text out.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from common.nodes import KVLink
 from pdserve.commands.cluster_status import ClusterStatus, Facts, role_of
 
+_WIDTH = 80
+_SHORT = ("NODE", "ROLE", "STATE", "UP", "SEATS FREE", "BLOCKS FREE", "WAITING")
+_LANES = ("FROM", "TO", "LANE", "STATE")
 _HEADINGS = (
     "NODE",
     "ROLE",
@@ -43,32 +50,107 @@ _LEFT_ALIGNED = frozenset(
         "PREFILL",
         "DECODE",
         "TRANSPORT",
+        "FROM",
+        "TO",
+        "LANE",
     }
 )
 
 
-def status_table(cluster: ClusterStatus) -> str:
-    """Return the table: a line for the cluster, two for each node (its load and its scheduling),
-    and one for each pair of nodes that hands prompts off.
+def status_table(cluster: ClusterStatus, *, is_wide: bool = False) -> str:
+    """Return what is served and how, a row for each node and one for each pair that hands prompts
+    off. With names of up to 16 characters no line is longer than 80.
+
+    With `is_wide` each node has two rows with all that it tells, however long they are.
     """
-    models = sorted({node["model"] for node in cluster.nodes if "model" in node})
-    count = len(cluster.nodes)
-    title = f"{cluster.url}: {count} node{'' if count == 1 else 's'}"
-    if models:
-        title += f" serving {', '.join(models)}"
-    if cluster.router_id:
-        title += f", as {cluster.router_id} sees them"
-    if cluster.is_store_away:
-        title += "\nThe placement store is away: no node can join until it is back."
-    for warning in cluster.warnings:
-        title += f"\nWarning: {warning}."
+    title = _title(cluster)
     if not cluster.nodes:
         return f"{title}\nRequests have nowhere to run.\n"
+    pairs = _pairs(cluster.nodes)
+    if not is_wide:
+        nodes = _fitted([_SHORT, *(_short_row(node) for node in cluster.nodes)])
+        return f"{title}\n\n{nodes}" + (f"\n{_fitted([_LANES, *pairs])}" if pairs else "")
     nodes = _aligned([_HEADINGS, *(_row(node) for node in cluster.nodes)])
     scheduling = _aligned([_SCHEDULING, *(_scheduling_row(node) for node in cluster.nodes)])
     shown = f"{title}\n\n{nodes}\nScheduling, since each node's start:\n{scheduling}"
-    pairs = _pairs(cluster.nodes)
     return f"{shown}\nKV transfer:\n{_aligned([_PAIRS, *pairs])}" if pairs else shown
+
+
+def _title(cluster: ClusterStatus) -> str:
+    models = sorted({node["model"] for node in cluster.nodes if "model" in node})
+    count = len(cluster.nodes)
+    serving = f" serving {', '.join(models)}" if models else ""
+    lines = [f"{cluster.url}: {count} node{'' if count == 1 else 's'}{serving}"]
+    lines += [_router(cluster)] if cluster.router_id or cluster.serving else []
+    if cluster.is_store_away:
+        lines.append("The placement store is away: no node can join until it is back.")
+    lines += [f"Warning: {warning}." for warning in cluster.warnings]
+    wrapped = (textwrap.wrap(line, _WIDTH, break_long_words=False) for line in lines)
+    return "\n".join(line for part in wrapped for line in part)
+
+
+def _router(cluster: ClusterStatus) -> str:
+    """Return what the router served in the last seconds."""
+    told = cluster.serving
+    name = f"Router {cluster.router_id}" if cluster.router_id else "The router"
+    up = f", up {_span(told['uptime_s'])}" if "uptime_s" in told else ""
+    parts = []
+    if "in_progress" in told:
+        parts.append(f"{told['in_progress']:.0f} in progress")
+    if "tokens_per_s" in told:
+        parts.append(f"{told['tokens_per_s']:.1f} tokens/s")
+    if "ttft_p50_s" in told:
+        parts.append(f"first token {1000 * told['ttft_p50_s']:.0f} ms")
+    return f"{name}{up}{': ' if parts else ''}{', '.join(parts)}"
+
+
+def _short_row(node: Facts) -> tuple[str, ...]:
+    seats = node.get("max_num_seqs")
+    uptime_s = node.get("uptime_s")
+    return (
+        node["node_id"],
+        role_of(node) or "-",
+        _state(node),
+        _span(uptime_s) if uptime_s else "-",
+        _part(node.get("free_seats"), seats),
+        _part(node.get("free_blocks"), node.get("num_blocks")),
+        _shown(node.get("num_waiting")),
+    )
+
+
+def _span(span_s: float) -> str:
+    """Return a time as its two largest units: 42s, 3m20s, 5h7m, 12d4h."""
+    seconds = int(span_s)
+    for unit, unit_s, smaller, smaller_s in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s}{unit}{seconds % unit_s // smaller_s}{smaller}"
+    return f"{seconds}s"
+
+
+def _part(count: int | None, total: int | None) -> str:
+    return _shown(count) if total is None else f"{_shown(count)}/{total}"
+
+
+def _fitted(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table; where it is too wide, each name stands on a line above its row.
+
+    A name is never cut: it is what `pdserve drain` takes.
+    """
+    table = _aligned(rows)
+    if max(map(len, table.splitlines())) <= _WIDTH:
+        return table
+    rest = _aligned([row[1:] for row in rows]).splitlines()
+    named = zip(rows[1:], rest[1:], strict=True)
+    return (
+        "\n".join(
+            [f"  {rest[0]}", *(line for row, text in named for line in (row[0], f"  {text}"))]
+        )
+        + "\n"
+    )
 
 
 def _pairs(nodes: Sequence[Facts]) -> list[tuple[str, ...]]:

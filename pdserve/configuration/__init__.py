@@ -2,7 +2,8 @@
 
 options         the table of settings, made from the dataclasses of `common.config`
 option_values   text and TOML values to settings and back
-flags           the parser of the command line
+flags           the flags of every command; parser: what reads them, and their help in parts
+other_words     what other servers call these settings and commands
 help_text       what `--help` prints
 config_file     the TOML file
 exposure        what a process must have before other machines can reach it

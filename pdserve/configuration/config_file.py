@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.errors import ConfigError
 from pdserve.configuration.options import ROLE, SECTIONS, Option, all_options
+from pdserve.configuration.other_words import setting_hint
 
 _LARGEST_FILE_BYTES = 1 << 20
 
@@ -41,7 +42,13 @@ def read_config_file(path: Path) -> tuple[list[FileEntry], list[str]]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ": did you mean …?" when a known name is close to `name`, else an empty text."""
+    """Return ": did you mean …?" when a known name is close to `name`, else an empty text.
+
+    A name that another tool has for a setting is told by the known name, or explained.
+    """
+    known = list(known)
+    if hint := setting_hint(name, known):
+        return hint
     # The common beginning of all flags, or of all variables, would make any two look close.
     bare = {_bare(one): one for one in known}
     close = difflib.get_close_matches(_bare(name), bare, n=1, cutoff=0.6)
@@ -98,4 +105,7 @@ def _hint(section: str, key: str) -> str:
     if option is not None and option.section != section:
         return f": {spelled} belongs {_where(option.section)}"
     nearby = [o.key for o in all_options().values() if o.section == section]
-    return suggestion(spelled, nearby) or suggestion(spelled, [*all_options(), ROLE.key])
+    everywhere = [*all_options(), ROLE.key]
+    if hint := setting_hint(key, everywhere):
+        return hint
+    return suggestion(spelled, nearby) or suggestion(spelled, everywhere)

@@ -29,6 +29,7 @@ from pdserve.configuration.options import (
     all_options,
     options_of,
 )
+from pdserve.configuration.other_words import is_model
 
 # Variables with a meaning outside the configuration.
 OTHER_VARIABLES = ("PDSERVE_CACHE", "PDSERVE_CONFIG")
@@ -183,8 +184,16 @@ def _read_flags(
         elif is_flag:
             settings.problems.append(f"unknown flag {flag}{suggestion(flag, offered)}")
         elif not follows_flag:
-            settings.problems.append(f"unexpected argument {quoted(argument)}: wanted flags only")
+            hint = f"; {_model_hint(settings.command, argument)}" if is_model(argument) else ""
+            settings.problems.append(
+                f"unexpected argument {quoted(argument)}: wanted flags only{hint}"
+            )
         follows_flag = is_flag and "=" not in argument
+
+
+def _model_hint(command: Command, model: str) -> str:
+    wanted = f"a model is --model {model}"
+    return wanted if command is UP else f"{wanted}, and `{UP.name} --model {model}` runs a cluster"
 
 
 def _build(settings: _Settings, role: Role | None) -> Config:

@@ -1,4 +1,4 @@
-"""The parser of the command line. It keeps values as raw text; `config_sources` checks them.
+"""The flags of every command. It keeps values as raw text; `config_sources` checks them.
 
 argparse would stop at the first error, but all errors are reported at once. So the parser treats
 every flag's value as optional, and passes unknown flags on instead of refusing them.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from pdserve import __version__
 from pdserve.configuration.help_text import (
     EXAMPLES,
     INTRODUCTION,
-    HelpFormatter,
     option_help,
     section_title,
 )
 from pdserve.configuration.options import ROLE, SECTIONS, Option, options_of
+from pdserve.configuration.parser import Parser
 
 NO_VALUE = object()
 """The value of a flag that was given without one."""
@@ -51,27 +51,20 @@ UP_DEFAULTS: dict[str, str | int | float] = {
 }
 """Several nodes share one machine here: steps must stay short, and `memory_fraction` is divided."""
 
+EVERYDAY_KEYS = (
+    *("model", "served_model_name", "host", "port", "redis_url", "keys", "insecure", "api_key"),
+    *("max_model_len", "max_num_seqs", "kv_cache_memory", "memory_fraction", "num_threads"),
+    *("speculative_method", "log_level"),
+)
+"""The settings that the short help shows."""
 
 _METAVARS = {"str": "TEXT", "int": "N", "float": "NUMBER", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
-class FlagError(Exception):
-    """The parser cannot make sense of the command line."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise FlagError(message)
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Return the parser of all commands. On errors it raises `FlagError` instead of exiting."""
-    parser = _Parser(
-        prog="pdserve",
-        description=INTRODUCTION,
-        epilog=EXAMPLES["pdserve"],
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+    parser = Parser(
+        prog="pdserve", description=INTRODUCTION, epilog=EXAMPLES["pdserve"], has_groups=True
     )
     parser.add_argument("--version", action="version", version=f"pdserve {__version__}")
     commands = parser.add_subparsers(
@@ -80,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands, "serve", "run one role until SIGTERM or Ctrl-C")
     _add_up(commands)
     _add_status(commands)
+    _add_chat(commands)
     _add_drain(commands)
     check = _add_serve(
         commands, "check-config", "refuse what `serve` would, else print what is set"
@@ -91,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: Any, name: str, summary: str) -> argparse.ArgumentParser:
+def _add_serve(commands: Any, name: str, summary: str) -> Parser:
     command = _add_command(commands, name, summary)
     _add_config_file(command)
     command.add_argument(ROLE.flag, **_grammar(ROLE, {}))
@@ -120,6 +114,20 @@ def _add_up(commands: Any) -> None:
         action="store_true",
         help="stop everything after the sample answer",
     )
+    cluster.add_argument(
+        "--restart-nodes",
+        action="store_true",
+        help="start a node that dies again: 5 tries in a row, after 1, 2, 4, 8 and 16 s",
+    )
+    cluster.add_argument(
+        "--log-folder",
+        metavar="DIR",
+        nargs="?",
+        const=NO_VALUE,
+        default=argparse.SUPPRESS,
+        help="keep the logs there; an earlier run's are appended to (default: a temporary folder, "
+        "which is kept only if something fails)",
+    )
     _add_config_file(command)
     _add_sections(command, without=SET_BY_UP, defaults=UP_DEFAULTS)
 
@@ -128,6 +136,20 @@ def _add_status(commands: Any) -> None:
     command = _add_command(commands, "status", "show a running cluster as a table")
     command.add_argument(
         "--watch", action="store_true", help="refresh the table every second until Ctrl-C"
+    )
+    command.add_argument(
+        "--wide", action="store_true", help="also versions, addresses, memory, scheduling, drafts"
+    )
+    _add_router(command)
+
+
+def _add_chat(commands: Any) -> None:
+    command = _add_command(commands, "chat", "talk to a running cluster")
+    command.add_argument(
+        "--model",
+        metavar="TEXT",
+        default="",
+        help="name of the model to ask (default: the one that is served)",
     )
     _add_router(command)
 
@@ -141,7 +163,7 @@ def _add_drain(commands: Any) -> None:
     _add_router(command)
 
 
-def _add_router(command: argparse.ArgumentParser) -> None:
+def _add_router(command: Parser) -> None:
     """Add the flags that name the router to ask, and the key for it (`commands/router_key.py`)."""
     command.add_argument(
         "--url",
@@ -214,22 +236,19 @@ def _add_keys(commands: Any) -> None:
     renew.add_argument("role", metavar="ROLE", help="whose certificate: router, node or redis")
 
 
-def _add_command(
-    commands: Any, name: str, summary: str, parent: str = ""
-) -> argparse.ArgumentParser:
+def _add_command(commands: Any, name: str, summary: str, parent: str = "") -> Parser:
     """Add a command and return its parser. Commands of one `parent` share its examples."""
-    command: argparse.ArgumentParser = commands.add_parser(
+    command: Parser = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=EXAMPLES[parent or name],
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
+        has_groups=name in ("serve", "up", "check-config"),
     )
     return command
 
 
-def _add_config_file(command: argparse.ArgumentParser) -> None:
+def _add_config_file(command: Parser) -> None:
     command.add_argument(
         "--config",
         metavar="FILE",
@@ -240,9 +259,8 @@ def _add_config_file(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_sections(
-    command: argparse.ArgumentParser, *, without: frozenset[str], defaults: dict[str, Any]
-) -> None:
+def _add_sections(command: Parser, *, without: frozenset[str], defaults: dict[str, Any]) -> None:
+    command.everyday_keys = EVERYDAY_KEYS
     for section in SECTIONS:
         options: Iterable[Option] = options_of(section)
         group = command.add_argument_group(section_title(section))

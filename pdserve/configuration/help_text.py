@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Mapping
 
 from common.setting import joined_by_or
 from pdserve.configuration.option_values import shown_value
@@ -22,7 +23,8 @@ EXAMPLES = {
 examples:
   pdserve up                     a router, a prefill and a decode node on this machine
   pdserve status                 what runs, and how busy it is
-  pdserve COMMAND --help         the settings of one command
+  pdserve chat                   talk to it
+  pdserve COMMAND --help         one command, and the groups of its settings
 """,
     "serve": f"""\
 {_SOURCES}
@@ -47,6 +49,17 @@ examples:
   pdserve status
   pdserve status --url http://10.0.0.1:8000
   pdserve status --watch --api-key-file keys/client/admin.key
+  pdserve status --wide                       versions, addresses, memory, scheduling, drafts
+""",
+    "chat": """\
+The conversation is kept until the end: /exit or Ctrl-D. Ctrl-C cuts an answer
+off, and what came of it stays. Through a pipe, all of the input is one message,
+and the output is the answer alone.
+
+examples:
+  pdserve chat
+  pdserve chat --url http://10.0.0.1:8000 --api-key-file keys/client/api.key
+  echo "What is a KV cache?" | pdserve chat
 """,
     "drain": """\
 The node takes no new requests from now on. Its running requests have the
@@ -133,10 +146,20 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return super()._format_args(action, default_metavar)
 
 
+def group_list(counts: Mapping[str, int]) -> str:
+    """Return how to see each group of settings, with the number of its flags."""
+    lines = [f"  --help={name:<12}  {_meaning(name)} ({count})" for name, count in counts.items()]
+    return "\n".join(["all settings:", *lines, "  --help=all           everything"])
+
+
 def section_title(section: str) -> str:
     """Return the section's name and the first line of its docstring."""
+    return f"{section}: {_meaning(section)}"
+
+
+def _meaning(section: str) -> str:
     line = (SECTIONS[section].__doc__ or "").partition("\n")[0].rstrip(".")
-    return f"{section}: {line[:1].lower()}{line[1:]}"
+    return f"{line[:1].lower()}{line[1:]}"
 
 
 def option_help(option: Option, default: Value) -> str:

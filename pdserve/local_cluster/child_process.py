@@ -18,12 +18,15 @@ _TAIL_BYTES = 16 << 10
 
 
 class ChildProcess:
-    """One started process. Its output goes to `log_path`."""
+    """One started process. Its output goes to the end of `log_path`, from `log_begin` on."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], log_path: Path, log_begin: int
+    ) -> None:
         self.name = name
         self.log_path = log_path
         self._process = process
+        self._log_begin = log_begin
 
     @property
     def pid(self) -> int:
@@ -34,10 +37,10 @@ class ChildProcess:
         return self._process.poll()
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """Return the last lines of its log."""
+        """Return the last lines of what this process logged."""
         with self.log_path.open("rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size_bytes - _TAIL_BYTES))
+            file.seek(max(self._log_begin, size_bytes - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
         return text.splitlines()[-num_lines:]
 
@@ -59,6 +62,7 @@ def start_child(
     It ends with this process, as `ending_with_parent` says.
     """
     with open_private_log(log_path) as log:
+        log_begin = log.seek(0, os.SEEK_END)
         process = subprocess.Popen(  # noqa: S603 (the command is built by this package)
             ending_with_parent(command),
             stdin=subprocess.DEVNULL,
@@ -67,7 +71,7 @@ def start_child(
             env=dict(environ),
             start_new_session=True,
         )
-    return ChildProcess(name, process, log_path)
+    return ChildProcess(name, process, log_path, log_begin)
 
 
 def ending_with_parent(command: Sequence[str]) -> list[str]:

@@ -4,8 +4,8 @@
 2. Start Redis, then the router and all nodes at once, because loading takes long.
 3. Wait until the router lists every node; a child that dies meanwhile ends the start.
 4. Stream one sample answer, and print the command for another one. The cluster serves on without.
-5. Serve until a stop signal. A node that dies is reported and the rest serve on; when the router
-   dies, the cluster ends.
+5. Serve until a stop signal. A node that dies is reported and the rest serve on; where that is
+   wanted, it is started again. When the router dies, the cluster ends.
 6. Stop the router first, so that no request finds half a cluster, then the nodes, then Redis.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,33 +24,40 @@ import pdserve
 from common.clock import Clock, MonotonicClock
 from common.config import Config
 from common.errors import PdserveError
+from common.ids import Incarnation
+from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
+from pdserve.commands.answer_stream import printable
 from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
 from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.shown_config import config_file_text
 from pdserve.local_cluster.child_process import (
     ChildProcess,
-    described_exit,
     start_child,
     stop_children,
 )
-from pdserve.local_cluster.cluster_plan import ClusterSize, PlannedProcess, plan_cluster
+from pdserve.local_cluster.cluster_plan import ClusterSize, plan_cluster
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
+from pdserve.local_cluster.endings import obituary, what_now
+from pdserve.local_cluster.first_lines import command_name, first_lines
 from pdserve.local_cluster.free_ports import connectable_host, require_free_port
 from pdserve.local_cluster.local_keys import make_local_keys, redis_users
 from pdserve.local_cluster.private_files import write_private
-from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
+from pdserve.local_cluster.restarts import Restarts
+from pdserve.local_cluster.run_folder import RunFolder, earlier_runs, make_log_folder
 from pdserve.local_cluster.sample_answer import show_sample_answer
 from pdserve.local_cluster.signals import Signals, StopRequested
+from pdserve.local_cluster.start_progress import compiled_kernels, last_words
 
 DEFAULT_PORT = 8000
 _START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 10.0
 """Longer than a router takes to end: the grace of its requests, then the aborts to the nodes."""
 _PROBE_INTERVAL_S = 0.1
+_RETURN_PROBE_INTERVAL_S = 0.5
 _SLOW_AFTER_S = 5.0
-_TAIL_LINES = 20
-_TIMESTAMP = re.compile(r"^[0-9-]+ [0-9:,]+ ")
+_KERNELS_INTERVAL_S = 5.0
+_TAIL_LINES = 50
 
 CommandFor = Callable[[Path], Sequence[str]]
 """Returns the command that runs the role of a configuration file."""
@@ -73,10 +79,15 @@ def run_local_cluster(
     size: ClusterSize,
     *,
     has_to_exit_after_sample: bool,
+    log_folder: Path | None = None,
+    restarts_nodes: bool = False,
     command_for: CommandFor = serve_command,
     resolve_model: Callable[[str], Path] | None = None,
 ) -> int:
     """Run the cluster until a stop signal or the end of the sample; return the exit code.
+
+    Logs are kept in `log_folder`; without one they are removed with the run, unless it fails.
+    `restarts_nodes`: a node that dies is started again.
 
     Raises `ConfigError` or `CheckpointError` before anything runs.
     """
@@ -84,14 +95,19 @@ def run_local_cluster(
     started_at_s = clock.now_s()
     port = config.server.port or DEFAULT_PORT
     require_free_port(config.server.host, port)
+    if log_folder:
+        make_log_folder(log_folder)
     config = replace(config, server=replace(config.server, port=port))
     logging.basicConfig(format="pdserve: %(message)s", level=config.server.log_level.upper())
-    model_path = (resolve_model or _resolve_model)(config.model.model)
-    config = replace(config, model=replace(config.model, model=str(model_path)))
+    model_path = (resolve_model or resolve_checkpoint)(config.model.model)
+    names = config.model.served_model_name or names_of(config.model.model, model_path)
+    model = replace(config.model, model=str(model_path), served_model_name=names)
+    config = replace(config, model=model)
     _say(f"model {model_path}")
     exit_code = 0
-    with Signals() as signals, RunFolder() as run:
-        cluster = LocalCluster(config, size, run, signals, clock, command_for)
+    with Signals() as signals, RunFolder(log_folder) as run:
+        restarts = Restarts() if restarts_nodes else None
+        cluster = LocalCluster(config, size, run, signals, clock, command_for, restarts)
         try:
             cluster.start()
             cluster.wait_until_ready()
@@ -110,7 +126,9 @@ def run_local_cluster(
         finally:
             cluster.stop()
             if run.keeps_logs:
-                _say(f"the logs are kept in {run.path}", file=sys.stderr)
+                _say(f"the logs are kept in {run.logs}", file=sys.stderr)
+            elif not has_to_exit_after_sample:
+                _say("the logs are removed; with --log-folder DIR they are kept there")
     return exit_code
 
 
@@ -125,6 +143,7 @@ class LocalCluster:
         signals: Signals,
         clock: Clock,
         command_for: CommandFor,
+        restarts: Restarts | None,
     ) -> None:
         host = connectable_host(config.server.host)
         self.url = f"http://{host}:{config.server.port}"
@@ -135,14 +154,19 @@ class LocalCluster:
         self._signals = signals
         self._clock = clock
         self._command_for = command_for
+        self._restarts = restarts
         self._redis: ChildProcess | None = None
         self._children: dict[str, ChildProcess] = {}
+        self._config_paths: dict[str, Path] = {}
+        self._epochs: dict[str, int] = {}
+        self._returning: dict[str, float] = {}
 
     def start(self) -> None:
         """Start Redis, then all other processes at once."""
         if earlier := earlier_runs():
             _say(f"logs of {len(earlier)} earlier run(s) are kept, the oldest in {earlier[0]}")
-        _say(f"logs in {self._run.path}")
+        others = "" if self._run.logs == self._run.path else f", keys in {self._run.path}"
+        _say(f"logs in {self._run.logs}{others}")
         began_at_s = self._clock.now_s()
         log_path = self._run.log_path("redis")
         keys = make_local_keys(self._run.private)
@@ -153,7 +177,10 @@ class LocalCluster:
         _say_of("redis", f"ready after {self._clock.now_s() - began_at_s:.1f} s")
         plan = plan_cluster(self._config, self._size, redis.url, keys, num_cores=_num_cores())
         for process in plan:
-            self._children[process.name] = self._start(process)
+            path = self._run.private / f"{process.name}.toml"
+            write_private(path, config_file_text(process.config))
+            self._config_paths[process.name] = path
+            self._start(process.name)
         _say_of("starting", ", ".join(self._children))
 
     def wait_until_ready(self) -> None:
@@ -163,20 +190,28 @@ class LocalCluster:
         """
         began_at_s = self._clock.now_s()
         ready: set[str] = set()
-        next_report_s = _SLOW_AFTER_S
+        next_report_s, next_kernels_s, kernels = _SLOW_AFTER_S, _KERNELS_INTERVAL_S, ""
         while ready != set(self._children) or not self._is_router_ready():
             self._require_all_alive()
             if self._signals.num_stops:
                 raise StopRequested
             took_s = self._clock.now_s() - began_at_s
-            for name in sorted(self._answering() - ready):
+            listed = self._listed()
+            self._epochs.update(listed)
+            for name in sorted(listed.keys() - ready):
                 ready.add(name)
                 _say_of(name, f"ready after {took_s:.1f} s")
             if took_s > _START_TIMEOUT_S:
                 missing = ", ".join(sorted(set(self._children) - ready)) or "the router"
                 raise LocalClusterError(f"{missing} not ready after {_START_TIMEOUT_S:.0f} s")
+            if took_s > next_kernels_s:
+                next_kernels_s = took_s + _KERNELS_INTERVAL_S
+                before, kernels = kernels, self._kernels()
+                if kernels != before:
+                    _say_of("kernels", kernels)
+                    next_report_s = max(next_report_s, took_s + _SLOW_AFTER_S)
             if took_s > next_report_s:
-                next_report_s *= 2
+                next_report_s = 2 * took_s
                 self._say_who_is_slow(ready, took_s)
             self._signals.wait(_PROBE_INTERVAL_S)
 
@@ -192,16 +227,17 @@ class LocalCluster:
 
     def serve(self) -> None:
         """Watch the children until a stop signal. Raises `LocalClusterError` without a router."""
-        print(f"\nServing on {self.url} until Ctrl-C.", flush=True)
-        reported: set[str] = set()
+        print(f"\n{first_lines(self.url, command_name())}", flush=True)
+        reported: set[ChildProcess] = set()
         while not self._signals.num_stops:
             for child in self._all_children():
                 code = child.exit_code()
-                if code is None or child.name in reported:
-                    continue
-                reported.add(child.name)
-                self._say_who_ended(child, code)
-            self._signals.wait(60.0)
+                if code is not None and child not in reported:
+                    reported.add(child)
+                    self._say_who_ended(child, code)
+            self._start_again()
+            self._say_who_returned()
+            self._signals.wait(self._next_look_s())
 
     def stop(self) -> None:
         """Stop the router, then the nodes, then Redis; kill processes that do not stop."""
@@ -227,15 +263,33 @@ class LocalCluster:
             ):
                 _say_of(name, "did not stop and was killed")
 
-    def _start(self, process: PlannedProcess) -> ChildProcess:
-        config_path = self._run.private / f"{process.name}.toml"
-        write_private(config_path, config_file_text(process.config))
-        return start_child(
-            process.name,
-            self._command_for(config_path),
-            self._run.log_path(process.name),
-            _child_environment(),
-        )
+    def _start(self, name: str) -> None:
+        command = self._command_for(self._config_paths[name])
+        environ = _child_environment()
+        self._children[name] = start_child(name, command, self._run.log_path(name), environ)
+
+    def _start_again(self) -> None:
+        now_s = self._clock.now_s()
+        for name in self._restarts.take_due(now_s) if self._restarts else ():
+            self._start(name)
+            self._returning[name] = now_s
+
+    def _say_who_returned(self) -> None:
+        """Report nodes that the router lists in a new life, which has a higher epoch."""
+        for name in [one for one in self._returning if self._children[one].exit_code() is not None]:
+            del self._returning[name]
+        if not self._returning:
+            return
+        for name, epoch in self._listed().items():
+            if name in self._returning and epoch > self._epochs.get(name, 0):
+                took_s = self._clock.now_s() - self._returning.pop(name)
+                self._epochs[name] = epoch
+                _say(f"{name} is back after {took_s:.1f} s, as {Incarnation(name, epoch)}")
+
+    def _next_look_s(self) -> float:
+        due_s = self._restarts.next_at_s() if self._restarts else None
+        waits = [] if due_s is None else [max(0.0, due_s - self._clock.now_s())]
+        return min([60.0, *waits, *([_RETURN_PROBE_INTERVAL_S] if self._returning else [])])
 
     def _all_children(self) -> list[ChildProcess]:
         redis = [self._redis] if self._redis else []
@@ -245,15 +299,19 @@ class LocalCluster:
         for child in self._all_children():
             code = child.exit_code()
             if code is not None:
-                raise LocalClusterError(_obituary(child, code))
+                raise LocalClusterError(obituary(child, code))
 
-    def _answering(self) -> set[str]:
-        """Return the names of the router, when it answers, and of the nodes it lists."""
+    def _listed(self) -> dict[str, int]:
+        """Return the epochs of the nodes that the router lists, and 0 of the router: it answers."""
         try:
             nodes = fetch_cluster(self.url, api_key=self._api_key).nodes
         except (RouterUnreachable, RouterRefused):
-            return set()
-        return {"router", *(node["node_id"] for node in nodes)} & set(self._children)
+            return {}
+        listed = {"router": 0} | {node["node_id"]: node.get("epoch", 0) for node in nodes}
+        return {name: epoch for name, epoch in listed.items() if name in self._children}
+
+    def _kernels(self) -> str:
+        return compiled_kernels(child.log_tail(_TAIL_LINES) for child in self._children.values())
 
     def _is_router_ready(self) -> bool:
         try:
@@ -265,42 +323,23 @@ class LocalCluster:
     def _say_who_is_slow(self, ready: set[str], took_s: float) -> None:
         for name, child in self._children.items():
             if name not in ready:
-                last = child.log_tail(1)
-                doing = f": {_TIMESTAMP.sub('', last[0])[:100]}" if last else ""
-                _say_of(name, f"starting for {took_s:.0f} s{doing}")
+                doing = last_words(child.log_tail(1))
+                _say_of(name, f"starting for {took_s:.0f} s{f': {doing}' if doing else ''}")
 
     def _say_who_ended(self, child: ChildProcess, code: int) -> None:
+        restart = ""
         if code == 0 and child.name not in ("router", "redis"):
             ended = f"{child.name} has left, as it was told (exit code 0)."  # it was drained
         else:
             self._run.keep_logs()
-            ended = _obituary(child, code)
+            ended = obituary(child, code)
+            if self._restarts and child.name != "redis":
+                restart = self._restarts.after_death(child.name, self._clock.now_s())
         if child.name == "router":
             raise LocalClusterError(ended)
-        _say(f"{ended}\n{self._what_now(child)}", file=sys.stderr)
-
-    def _what_now(self, child: ChildProcess) -> str:
-        if child.name == "redis":
-            return (
-                "The nodes that run serve on, but none can join. "
-                "To get Redis back, press Ctrl-C and run `pdserve up` again."
-            )
-        again = f"To get {child.name} back, press Ctrl-C and run `pdserve up` again."
         alive = [c.name for c in self._children.values() if c.exit_code() is None]
-        rest = [name for name in alive if name != "router"]
-        if not rest:
-            return f"No node is left: requests are not answered. {again}"
-        can_answer = any(name.startswith(("decode", "mixed")) for name in rest)
-        serves = "serves on" if len(rest) == 1 else "serve on"
-        return (
-            f"Left: {', '.join(rest)}, which {serves if can_answer else 'cannot answer'}. {again}"
-        )
-
-
-def _resolve_model(model: str) -> Path:
-    from pdserve.checkpoints.resolve import resolve_checkpoint
-
-    return resolve_checkpoint(model)
+        nodes = [name for name in alive if name != "router"]
+        _say(f"{ended}\n{what_now(child.name, nodes, restart)}", file=sys.stderr)
 
 
 def _child_environment() -> dict[str, str]:
@@ -319,11 +358,6 @@ def _child_environment() -> dict[str, str]:
     return environ
 
 
-def _obituary(child: ChildProcess, code: int) -> str:
-    tail = "".join(f"\n  | {line}" for line in child.log_tail(_TAIL_LINES))
-    return f"{child.name} died ({described_exit(code)}); the end of {child.log_path}:{tail}"
-
-
 def _say(text: str, *, file: TextIO | None = None) -> None:
     print(f"pdserve: {text}", file=file or sys.stdout, flush=True)
 
@@ -331,7 +365,7 @@ def _say(text: str, *, file: TextIO | None = None) -> None:
 def _show(text: str) -> None:
     """Print text of a model at once, whatever the terminal can show of it."""
     encoding = sys.stdout.encoding
-    print(text.encode(encoding, "replace").decode(encoding), end="", flush=True)
+    print(printable(text).encode(encoding, "replace").decode(encoding), end="", flush=True)
 
 
 def _say_of(name: str, text: str) -> None:

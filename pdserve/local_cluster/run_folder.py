@@ -24,11 +24,11 @@ class RunFolder:
     """A temporary folder, readable by its owner alone, and locked while its run lasts.
 
     On exit the private part (configurations with secrets, Redis's folder) is removed; the logs are
-    removed with it unless `keep_logs` was called. Raises `ConfigError` where another user could put
-    a folder of his own in its place.
+    removed with it unless `keep_logs` was called, or they lie in a `log_folder` of the user. Raises
+    `ConfigError` where another user could put a folder of his own in its place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log_folder: Path | None = None) -> None:
         self.path = _private_folder(_PREFIX, tempfile.gettempdir())
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -36,7 +36,8 @@ class RunFolder:
         self.private.mkdir(mode=0o700)
         self.sockets = _folder_of_sockets(self.private)
         """A private folder whose path is short enough for sockets; most often `private`."""
-        self.keeps_logs = False
+        self._log_folder = log_folder
+        self._keeps_logs = False
 
     def __enter__(self) -> Self:
         return self
@@ -47,17 +48,40 @@ class RunFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for folder in (self.sockets, self.private if self.keeps_logs else self.path):
+        for folder in (self.sockets, self.private if self._keeps_logs else self.path):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(self._lock)
 
+    @property
+    def logs(self) -> Path:
+        """The folder of the logs."""
+        return self._log_folder or self.path
+
+    @property
+    def keeps_logs(self) -> bool:
+        """Whether the logs are there after the run."""
+        return self._keeps_logs or self._log_folder is not None
+
     def log_path(self, name: str) -> Path:
         """Return the path of the log of the process called `name`."""
-        return self.path / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     def keep_logs(self) -> None:
         """Keep the logs behind the run, for the diagnosis of a failure."""
-        self.keeps_logs = True
+        self._keeps_logs = self._log_folder is None
+
+
+def make_log_folder(folder: Path) -> None:
+    """Make a folder for logs, unless it is there.
+
+    Raises `ConfigError` for one in which no file can be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--log-folder {folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"--log-folder {folder}: wanted a folder in which files can be made")
 
 
 def _folder_of_sockets(private: Path) -> Path:

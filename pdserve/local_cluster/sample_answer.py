@@ -5,18 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from common.clock import Clock
-from pdserve.commands.http_client import (
-    RouterRefused,
-    RouterUnreachable,
-    decoded,
-    fetch_json,
-    opened,
-)
+from pdserve.commands.answer_stream import CHAT, COMPLETION, answer_events, pieces, served_model
+from pdserve.commands.http_client import RouterRefused, RouterUnreachable
 
 # Long enough to be handed off: the sample exercises a prefill node and a KV transfer.
 PROMPT = (
@@ -24,11 +20,8 @@ PROMPT = (
     "their capital cities. The first question is an easy one: what is the capital of France? "
     "Answer in one short sentence."
 )
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _MAX_TOKENS = 48
 _READ_TIMEOUT_S = 120.0
-_LONGEST_LINE_BYTES = 1 << 20
-_MOST_EVENTS = 10_000
 
 Write = Callable[[str], object]
 
@@ -81,15 +74,6 @@ def _described(sample: SampleAnswer, since_start_s: float) -> str:
     if sample.text:
         return told
     return f"{told}\nAll of them are reasoning: this model answers where max_tokens is larger."
-
-
-def served_model(url: str, *, api_key: str) -> str:
-    """Return the first model of the router. Raises `RouterRefused` when it names none."""
-    reply = fetch_json(url, "/v1/models", api_key=api_key)
-    try:
-        return str(reply["data"][0]["id"])
-    except (KeyError, IndexError, TypeError):
-        raise RouterRefused(f"{url}/v1/models: the router names no model") from None
 
 
 def stream_sample_answer(
@@ -148,11 +132,10 @@ def _stream(
     texts: dict[bool, str] = {False: "", True: ""}
     num_tokens = 0
     body = _body(path, model)
-    with opened(
-        url, "POST", path, body=body, api_key=api_key, timeout_s=_READ_TIMEOUT_S
-    ) as response:
-        for event in _events(url, path, response):
-            for is_reasoning, text in _pieces(event):
+    stream = answer_events(url, path, body, api_key=api_key, timeout_s=_READ_TIMEOUT_S)
+    with closing(stream) as events:
+        for event in events:
+            for is_reasoning, text in pieces(event):
                 if first_text_s is None:
                     first_text_s = clock.now_s() - sent_at_s
                 if not texts[is_reasoning] and (is_reasoning or texts[True]):
@@ -168,33 +151,3 @@ def _stream(
         total_s=clock.now_s() - sent_at_s,
         num_tokens=num_tokens,
     )
-
-
-def _events(url: str, path: str, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    for _ in range(_MOST_EVENTS):
-        line = response.readline(_LONGEST_LINE_BYTES)
-        if not line:
-            raise RouterRefused(f"{url}{path}: the stream ended before [DONE]")
-        if not line.startswith(b"data:"):
-            continue
-        data = line[len(b"data:") :].strip()
-        if data == b"[DONE]":
-            return
-        event = decoded(url, path, data)
-        if not isinstance(event, dict):
-            raise RouterRefused(f"{url}{path}: an event is not an object: {event!r}")
-        if error := event.get("error"):
-            message = error.get("message", error) if isinstance(error, dict) else error
-            raise RouterRefused(f"{url}{path}: {message}")
-        yield event
-    raise RouterRefused(f"{url}{path}: more than {_MOST_EVENTS} events in one answer")
-
-
-def _pieces(event: dict[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Yield the texts of an event, with whether they are reasoning."""
-    for choice in event.get("choices") or []:
-        delta = choice.get("delta") or {}
-        if reasoning := delta.get("reasoning_content"):
-            yield True, reasoning
-        if text := delta.get("content") or choice.get("text"):
-            yield False, text

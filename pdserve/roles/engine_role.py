@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -44,22 +45,10 @@ async def run_engine_role(
 
     def load_model() -> LoadedModel:
         # Imported late: it takes seconds, and a port in use or a missing store is reported first.
-        from engine.runner.load import load_model_runner
-        from pdserve.checkpoints.speculative_model import resolve_speculation
+        from engine.runner.compile_progress import logged_compilation
 
-        watch_again = partial(loop.call_soon_threadsafe, shutdown.watch_signals)
-        runner = load_model_runner(
-            config.model,
-            config.engine,
-            speculation=resolve_speculation(speculation_of(config), Path(config.model.model)),
-            swap_space=swap_space_of(config),
-            max_chunk_tokens=max_chunk_tokens_of(config),
-            host_memory=kv.host_memory,
-            packed_folder=cache_root() / "packed",
-            on_imported=watch_again,
-        )
-        exclude_from_collection()
-        return cast(LoadedModel, runner)
+        with logged_compilation():  # some kernels are compiled by their import
+            return _loaded(config, kv, partial(loop.call_soon_threadsafe, shutdown.watch_signals))
 
     parts = NodeParts(
         load_model=load_model,
@@ -71,6 +60,24 @@ async def run_engine_role(
         tracing=tracing,
     )
     return await EngineNode(config, parts).run(shutdown.now, shutdown.drain, shutdown.either)
+
+
+def _loaded(config: Config, kv: KVPlane, watch_again: Callable[[], object]) -> LoadedModel:
+    from engine.runner.load import load_model_runner
+    from pdserve.checkpoints.speculative_model import resolve_speculation
+
+    runner = load_model_runner(
+        config.model,
+        config.engine,
+        speculation=resolve_speculation(speculation_of(config), Path(config.model.model)),
+        swap_space=swap_space_of(config),
+        max_chunk_tokens=max_chunk_tokens_of(config),
+        host_memory=kv.host_memory,
+        packed_folder=cache_root() / "packed",
+        on_imported=watch_again,
+    )
+    exclude_from_collection()
+    return cast(LoadedModel, runner)
 
 
 def _flow_maker(config: Config) -> MakeFlow:

@@ -17,6 +17,7 @@ from common.config import Config, ModelConfig
 from common.errors import PdserveError
 from common.keys_folder import Keys
 from common.logs import name_node
+from common.model_names import model_names
 from common.nodes import Role
 from common.tracing import NO_TRACING, Tracing
 from grammars.trial import ROUTER_LIMITS
@@ -152,7 +153,7 @@ def _make_dispatcher(
     return Dispatcher(
         store,
         router_id=router_id,
-        model=config.model.served_model_name,
+        model=model_names(config.model.served_model_name)[0],
         policy=config.placement.placement_policy,
         node_lease_s=config.placement.node_lease_s,
         registry=registry,

@@ -13,7 +13,7 @@ from common.config import Config
 from common.keys_folder import Keys, load_keys
 from common.logs import set_up_logs
 from common.nodes import Role
-from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.roles.certificate_watch import CertificateWatch
 from pdserve.roles.make_tracing import make_tracing
 from pdserve.roles.shutdown import Shutdown
@@ -68,7 +68,7 @@ def _load_keys(config: Config) -> Keys | None:
 
 
 def _with_model(config: Config, folder: Path) -> Config:
-    """Put the checkpoint's folder into the configuration, and its name where none is set."""
-    name = config.model.served_model_name or folder.name
+    """Put the checkpoint's folder into the configuration, and its names where none is set."""
+    name = config.model.served_model_name or names_of(config.model.model, folder)
     model = replace(config.model, model=str(folder), served_model_name=name)
     return replace(config, model=model)

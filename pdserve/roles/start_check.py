@@ -7,8 +7,9 @@ from pathlib import Path
 
 from common.config import Config
 from common.keys_folder import load_keys
+from common.model_names import KNOWN_MODELS
 from common.nodes import Role
-from pdserve.checkpoints.resolve import MODEL_NAMES, resolve_checkpoint
+from pdserve.checkpoints.resolve import resolve_checkpoint
 
 
 def check_start(config: Config) -> None:
@@ -19,7 +20,7 @@ def check_start(config: Config) -> None:
     security = config.security
     keys = load_keys(Path(security.keys), config.role) if security.keys else None
     model = None
-    if config.model.model not in MODEL_NAMES:
+    if config.model.model not in KNOWN_MODELS:
         model = replace(config.model, model=str(resolve_checkpoint(config.model.model)))
     if config.role is Role.ROUTER:
         from pdserve.roles.router_role import check_router

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
@@ -17,8 +19,10 @@ from router.http.routes import Access, open_to
 NOT_READY_RETRY_S = "1"
 
 
-def add_cluster_routes(app: FastAPI, cluster: ClusterView) -> None:
-    """Add the routes to `app`."""
+def add_cluster_routes(
+    app: FastAPI, cluster: ClusterView, serving: Callable[[], dict[str, float | None]]
+) -> None:
+    """Add the routes to `app`; `serving` tells how this router has served recently."""
 
     @app.get(
         "/ready",
@@ -52,4 +56,4 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView) -> None:
     )
     @open_to(Access.KEY)
     async def describe_cluster() -> JSONResponse:
-        return JSONResponse(cluster.describe())
+        return JSONResponse({**cluster.describe(), "serving": serving()})

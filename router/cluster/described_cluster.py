@@ -56,6 +56,20 @@ _PLACEMENT = object_of(
         "duration_s": or_null(NUMBER),
     }
 )
+SERVING = {
+    **object_of(
+        {
+            "uptime_s": NUMBER,
+            "in_progress": COUNT,
+            "tokens_per_s": NUMBER,
+            "requests_per_s": NUMBER,
+            "failures_per_s": NUMBER,
+            "ttft_p50_s": or_null(NUMBER),
+            "tpot_p50_s": or_null(NUMBER),
+        }
+    ),
+    "description": "What this router served: rates of the last 5 s, medians of the last 10 s.",
+}
 CLUSTER = object_of(
     {
         "router": object_of(
@@ -68,6 +82,7 @@ CLUSTER = object_of(
                 "is_draining": TRUTH,
             }
         ),
+        "serving": SERVING,
         "placement_store": {"enum": ["ok", "away"]},
         "warnings": list_of(TEXT),
         "nodes": list_of(_NODE),

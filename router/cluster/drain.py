@@ -118,7 +118,7 @@ def _require_admin(scope: Scope) -> None:
             403,
             "draining a node needs an administrator's key: `pdserve drain NODE --api-key-file "
             "FILE`; that of `pdserve up` is private/keys/client/admin.key in the folder of its "
-            "logs, which only its user can read",
+            "run, which only its user can read",
             code="not_admin",
         )
 

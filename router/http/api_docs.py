@@ -11,9 +11,10 @@ from importlib.resources import files
 
 from fastapi import FastAPI, HTTPException, Response
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import JSONResponse
 
+from router.http.documented_api import ServedModel, documented_api
 from router.http.routes import Access, open_to
+from router.http.sse import to_json
 
 _PARTS = {
     "swagger-ui-bundle.js": "text/javascript",
@@ -23,13 +24,17 @@ _PARTS = {
 _KEPT = "public, max-age=86400"
 
 
-def add_api_docs(app: FastAPI) -> None:
+def add_api_docs(app: FastAPI, model: ServedModel) -> None:
     """Add these routes to an app that has none of its own for its description."""
+
+    @cache
+    def description() -> str:
+        return to_json(documented_api(app.openapi(), model))
 
     @app.get("/openapi.json", include_in_schema=False)
     @open_to(Access.KEY)
-    async def openapi() -> JSONResponse:
-        return JSONResponse(app.openapi())
+    async def openapi() -> Response:
+        return Response(description(), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     @open_to(Access.KEY)

@@ -96,6 +96,21 @@ class LiveFeed:
             for viewer in self._viewers:
                 viewer.offer(snapshot)
 
+    def serving(self) -> dict[str, float | None]:
+        """Return how this router has served in the last seconds, and since when, for people."""
+        if not self._history.samples:
+            self.sample()
+        last = self._history.samples[-1]
+        return {
+            "uptime_s": round(self._clock.now_s() - self._began_at_s, 3),
+            "in_progress": len(self._reading.requests),
+            "tokens_per_s": last.tokens_per_s,
+            "requests_per_s": last.requests_per_s,
+            "failures_per_s": last.failures_per_s,
+            "ttft_p50_s": last.ttft_p50_s,
+            "tpot_p50_s": last.tpot_p50_s,
+        }
+
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one viewer, from its first event to its end."""
         reply = Reply(send)

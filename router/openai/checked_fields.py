@@ -254,5 +254,5 @@ def bad_words(body: SamplingFields, model: TextModel) -> tuple[tuple[int, ...], 
 
 def check_model(asked: str | None, model: TextModel) -> None:
     """Raise `ModelNotFound` for a request that names another model; it may name none."""
-    if asked is not None and asked != model.name:
+    if asked is not None and not model.is_called(asked):
         raise ModelNotFound(asked, model.name)

@@ -86,6 +86,21 @@ class Conversation:
             raise ConfigError(f"tool_template is {settings.tool_template!r}: {error}") from error
         return cls(template, own, settings, added_tokens)
 
+    @property
+    def has_template(self) -> bool:
+        """Whether the model can chat."""
+        return self._template is not None
+
+    def knows_tools(self) -> bool:
+        """Return whether chats may have tools."""
+        if self._tool_template is None:
+            return False
+        try:
+            self.call_format()
+        except InvalidRequest:
+            return False
+        return True
+
     def call_format(self) -> CallFormat:
         """Return how calls are written. Raises `InvalidRequest` where nobody says so."""
         name = self._settings.tool_format

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
+from common.model_names import model_names
 from common.request import SamplingParams
 from router.text.chat_template import ChatOptions
 from router.text.context_limits import ContextExceeded
@@ -39,6 +40,7 @@ _PROBE_CHARS_PER_TOKEN = 32
 class TextModel:
     """The text side of the model that the cluster serves.
 
+    Requests may name it by one of `other_names` too.
     `eos_token_ids` are those of config.json and of generation_config.json: nodes stop at both.
     `default_sampling` are `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of
     generation_config.json: the model's defaults for parameters that a request does not set.
@@ -46,6 +48,7 @@ class TextModel:
     """
 
     name: str
+    other_names: tuple[str, ...]
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -68,7 +71,8 @@ class TextModel:
     ) -> TextModel:
         """Read a Hugging Face folder.
 
-        `served_model_name` '' means the folder's name; `max_model_len` 0 means the model's length.
+        `served_model_name` '' means the folder's name, and names behind commas are other ones;
+        `max_model_len` 0 means the model's length.
         Raises `CheckpointError`, naming the file at fault, and `ConfigError` when `max_model_len`
         is more than the model's positions, or the tool template of `chat` is not one.
         """
@@ -80,9 +84,13 @@ class TextModel:
         generation = read_json_if_there(folder / "generation_config.json")
         added = tokenizer.get_added_tokens_decoder()
         texts = {token.content for token in added.values()}
+        name, *other_names = (
+            model_names(served_model_name) if served_model_name else (folder.resolve().name,)
+        )
         talk = Conversation.load(folder, tokenizer_config, chat, texts)
         return cls(
-            name=served_model_name or folder.resolve().name,
+            name=name,
+            other_names=tuple(other_names),
             max_model_len=_context_length(config, max_model_len, folder),
             vocab_size=_positive_int(config, "vocab_size", folder),
             eos_token_ids=_eos_token_ids(generation, folder / "generation_config.json")
@@ -98,6 +106,10 @@ class TextModel:
             ),
             chat=talk,
         )
+
+    def is_called(self, name: str) -> bool:
+        """Return whether a request that asks for the model `name` asks for this one."""
+        return name == self.name or name in self.other_names
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None

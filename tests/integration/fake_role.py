@@ -1,7 +1,8 @@
 """A stand-in for `pdserve serve`: the processes of a cluster without a model.
 
 A node says that it lives by a file in the shared folder; the router lists those files. Behaviour
-is chosen by files there too: `<name>.fails` makes a process exit with what the file says.
+is chosen by files there too: `<name>.fails` makes a process exit with what the file says, and
+`<name>.compiles` log what it says, and be ready when it is gone.
 Usage: fake_role.py SHARED_FOLDER CONFIG_FILE
 """
 
@@ -26,8 +27,17 @@ class FakeRouter(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/cluster":
+            lives = {path.stem: path for path in self.shared.glob("*.epoch")}
             names = sorted(path.stem for path in self.shared.glob("*.ready"))
-            self._send({"nodes": [{"node_id": name, "role": name.split("-")[0]} for name in names]})
+            nodes = [
+                {
+                    "node_id": name,
+                    "role": name.split("-")[0],
+                    "epoch": int(lives[name].read_text()),
+                }
+                for name in names
+            ]
+            self._send({"nodes": nodes})
         elif self.path == "/v1/models":
             self._send({"data": [{"id": "fake-model"}]})
         else:
@@ -86,6 +96,15 @@ def main() -> None:
         )
         threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"{name} runs", flush=True)
+    epoch = shared / f"{name}.epoch"
+    last = int(epoch.read_text()) if epoch.exists() else 0
+    epoch.with_suffix(".next").write_text(str(last + 1))
+    epoch.with_suffix(".next").rename(epoch)
+    if (slow := shared / f"{name}.compiles").exists():
+        for line in slow.read_text().splitlines():
+            print(line, flush=True)
+        while slow.exists():
+            stopped.wait(0.05)
     ready = shared / f"{name}.ready"
     ready.with_suffix(".tmp").write_text(str(os.getpid()))
     ready.with_suffix(".tmp").rename(ready)

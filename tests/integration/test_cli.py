@@ -61,7 +61,7 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
     with running_up(tmp_path, "--port", str(port)) as process:
         assert process.stdout is not None
         printed = ""
-        while f"Serving on {url}" not in printed:
+        while f" chat --url {url}" not in printed:
             line = process.stdout.readline()
             assert line, printed
             printed += line
@@ -72,19 +72,25 @@ def test_a_cluster_serves_until_ctrl_c(tmp_path: Path) -> None:
         status = subprocess.run(
             [*PDSERVE, "status", "--url", url], capture_output=True, text=True, check=True
         )
-        _, nodes, _, pairs = status.stdout.split("\n\n")
+        _, nodes, pairs = status.stdout.split("\n\n")
+        assert max(map(len, status.stdout.splitlines())) <= 80
+        uptime = nodes.splitlines()[0].split().index("UP")
+        assert nodes.splitlines()[1].split()[uptime].endswith("s")
         heads, *lines = (line.split() for line in nodes.splitlines())
         role, state = heads.index("ROLE"), heads.index("STATE")
         rows = {line[0]: [line[role], line[state]] for line in lines}
         assert rows == {"decode-1": ["decode", "ready"], "prefill-1": ["prefill", "ready"]}
-        assert pairs.splitlines()[2].split()[:2] == ["prefill-1", "decode-1"]
+        assert pairs.splitlines()[1].split()[:2] == ["prefill-1", "decode-1"]
         other_site = f"evil.example:{port}"
         for foreign in ({"Host": other_site}, {"Origin": f"http://{other_site}"}):
             assert status_of_a_drain(url, foreign) == 403
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait() == 0, rest
-    assert rest == "pdserve: stopping\n"
+    assert rest.splitlines() == [
+        "pdserve: stopping",
+        "pdserve: the logs are removed; with --log-folder DIR they are kept there",
+    ]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.runner.compile_progress import NUM_KERNELS
 from pdserve.checkpoints.demo_model import demo_model_folder
 
 TEAM = "engine.runner.kernels.team."
@@ -41,5 +42,6 @@ def test_two_processes_that_start_together_compile_each_kernel_once(tmp_path: Pa
             process.wait()
     twice = {one for one in set(first) & set(second) if not one.startswith(("numba.", TEAM))}
     assert not twice
-    assert len(first) + len(second) > 20
+    # What `up` shows of the progress.
+    assert abs(len([k for k in (*first, *second) if not k.startswith("numba.")]) - NUM_KERNELS) < 15
     assert compiled(start(tmp_path)) == []

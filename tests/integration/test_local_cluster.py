@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -92,14 +93,14 @@ def wait_until_gone(pid: int, timeout_s: float = 30.0) -> None:
 
 def serving(cluster: Cluster, started: list[Cluster]) -> Cluster:
     started.append(cluster)
-    cluster.read_until("Serving on")
+    cluster.read_until("  chat ")
     return cluster
 
 
 def test_the_demo_shows_an_answer_and_leaves_nothing(
     tmp_path: Path, shared: Path, started: list[Cluster]
 ) -> None:
-    cluster = Cluster(tmp_path, "once")
+    cluster = Cluster(tmp_path, "--exit-after-sample")
     started.append(cluster)
     assert cluster.wait() == 0, cluster.printed
     assert "fake-model: Paris is the capital of France.\n" in cluster.printed
@@ -154,7 +155,7 @@ def test_where_nothing_but_the_sample_is_wanted_its_failure_is_one(
     tmp_path: Path, shared: Path, started: list[Cluster]
 ) -> None:
     (shared / "answer.fails").touch()
-    cluster = Cluster(tmp_path, "once")
+    cluster = Cluster(tmp_path, "--exit-after-sample")
     started.append(cluster)
     assert cluster.wait() == 1
     assert "the decode node is gone" in cluster.printed
@@ -251,6 +252,126 @@ def test_children_get_their_settings_by_private_files_alone(
     assert private.stat().st_mode & 0o077 == 0
     assert private.parent.stat().st_mode & 0o077 == 0
     assert "a-secret" not in cluster.printed
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+
+
+def test_the_first_lines_say_where_everything_is(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path), started)
+    url = f"http://127.0.0.1:{cluster.port}"
+    lines = cluster.printed.partition("Serving on ")[2].splitlines()
+    assert lines[0] == f"{url} until Ctrl-C."
+    told = {line[:13].strip(): line[13:] for line in lines[1:]}
+    assert told["live page"] == f"{url}/"
+    assert told["API"] == f"{url}/docs"
+    assert told["metrics"] == f"{url}/metrics"
+    command = told["status"].removesuffix(f" status --url {url}")
+    said = subprocess.run([*shlex.split(command), "--version"], capture_output=True, check=False)
+    assert said.stdout.startswith(b"pdserve "), command
+    assert told["chat"] == f"{command} chat --url {url}"
+    # The name that was typed is one of the model's.
+    assert 'served_model_name = "fake,demo"' in (shared / "decode-1.toml").read_text()
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+
+
+def test_logs_are_kept_where_a_folder_is_named(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path), started)
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+    assert "the logs are removed; with --log-folder DIR they are kept there" in cluster.printed
+    logs = tmp_path / "a" / "logs"
+    for number in (1, 2):
+        (tmp_path / "tmp").rmdir()
+        cluster = serving(Cluster(tmp_path, "--log-folder", str(logs)), started)
+        assert (
+            f"pdserve: logs in {logs}, keys in {tmp_path / 'tmp' / 'pdserve-'}" in cluster.printed
+        )
+        cluster.process.send_signal(signal.SIGINT)
+        assert cluster.wait() == 0
+        assert f"the logs are kept in {logs}" in cluster.printed
+        assert cluster.leftovers() == []
+        assert (logs / "decode-1.log").read_text() == "decode-1 runs\n" * number
+    assert sorted(path.stem for path in logs.iterdir()) == sorted((*NAMES, "redis"))
+    assert (logs / "decode-1.log").stat().st_mode & 0o077 == 0
+
+
+def test_a_log_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    (tmp_path / "file").touch()
+    for flags, words in (
+        (["--log-folder", str(tmp_path / "file" / "x")], "cannot be made: Not a directory"),
+        (["--log-folder"], "--log-folder has no value"),
+        (["--log-folder="], "--log-folder has no value"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "pdserve", "up", "--port", str(free_loopback_port()), *flags],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
+
+
+def test_a_node_that_dies_is_started_again_where_that_is_wanted(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path, "--restart-nodes"), started)
+    first = cluster.pid("decode-1")
+    os.kill(first, signal.SIGKILL)
+    cluster.read_until("started again in 1 s, try 1 of 5.")
+    assert "Left: prefill-1, which cannot answer." in cluster.printed
+    cluster.read_until("decode-1 is back after")
+    assert cluster.printed.splitlines()[-1].endswith(", as decode-1#2")
+    second = cluster.pid("decode-1")
+    assert second != first
+    os.kill(second, signal.SIGKILL)
+    cluster.read_until("started again in 2 s, try 2 of 5.")
+    cluster.read_until("decode-1 is back after")
+    assert cluster.printed.splitlines()[-1].endswith(", as decode-1#3")
+    os.kill(cluster.pid("prefill-1"), signal.SIGINT)  # as after a drain
+    cluster.read_until("To get prefill-1 back")
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+    for name in NAMES:
+        wait_until_gone(cluster.pid(name))
+
+
+def test_a_stop_signal_ends_a_cluster_that_waits_to_start_a_node_again(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    cluster = serving(Cluster(tmp_path, "--restart-nodes"), started)
+    (shared / "decode-1.fails").write_text("it fails again")
+    os.kill(cluster.pid("decode-1"), signal.SIGKILL)
+    cluster.read_until("try 1 of 5")
+    cluster.read_until("| it fails again")
+    cluster.read_until("started again in 2 s, try 2 of 5.")
+    cluster.process.send_signal(signal.SIGINT)
+    assert cluster.wait() == 0
+    assert "is back" not in cluster.printed
+
+
+def test_the_kernels_that_all_nodes_compile_are_counted(
+    tmp_path: Path, shared: Path, started: list[Cluster]
+) -> None:
+    said = "12:00:00 INFO pdserve.engine: compiled {} of about 98 CPU kernels\n"
+    (shared / "prefill-1.compiles").write_text(said.format(7) + said.format(20))
+    (shared / "decode-1.compiles").write_text(said.format(22) + "packing the weights\n")
+    cluster = Cluster(tmp_path)
+    started.append(cluster)
+    cluster.read_until("kernels    42 of about 98 compiled, once on this machine")
+    cluster.read_until("decode-1   starting for")
+    assert cluster.printed.splitlines()[-1].endswith(": packing the weights")
+    for name in ("prefill-1", "decode-1"):
+        (shared / f"{name}.compiles").unlink()
+    serving(cluster, started)
+    assert cluster.printed.count("  kernels ") == 1
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.wait() == 0
 

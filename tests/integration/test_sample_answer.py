@@ -11,13 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from pdserve.commands.answer_stream import CHAT, COMPLETION, served_model
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
 from pdserve.local_cluster.sample_answer import (
-    CHAT,
-    COMPLETION,
     SampleAnswer,
     curl_command,
-    served_model,
     show_sample_answer,
     stream_sample_answer,
 )

@@ -1,4 +1,4 @@
-"""A conversation with two tools, on a real cluster with the official client, as README shows it."""
+"""A conversation with two tools on a real cluster, by the official client, as docs/api.md shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.nodes import Role
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.redis_server import redis_server
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 SYSTEM = (
     "You are a helpful assistant. Call a function when you need its result. When you have it, "
     "answer in one plain sentence."
@@ -130,5 +130,5 @@ def test_two_tools_are_called_and_their_results_are_used(cluster: Cluster) -> No
         'get_time {"city": "Tokyo"}',
     ],
 )
-def test_the_readme_shows_this_conversation(text: str) -> None:
-    assert text in " ".join(README.read_text(encoding="utf-8").split())
+def test_the_page_shows_this_conversation(text: str) -> None:
+    assert text in " ".join(PAGE.read_text(encoding="utf-8").split())

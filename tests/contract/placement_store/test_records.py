@@ -58,6 +58,7 @@ LOAD: dict[str, Any] = {
     "num_receiving_blocks": 2,
     "num_quarantined_blocks": 3,
     "kv_links": [["d1", "shm", True, 1 << 40], ["d2", "zmq", False, 7]],
+    "uptime_s": 0,
     "kv_unreachable": [["d3", 2]],
 }
 PLACEMENT: dict[str, Any] = {

@@ -14,6 +14,7 @@ from common.request import GenerationRequest, RequestOutput
 from kv_transfer.connector import Ticket
 from node.control_service import ControlService
 from node.drain import NodeDrain
+from node.ignored_priorities import IgnoredPriorities
 from node.inbox import Inbox
 from node.messages import (
     Answer,
@@ -101,6 +102,7 @@ class Service:
             drain=self.drain,
             progress=self.progress,
             prepare_grammar=self.prepared.append,
+            priorities=IgnoredPriorities(are_enabled=True),
         )
         pb_grpc.add_NodeServicer_to_server(self.service, self.server)  # type: ignore[no-untyped-call]
         port = self.server.add_insecure_port("127.0.0.1:0")

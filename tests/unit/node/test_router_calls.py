@@ -11,6 +11,7 @@ import pytest
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from common.nodes import Role
+from node.ignored_priorities import IgnoredPriorities
 from node.inbox import Inbox
 from node.messages import Accepted, Answer, Compiled, Refused, Submit
 from node.router_calls import Replies, RouterCalls
@@ -26,7 +27,7 @@ UNDER_GRAMMAR = replace(
 class Calls:
     """The calls of one router, and what they were answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_priorities_enabled: bool = False) -> None:
         self.time = StoppedTime()
         self.replies = Replies(asyncio.get_running_loop())
         self.inbox = Inbox(max_requests=9)
@@ -37,6 +38,7 @@ class Calls:
             ROUTER, Role.DECODE, self.inbox, self.replies, self.time,
             answer=lambda call_id, answer: self.answers.append((call_id, answer)),
             prepare_grammar=self.prepare,
+            priorities=IgnoredPriorities(are_enabled=are_priorities_enabled),
         )  # fmt: skip
 
     def prepare(self, grammar: Grammar) -> Future[None] | None:
@@ -44,9 +46,9 @@ class Calls:
         self.prepared.append(grammar)
         return self.compiling
 
-    async def begin(self, deadline_s: float) -> Submit:
+    async def begin(self, deadline_s: float, *, priority: int = 0) -> Submit:
         """Take call 1."""
-        request = reserve(replace(REQUEST, deadline_s=deadline_s))
+        request = reserve(replace(REQUEST, deadline_s=deadline_s, priority=priority))
         await self.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, reserve=request)]))
         (submit,) = self.inbox.take_all()
         assert isinstance(submit, Submit)
@@ -143,3 +145,17 @@ async def test_a_call_is_refused_while_too_many_grammars_wait() -> None:
     assert answer.error.code == "overloaded"
     assert calls.inbox.take_all() == []
     assert len(calls.replies) == 0
+
+
+@pytest.mark.parametrize("are_enabled", [False, True])
+async def test_priorities_that_do_not_count_are_told_once(
+    are_enabled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = Calls(are_priorities_enabled=are_enabled)
+    for priority, num_told in ((0, 0), (7, 1), (-3, 1)):
+        submit = await calls.begin(10.0, priority=priority)
+        calls.replies.resolve(submit.reply_to, Accepted())
+        await calls.wait(0.0)
+        told = [text for text in caplog.messages if "--enable-priority-scheduling" in text]
+        assert len(told) == (0 if are_enabled else num_told)
+        assert all("the priority 7" in text for text in told)

@@ -49,9 +49,10 @@ def test_the_host_of_the_kv_port(server: ServerConfig, wanted: str) -> None:
 def test_every_address_of_the_record_has_the_advertised_host() -> None:
     config = Config(role=Role.DECODE)
     server = replace(config.server, host="::", advertise_host="fd00::7")
-    config = replace(config, server=server, model=replace(config.model, served_model_name="m"))
+    config = replace(config, server=server, model=replace(config.model, served_model_name="m,n"))
     runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
     record = node_record(config, runner, Incarnation("d", 1), 9000, 9100)
+    assert record.model == "m"
     assert record.control_address == "[fd00::7]:9000"
     assert record.metrics_address == "[fd00::7]:9100"
 

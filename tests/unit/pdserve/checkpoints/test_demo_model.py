@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from common import model_names
 from common.errors import CheckpointError
 from engine.runner.checkpoint import Checkpoint, TensorFiles
 from engine.runner.model_spec import read_decoder_spec
@@ -20,7 +21,6 @@ from pdserve.checkpoints import packaged_model
 from pdserve.checkpoints.demo_model import SMOLLM2, demo_model_folder
 from pdserve.checkpoints.known_models import KNOWN_MODELS
 from pdserve.checkpoints.packaged_model import PackagedModel, Part
-from pdserve.checkpoints.resolve import MODEL_NAMES
 from pdserve.checkpoints.speculative_model import resolve_speculation
 
 
@@ -177,4 +177,4 @@ def test_a_file_with_other_bytes_is_refused(from_wheels: bytes, tmp_path: Path) 
 
 
 def test_names_of_models_are_those_that_are_known() -> None:
-    assert tuple(KNOWN_MODELS) == MODEL_NAMES
+    assert tuple(KNOWN_MODELS) == model_names.KNOWN_MODELS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import CheckpointError, ConfigError
-from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 
 
 def test_a_hugging_face_folder_is_returned_as_it_is(
@@ -19,6 +19,12 @@ def test_a_hugging_face_folder_is_returned_as_it_is(
     assert resolve_checkpoint(str(tmp_path / "model")) == tmp_path / "model"
     monkeypatch.chdir(tmp_path)
     assert resolve_checkpoint("./model") == tmp_path / "model"
+
+
+def test_a_model_is_called_as_it_was_typed_too() -> None:
+    assert names_of("demo", Path("/cache/SmolLM2")) == "SmolLM2,demo"
+    assert names_of("./demo", Path("/here/demo")) == "demo"
+    assert names_of("/here/a,b", Path("/here/a,b")) == "a-b"
 
 
 def test_a_folder_needs_no_numerics(tmp_path: Path) -> None:

@@ -37,11 +37,86 @@ NODE = {
 }
 
 
-def fetched(reply: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+def fetched(reply: Any, monkeypatch: pytest.MonkeyPatch, *, is_wide: bool = True) -> str:
     monkeypatch.setattr(
         cluster_status, "fetch_json", lambda *_, **__: json.loads(json.dumps(reply))
     )
-    return status_table(fetch_cluster("http://h:8000/"))
+    return status_table(fetch_cluster("http://h:8000/"), is_wide=is_wide)
+
+
+SERVING = {
+    "uptime_s": 11523.2,
+    "in_progress": 7,
+    "tokens_per_s": 123.456,
+    "ttft_p50_s": 0.4104,
+    "tpot_p50_s": None,
+}
+LINK = {"decode": "decode-10", "transport": "shm", "is_connected": True, "num_bytes": 7}
+
+
+def test_what_an_operator_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {**NODE, "node_id": "prefill-1", "role": "prefill", "kv_links": [LINK]},
+        {**NODE, "node_id": "decode-10", "free_seats": 30, "uptime_s": 11000, "num_waiting": 12},
+        {**NODE, "node_id": "decode-9", "free_seats": 0, "uptime_s": 59, "is_draining": True},
+    ]
+    reply = {"nodes": nodes, "router": {"router_id": "router-a"}, "serving": SERVING}
+    assert fetched(reply, monkeypatch, is_wide=False) == (
+        "http://h:8000: 3 nodes serving SmolLM2\n"
+        "Router router-a, up 3h12m: 7 in progress, 123.5 tokens/s, first token 410 ms\n"
+        "\n"
+        "NODE       ROLE     STATE       UP  SEATS FREE  BLOCKS FREE  WAITING\n"
+        "decode-10  decode   ready     3h3m       30/32     990/1000       12\n"
+        "decode-9   decode   draining   59s        0/32     990/1000        0\n"
+        "prefill-1  prefill  ready        -        -/32     990/1000        0\n"
+        "\n"
+        "FROM       TO         LANE  STATE\n"
+        "prefill-1  decode-10  shm   connected\n"
+        "prefill-1  decode-9   -     not used yet\n"
+    )
+
+
+def test_it_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = {
+        "max_num_seqs": 4096,
+        "free_seats": 4096,
+        "num_blocks": 1000000,
+        "free_blocks": 1000000,
+        "num_waiting": 1000,
+        "uptime_s": 99 * 86400 + 23 * 3600,
+        "is_draining": True,
+        "is_suspected": True,
+    }
+    for length in (16, 40):
+        names = [f"{role}-{'x' * length}"[:length] for role in ("prefill", "decode")]
+        link = {**LINK, "decode": names[1], "transport": "rdma"}
+        nodes = [
+            {**NODE, **most, "node_id": names[0], "role": "prefill", "kv_links": [link]},
+            {**NODE, **most, "node_id": names[1]},
+        ]
+        reply = {"nodes": nodes, "router": {"router_id": "r" * length}, "serving": SERVING}
+        reply["warnings"] = ["the prefill node cannot hand anything off, " * 4]
+        shown = fetched(reply, monkeypatch, is_wide=False)
+        assert max(map(len, shown.splitlines())) <= 80, shown
+        assert all(name in shown for name in names)
+
+
+@pytest.mark.parametrize("told", [None, 5, {}, {"uptime_s": "x", "tokens_per_s": True}])
+def test_a_router_that_does_not_tell_how_it_serves(
+    told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = {"nodes": [{**NODE, "node_id": "n"}], "serving": told, "router": {"router_id": "r"}}
+    assert fetched(reply, monkeypatch, is_wide=False).splitlines()[1] == "Router r"
+
+
+@pytest.mark.parametrize(
+    ("uptime_s", "shown"),
+    [(1, "1s"), (60, "1m0s"), (3599, "59m59s"), (86399, "23h59m"), (1e6, "11d13h"), (0, "-")],
+)
+def test_times_have_two_units(uptime_s: float, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = {"nodes": [{**NODE, "node_id": "n", "uptime_s": int(uptime_s)}]}
+    lines = fetched(reply, monkeypatch, is_wide=False).splitlines()
+    assert lines[-1].split()[3] == shown
 
 
 def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +126,8 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         {**NODE, "node_id": "decode-9", "num_drafted": 0, "num_accepted": 0},
     ]
     assert fetched({"nodes": nodes, "router": {"router_id": "router-a"}}, monkeypatch) == (
-        "http://h:8000: 3 nodes serving SmolLM2, as router-a sees them\n"
+        "http://h:8000: 3 nodes serving SmolLM2\n"
+        "Router router-a\n"
         "\n"
         "NODE       ROLE     EPOCH  VERSION  PROTOCOL  STATE      RUNNING  WAITING  FREE BLOCKS"
         "  KV CACHE  QUARANTINED  ADDRESS\n"

@@ -13,8 +13,9 @@ import pytest
 import pdserve
 from pdserve.cli import main
 from pdserve.configuration.config_sources import load_config
-from pdserve.configuration.flags import SET_BY_UP
-from pdserve.configuration.options import all_options
+from pdserve.configuration.flags import EVERYDAY_KEYS, SET_BY_UP, build_parser
+from pdserve.configuration.options import SECTIONS, all_options, options_of
+from pdserve.configuration.other_words import COMMANDS, SETTINGS
 from pdserve.configuration.shown_config import config_file_text
 from tests.cluster.tiny_model import make_tiny_model
 
@@ -26,9 +27,9 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+def help_of(*arguments: str, capsys: pytest.CaptureFixture[str], part: str = "") -> str:
     with pytest.raises(SystemExit) as caught:
-        main([*arguments, "--help"])
+        main([*arguments, f"--help={part}" if part else "--help"])
     assert caught.value.code == 0
     return capsys.readouterr().out
 
@@ -37,7 +38,7 @@ def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_names_every_setting_with_its_default(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = help_of(command, capsys=capsys)
+    text = help_of(command, capsys=capsys, part="all")
     words = text.replace(",", " ").split()
     own = SET_BY_UP if command == "up" else frozenset()
     for option in all_options().values():
@@ -55,8 +56,86 @@ def test_help_fits_its_terminal(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    widths = [len(line) for line in help_of("serve", capsys=capsys).splitlines()]
-    assert max(widths) <= max(80, min(100, int(columns)))
+    for part in ("", "scheduling", "all"):
+        text = help_of("serve", capsys=capsys, part=part)
+        widths = [len(line) for line in text.splitlines()]
+        assert max(widths) <= max(80, min(100, int(columns)))
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "up"])
+def test_the_short_help_has_what_is_set_every_day_and_names_the_groups(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = help_of(command, capsys=capsys)
+    assert len(text.splitlines()) < 75
+    own = SET_BY_UP if command == "up" else frozenset()
+    for key in EVERYDAY_KEYS:
+        assert (f" --{key.replace('_', '-')}" in text) == (key not in own), key
+    for section in SECTIONS:
+        assert f"  --help={section} " in text
+        (group,) = [help_of(command, capsys=capsys, part=section)]
+        flags = {o.flag for o in options_of(section) if o.key not in own}
+        assert flags <= set(group.replace(",", " ").split())
+        assert "--lease-s" not in group or section == "handoff"
+    assert "pdserve up" in help_of(capsys=capsys, part="up")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["up", "--help=modle"], "--help=modle: wanted server, model, engine"),
+        (["up", "--help=modle"], "all: did you mean model?"),
+        (["--help=statsu"], "did you mean status?"),
+        (["status", "--help=x"], "argument -h/--help: ignored explicit argument 'x'"),
+        (["serv"], "pdserve: there is no command 'serv': wanted serve, up, status"),
+        (["serv"], "; did you mean `pdserve serve`?"),
+        (["run", "llama3"], "; `pdserve up --model MODEL` runs a cluster, and `pdserve chat`"),
+        (["demo"], "; `pdserve up --model demo` runs a cluster"),
+        (["./m.gguf"], "; `pdserve up --model ./m.gguf` runs a cluster"),
+        (["up", "demo"], "argument 'demo': wanted flags only; a model is --model demo\n"),
+        (
+            ["serve", "Qwen/Qwen3-8B"],
+            "--model Qwen/Qwen3-8B, and `pdserve up --model Qwen/Qwen3-8B`",
+        ),
+        (["up", "--tensor-parallel-size", "2"], "runs more nodes"),
+        (["up", "--gpu-memory-utilization=0.9"], "it is --memory-fraction here"),
+        (["serve", "-tp", "2"], "unknown flag -tp: a node computes on one device"),
+        (["serve", "--max_num_seqs", "2"], "did you mean --max-num-seqs?"),
+        (["status", "--port", "1"], "unexpected argument: --port: did you mean --url?"),
+        (["drain", "n", "--wiat"], "unexpected argument: --wiat: did you mean --wait?"),
+        (["keys", "init", "d", "--dyas", "1"], "unexpected argument: --dyas"),
+    ],
+)
+def test_other_words_get_a_hint(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_words_of_other_servers_are_known_in_every_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDSERVE_CONTEXT_LENGTH", "1")
+    path = tmp_path / "c.toml"
+    path.write_text("[engine]\ngpu_memory_utilization = 0.9\n")
+    assert main(["up", "--config", str(path), "--max-running-requests", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown variable PDSERVE_CONTEXT_LENGTH: it is PDSERVE_MAX_MODEL_LEN here" in said
+    assert "'gpu_memory_utilization' in [engine]" in said
+    assert "unknown flag --max-running-requests: it is --max-num-seqs here" in said
+    assert f"of {path}: it is memory_fraction here" in said
+
+
+def test_other_words_name_settings_that_there_are() -> None:
+    for word, ours in SETTINGS.items():
+        assert word.replace("-", "_") not in all_options(), word
+        assert not ours.isidentifier() or ours in all_options(), ours
+    for explained in (*SETTINGS.values(), *COMMANDS.values()):
+        for flag in re.findall(r"--(?:no-)?([a-z-]+)", explained):
+            assert flag.replace("-", "_") in {*all_options(), "prefill", "decode"}, flag
+        for command in re.findall(r"`pdserve ([a-z]+)", explained):
+            assert command in build_parser()._commands(), command
 
 
 def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +156,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["surf"], "pdserve: argument COMMAND: invalid choice: 'surf'"),
+        (["surf"], "pdserve: there is no command 'surf': wanted serve, up, "),
         (["serve", "--enable-prefix-caching=1"], "pdserve: argument --enable-prefix-caching"),
         (["serve", "--role", "mixed", "--model", "m", "--prot", "1"], "did you mean --port?"),
         (["serve"], "pdserve: 2 settings are wrong:\n  - role is missing"),

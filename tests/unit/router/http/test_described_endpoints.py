@@ -214,6 +214,7 @@ def test_the_cluster() -> None:
     listed = CLUSTER["properties"]
     link = {"kv_links": ()}
     Draft202012Validator(listed["nodes"]).validate([node_json(node(D0, Role.DECODE, **link))])
+    check(make_edge().live.serving(), listed["serving"])
     recent = RecentPlacements()
     running = placed(recent, "a", D0)
     ended = placed(recent, "b", D0, Incarnation("p0", 1))

@@ -38,6 +38,15 @@ def test_names_and_limits(folder: Path) -> None:
         TextModel.load(folder, "", CONTEXT + 1)
 
 
+def test_a_model_can_have_several_names(folder: Path) -> None:
+    model = TextModel.load(folder, "first, second", 0)
+    assert (model.name, model.other_names) == ("first", ("second",))
+    called = [model.is_called(name) for name in ("first", "second", "first, second", "")]
+    assert called == [True, True, False, False]
+    alone = TextModel.load(folder.rename(folder.with_name("a,b")), "", 0)
+    assert (alone.name, alone.other_names) == ("a,b", ())
+
+
 def test_an_answer_ends_at_the_end_tokens_of_both_files(folder: Path) -> None:
     rewrite(folder / "generation_config.json", eos_token_id=[7])
     assert TextModel.load(folder, "", 0).eos_token_ids == {1, 7}

@@ -1,0 +1,112 @@
+"""The parser behind `flags`: its errors, and a help in parts.
+
+`--help` shows the flags of every day and the groups of all others, `--help=GROUP` one group,
+`--help=all` everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from pdserve.configuration.config_file import suggestion
+from pdserve.configuration.help_text import HelpFormatter, group_list, section_title
+from pdserve.configuration.options import SECTIONS
+from pdserve.configuration.other_words import command_hint
+
+ALL = "all"
+
+
+class FlagError(Exception):
+    """The parser cannot make sense of the command line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises `FlagError` instead of exiting.
+
+    `--help` of one that `has_groups` takes the name of a group of settings, or of a command.
+    """
+
+    def __init__(self, *, has_groups: bool = False, **settings: Any) -> None:
+        super().__init__(
+            formatter_class=HelpFormatter, allow_abbrev=False, add_help=False, **settings
+        )
+        self.everyday_keys: tuple[str, ...] = ()
+        takes_name: dict[str, Any] = {"nargs": "?", "const": "", "metavar": "NAME"}
+        self.add_argument(
+            *("-h", "--help"),
+            action=_Help,
+            default=argparse.SUPPRESS,
+            help="show this help" + (", or --help=NAME, --help=all: more" if has_groups else ""),
+            **(takes_name if has_groups else {"nargs": 0}),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `FlagError`."""
+        raise FlagError(message)
+
+    def flags_of(self, command: str) -> list[str]:
+        """Return the flags that a command of this parser has."""
+        actions = self._commands()[command]._actions
+        return [flag for action in actions for flag in action.option_strings]
+
+    def shown_help(self, name: str) -> str:
+        """Return the help of a group of settings or of a command; `ALL`, or for "" the short one.
+
+        Raises `FlagError` for a name that there is not.
+        """
+        titles = {section_title(section): section for section in SECTIONS}
+        groups = {titles[str(one.title)]: one for one in self._action_groups if one.title in titles}
+        commands = self._commands()
+        if name not in ("", ALL, *groups, *commands):
+            offered = [*groups, *commands, ALL]
+            hint = suggestion(name, offered)
+            raise FlagError(f"--help={name}: wanted {', '.join(offered)}{hint}")
+        if name in commands:
+            return commands[name].shown_help("")
+        if name == ALL or not groups:
+            return self.format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        if name:
+            _add_section(formatter, groups[name].title, groups[name]._group_actions)
+            return formatter.format_help()
+        formatter.add_text(self.description)
+        for one in self._action_groups:
+            if one.title not in titles:
+                _add_section(formatter, one.title, one._group_actions)
+        by_key = {action.dest: action for action in self._actions}
+        everyday = [by_key[key] for key in self.everyday_keys if key in by_key]
+        _add_section(formatter, "settings of every day", everyday)
+        counts = {section: len(one._group_actions) for section, one in groups.items()}
+        formatter.add_text(group_list(counts))
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _commands(self) -> dict[str, Parser]:
+        found = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        return dict(found[0].choices) if found else {}
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            hint = command_hint(value, action.choices)
+            raise FlagError(
+                f"there is no command {value!r}: wanted {', '.join(action.choices)}{hint}"
+            )
+        super()._check_value(action, value)
+
+
+class _Help(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        parser._print_message(parser.shown_help(values or ""), sys.stdout)
+        parser.exit()
+
+
+def _add_section(
+    formatter: argparse.HelpFormatter, title: str | None, actions: Iterable[argparse.Action]
+) -> None:
+    formatter.start_section(title)
+    formatter.add_arguments(actions)
+    formatter.end_section()

@@ -1,0 +1,73 @@
+"""Puts the words of `api_texts` into the description of the API. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from router.http.api_texts import FIELDS, GROUPS, OPERATIONS, Operation
+from router.http.described import JSON
+
+Described = dict[str, Any]
+
+
+class ServedModel(NamedTuple):
+    """What bodies to send depend on: the model's name, and whether its chat template is there."""
+
+    name: str
+    can_chat: bool
+    knows_tools: bool
+
+    def answers(self, body: Described) -> bool:
+        """Return whether the model can be asked with this body."""
+        is_chat = "messages" in body or "input" in body
+        return (self.can_chat or not is_chat) and (self.knows_tools or "tools" not in body)
+
+
+def documented_api(described: Described, model: ServedModel) -> Described:
+    """Return the OpenAPI description with groups, titles, fields and bodies that `model` answers.
+
+    Raises `KeyError` for a path or a field that `api_texts` has no words for.
+    """
+    paths = {
+        path: {
+            method: _operation(operation, OPERATIONS[path], model)
+            for method, operation in methods.items()
+        }
+        for path, methods in described["paths"].items()
+    }
+    tags = [{"name": name, "description": text} for name, text in GROUPS.items()]
+    return {**described, "paths": paths, "tags": tags}
+
+
+def _operation(operation: Described, told: Operation, model: ServedModel) -> Described:
+    titled = {**operation, "tags": [told.group], "summary": told.title}
+    if "requestBody" not in operation:
+        return titled
+    schema = operation["requestBody"]["content"][JSON]["schema"]
+    content: Described = {"schema": {**_with_texts(schema), "title": told.title}}
+    examples = {
+        name: {"summary": name, "value": {"model": model.name, **body}}
+        for name, body in told.examples.items()
+        if model.answers(body)
+    }
+    if examples:
+        content["examples"] = examples
+    return {**titled, "requestBody": {**operation["requestBody"], "content": {JSON: content}}}
+
+
+def _with_texts(schema: Any) -> Any:
+    """Return a schema whose fields say what they mean, at every depth."""
+    if isinstance(schema, list):
+        return [_with_texts(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    told = {key: _with_texts(part) for key, part in schema.items() if key != "properties"}
+    if "properties" in schema:
+        told["properties"] = dict(_fields(schema["properties"]))
+    return told
+
+
+def _fields(properties: Described) -> Iterator[tuple[str, Described]]:
+    for name, field in properties.items():
+        yield name, {**_with_texts(field), "description": FIELDS[name]}

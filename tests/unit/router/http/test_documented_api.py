@@ -1,0 +1,98 @@
+"""`/docs` groups and titles every endpoint, explains every field, and has bodies that work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from router.http.api_texts import FIELDS, GROUPS, OPERATIONS
+from router.text.conversation import ChatSettings
+from router.text.text_model import TextModel
+from tests.fakes.http_edge import Edge, make_edge, write_model_folder
+from tests.fakes.tool_models import model_with
+
+
+async def description(edge: Edge) -> Any:
+    async with edge.client() as client:
+        return (await client.get("/openapi.json")).json()
+
+
+def operations(described: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def fields(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Every property at every depth, with its name."""
+    for part in schema if isinstance(schema, list) else ():
+        yield from fields(part)
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {}).items()
+        for part in [*schema.get("properties", {}).values(), *schema.values()]:
+            yield from fields(part)
+
+
+async def test_every_endpoint_has_a_group_and_a_title() -> None:
+    described = await description(make_edge())
+    assert [tag["name"] for tag in described["tags"]] == list(GROUPS)
+    for path, _, operation in operations(described):
+        assert operation["tags"] == [OPERATIONS[path].group]
+        assert operation["summary"] == OPERATIONS[path].title
+    assert described["paths"].keys() == OPERATIONS.keys()
+    assert {one.group for one in OPERATIONS.values()} == GROUPS.keys()
+
+
+async def test_every_field_is_explained_and_every_explanation_is_of_a_field() -> None:
+    seen = set()
+    for path, _, operation in operations(await description(make_edge())):
+        if "requestBody" not in operation:
+            continue
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        Draft202012Validator.check_schema(schema)
+        for name, field in fields(schema):
+            assert field["description"] == FIELDS[name], (path, name)
+            seen.add(name)
+    assert seen == FIELDS.keys()
+
+
+def shown_examples(described: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, _, operation in operations(described):
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+        for name, example in content.get("examples", {}).items():
+            Draft202012Validator(content["schema"]).validate(example["value"])
+            yield path, name, example["value"]
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+async def test_each_body_works_as_it_is_shown(has_tools: bool) -> None:
+    edge = make_edge(
+        model=model_with(None, chat=ChatSettings(tool_template="builtin")) if has_tools else None
+    )
+    examples = list(shown_examples(await description(edge)))
+    assert len(examples) == 13 + has_tools
+    assert ("A tool" in {name for _, name, _ in examples}) is has_tools
+    async with edge.client() as client:
+        for path, name, body in examples:
+            async with asyncio.timeout(30):
+                answer = await client.post(path, json=body)
+            assert answer.status_code == 200, (path, name, answer.text)
+
+
+async def test_a_model_without_a_chat_template_is_not_asked_to_chat(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text("{}")
+    for tools in ("", "builtin"):
+        model = TextModel.load(folder, "base", 0, ChatSettings(tool_template=tools))
+        edge = make_edge(model=model)
+        examples = list(shown_examples(await description(edge)))
+        assert {path for path, _, _ in examples} == {"/v1/completions", "/tokenize", "/detokenize"}
+        async with edge.client() as client:
+            for path, _, body in examples:
+                assert (await client.post(path, json=body)).status_code == 200
