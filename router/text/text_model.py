@@ -225,6 +225,20 @@ def _eos_token_ids(config: Mapping[str, Any], path: Path) -> frozenset[int]:
     return frozenset(ids)
 
 
+def filters_of_nodes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling fields as nodes have them.
+
+    `top_p` 0 keeps the likeliest token alone, which is their `top_k` 1, and `top_k` -1 is another
+    word for all.
+    """
+    made = dict(fields)
+    if made.get("top_k") == -1:
+        made["top_k"] = 0
+    if made.get("top_p") == 0:
+        made |= {"top_k": 1, "top_p": 1.0}
+    return made
+
+
 def _default_sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, float]:
     path = folder / "generation_config.json"
     chosen = {
@@ -233,7 +247,7 @@ def _default_sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, 
         if generation.get(key) is not None
     }
     try:
-        SamplingParams(max_tokens=1, **chosen)  # type: ignore[arg-type]
+        SamplingParams(max_tokens=1, **filters_of_nodes(chosen))
     except InvalidRequest as error:
         raise CheckpointError(f"{path}: {error}") from error
     return chosen

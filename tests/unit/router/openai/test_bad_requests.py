@@ -41,7 +41,7 @@ BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": "hot"}, "temperature", "valid number"),
     ({"temperature": -1}, "temperature", "wanted 0 to 100"),
     ({"temperature": True}, "temperature", "valid number"),
-    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": -0.1}, "top_p", "above 0"),
     ({"top_p": 1.5}, "top_p", "at most 1"),
     ({"top_k": -2}, "top_k", "wanted 0"),
     ({"min_p": 2}, "min_p", "0 to 1"),
