@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from common.errors import CheckpointError, InternalError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.histogram import Histogram, HistogramView
+from common.tokenizer_files import within_vocabulary
 from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
 from grammars.heap import allocated_bytes
 from grammars.kept import KeptGrammars
@@ -115,7 +116,7 @@ class GrammarCompiler:
         if not path.exists() or not ends:
             return None
         try:
-            text = path.read_text(encoding="utf-8")
+            text = within_vocabulary(path.read_text(encoding="utf-8"), vocab_size)
             added = json.loads(text).get("added_tokens") or []
             texts = [str(one["content"]) for one in added]
             tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)

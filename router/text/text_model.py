@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.request import SamplingParams
+from common.tokenizer_files import known_ids, tokenizer_end_ids
 from router.text.chat_template import ChatOptions
 from router.text.context_limits import ContextExceeded
 from router.text.conversation import ChatSettings, Conversation
@@ -39,7 +40,8 @@ _PROBE_CHARS_PER_TOKEN = 32
 class TextModel:
     """The text side of the model that the cluster serves.
 
-    `eos_token_ids` are those of config.json and of generation_config.json: nodes stop at both.
+    `eos_token_ids` are those of config.json, of generation_config.json and of the tokenizer, as far
+    as the model has them: nodes stop at all of them.
     `default_sampling` are `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of
     generation_config.json: the model's defaults for parameters that a request does not set.
     `has_special_tags`: tags of calls or of thinking are special tokens, which have no text.
@@ -55,6 +57,7 @@ class TextModel:
     _special_text: SpecialText
     _describe: DescribeToken
     _whole_texts: TokenTextCache
+    _plain_token: tuple[int, ...]
     has_special_tags: bool
     chat: Conversation
 
@@ -75,24 +78,30 @@ class TextModel:
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder: wanted a Hugging Face checkpoint")
         config = read_json(folder / "config.json")
-        tokenizer = read_tokenizer(folder)
+        vocab_size = _positive_int(config, "vocab_size", folder)
+        tokenizer = read_tokenizer(folder, vocab_size)
         tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
         generation = read_json_if_there(folder / "generation_config.json")
+        ends = (
+            _eos_token_ids(generation, folder / "generation_config.json")
+            | _eos_token_ids(config, folder / "config.json")
+            | tokenizer_end_ids(folder)
+        )
         added = tokenizer.get_added_tokens_decoder()
         texts = {token.content for token in added.values()}
         talk = Conversation.load(folder, tokenizer_config, chat, texts)
         return cls(
             name=served_model_name or folder.resolve().name,
             max_model_len=_context_length(config, max_model_len, folder),
-            vocab_size=_positive_int(config, "vocab_size", folder),
-            eos_token_ids=_eos_token_ids(generation, folder / "generation_config.json")
-            | _eos_token_ids(config, folder / "config.json"),
+            vocab_size=vocab_size,
+            eos_token_ids=known_ids(ends, vocab_size),
             default_sampling=_default_sampling(generation, folder),
             _tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
             _special_text=SpecialText([one.content for one in added.values() if one.special]),
             _describe=_described_tokens(TokenBytes(tokenizer)),
             _whole_texts=TokenTextCache(tokenizer),
+            _plain_token=_plain_token(tokenizer),
             has_special_tags=any(
                 one.special and one.content in talk.tag_tokens for one in added.values()
             ),
@@ -173,19 +182,34 @@ class TextModel:
         return self._tokenizer.decode(token_ids, skip_special_tokens=not with_special_tokens)
 
     def new_detokenizer(
-        self, continues: Sequence[int] = (), *, with_special_tokens: bool = False
+        self,
+        continues: Sequence[int] = (),
+        *,
+        with_special_tokens: bool = False,
+        keeps_first_space: bool = False,
     ) -> Detokenizer:
-        """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues."""
+        """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues.
+
+        With `keeps_first_space` the first token has the space that it has behind other ones.
+        """
         return Detokenizer(
             partial(self.decode, with_special_tokens=with_special_tokens),
             frozenset() if with_special_tokens else self._special_token_ids,
             continues,
+            behind=self._plain_token if keeps_first_space else (),
             whole_text=self._whole_texts.__getitem__,
         )
 
     def describe_token(self, token_id: int) -> TokenText:
         """Return how logprobs show a token."""
         return self._describe(token_id)
+
+
+def _plain_token(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return a token of letters alone, if there is one."""
+    ids = range(tokenizer.get_vocab_size())
+    found = (i for i in ids if (text := tokenizer.decode([i])).isascii() and text.isalpha())
+    return tuple(islice(found, 1))
 
 
 def _described_tokens(token_bytes: TokenBytes) -> DescribeToken:
