@@ -54,7 +54,7 @@ def ways(number: int) -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("number", EXACT)
-def test_g18_these_integers_are_enforced_as_they_are(
+def test_k01_these_integers_are_enforced_as_they_are(
     number: int, compiler: GrammarCompiler
 ) -> None:
     for way, (schema, _) in ways(number).items():
@@ -64,7 +64,7 @@ def test_g18_these_integers_are_enforced_as_they_are(
 
 
 @pytest.mark.parametrize("number", INEXACT)
-def test_g18_those_are_refused_with_their_place(number: int, compiler: GrammarCompiler) -> None:
+def test_k01_those_are_refused_with_their_place(number: int, compiler: GrammarCompiler) -> None:
     for way, (schema, place) in ways(number).items():
         with pytest.raises(InvalidRequest, match="JSON schema has the number") as refused:
             follows(compiler, schema, str(number))
@@ -89,7 +89,7 @@ def test_g18_those_are_refused_with_their_place(number: int, compiler: GrammarCo
         {"minimum": float("nan")},
     ],
 )
-def test_g18_wherever_they_are(schema: Any, compiler: GrammarCompiler) -> None:
+def test_k01_wherever_they_are(schema: Any, compiler: GrammarCompiler) -> None:
     with pytest.raises(InvalidRequest, match="has the number"):
         follows(compiler, schema, "1")
 

@@ -87,7 +87,7 @@ def follows(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize("schema", NOTHING, ids=json.dumps)
-def test_g19_what_asks_for_nothing_is_taken(
+def test_k02_what_asks_for_nothing_is_taken(
     schema: dict[str, Any], compiler: GrammarCompiler
 ) -> None:
     for value in VALUES:
@@ -96,7 +96,7 @@ def test_g19_what_asks_for_nothing_is_taken(
 
 
 @pytest.mark.parametrize("schema", SOMETHING, ids=json.dumps)
-def test_g19_what_asks_for_something_is_refused(
+def test_k02_what_asks_for_something_is_refused(
     schema: dict[str, Any], compiler: GrammarCompiler
 ) -> None:
     with pytest.raises(InvalidRequest, match="cannot be followed: #"):

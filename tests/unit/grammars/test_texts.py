@@ -84,7 +84,7 @@ def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
         (r"a/\d", "a/7", "a/\u0667"),
     ],
 )
-def test_g22_classes_of_an_expression_are_ascii(
+def test_k06_classes_of_an_expression_are_ascii(
     pattern: str, right: str, wrong: str, compiler: GrammarCompiler
 ) -> None:
     grammar = Grammar(GrammarKind.REGEX, pattern, "guided_regex")
@@ -102,7 +102,7 @@ def test_what_no_expression_has_is_refused_in_words(
 
 
 @pytest.mark.parametrize("choice", [" a b", "  ", "\n", "a ", "\u00a0x", '"', "\\d", "a/b", "\x7f"])
-def test_g23_a_choice_is_its_text(choice: str, compiler: GrammarCompiler) -> None:
+def test_k07_a_choice_is_its_text(choice: str, compiler: GrammarCompiler) -> None:
     grammar = choice_grammar([choice, "other"], "guided_choice")
     assert follows(compiler, grammar, choice)
     assert not follows(compiler, grammar, choice.strip() + "x")

@@ -35,7 +35,7 @@ def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
 
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-320}, {"min_p": 1.0, "top_k": 1}])
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
-def test_one_token_that_is_kept_is_the_likeliest(
+def test_k05_one_token_that_is_kept_is_the_likeliest(
     params: dict[str, Any], temperature: float
 ) -> None:
     for seed in range(20):

@@ -54,7 +54,7 @@ async def call_of(path: str, **fields: Any) -> Call:
         ("temperature", 0.5),
     ],
 )
-async def test_g21_a_field_of_isolation_or_limits_is_served(
+async def test_k04_a_field_of_isolation_or_limits_is_served(
     path: str, field: str, value: Any
 ) -> None:
     call = await call_of(path, **{field: value})
@@ -80,7 +80,7 @@ async def test_g21_a_field_of_isolation_or_limits_is_served(
         ("max_tokens", True),
     ],
 )
-async def test_g21_a_wrong_one_is_refused_by_its_name(path: str, field: str, value: Any) -> None:
+async def test_k04_a_wrong_one_is_refused_by_its_name(path: str, field: str, value: Any) -> None:
     status, answer, edge = await ask(path, **{field: value})
     assert (status, edge.generator.calls) == (400, [])
     named = answer["error"].get("param") or answer["error"]["message"]
@@ -89,7 +89,7 @@ async def test_g21_a_wrong_one_is_refused_by_its_name(path: str, field: str, val
 
 @EVERY_ENDPOINT
 @pytest.mark.parametrize("name", LIMITS)
-async def test_g21_a_limit_is_one_under_each_of_its_names(path: str, name: str) -> None:
+async def test_k04_a_limit_is_one_under_each_of_its_names(path: str, name: str) -> None:
     if path == "/v1/messages" and name != "max_tokens":
         status, answer, _ = await ask(path, **{name: 8})
         assert status == 400
@@ -130,7 +130,7 @@ async def test_the_id_and_the_time_of_a_request_hold_on_each(path: str, stream: 
 
 @EVERY_ENDPOINT
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-async def test_g22_top_p_0_is_the_likeliest_token(path: str, temperature: float) -> None:
+async def test_k05_top_p_0_is_the_likeliest_token(path: str, temperature: float) -> None:
     for value in (0, 0.0, -0.0):
         sampling = (await call_of(path, top_p=value, temperature=temperature, top_k=40)).sampling
         assert (sampling.top_k, sampling.top_p, sampling.temperature) == (1, 1.0, temperature)

@@ -53,7 +53,7 @@ def described(wrong: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("path", FIELDS)
-async def test_g20_only_that_part_is_left_out(path: str, name: str) -> None:
+async def test_k03_only_that_part_is_left_out(path: str, name: str) -> None:
     schema = described(WRONG[name])
     for strict in (None, False):
         edge = make_edge(says("Hello"), model=hermes_model())
