@@ -28,8 +28,6 @@ _DEPENDENT: Mapping[str, tuple[str, ...]] = {
 _FIRST = ("$defs", "definitions", "type", "properties", "patternProperties", "prefixItems", "items")
 """Keywords on which others build, in the order in which they are added."""
 
-_LAST = ("additionalProperties", "additionalItems")
-
 Fails = Callable[[Mapping[str, Any]], bool]
 
 
@@ -134,8 +132,8 @@ class Weakening:
 
 
 def _in_order(part: Mapping[str, Any]) -> list[str]:
-    first, last = [name for name in _FIRST if name in part], [n for n in _LAST if n in part]
-    return [*first, *(name for name in part if name not in (*_FIRST, *_LAST)), *last]
+    first = [name for name in _FIRST if name in part]
+    return [*first, *(name for name in part if name not in _FIRST)]
 
 
 def _like(part: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:

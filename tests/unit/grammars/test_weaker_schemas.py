@@ -170,6 +170,16 @@ def test_k03_references_keep_their_meaning(compiler: GrammarCompiler) -> None:
     assert followed(compiler, tree) == wanted
 
 
+def test_keywords_are_kept_in_any_order(compiler: GrammarCompiler) -> None:
+    schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["a"],
+        "properties": {"a": {"type": "any"}},
+    }
+    assert followed(compiler, schema) == {**schema, "properties": {"a": {}}}
+
+
 def test_many_tools_with_one_pattern_keep_the_rest(compiler: GrammarCompiler) -> None:
     properties = {f"p{i}": {"type": "string", "pattern": ZOD_EMAIL} for i in range(100)}
     made = followed(compiler, {"type": "object", "properties": properties | {"z": OTHER}})

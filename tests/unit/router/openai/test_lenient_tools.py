@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.http_edge import make_edge, says
+from tests.fakes.http_edge import grammars_of, make_edge, says
 from tests.fakes.tool_models import hermes_model
 
 OTHER = {"type": "integer", "minimum": 3}
@@ -64,6 +64,7 @@ async def test_k03_only_that_part_is_left_out(path: str, name: str) -> None:
         first, second = (call.sampling.grammar for call in edge.generator.calls)
         assert first is not None
         assert first == second
+        grammars_of(edge.model).matcher(first)
         rule = next(line for line in first.text.splitlines() if line.startswith("call_0"))
         begin = rule.index("%json ") + len("%json ")
         enforced, _ = json.JSONDecoder().raw_decode(rule, begin)
