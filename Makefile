@@ -49,7 +49,7 @@ test-kernels: env  ## run the GPU kernels in Triton's interpreter, and compile e
 test-gpu: env  ## run and measure the GPU kernels on a card of this machine, some 3 minutes
 	$(BIN)/python -m tests.gpu.on_card $(ARGS)
 
-test-models: env  ## test a second model, Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had
+test-models: env  ## test tiny models that are odd, and Qwen2.5-Coder-0.5B-Instruct; skips where its packages cannot be had
 	-@$(MAKE) --no-print-directory model MODEL=qwen2.5-coder-0.5b
 	$(BIN)/python -m pytest tests/models --models $(ARGS)
 

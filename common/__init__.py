@@ -27,6 +27,7 @@ Configuration
     keys_folder         the keys of one process, read and checked
     secret_files        which files may hold a secret
     cache_folder        something is built in the cache folder once, whole or not at all
+    tokenizer_files a tokenizer's end token, and its tokens within a vocabulary
     trusted_folder      whether only this user and root can put files into a folder
     code_cache          where compiled kernels are kept
     file_stamp          what tells that a file has changed

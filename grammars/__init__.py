@@ -10,7 +10,9 @@ same text with the same options.
 - `own_stack`: a stack of a known size
 - `texts`: every kind of grammar as Lark text; choices; white space
 - `gbnf`: llama.cpp's form of grammars, and its translation to Lark
-- `dates`: dates of the calendar in schemas
+- `schema_walk`: the parts of a schema; `dates`: dates of the calendar in them
+- `exact_numbers`: which numbers mean themselves; `nothing_asked`: keywords that ask for nothing
+- `weaker_schemas`: what is left out of a tool's schema that is not strict
 - `places`: where in a schema a problem is
 - `parts`: what a grammar was written from
 - `compiler`: from a grammar and a tokenizer to a matcher, within limits; what is kept

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum, auto
 from typing import Any
 
 from common.errors import InvalidRequest
-from grammars.places import escaped
+from grammars.exact_numbers import (
+    GREATEST_INTEGER,
+    LEAST_INTEGER,
+    MAX_EXACT,
+    inexact_numbers,
+)
+from grammars.places import NAMED_PARTS, escaped
+from grammars.schema_walk import DATA
 
 MAX_DEPTH = 64
 """Of objects and lists within each other in a schema: llguidance reads 128 in all."""
@@ -23,35 +32,41 @@ MAX_PATTERNS = 12
 """Patterns that one text must all match, by `allOf`: their states multiply."""
 MAX_EMBEDDED = 256
 """JSON schemas within one Lark grammar; a tool's arguments are one."""
-LEAST_INTEGER = 513 - 2**63
-"""Of 64 bits. For those below, which are -2**63 as floating-point numbers, the compiler's recursion
-has no end; numbers of more bits are none of its integers."""
+
+_MAX_DIGITS = 40
+_WANTED_NUMBER = (
+    f"at most {MAX_EXACT}, up or down, or one that a 64-bit float holds, from {LEAST_INTEGER} to "
+    f"{GREATEST_INTEGER}"
+)
 
 _JSON = re.compile(r"%json\s*")
 
 
-def check_bounds(schema: Mapping[str, Any], source: str) -> None:
+def check_bounds(
+    schema: Mapping[str, Any], source: str, *, called: str = "the JSON schema"
+) -> None:
     """Raise `InvalidRequest` for a schema beyond one of the bounds, with the place.
 
     Recursion is not used: a schema may have more levels than Python's stack.
     """
-    parts: Sequence[tuple[str, Any]] = [("#", schema)]
+    parts: Sequence[tuple[str, Any, _Kind]] = [("#", schema, _Kind.SCHEMA)]
     for _ in range(MAX_DEPTH):
-        inner: list[tuple[str, Any]] = []
-        for place, part in parts:
+        inner: list[tuple[str, Any, _Kind]] = []
+        for place, part, kind in parts:
             if isinstance(part, Mapping):
-                _check_object(part, place, source)
+                for beyond in beyond_bounds(part, has_numbers=kind is _Kind.SCHEMA):
+                    raise InvalidRequest(f"{called} has {beyond.told(place)}", param=source or None)
             named = part.items() if isinstance(part, Mapping) else enumerate(part)
-            for name, value in named:
-                if isinstance(value, Mapping | list):
-                    inner.append((f"{place}/{escaped(str(name))}", value))
-                elif isinstance(value, int) and -(2**63) <= value < LEAST_INTEGER:
-                    _check_number(value, f"{place}/{escaped(str(name))}", source)
+            inner += [
+                (f"{place}/{escaped(str(name))}", value, _kind_of(name, kind))
+                for name, value in named
+                if isinstance(value, Mapping | list)
+            ]
         if not inner:
             return
         parts = inner
     raise InvalidRequest(
-        f"the JSON schema has more than {MAX_DEPTH} levels: wanted at most {MAX_DEPTH}",
+        f"{called} has more than {MAX_DEPTH} levels: wanted at most {MAX_DEPTH}",
         param=source or None,
     )
 
@@ -79,54 +94,83 @@ def check_lark(text: str, source: str) -> None:
             check_bounds(schema, source)
 
 
-def _check_object(schema: Mapping[str, Any], place: str, source: str) -> None:
-    _check_optional(schema, place, source)
-    _check_multiple(schema.get("multipleOf"), place, source)
+class _Kind(Enum):
+    """What an object or a list of a schema is. References may make a schema of data as well."""
+
+    SCHEMA = auto()
+    NAMES = auto()
+    DATA = auto()
+
+
+def _kind_of(name: str | int, around: _Kind) -> _Kind:
+    """Return what stands under a keyword, a name or an index."""
+    if around is not _Kind.SCHEMA:
+        return _Kind.SCHEMA if around is _Kind.NAMES else _Kind.DATA
+    if name in NAMED_PARTS:
+        return _Kind.NAMES
+    return _Kind.DATA if name in DATA else _Kind.SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A keyword of a schema that is beyond a bound, and the sentence about it."""
+
+    keyword: str
+    what: str
+    wanted: str
+    within: str = ""
+
+    def told(self, place: str) -> str:
+        """Return what is told of it in the part at `place`."""
+        return f"{self.what} at {place}{self.within}: wanted {self.wanted}"
+
+
+def beyond_bounds(schema: Mapping[str, Any], *, has_numbers: bool = True) -> Iterator[Beyond]:
+    """Yield what is beyond a bound in one part of a schema, the parts in it not included.
+
+    `has_numbers`: its bounds and constants count, too.
+    """
+    num_optional = _num_optional(schema)
+    if num_optional > MAX_OPTIONAL:
+        what = f"{num_optional} optional properties"
+        wanted = f"at most {MAX_OPTIONAL}; names in `required` do not count"
+        yield Beyond("properties", what, wanted)
+    multiple = schema.get("multipleOf")
+    if _has_many_remainders(multiple):
+        wanted = f"at most {MAX_MULTIPLE}, digits behind the point included, or a power of ten"
+        yield Beyond("multipleOf", f"a `multipleOf` of {multiple}", wanted)
     together = schema.get("allOf")
     if isinstance(together, list):
         num_patterns = sum(isinstance(one, dict) and "pattern" in one for one in together)
         if num_patterns > MAX_PATTERNS:
-            raise InvalidRequest(
-                f"the JSON schema has {num_patterns} patterns in {place}/allOf: wanted at most "
-                f"{MAX_PATTERNS}",
-                param=source or None,
-            )
+            wanted = f"at most {MAX_PATTERNS}"
+            yield Beyond("allOf", f"{num_patterns} patterns", wanted, "/allOf")
+    for place, number in inexact_numbers(schema) if has_numbers else ():
+        what = f"the number {_shown(number)}"
+        yield Beyond(place.partition("/")[0], what, _WANTED_NUMBER, f"/{place}")
 
 
-def _check_optional(schema: Mapping[str, Any], place: str, source: str) -> None:
+def _num_optional(schema: Mapping[str, Any]) -> int:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping):
-        return
+        return 0
     listed = required if isinstance(required, list) else []
     names = {name for name in listed if isinstance(name, str)}
-    num_optional = sum(name not in names for name in properties)
-    if num_optional > MAX_OPTIONAL:
-        raise InvalidRequest(
-            f"the JSON schema has {num_optional} optional properties at {place}: wanted at most "
-            f"{MAX_OPTIONAL}; names in `required` do not count",
-            param=source or None,
-        )
+    return sum(name not in names for name in properties)
 
 
-def _check_multiple(value: object, place: str, source: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    number = Decimal(str(value))
+def _has_many_remainders(multiple: object) -> bool:
+    if isinstance(multiple, bool) or not isinstance(multiple, int | float):
+        return False
+    number = Decimal(str(multiple))
     if not number.is_finite():
-        return
+        return False
     _, digits, exponent = number.normalize().as_tuple()
     assert isinstance(exponent, int)
     scaled = int("".join(map(str, digits))) * 10 ** max(0, exponent)
-    if scaled > MAX_MULTIPLE and digits != (1,):
-        raise InvalidRequest(
-            f"the JSON schema has a `multipleOf` of {value} at {place}: wanted at most "
-            f"{MAX_MULTIPLE}, digits behind the point included, or a power of ten",
-            param=source or None,
-        )
+    return scaled > MAX_MULTIPLE and digits != (1,)
 
 
-def _check_number(value: int, place: str, source: str) -> None:
-    raise InvalidRequest(
-        f"the JSON schema has the number {value} at {place}: wanted at least {LEAST_INTEGER}",
-        param=source or None,
-    )
+def _shown(number: int | float) -> str:
+    text = str(number)
+    return text if len(text) <= _MAX_DIGITS else f"{text[:_MAX_DIGITS]}…"

@@ -11,6 +11,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -21,6 +23,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from common.errors import CheckpointError, InternalError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.histogram import Histogram, HistogramView
+from common.tokenizer_files import within_vocabulary
 from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
 from grammars.heap import allocated_bytes
 from grammars.kept import KeptGrammars
@@ -28,6 +31,7 @@ from grammars.own_stack import on_own_stack
 from grammars.parts import GrammarParts, SchemaPart
 from grammars.places import Trials, place_of
 from grammars.texts import as_lark, compiled_text, json_rule, schema_of
+from grammars.weaker_schemas import Weakening
 
 STACK_BYTES = 32 << 20
 """Of the thread that compiles: more than any trial may take."""
@@ -112,7 +116,7 @@ class GrammarCompiler:
         if not path.exists() or not ends:
             return None
         try:
-            text = path.read_text(encoding="utf-8")
+            text = within_vocabulary(path.read_text(encoding="utf-8"), vocab_size)
             added = json.loads(text).get("added_tokens") or []
             texts = [str(one["content"]) for one in added]
             tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
@@ -194,20 +198,47 @@ class GrammarCompiler:
             found = self._compiled_for_all(grammar, ours)
         return found.deep_copy()
 
-    def check(self, grammar: Grammar, parts: GrammarParts) -> None:
-        """Raise `InvalidRequest`, with the part at fault, for what cannot be followed."""
+    def check(self, grammar: Grammar, parts: GrammarParts) -> Grammar:
+        """Return the grammar that can be followed in place of `grammar`, most often itself.
+
+        From the schemas that are lenient the parts are left out that cannot be enforced. Raises
+        `InvalidRequest`, with the part at fault, for what cannot be followed otherwise.
+        """
         if parts.asked is not None and parts.asked.kind is GrammarKind.JSON_SCHEMA:
             schema_of(parts.asked)
         for part in parts.schemas:
-            check_bounds(part.schema, part.source)
+            if not part.is_lenient:
+                check_bounds(part.schema, part.source, called=f"the JSON schema of {part.source}")
         try:
             self.matcher(grammar)
         except InvalidRequest:
             if parts.asked is not None:
                 self.matcher(parts.asked)
+            weaker_one = self._weaker(grammar, parts.schemas)
+            if weaker_one != grammar:
+                with suppress(InvalidRequest):
+                    self.matcher(weaker_one)
+                    return weaker_one
             if parts.schemas:
-                self._refuse_part(grammar, parts.schemas)
+                self._refuse_part(weaker_one, parts.schemas)
             raise
+        return grammar
+
+    def _weaker(self, grammar: Grammar, schemas: Iterable[SchemaPart]) -> Grammar:
+        """Return `grammar` with schemas in place of the lenient ones that can be followed."""
+        text = grammar.text
+
+        def fails(schema: Mapping[str, Any]) -> bool:
+            rule = json_rule(schema, is_lenient=True)
+            return bool(_problem(self._compile(f"start: {rule}", _LIMITS)))
+
+        weakening = Weakening(fails)
+        for part in schemas:
+            if part.is_lenient and fails(part.schema):
+                rule = json_rule(part.schema, is_lenient=True)
+                made = {"type": "object"} | weakening.of(part.schema)
+                text = text.replace(rule, json_rule(made, is_lenient=True))
+        return replace(grammar, text=text)
 
     def forget(self, grammar: Grammar) -> None:
         """Compile this grammar anew when it is asked for again.

@@ -14,8 +14,8 @@ MAX_TRIED_CHARS = 512 << 10
 
 NAMED_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords of a schema whose values are schemas by name."""
-_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else")
+LISTED_PARTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+SINGLE_PARTS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else")
 _DEFINITIONS = ("$defs", "definitions")
 
 
@@ -74,13 +74,13 @@ def _children(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
             for key, child in value.items():
                 if isinstance(child, dict):
                     yield f"{name}/{escaped(key)}", child
-    for name in _LISTED:
+    for name in LISTED_PARTS:
         value = schema.get(name)
         if isinstance(value, list):
             for index, child in enumerate(value):
                 if isinstance(child, dict):
                     yield f"{name}/{index}", child
-    for name in _SINGLE:
+    for name in SINGLE_PARTS:
         value = schema.get(name)
         if isinstance(value, dict):
             yield name, value

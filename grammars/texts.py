@@ -16,10 +16,15 @@ import llguidance
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.bounds import check_bounds
-from grammars.dates import with_calendar
+from grammars.dates import add_calendar
+from grammars.exact_numbers import with_whole_bounds
+from grammars.nothing_asked import drop_nothings
+from grammars.schema_walk import copied_parts
+from grammars.weaker_schemas import leave_out_beyond
 
 _WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
+_SPACES = r" \t\n\r\f\v"
 # Comments and literals without an end count as well: so no character is read twice.
 _LITERALS = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?')
 
@@ -27,12 +32,31 @@ _LITERALS = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)+/?')
 def json_rule(schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
     """Return the right side of a Lark rule that describes a JSON value of `schema`.
 
-    With `is_lenient` what cannot be enforced is left out, where llguidance can do that.
+    With `is_lenient` what cannot be enforced is left out, as far as that is known before the schema
+    is compiled.
     """
     options = {**_WHITE_SPACE, "lenient": True} if is_lenient else _WHITE_SPACE
+    whole = dict(schema)
+    for part in copied_parts(whole):
+        drop_nothings(part)
+        with_whole_bounds(part)
+        if is_lenient:
+            leave_out_beyond(part)
+        add_calendar(part)
     # Not escaped: `compiled_text` looks for the texts of tokens in it.
-    described = json.dumps({**with_calendar(schema), "x-guidance": options}, ensure_ascii=False)
+    described = json.dumps({**whole, "x-guidance": options}, ensure_ascii=False)
     return f"%json {described}"
+
+
+def ascii_regex(pattern: str) -> str:
+    """Return a regular expression between slashes; `\\d`, `\\s` and `\\w` are ASCII, as elsewhere.
+
+    They are so in other servers' expressions, and what reads an answer takes no other digits.
+    """
+    # A space is escaped: as it is, the flag x would leave it out.
+    return llguidance.regex_to_lark(pattern, use_ascii="dws").replace(
+        _SPACES, rf"\x20{_SPACES[1:]}"
+    )
 
 
 def choice_grammar(choices: Sequence[str], source: str) -> Grammar:
@@ -53,7 +77,7 @@ def as_lark(grammar: Grammar, rule: str) -> str:
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         return f"{rule}: {json_rule(schema_of(grammar))}"
     if grammar.kind is GrammarKind.REGEX:
-        return f"{rule}: /{llguidance.regex_to_lark(grammar.text)}/"
+        return f"{rule}: /{ascii_regex(grammar.text)}/"
     return grammar.text if rule == "start" else f"{rule}: %lark {{\n{grammar.text}\n}}"
 
 

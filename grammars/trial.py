@@ -106,11 +106,12 @@ def is_final(status: int) -> bool:
 
 def _verdict(trial: Trial, compiler: GrammarCompiler | None, limits: TrialLimits) -> Verdict:
     if isinstance(trial.grammar, Gbnf):
-        return Verdict(translation=lark_of_gbnf(trial.grammar))
+        return Verdict(instead=lark_of_gbnf(trial.grammar))
     assert compiler is not None
+    followed = None
     try:
-        compiler.check(trial.grammar, trial.parts)
-        num_bytes = compiler.bytes_of(trial.grammar)
+        followed = compiler.check(trial.grammar, trial.parts)
+        num_bytes = compiler.bytes_of(followed)
     except Overloaded:  # more than all that may be kept
         num_bytes = MAX_KEPT_BYTES
     if num_bytes > limits.compiled_bytes:
@@ -119,7 +120,7 @@ def _verdict(trial: Trial, compiler: GrammarCompiler | None, limits: TrialLimits
             f"compiled: wanted at most {limits.compiled_bytes // _MIB} MiB",
             param=trial.grammar.source or None,
         )
-    return Verdict(num_bytes)
+    return Verdict(num_bytes, None if followed == trial.grammar else followed)
 
 
 def _limit_this_process(limits: TrialLimits) -> None:

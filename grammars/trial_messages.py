@@ -32,10 +32,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a trial found: how many bytes the compiled grammar takes, or the translation."""
+    """What a trial found: how many bytes the compiled grammar takes, and what is followed instead.
+
+    That is the translation of GBNF, or a grammar of which parts were left out; None: the grammar.
+    """
 
     num_bytes: int = 0
-    translation: Grammar | None = None
+    instead: Grammar | None = None
 
 
 def packed(message: Mapping[str, Any]) -> bytes:
@@ -102,10 +105,9 @@ def grammar_of_fields(fields: list[str]) -> Grammar:
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON."""
-    translation = verdict.translation
     return {
         "num_bytes": verdict.num_bytes,
-        "translation": None if translation is None else grammar_fields(translation),
+        "instead": None if verdict.instead is None else grammar_fields(verdict.instead),
     }
 
 
@@ -122,8 +124,8 @@ def verdict_of(fields: Mapping[str, Any]) -> Verdict:
     That is `InvalidRequest`, `Overloaded`, `DeadlineExceeded` or `InternalError`.
     """
     if "error" not in fields:
-        translation = fields["translation"]
-        found = None if translation is None else grammar_of_fields(translation)
+        instead = fields["instead"]
+        found = None if instead is None else grammar_of_fields(instead)
         return Verdict(fields["num_bytes"], found)
     kind, message = fields["error"], fields["message"]
     if kind == "InvalidRequest":

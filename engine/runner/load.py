@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
 from common.token_budget import num_speculative_tokens
+from common.tokenizer_files import known_ids
 from engine.runner.checkpoint import Checkpoint, expected_shapes
 from engine.runner.cpu_settings import check_cpu_settings
 from engine.runner.grammar_masks import GrammarMasks
@@ -41,7 +42,7 @@ def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int],
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder: wanted one with config.json and weights")
     spec = read_decoder_spec(folder)
-    eos_token_ids = read_eos_token_ids(folder)
+    eos_token_ids = known_ids(read_eos_token_ids(folder), spec.vocab_size)
     checkpoint = Checkpoint(folder, spec)
     if model.max_model_len > spec.max_position:
         raise ConfigError(

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import CheckpointError
+from common.tokenizer_files import tokenizer_end_ids
 
 _MAX_JSON_BYTES = 64 << 20
 _MAX_SHOWN = 200
@@ -310,11 +311,12 @@ def _rope_spec(config: _Config, default_theta: float, max_position: int) -> Rope
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the end-of-sequence ids of config.json and, if it exists, generation_config.json.
+    """Return the end-of-sequence ids of config.json, generation_config.json and the tokenizer.
 
-    Raises `CheckpointError` for values that are not token ids.
+    The files but the first may be missing. Raises `CheckpointError` for values that are not token
+    ids.
     """
-    found: set[int] = set()
+    found: set[int] = set(tokenizer_end_ids(folder))
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         if name == "generation_config.json" and not path.exists():

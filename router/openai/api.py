@@ -239,6 +239,8 @@ class OpenAiApi:
             self._model.new_detokenizer(
                 choice.prompt_token_ids if plan.continues_prompt else (),
                 with_special_tokens=plan.shows_special_tokens,
+                # An answer that follows a constraint alone has the text that it describes.
+                keeps_first_space=plan.grammar is not None and plan.syntax.is_plain,
             ),
             plan.stop,
             min_tokens=choice.sampling.min_tokens,

@@ -12,7 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
 from common.grammar import Grammar
@@ -58,8 +58,8 @@ class BodyPlanner:
         self._trials = trials
         # One thread: each further one would hold the interpreter's lock as often as the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
-        self._compiled: dict[Grammar, None] = {}
-        self._compiled_bytes = 0
+        self._followed: dict[Grammar, Grammar] = {}
+        self._followed_bytes = 0
 
     async def plan(
         self, kind: RequestKind, body: bytes, max_model_len: int, client: str = ""
@@ -73,15 +73,19 @@ class BodyPlanner:
             plan = await self._planned(kind, body, max_model_len, _leave_to_a_trial)
         except _NeedsTranslation as needs:
             verdict = await asyncio.wrap_future(self._trials.begin(Trial(needs.gbnf), client))
-            lark = verdict.translation
+            lark = verdict.instead
             assert lark is not None
             plan = await self._planned(kind, body, max_model_len, lambda gbnf: lark)
         grammar = plan.grammar
-        if grammar is not None and grammar not in self._compiled:
+        if grammar is None:
+            return plan
+        followed = self._followed.get(grammar)
+        if followed is None:
             trial = Trial(grammar, plan.grammar_parts)
-            await asyncio.wrap_future(self._trials.begin(trial, client))
-            self._remember(grammar)
-        return plan
+            verdict = await asyncio.wrap_future(self._trials.begin(trial, client))
+            followed = verdict.instead or grammar
+            self._remember(grammar, followed)
+        return plan if followed == grammar else _following(plan, followed)
 
     async def _planned(
         self,
@@ -103,13 +107,24 @@ class BodyPlanner:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, planner.plan, kind, body)
 
-    def _remember(self, grammar: Grammar) -> None:
-        """Note that a grammar compiles."""
-        if grammar in self._compiled:
+    def _remember(self, grammar: Grammar, followed: Grammar) -> None:
+        """Note what is followed where a request has `grammar`, and that it compiles."""
+        if grammar in self._followed:
             return
-        self._compiled[grammar] = None
-        self._compiled_bytes += len(grammar.text)
-        while self._compiled_bytes > MAX_REMEMBERED_BYTES:
-            oldest = next(iter(self._compiled))
-            del self._compiled[oldest]
-            self._compiled_bytes -= len(oldest.text)
+        self._followed[grammar] = followed
+        self._followed_bytes += _weight(grammar, followed)
+        while self._followed_bytes > MAX_REMEMBERED_BYTES:
+            oldest = next(iter(self._followed))
+            self._followed_bytes -= _weight(oldest, self._followed.pop(oldest))
+
+
+def _following(plan: RequestPlan, grammar: Grammar) -> RequestPlan:
+    """Return the same plan with another grammar of all choices."""
+    choices = tuple(
+        replace(one, sampling=replace(one.sampling, grammar=grammar)) for one in plan.choices
+    )
+    return replace(plan, choices=choices)
+
+
+def _weight(grammar: Grammar, followed: Grammar) -> int:
+    return len(grammar.text) + (0 if followed is grammar else len(followed.text))

@@ -57,7 +57,7 @@ from router.openai.translations import (
 )
 from router.openai.unknown_fields import named_fields
 from router.text.context_limits import output_limit
-from router.text.text_model import TextModel
+from router.text.text_model import TextModel, filters_of_nodes
 from router.text.usage import UsageEvents
 from router.tools.answer_parser import PLAIN, AnswerSyntax
 
@@ -190,7 +190,7 @@ class Planner:
             plan = self._plan_chat(translation.chat, scored_by=(), name=translation.places.of)
         except InvalidRequest as error:
             raise translation.places.in_words_of_client(error) from None
-        ignored = named_fields(translation.body.unknown_fields())
+        ignored = named_fields(translation.unknown_fields())
         return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
 
     def _plan_chat(
@@ -335,20 +335,15 @@ class Planner:
     def _sampling_fields(self, body: SamplingFields) -> dict[str, Any]:
         fields: dict[str, Any] = dict(self._model.default_sampling)
         for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "min_tokens",
+            *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+            *("frequency_penalty", "min_tokens"),
         ):
             value = getattr(body, name)
             if value is not None:
                 fields[name] = value
-        if "top_k" in fields:  # -1 is the field's other word for "all"
-            fields["top_k"] = min(0 if fields["top_k"] == -1 else fields["top_k"], self._vocab)
+        fields = filters_of_nodes(fields)
+        if "top_k" in fields:
+            fields["top_k"] = min(fields["top_k"], self._vocab)
         stop_token_ids = body.stop_token_ids or []
         check_token_ids(stop_token_ids, "stop_token_ids", self._vocab)
         fields["stop_token_ids"] = tuple(stop_token_ids)

@@ -115,8 +115,11 @@ def _regex(value: Any, name: str) -> Grammar:
 
 
 def _choice(value: Any, name: str) -> Grammar:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list):
         raise _wrong(name, value, "a list of texts")
+    for index, one in enumerate(value):
+        if not isinstance(one, str):
+            raise _wrong(f"{name}.{index}", one, "a text, as an answer is one")
     return choice_grammar(value, name)
 
 

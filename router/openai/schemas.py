@@ -27,6 +27,8 @@ from router.openai.json_limits import check_structure
 
 Nothing = tuple[Any, ...]
 
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""The names that the endpoints have for the most tokens of an answer."""
 _MAX_NAME_CHARS = 200
 
 _UNION_ARMS = ("str", "list[str]", "list[any]", "bool")
@@ -59,15 +61,38 @@ class WholeBody(Body):
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group, each once, in no order."""
-        known = self.harmless.union(self.not_supported)
+        known = self.harmless.union(self.not_supported, LIMITS)
         return [name for name in self.model_extra or () if name not in known]
 
     def refuse_unsupported(self) -> None:
-        """Raise `InvalidRequest` for a field that would change the answer."""
+        """Raise `InvalidRequest` for a field that would change the answer.
+
+        A limit that has its name from another endpoint is taken, unless the two are different.
+        """
         extra = self.model_extra or {}
+        own = next(name for name in LIMITS if name in type(self).model_fields)
+        for name in LIMITS:
+            if extra.get(name) is not None:
+                self._take_limit(name, extra[name], own)
         for name, nothing in self.not_supported.items():
             if name in extra and extra[name] not in nothing:
                 raise InvalidRequest(f"{name} is not supported by this server", param=name)
+
+    def _take_limit(self, name: str, most: Any, own: str) -> None:
+        if not isinstance(most, int) or isinstance(most, bool):
+            raise InvalidRequest(f"{name}: input should be a valid integer", param=name)
+        given = [
+            (other, getattr(self, other))
+            for other in LIMITS
+            if other in type(self).model_fields and getattr(self, other) is not None
+        ]
+        for other, value in given:
+            if value != most:
+                raise InvalidRequest(
+                    f"{name} is {most} and {other} is {value}: wanted one limit", param=name
+                )
+        if not given:
+            setattr(self, own, most)
 
 
 class SamplingFields(WholeBody):

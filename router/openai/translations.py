@@ -12,6 +12,12 @@ from router.openai.places import Places
 from router.openai.responses import request as responses
 from router.openai.schemas import ChatBody, WholeBody, parse_body, parse_fields
 
+EVERYWHERE = (
+    *("cache_salt", "priority", "min_tokens", "ignore_eos", "stop_token_ids"),
+    "truncate_prompt_tokens",
+)
+"""Fields of chats about isolation and limits, which mean the same on every endpoint."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
@@ -25,6 +31,10 @@ class Translation:
     places: Places
     repeated: Mapping[str, Any]
 
+    def unknown_fields(self) -> list[str]:
+        """Return the fields that are in no group, each once, in no order."""
+        return [name for name in self.body.unknown_fields() if name not in EVERYWHERE]
+
 
 def translated_response(raw: bytes) -> Translation:
     """Translate a body of `/v1/responses`. Raises `InvalidRequest`."""
@@ -32,7 +42,9 @@ def translated_response(raw: bytes) -> Translation:
     places = Places(responses.PLACES)
     fields = responses.chat_of_response(body, places)
     repeated = responses.repeated_fields(body)
-    return Translation(chat=_chat(fields, places), body=body, places=places, repeated=repeated)
+    return Translation(
+        chat=_chat(body, fields, places), body=body, places=places, repeated=repeated
+    )
 
 
 def translated_message(raw: bytes) -> Translation:
@@ -40,10 +52,12 @@ def translated_message(raw: bytes) -> Translation:
     body = parse_body(messages.MessageBody, raw)
     places = Places(messages.PLACES)
     fields = messages.chat_of_message(body, places)
-    return Translation(chat=_chat(fields, places), body=body, places=places, repeated={})
+    return Translation(chat=_chat(body, fields, places), body=body, places=places, repeated={})
 
 
-def _chat(fields: Mapping[str, Any], places: Places) -> ChatBody:
+def _chat(body: WholeBody, fields: Mapping[str, Any], places: Places) -> ChatBody:
+    extra = body.model_extra or {}
+    fields = {**fields, **{name: extra[name] for name in EVERYWHERE if name in extra}}
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         return parse_fields(ChatBody, given)

@@ -32,6 +32,7 @@ class Detokenizer:
         special_token_ids: Container[int],
         continues: Sequence[int] = (),
         *,
+        behind: Sequence[int] = (),
         whole_text: Callable[[int], str | None] = lambda _: None,
     ) -> None:
         """Start an answer.
@@ -39,13 +40,14 @@ class Detokenizer:
         `decode` turns ids into text; tokens in `special_token_ids` have no text. `whole_text`
         returns the text of a token if that is whole and the same everywhere, and None for others.
         `continues` are tokens that the answer directly continues, as a completion continues its
-        prompt: some decoders drop the space before the first token of a text.
+        prompt: some decoders drop the space before the first token of a text. Where there are
+        none, the text is as it would be `behind` those tokens.
         """
         self._decode = decode
         self._special = special_token_ids
         self._context = [
             token for token in continues[-MAX_PENDING:] if token not in special_token_ids
-        ]
+        ] or list(behind)
         self._context_text = decode(self._context)
         if self._context_text.endswith(_REPLACEMENT):  # ends inside a character: no context
             self._context, self._context_text = [], ""

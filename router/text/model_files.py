@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
+from common.tokenizer_files import within_vocabulary
 
 MAX_JSON_BYTES = 64 << 20
 
@@ -34,8 +35,10 @@ def read_json_if_there(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
+def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     """Read `tokenizer.json`, without padding and truncation that training may have left in it.
+
+    Tokens that the model does not have, of which there are `vocab_size`, are left out.
 
     Raises `CheckpointError` when it is missing or broken.
     """
@@ -44,6 +47,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{path} is missing")
     try:
         tokenizer = Tokenizer.from_file(str(path))
+        if max(tokenizer.get_vocab().values(), default=0) >= vocab_size:
+            text = within_vocabulary(path.read_text(encoding="utf-8"), vocab_size)
+            tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare `Exception`
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     tokenizer.no_padding()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from common.model_names import model_names
 from common.request import SamplingParams
+from common.tokenizer_files import known_ids, tokenizer_end_ids
 from router.text.chat_template import ChatOptions
 from router.text.context_limits import ContextExceeded
 from router.text.conversation import ChatSettings, Conversation
@@ -40,8 +41,8 @@ _PROBE_CHARS_PER_TOKEN = 32
 class TextModel:
     """The text side of the model that the cluster serves.
 
-    Requests may name it by one of `other_names` too.
-    `eos_token_ids` are those of config.json and of generation_config.json: nodes stop at both.
+    Requests may name it by one of `other_names` too. `eos_token_ids` are those of config.json, of
+    generation_config.json and of the tokenizer, as far as the model has them: nodes stop at all.
     `default_sampling` are `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` of
     generation_config.json: the model's defaults for parameters that a request does not set.
     `has_special_tags`: tags of calls or of thinking are special tokens, which have no text.
@@ -58,6 +59,7 @@ class TextModel:
     _special_text: SpecialText
     _describe: DescribeToken
     _whole_texts: TokenTextCache
+    _plain_token: tuple[int, ...]
     has_special_tags: bool
     chat: Conversation
 
@@ -79,9 +81,15 @@ class TextModel:
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder: wanted a Hugging Face checkpoint")
         config = read_json(folder / "config.json")
-        tokenizer = read_tokenizer(folder)
+        vocab_size = _positive_int(config, "vocab_size", folder)
+        tokenizer = read_tokenizer(folder, vocab_size)
         tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
         generation = read_json_if_there(folder / "generation_config.json")
+        ends = (
+            _eos_token_ids(generation, folder / "generation_config.json")
+            | _eos_token_ids(config, folder / "config.json")
+            | tokenizer_end_ids(folder)
+        )
         added = tokenizer.get_added_tokens_decoder()
         texts = {token.content for token in added.values()}
         name, *other_names = (
@@ -92,15 +100,15 @@ class TextModel:
             name=name,
             other_names=tuple(other_names),
             max_model_len=_context_length(config, max_model_len, folder),
-            vocab_size=_positive_int(config, "vocab_size", folder),
-            eos_token_ids=_eos_token_ids(generation, folder / "generation_config.json")
-            | _eos_token_ids(config, folder / "config.json"),
+            vocab_size=vocab_size,
+            eos_token_ids=known_ids(ends, vocab_size),
             default_sampling=_default_sampling(generation, folder),
             _tokenizer=tokenizer,
             _special_token_ids=frozenset(i for i, token in added.items() if token.special),
             _special_text=SpecialText([one.content for one in added.values() if one.special]),
             _describe=_described_tokens(TokenBytes(tokenizer)),
             _whole_texts=TokenTextCache(tokenizer),
+            _plain_token=_plain_token(tokenizer),
             has_special_tags=any(
                 one.special and one.content in talk.tag_tokens for one in added.values()
             ),
@@ -185,19 +193,34 @@ class TextModel:
         return self._tokenizer.decode(token_ids, skip_special_tokens=not with_special_tokens)
 
     def new_detokenizer(
-        self, continues: Sequence[int] = (), *, with_special_tokens: bool = False
+        self,
+        continues: Sequence[int] = (),
+        *,
+        with_special_tokens: bool = False,
+        keeps_first_space: bool = False,
     ) -> Detokenizer:
-        """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues."""
+        """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues.
+
+        With `keeps_first_space` the first token has the space that it has behind other ones.
+        """
         return Detokenizer(
             partial(self.decode, with_special_tokens=with_special_tokens),
             frozenset() if with_special_tokens else self._special_token_ids,
             continues,
+            behind=self._plain_token if keeps_first_space else (),
             whole_text=self._whole_texts.__getitem__,
         )
 
     def describe_token(self, token_id: int) -> TokenText:
         """Return how logprobs show a token."""
         return self._describe(token_id)
+
+
+def _plain_token(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return a token of letters alone, if there is one."""
+    ids = range(tokenizer.get_vocab_size())
+    found = (i for i in ids if (text := tokenizer.decode([i])).isascii() and text.isalpha())
+    return tuple(islice(found, 1))
 
 
 def _described_tokens(token_bytes: TokenBytes) -> DescribeToken:
@@ -237,6 +260,20 @@ def _eos_token_ids(config: Mapping[str, Any], path: Path) -> frozenset[int]:
     return frozenset(ids)
 
 
+def filters_of_nodes(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling fields as nodes have them.
+
+    `top_p` 0 keeps the likeliest token alone, which is their `top_k` 1, and `top_k` -1 is another
+    word for all.
+    """
+    made = dict(fields)
+    if made.get("top_k") == -1:
+        made["top_k"] = 0
+    if made.get("top_p") == 0:
+        made |= {"top_k": 1, "top_p": 1.0}
+    return made
+
+
 def _default_sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, float]:
     path = folder / "generation_config.json"
     chosen = {
@@ -245,7 +282,7 @@ def _default_sampling(generation: Mapping[str, Any], folder: Path) -> dict[str, 
         if generation.get(key) is not None
     }
     try:
-        SamplingParams(max_tokens=1, **chosen)  # type: ignore[arg-type]
+        SamplingParams(max_tokens=1, **filters_of_nodes(chosen))
     except InvalidRequest as error:
         raise CheckpointError(f"{path}: {error}") from error
     return chosen

@@ -356,10 +356,10 @@ class TriesHere:
         verdict = Future[Verdict]()
         try:
             if isinstance(trial.grammar, Gbnf):
-                verdict.set_result(Verdict(translation=lark_of_gbnf(trial.grammar)))
+                verdict.set_result(Verdict(instead=lark_of_gbnf(trial.grammar)))
             else:
-                grammars_of(self._model).check(trial.grammar, trial.parts)
-                verdict.set_result(Verdict(1))
+                followed = grammars_of(self._model).check(trial.grammar, trial.parts)
+                verdict.set_result(Verdict(1, None if followed == trial.grammar else followed))
         except InvalidRequest as error:
             verdict.set_exception(error)
         return verdict

@@ -14,16 +14,17 @@ from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
 from engine.runner import preparation
 from grammars import kept, trial_queue
 from grammars.bounds import (
-    LEAST_INTEGER,
     MAX_DEPTH,
     MAX_EMBEDDED,
     MAX_MULTIPLE,
     MAX_OPTIONAL,
     MAX_PATTERNS,
 )
+from grammars.exact_numbers import GREATEST_INTEGER, LEAST_INTEGER, MAX_EXACT
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
 from grammars.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
 from grammars.trial_server import MAX_TRIAL_S
+from grammars.weaker_schemas import MAX_TRIED_CHARS, MAX_TRIES
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.core import limits as kv
 from kv_transfer.rdma import rdma_lane
@@ -167,7 +168,13 @@ ROUTER = {
         f"{MAX_MULTIPLE:,}, or a power of ten"
     ),
     "patterns in one `allOf`": str(MAX_PATTERNS),
-    "integers of 64 bits in a schema": f"at least {LEAST_INTEGER}",
+    "integers in a schema": (
+        f"{MAX_EXACT}, up or down; beyond that those that a 64-bit float holds, from "
+        f"{LEAST_INTEGER} to {GREATEST_INTEGER}"
+    ),
+    "parts of tools' schemas that are tried, to find what cannot be enforced": (
+        f"{MAX_TRIES}, {size(MAX_TRIED_CHARS)} of JSON"
+    ),
     "JSON schemas in a Lark grammar": str(MAX_EMBEDDED),
     **trial_limits(ROUTER_LIMITS),
     "grammars that wait to be compiled": str(trial_queue.MAX_WAITING),

@@ -23,7 +23,7 @@ PLACES = {
     "the least integer": "the number -9223372036854775808 at #/const:",
     "an integer that rounds to it": "the number -9223372036854775806 at #/enum/1:",
     "the least integer in Lark": "the number -9223372036854775808 at #/const:",
-    "many patterns at once": "26 patterns in #/allOf:",
+    "many patterns at once": "26 patterns at #/allOf:",
     "many levels in Lark": "more than 64 levels:",
     "very many schemas": "more than 256 JSON schemas:",
 }
@@ -65,11 +65,6 @@ def test_usual_remainders_are_taken(multiple: Any) -> None:
 def test_remainders_of_many_states_are_refused(multiple: float) -> None:
     with pytest.raises(InvalidRequest, match="wanted at most 100000"):
         check_bounds({"multipleOf": multiple}, "field")
-
-
-@pytest.mark.parametrize("number", [-(2**63) - 1, 1 - 2**62, 2**64, -(2.0**63), -1e300])
-def test_large_numbers_are_no_concern(number: float) -> None:
-    check_bounds({"const": number, "minimum": number}, "field")
 
 
 @pytest.mark.parametrize(

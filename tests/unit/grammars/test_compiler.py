@@ -67,8 +67,12 @@ def test_json_has_one_form(compiler: GrammarCompiler) -> None:
             "#/properties/a/items",
             "uniqueI",
         ),
-        ({"anyOf": [{}, {"if": {}}]}, "#/anyOf/1", "if"),
-        ({"$defs": {"x": {"contains": {}}}, "$ref": "#/$defs/x"}, "#/$defs/x", "contains"),
+        ({"anyOf": [{}, {"if": {}, "then": {"type": "null"}}]}, "#/anyOf/1", "if"),
+        (
+            {"$defs": {"x": {"contains": {"type": "null"}}}, "$ref": "#/$defs/x"},
+            "#/$defs/x",
+            "contains",
+        ),
         ({"properties": {"a~/b": {"type": "word"}}}, "#/properties/a~0~1b", "Invalid type"),
         ({"items": {"$ref": "https://example.org/a"}}, "#/items", "example.org"),
         ({"properties": {"a": {"pattern": "(?<=a)b"}}}, "#/properties/a", "look-around"),
@@ -143,8 +147,8 @@ def test_objects_that_are_too_large_together_are_refused(compiler: GrammarCompil
 
 
 def test_the_properties_of_a_tool_are_counted_too(compiler: GrammarCompiler) -> None:
-    part = SchemaPart(schema=with_properties(2000), source="tools[0]", is_lenient=True)
-    with pytest.raises(InvalidRequest, match="2000 optional properties at #:") as refused:
+    part = SchemaPart(schema=with_properties(2000), source="tools[0]", is_lenient=False)
+    with pytest.raises(InvalidRequest, match=r"of tools\[0\] has 2000 optional prop") as refused:
         compiler.check(schema({"type": "null"}), GrammarParts(schemas=(part,)))
     assert refused.value.param == "tools[0]"
     asked = GrammarParts(asked=schema(with_properties(2000)))

@@ -14,12 +14,21 @@ from hypothesis import strategies as st
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
-from grammars.dates import DATE, with_calendar
+from grammars.dates import DATE, add_calendar
+from grammars.schema_walk import copied_parts
 from router.tools.definitions import Tool, ToolUse
 from router.tools.formats import FORMATS
 from router.tools.grammars import GrammarWriter
 from router.tools.thinking import ThinkingFormat
 from tests.fakes import hash_grammars
+
+
+def with_calendar(schema: dict[str, Any]) -> dict[str, Any]:
+    whole = dict(schema)
+    for part in copied_parts(whole):
+        add_calendar(part)
+    return whole
+
 
 DAY = {"type": "string", "format": "date"}
 MOMENT = {"type": "string", "format": "date-time"}

@@ -73,7 +73,7 @@ def test_what_weighs_too_much_is_refused(folder: Path) -> None:
 
 def test_what_weighs_more_than_all_that_is_kept_is_refused_too() -> None:
     class TooSmall:
-        def check(self, grammar: Grammar, parts: GrammarParts) -> None:
+        def check(self, grammar: Grammar, parts: GrammarParts) -> Grammar:
             raise Overloaded("no room")
 
     compiler: Any = TooSmall()
@@ -98,7 +98,7 @@ def test_each_limit_holds_alone(limits: TrialLimits, told: str, folder: Path) ->
 
 def test_gbnf_is_translated(trials: GrammarTrials) -> None:
     verdict = trials.begin(Trial(Gbnf('root ::= "a" | "b"', "guided_grammar"))).result(WAIT_S)
-    assert verdict.translation == Grammar(GrammarKind.LARK, 'start: "a"\n     | "b"\n\n')
+    assert verdict.instead == Grammar(GrammarKind.LARK, 'start: "a"\n     | "b"\n\n')
     error = trials.begin(Trial(Gbnf("root ::= (", "guided_grammar"))).exception(WAIT_S)
     assert isinstance(error, InvalidRequest)
     assert "guided_grammar is no grammar" in str(error)

@@ -53,12 +53,13 @@ WAYS: dict[str, Any] = {
     "beside tools": lambda s: (CHAT, {
         "guided_grammar": lark(s), "tools": [chat_tool({"type": "object"})]}),
     "a strict tool": lambda s: (CHAT, {"tools": [chat_tool(s, strict=True)]}),
-    "a tool that is never called": lambda s: (CHAT, {"tools": [chat_tool(s)]}),
+    "a tool that is never called": lambda s: (CHAT, {"tools": [chat_tool(s, strict=True)]}),
     "a tool of responses": lambda s: (RESPONSES, {"tools": [
         {"type": "function", "name": "f", "parameters": s, "strict": True}]}),
     "a format of responses": lambda s: (RESPONSES, {"text": {
         "format": {"type": "json_schema", "name": "x", "schema": s}}}),
-    "a tool of messages": lambda s: (MESSAGES, {"tools": [{"name": "f", "input_schema": s}]}),
+    "a tool of messages": lambda s: (MESSAGES, {"tools": [
+        {"name": "f", "input_schema": s, "strict": True}]}),
 }  # fmt: skip
 REST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER},

@@ -60,7 +60,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         FIELD,
         PLACE,
     ),
-    "a tool that is not strict": ({"tools": [NOW, tool(REMOTE, strict=False)]}, FIELD, PLACE),
+    "a strict tool of another document": (
+        {"tools": [NOW, tool(REMOTE, strict=True)]},
+        FIELD,
+        PLACE,
+    ),
     "a good format beside a bad tool": (
         {"tools": [NOW, tool(BAD, strict=True)]} | form(GOOD),
         FIELD,

@@ -164,3 +164,22 @@ def test_a_token_that_only_neighbours_complete_is_never_looked_up() -> None:
 def test_where_a_decoder_drops_spaces_nothing_is_looked_up() -> None:
     texts = TokenTextCache(sentencepiece())
     assert [texts[token_id] for token_id in range(8)] == [None] * 8
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "text"), [([0, 3], " lo"), ([1, 2], " Hello world"), ([3, 2], "lo world")]
+)
+def test_k07_the_first_space_of_what_a_constraint_describes_is_kept(
+    token_ids: list[int], text: str
+) -> None:
+    tokenizer = sentencepiece()
+    for behind, shown in (((3,), text), ((), text.lstrip())):
+        detokenizer = Detokenizer(tokenizer.decode, frozenset(), behind=behind)
+        pieces = [detokenizer.push(token_id) for token_id in token_ids]
+        assert "".join([*pieces, detokenizer.flush()]) == shown
+
+
+def test_a_prompt_that_is_continued_is_the_context() -> None:
+    tokenizer = sentencepiece()
+    detokenizer = Detokenizer(tokenizer.decode, frozenset(), [1], behind=(3,))
+    assert detokenizer.push(2) == " world"

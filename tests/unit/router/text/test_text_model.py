@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from router.text.chat_template import ChatTemplate
-from router.text.text_model import TextModel
+from router.text.text_model import TextModel, filters_of_nodes
 from router.text.token_lookup import TokenBytes
 from tests.fakes.http_edge import CONTEXT, write_model_folder
 
@@ -114,6 +114,13 @@ def test_a_default_fits_the_wire_though_json_writes_it_with_a_point(folder: Path
     assert defaults == {"top_k": 50, "temperature": 1}
     for value in defaults.values():
         assert type(value) is int, "a float does not fit the wire where a whole number is wanted"
+
+
+def test_k05_defaults_that_keep_one_token_or_all_are_taken(folder: Path) -> None:
+    rewrite(folder / "generation_config.json", top_k=-1, top_p=0.0)
+    defaults = TextModel.load(folder, "", 0).default_sampling
+    assert filters_of_nodes(defaults) == {"top_k": 1, "top_p": 1.0}
+    assert filters_of_nodes({"top_k": -1}) == {"top_k": 0}
 
 
 @pytest.mark.parametrize(("words", "break_it"), BROKEN, ids=[words for words, _ in BROKEN])

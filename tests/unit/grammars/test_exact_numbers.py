@@ -1,0 +1,118 @@
+"""Numbers in schemas are those that are written, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from common.errors import InvalidRequest
+from common.grammar import Grammar, GrammarKind
+from grammars.compiler import GrammarCompiler
+from tests.fakes.http_edge import grammars_of, tiny_model
+
+EXACT = (
+    *(0, -1, 7, 2**53 - 1, 2**53, -(2**53), 2**53 + 2, 2**60, -(2**62), 1420070400123456768),
+    *(2**63 - 1024, 2**63 - 1, 1024 - 2**63),
+)
+INEXACT = (
+    *(2**53 + 1, -(2**53) - 1, 2**54 + 2, 1420070400123456789, 2**63 - 2, 2**63, 2**64 - 1),
+    *(12345678901234567890, 10**40, -(10**40), 10**400, -(2**63), 1 - 2**63, 511 - 2**63),
+    *(-(2**63) - 1, -(2**64), 1 - 2**62),
+)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return grammars_of(tiny_model())
+
+
+def follows(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), "guided_json")
+    matcher = compiler.matcher(grammar)
+    tokens = compiler.tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def ways(number: int) -> dict[str, tuple[Any, str]]:
+    """Schemas of which one integer is the one value, and the place of a number in them."""
+    return {
+        "const": ({"const": number}, "#/const"),
+        "const and type": ({"type": "integer", "const": number}, "#/const"),
+        "enum": ({"enum": [number]}, "#/enum/0"),
+        "bounds": ({"type": "integer", "minimum": number, "maximum": number}, "#/minimum"),
+        "exclusive": (
+            {"type": "integer", "exclusiveMinimum": number - 1, "exclusiveMaximum": number + 1},
+            "#/exclusiveMinimum",
+        ),
+        "or null": (
+            {"type": ["integer", "null"], "exclusiveMinimum": number - 1, "maximum": number},
+            "#/maximum",
+        ),
+    }
+
+
+@pytest.mark.parametrize("number", EXACT)
+def test_k01_these_integers_are_enforced_as_they_are(
+    number: int, compiler: GrammarCompiler
+) -> None:
+    for way, (schema, _) in ways(number).items():
+        assert follows(compiler, schema, str(number)), way
+        for other in (number - 1, number + 1, number * 10):
+            assert not number or not follows(compiler, schema, str(other)), (way, other)
+
+
+@pytest.mark.parametrize("number", INEXACT)
+def test_k01_those_are_refused_with_their_place(number: int, compiler: GrammarCompiler) -> None:
+    for way, (schema, place) in ways(number).items():
+        with pytest.raises(InvalidRequest, match="JSON schema has the number") as refused:
+            follows(compiler, schema, str(number))
+        if "exclusive" not in way and way != "or null":
+            assert f" at {place}: wanted at most 9007199254740992, up or down" in str(refused.value)
+        assert refused.value.param == "guided_json"
+        assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": {"a": [1, 2**53 + 1]}},
+        {"enum": ["a", {"id": 2**64}]},
+        {"properties": {"a": {"items": {"minimum": 2**53 + 1}}}},
+        {"type": "integer", "const": 1e40},
+        {"type": "integer", "maximum": 1e19},
+        {"type": ["integer", "string"], "enum": [1e300]},
+        {"type": ["integer", "number"], "exclusiveMinimum": 2**53},
+        {"minimum": -1e30, "maximum": -1e30},
+        {"const": float("inf")},
+        {"minimum": float("nan")},
+    ],
+)
+def test_k01_wherever_they_are(schema: Any, compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest, match="has the number"):
+        follows(compiler, schema, "1")
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "number", "minimum": 2**53, "maximum": 2**53 + 2}, "9007199254740993", "1"),
+        ({"type": "integer", "exclusiveMaximum": 2**63, "minimum": 0}, str(2**63 - 1), str(2**63)),
+        ({"type": "integer", "exclusiveMinimum": 1.5, "maximum": 2.5}, "2", "3"),
+        ({"const": 1e22}, "1" + "0" * 22, "1"),
+        (
+            {"default": {"minimum": 2**53 + 1}, "examples": [{"const": 10**40}], "const": 1},
+            "1",
+            "2",
+        ),
+        ({"properties": {"const": {"minimum": 3}, "enum": {}}}, '{"const": 3}', '{"const": 2}'),
+        ({"type": "string", "enum": ["9007199254740993"]}, '"9007199254740993"', '"1"'),
+        ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, '"a"', '""'),
+    ],
+)
+def test_other_numbers_mean_what_they_meant(
+    schema: Any, right: str, wrong: str, compiler: GrammarCompiler
+) -> None:
+    assert follows(compiler, schema, right)
+    assert not follows(compiler, schema, wrong)
