@@ -80,9 +80,9 @@ class Conversation:
                     self._turns.append({"role": "assistant", "reasoning_content": thought})
             case "additional_tools" | "tool_search_output":
                 self._add_tools(item.get("tools"), f"{field}.tools")
-            case kind if kind in _OUTPUTS:
+            case str(kind) if kind in _OUTPUTS:
                 self._add_output(item, field)
-            case kind if kind in _OTHER_CALLS:
+            case str(kind) if kind in _OTHER_CALLS:
                 name, arguments = _OTHER_CALLS[kind]
                 self._add_call(item, field, name, item.get(arguments))
             case str(kind):

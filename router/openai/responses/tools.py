@@ -86,16 +86,13 @@ class Tools:
         name: Any = tool.get("name")
         is_custom = tool["type"] == "custom"
         called: Any = function_name(name, namespace) if isinstance(name, str) else name
-        if is_found and called in self._names:
+        if is_found and isinstance(name, str) and called in self._names:
             return
         function = {key: value for key, value in tool.items() if key != "type"} | {"name": called}
         if is_custom:
             function = {"name": called, "description": self._description(tool, field)}
             function["parameters"] = _INPUT
-        if about and isinstance(function.get("description", ""), str):
-            function["description"] = "\n\n".join(
-                filter(None, (str(about), function.get("description")))
-            )
+        function["description"] = _joined(about, function.get("description"))
         if isinstance(name, str):
             self._names.add(called)
             if is_custom or namespace is not None:
@@ -115,7 +112,7 @@ class Tools:
             )
         self._left_out.add("the grammars of custom tools, which are told and not enforced")
         told = f"The input follows this grammar ({syntax}):\n{grammar}"
-        return "\n\n".join(filter(None, (tool.get("description"), told)))
+        return _joined(tool.get("description"), told)
 
     def _leave_out(self, tool: Any, field: str) -> None:
         """Leave out a tool that OpenAI's server runs; what is no tool is refused as a function."""
@@ -144,6 +141,14 @@ def _inner_tools(namespace: Mapping[str, Any], field: str) -> list[Any]:
     if not isinstance(tools, list):
         raise InvalidRequest(f"{field}.tools is not a list of tools", param=f"{field}.tools")
     return tools
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return two texts as one, or the one that is there; what is no text is refused later."""
+    if not first or not second:
+        return first or second
+    texts = (first, second)
+    return "\n\n".join(texts) if all(isinstance(one, str) for one in texts) else texts
 
 
 def _named(tool: Mapping[str, Any]) -> dict[str, Any]:
