@@ -112,7 +112,7 @@ def chat_of_response(body: ResponseBody, places: Places, left_out: LeftOut) -> A
         "response_format": _format(text.get("format")),
         "verbosity": text.get("verbosity"),
         "reasoning_effort": reasoning.get("effort"),
-        "tools": functions or body.tools,
+        "tools": functions or None,
         "tool_choice": tools.choice(body.tool_choice),
     }
     return AskedChat(chat | fields, tools.client_tools)

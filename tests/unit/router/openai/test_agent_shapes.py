@@ -170,6 +170,12 @@ async def test_k01_a_request_that_asks_for_nothing_else_is_refused(
     assert not edge.generator.calls
 
 
+async def test_an_empty_namespace_is_no_tool() -> None:
+    edge = edge_that_says()
+    await post(edge, RESPONSES, body_of(RESPONSES, tools=[SPACE | {"tools": []}]))
+    assert "# Tools" not in prompt_of(edge)
+
+
 @pytest.mark.parametrize("value", [None, {}, {"edits": []}])
 async def test_an_empty_context_management_is_no_news(
     value: Any, caplog: pytest.LogCaptureFixture

@@ -96,6 +96,12 @@ async def answered(edge: Edge, path: str, body: Body) -> list[list[Body]]:
     frames = [json.loads(frame.split("\ndata: ")[1]) for frame in text.split("\n\n")[:-1]]
     if path == RESPONSES:
         done = [one["item"] for one in frames if one["type"] == "response.output_item.done"]
+        shown = ("type", "name", "namespace", "arguments", "input", "content", "status")
+        alike = [
+            [{name: item.get(name) for name in shown} for item in parts]
+            for parts in (whole["output"], done)
+        ]
+        assert alike[0] == alike[1]
         return [whole["output"], done, frames[-1]["response"]["output"]]
     # The whole message is an assistant's message, with more fields.
     return [[whole], [{"role": "assistant", "content": blocks_of(frames)}]]
