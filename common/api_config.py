@@ -33,9 +33,9 @@ class ApiConfig(Section):
         False, "refuse requests with unknown fields instead of ignoring these fields"
     )
     tool_template: str = setting(
-        "",
+        "auto",
         "chat template of requests with tools: a file, or builtin: plain text for any model",
-        note="default: the model's own chat template",
+        note="auto: the model's own, where it writes calls in a known format, else builtin",
     )
     tool_format: str = setting(
         "auto",

@@ -54,6 +54,7 @@ from router.openai.described_answers import (
     CHAT_EVENT,
     COMPLETION_ANSWER,
     COMPLETION_EVENT,
+    COUNT_RESPONSES,
     DETOKENIZE_BODY,
     DETOKENIZE_RESPONSES,
     MESSAGE_ANSWER,
@@ -67,7 +68,7 @@ from router.openai.described_answers import (
     responses,
 )
 from router.openai.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
-from router.openai.messages.request import MessageBody
+from router.openai.messages.request import CountedBody, MessageBody
 from router.openai.planning import BodyPlanner, Trials
 from router.openai.planning_process import LargeBodies
 from router.openai.responses.request import ResponseBody
@@ -271,6 +272,16 @@ def _add_tokenization(app: FastAPI, tokenization: TokenizationApi) -> None:
     @open_to(Access.LIMITED)
     async def detokenize() -> Response:
         return Exchange(tokenization.detokenize)
+
+    @app.post(
+        "/v1/messages/count_tokens",
+        description=CountedBody.__doc__,
+        responses=COUNT_RESPONSES,
+        openapi_extra=described_body(schema_of_model(CountedBody)),
+    )
+    @open_to(Access.LIMITED)
+    async def count_tokens() -> Response:
+        return Exchange(tokenization.count)
 
 
 def _add_probes(app: FastAPI, registry: CollectorRegistry) -> None:

@@ -94,6 +94,11 @@ OPERATIONS: Mapping[str, Operation] = {
         "Answer as Anthropic's messages do",
         {"A question": {"messages": _QUESTION, "max_tokens": 64, "system": "Be brief."}},
     ),
+    "/v1/messages/count_tokens": Operation(
+        "Models and tokens",
+        "Count the tokens of a message's prompt",
+        {"A question": {"messages": _QUESTION, "system": "Be brief."}},
+    ),
     "/v1/models": Operation("Models and tokens", "The model that is served"),
     "/v1/models/{name}": Operation("Models and tokens", "One model"),
     "/tokenize": Operation(

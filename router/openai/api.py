@@ -183,7 +183,7 @@ class OpenAiApi:
     ) -> None:
         began_at_s = self._clock.now_s()
         plan = await self._planner.plan(endpoint.kind, body, self.max_model_len, client)
-        self.unknown_fields.take(plan.ignored_fields)
+        self.unknown_fields.take(plan.ignored_fields, plan.left_out)
         head = AnswerHead(
             id=f"{endpoint.id_prefix}-{secrets.token_hex(12)}",
             created_s=int(time.time()),

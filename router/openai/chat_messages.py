@@ -110,13 +110,28 @@ def _template_call(field: str, call: ToolCall) -> dict[str, Any]:
 
 
 def _arguments(field: str, arguments: Any) -> dict[str, Any]:
-    if isinstance(arguments, str):
+    """Return the arguments of a call that was made earlier, none where its text is no object.
+
+    A call that `max_tokens` cut off comes back in a client's history. Templates know objects alone.
+    """
+    if arguments is None or isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
+        except ValueError:
+            arguments = {}
+        except RecursionError:
+            raise InvalidRequest(
+                f"{field} has more than {MAX_ARGUMENTS_DEPTH} levels: wanted at most "
+                f"{MAX_ARGUMENTS_DEPTH}",
+                param=field,
+            ) from None
+        if not isinstance(arguments, dict):
+            arguments = {}
     if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{field} is not the text of a JSON object", param=field)
+        raise InvalidRequest(
+            f"{field} is of type {type(arguments).__name__}: wanted the text of a JSON object",
+            param=field,
+        )
     check_depth(arguments, MAX_ARGUMENTS_DEPTH, field)
     try:
         # Escapes in the text may spell what is no text, and a tokenizer takes none of that.

@@ -181,7 +181,10 @@ RESPONSE_ANSWER = object_of(
         "created_at": COUNT,
         "status": {"enum": ["in_progress", "completed", "incomplete"]},
         "model": TEXT,
-        "output": {**_ITEMS, "description": "reasoning, message and function_call items."},
+        "output": {
+            **_ITEMS,
+            "description": "reasoning, message, function_call and custom_tool_call items.",
+        },
         "usage": or_null(object_of({"input_tokens": COUNT, "output_tokens": COUNT})),
     }
 )
@@ -246,6 +249,10 @@ TOKENIZE_BODY = described_body(
     }
 )
 DETOKENIZE_BODY = described_body(schema_of_model(DetokenizeBody))
+COUNT_RESPONSES: Responses = {
+    **good_response(object_of({"input_tokens": COUNT}), "The tokens of the prompt"),
+    **error_responses(*COMMON_ERRORS, *_TOKENIZATION_ERRORS, schema=MESSAGE_ERROR),
+}
 
 MODEL = object_of(
     {

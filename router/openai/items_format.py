@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.request import FinishReason
+from router.openai.client_tools import TEXT_ARGUMENT, ClientTool
 from router.openai.formats import AnswerHead, WholeChoice
 from router.openai.request_plan import RequestPlan
 from router.text.choice_text import Delta
 from router.text.usage import Usage
 from router.tools.answer_parser import AnswerParser
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
+from router.tools.text_argument import TextArgument
 
 
 class ItemKind(Enum):
@@ -29,16 +31,22 @@ class ItemKind(Enum):
 
 @dataclass(slots=True)
 class Item:
-    """Item number `number` of an answer; `name` is a call's function."""
+    """Item number `number` of an answer.
+
+    `name` and `namespace` are those of a call's tool. A call of a tool that takes text has a
+    `reader`, which reads it out of the arguments.
+    """
 
     number: int
     kind: ItemKind
     name: str = ""
+    namespace: str | None = None
+    reader: TextArgument | None = None
     pieces: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """The text so far: of a call, its arguments."""
+        """The text so far: of a call, its arguments, or its text."""
         return "".join(self.pieces)
 
 
@@ -51,6 +59,7 @@ class ItemsFormat(ABC):
         self._usage = usage
         self._parser = AnswerParser(plan.syntax)
         self._repeated = plan.repeated
+        self._client_tools = plan.client_tools
         self._items: list[Item] = []
         self._has_begun = False
         self._finish: FinishReason | None = None
@@ -96,7 +105,10 @@ class ItemsFormat(ABC):
         """Add a part to its item, which may be a new one; return the item and the part's text."""
         match part:
             case CallStart(_, name):
-                self._items.append(Item(len(self._items), ItemKind.CALL, name))
+                tool = self._client_tools.get(name, ClientTool(name))
+                reader = TextArgument(TEXT_ARGUMENT) if tool.is_custom else None
+                number = len(self._items)
+                self._items.append(Item(number, ItemKind.CALL, tool.name, tool.namespace, reader))
                 return self._items[-1], ""
             case ThinkingPart(text):
                 item = self._item_of(ItemKind.THINKING)
@@ -104,6 +116,7 @@ class ItemsFormat(ABC):
                 item = self._item_of(ItemKind.TEXT)
             case CallArguments(_, text):
                 item = self._items[-1]
+                text = item.reader.push(text) if item.reader else text
         item.pieces.append(text)
         return item, text
 

@@ -22,6 +22,7 @@ from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
 from grammars.trial_messages import grammar_fields, grammar_of_fields, parts_fields, parts_of
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
+from router.openai.client_tools import ClientTool
 from router.openai.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.text.chat_template import TemplateRefused
 from router.text.context_limits import ContextExceeded
@@ -102,6 +103,8 @@ def pack_plan(plan: RequestPlan) -> Iterator[Message]:
             "repeated": dict(plan.repeated),
             "syntax": asdict(plan.syntax) | {"thinking": plan.syntax.thinking.value},
             "ignored_fields": plan.ignored_fields,
+            "left_out": plan.left_out,
+            "client_tools": plan.client_tools,
             "prompt_logprobs": plan.prompt_logprobs,
             "echo_logprobs": plan.echo_logprobs,
             "has_output": plan.has_output,
@@ -158,6 +161,8 @@ def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPl
         syntax=_syntax(head["syntax"]),
         repeated=head["repeated"],
         ignored_fields=tuple(head["ignored_fields"]),
+        left_out=tuple(head["left_out"]),
+        client_tools={name: ClientTool(*tool) for name, tool in head["client_tools"].items()},
         prompt_logprobs=head["prompt_logprobs"],
         echo_logprobs=head["echo_logprobs"],
         has_output=head["has_output"],

@@ -9,10 +9,10 @@ choice 0 keeps the seed itself, so asking for more choices does not change the f
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from common.errors import InvalidRequest
@@ -39,6 +39,8 @@ from router.openai.checked_fields import (
     usage_events,
     within_logprobs,
 )
+from router.openai.client_tools import ClientTool
+from router.openai.messages.request import CountedBody
 from router.openai.prompts import Prompt, Prompts, check_token_ids
 from router.openai.response_format import grammar_of
 from router.openai.schemas import (
@@ -48,6 +50,7 @@ from router.openai.schemas import (
     SamplingFields,
     parse_body,
 )
+from router.openai.seeds import choices_like, first_seed
 from router.openai.token_dead_ends import check_drawable
 from router.openai.tool_fields import tool_use
 from router.openai.translations import (
@@ -72,6 +75,7 @@ class RequestKind(Enum):
     COMPLETION = "completion"
     RESPONSE = "response"
     MESSAGE = "message"
+    COUNTED_MESSAGE = "counted message"
     EITHER = "either"
 
 
@@ -98,7 +102,9 @@ class RequestPlan:
     names it; the model's own end is not among them. `returned_per_prompt`: the choices of a prompt
     that the client gets, the likeliest ones. `syntax` is what an answer's text may hold,
     `repeated` the fields of the request that the answer has too. KV is shared with requests of the
-    same `cache_salt` alone. `ignored_fields` are some of those that the server does not know.
+    same `cache_salt` alone. `ignored_fields` are some of those that the server does not know,
+    `left_out` kinds of parts that it does not have. `client_tools`: what the client calls
+    functions that it knows as other tools.
     `prompt_logprobs` is the number of alternatives shown per token of a prompt, beside its own
     (None: nothing is), and `echo_logprobs` that of a prompt that is echoed. Without `has_output`
     nothing is generated: nodes draw one token, which is dropped. `grammar_parts`: what the
@@ -122,6 +128,8 @@ class RequestPlan:
     repeated: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     ignored_fields: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    client_tools: Mapping[str, ClientTool] = field(default_factory=dict)
     prompt_logprobs: int | None = None
     echo_logprobs: int | None = None
     has_output: bool = True
@@ -166,7 +174,7 @@ class Planner:
         """
         self._model = text_model
         self._max_model_len = max_model_len
-        self._draw_seed = draw_seed
+        self._seed = partial(first_seed, draw_seed)
         self._translate = translate
         self._prompts = Prompts(text_model, max_model_len)
 
@@ -182,25 +190,44 @@ class Planner:
                 return self._plan_translated(translated_response(raw))
             case RequestKind.MESSAGE:
                 return self._plan_translated(translated_message(raw))
+            case RequestKind.COUNTED_MESSAGE:
+                return self._plan_translated(translated_message(raw, CountedBody))
             case _:
                 return self._plan_chat(parse_body(ChatBody, raw))
 
     def _plan_translated(self, translation: Translation) -> RequestPlan:
         try:
-            plan = self._plan_chat(translation.chat, scored_by=(), name=translation.places.of)
+            plan = self._plan_chat(
+                translation.chat,
+                scored_by=(),
+                name=translation.places.of,
+                keeps_system=translation.keeps_system,
+            )
         except InvalidRequest as error:
             raise translation.places.in_words_of_client(error) from None
         ignored = named_fields(translation.unknown_fields())
-        return replace(plan, repeated=translation.repeated, ignored_fields=ignored)
+        return replace(
+            plan,
+            repeated=translation.repeated,
+            client_tools=translation.client_tools,
+            ignored_fields=ignored,
+            left_out=translation.left_out,
+        )
 
     def _plan_chat(
-        self, body: ChatBody, scored_by: Sequence[str] = _SCORED, name: Callable[[str], str] = str
+        self,
+        body: ChatBody,
+        scored_by: Sequence[str] = _SCORED,
+        name: Callable[[str], str] = str,
+        *,
+        keeps_system: bool = False,
     ) -> RequestPlan:
         """Plan a chat; `scored_by`: the API's fields that score a prompt; `name` names a field."""
         check_model(body.model, self._model)
         use = tool_use(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls)
         tools = tuple(tool.as_json() for tool in use.tools) if use else ()
         messages, options = template_messages(body.messages), template_options(body, tools)
+        options = replace(options, keeps_system=keeps_system)
         text = self._model.render_chat(messages, options)
         answer = answer_rules(self._model.chat, text, options, use, self._grammar(body))
         most_tokens = most_prompt_tokens(body)
@@ -362,34 +389,3 @@ class Planner:
     @property
     def _vocab(self) -> int:
         return self._model.vocab_size
-
-    def _seed(self, asked: int | None) -> int:
-        if asked is None:
-            return self._draw_seed()
-        if not -(2**63) <= asked < 2**64:
-            raise InvalidRequest("seed is out of range: wanted 64 bits", param="seed")
-        return asked % 2**64
-
-
-def choices_like(first: ChoicePlan, count: int, *, is_chat: bool) -> list[ChoicePlan]:
-    """Return the choices of a prompt, which draw with other seeds than the `first`.
-
-    A chat shows the log probabilities of its prompt once: its other choices do not find them.
-    """
-    one = first.sampling
-    num_top = None if is_chat else one.prompt_logprobs
-    return [first] + [
-        replace(
-            first,
-            sampling=replace(one, seed=seed_of_choice(one.seed, i), prompt_logprobs=num_top),
-        )
-        for i in range(1, count)
-    ]
-
-
-def seed_of_choice(seed: int, index: int) -> int:
-    """Return the unsigned 64-bit seed of choice `index`; choice 0 keeps `seed`."""
-    if index == 0:
-        return seed
-    data = seed.to_bytes(8, "little") + index.to_bytes(4, "little")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

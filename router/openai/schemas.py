@@ -1,6 +1,6 @@
 """The request bodies, and how every field is treated.
 
-Types are strict: `"5"` is not a number and `true` is not an integer. Fields fall in four groups:
+Types are strict: `"5"` is not a number and `true` is not an integer. Fields fall in five groups:
 
 - served: they do what OpenAI's (or, where OpenAI has none, vLLM's) documentation says; `priority`
   is -1000 to 1000, larger goes first;
@@ -8,6 +8,8 @@ Types are strict: `"5"` is not a number and `true` is not an integer. Fields fal
 - not supported: they would change the answer. A value that asks for nothing (null, an empty list,
   the default of the servers that have the field) is accepted; any other is refused with the field's
   name;
+- left out: they would change the answer, and agents send them always. They are ignored, and named
+  in the plan, so that the router can log or refuse them;
 - unknown: ignored, and named in the plan, so that the router can log or refuse them
   (`strict_fields`). Clients add fields of other servers, and cannot leave them out.
 
@@ -58,11 +60,17 @@ class WholeBody(Body):
 
     harmless: ClassVar[frozenset[str]] = frozenset()
     not_supported: ClassVar[Mapping[str, Nothing]] = {}
+    left_out: ClassVar[Mapping[str, Nothing]] = {}
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group, each once, in no order."""
-        known = self.harmless.union(self.not_supported, LIMITS)
+        known = self.harmless.union(self.not_supported, self.left_out, LIMITS)
         return [name for name in self.model_extra or () if name not in known]
+
+    def fields_left_out(self) -> list[str]:
+        """Return the fields that are left out and ask for something."""
+        extra = self.model_extra or {}
+        return [name for name, nothing in self.left_out.items() if extra.get(name) not in nothing]
 
     def refuse_unsupported(self) -> None:
         """Raise `InvalidRequest` for a field that would change the answer.
@@ -167,7 +175,7 @@ class SamplingFields(WholeBody):
 
 
 class CalledFunction(Body):
-    """The function of a call; `arguments` is the text of a JSON object, or the object."""
+    """The function of a call; `arguments` is a text, as a rule of a JSON object, or the object."""
 
     name: str
     arguments: Any = "{}"

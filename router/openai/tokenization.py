@@ -1,4 +1,7 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: from text to token ids and back, on no node."""
+"""From text to token ids and back, on no node.
+
+`/tokenize` and `/detokenize` are as vLLM has them, `/v1/messages/count_tokens` as Anthropic has it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from router.http.sse import to_json
 from router.openai.api import OpenAiApi, reason_to_log
 from router.openai.checked_fields import check_model
 from router.openai.planning import BodyPlanner
-from router.openai.request_plan import RequestKind
+from router.openai.request_plan import RequestKind, RequestPlan
 from router.openai.schemas import DetokenizeBody, parse_body
 from router.text.text_model import TextModel
 from router.watch.request_watch import RequestWatch, RequestWatcher
@@ -35,7 +38,7 @@ Serve = Callable[[Scope, Receive, Reply], Awaitable[None]]
 
 
 class TokenizationApi:
-    """Both endpoints, for one model."""
+    """All of these endpoints, for one model."""
 
     def __init__(
         self,
@@ -65,6 +68,12 @@ class TokenizationApi:
         answer = partial(self._answer, MAX_DETOKENIZE_BYTES, self._text)
         await self._serve(watch, answer, scope, receive, send)
 
+    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the number of tokens of the prompt of a message, as a node would get it."""
+        watch = self._watcher.begin("count_tokens", None, scope)
+        answer = partial(self._answer, self._config.max_body, self._num_tokens)
+        await self._serve(watch, answer, scope, receive, send)
+
     async def _serve(
         self, watch: RequestWatch, answer: Serve, scope: Scope, receive: Receive, send: Send
     ) -> None:
@@ -82,7 +91,7 @@ class TokenizationApi:
                 logger.exception(
                     "request failed: %s", error, extra=log_fields(request_id=watch.request_id)
                 )
-            await reply.send_error(wrong)
+            await reply.send_error(wrong, scope["path"])
         finally:
             watch.end(outcome, reply.status, self._clock.now_s(), why=why)
 
@@ -101,13 +110,21 @@ class TokenizationApi:
     async def _send(self, reply: Reply, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
         await reply.send_json(to_json(await answer))
 
+    async def _plan(self, kind: RequestKind, body: bytes) -> RequestPlan:
+        plan = await self._planner.plan(kind, body, self._api.max_model_len)
+        self._api.unknown_fields.take(plan.ignored_fields, plan.left_out)
+        return plan
+
+    async def _num_tokens(self, body: bytes) -> dict[str, Any]:
+        plan = await self._plan(RequestKind.COUNTED_MESSAGE, body)
+        return {"input_tokens": len(plan.choices[0].prompt_token_ids)}
+
     async def _tokens(self, body: bytes) -> dict[str, Any]:
-        max_model_len = self._api.max_model_len
-        plan = await self._planner.plan(RequestKind.EITHER, body, max_model_len)
-        self._api.unknown_fields.take(plan.ignored_fields)
+        plan = await self._plan(RequestKind.EITHER, body)
         if len(plan.choices) != plan.choices_per_prompt:
             raise InvalidRequest("prompt holds several prompts: wanted one", param="prompt")
         tokens = plan.choices[0].prompt_token_ids
+        max_model_len = self._api.max_model_len
         return {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
 
     async def _text(self, raw: bytes) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from common.errors import InvalidRequest
+from router.openai.client_tools import ClientTool
+from router.openai.left_out import LeftOut
 from router.openai.messages import request as messages
 from router.openai.places import Places
 from router.openai.responses import request as responses
@@ -23,13 +25,18 @@ EVERYWHERE = (
 class Translation:
     """A request as a chat. `places` are where the client wrote the parts of the chat.
 
-    `repeated` are the fields that the answer has too.
+    `repeated` are the fields that the answer has too, `client_tools` the tools that the client
+    knows as something else than a function of that name. `left_out` is what the chat lacks.
+    With `keeps_system` every message of the system is in the prompt, whatever the template does.
     """
 
     chat: ChatBody
     body: WholeBody
     places: Places
-    repeated: Mapping[str, Any]
+    left_out: tuple[str, ...]
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    client_tools: Mapping[str, ClientTool] = field(default_factory=dict)
+    keeps_system: bool = False
 
     def unknown_fields(self) -> list[str]:
         """Return the fields that are in no group, each once, in no order."""
@@ -39,20 +46,39 @@ class Translation:
 def translated_response(raw: bytes) -> Translation:
     """Translate a body of `/v1/responses`. Raises `InvalidRequest`."""
     body = parse_body(responses.ResponseBody, raw)
-    places = Places(responses.PLACES)
-    fields = responses.chat_of_response(body, places)
-    repeated = responses.repeated_fields(body)
+    places, left_out = Places(responses.PLACES), _left_out(body)
+    asked = responses.chat_of_response(body, places, left_out)
     return Translation(
-        chat=_chat(body, fields, places), body=body, places=places, repeated=repeated
+        chat=_chat(body, asked.chat, places),
+        body=body,
+        places=places,
+        left_out=left_out.kinds,
+        repeated=responses.repeated_fields(body),
+        client_tools=asked.client_tools,
     )
 
 
-def translated_message(raw: bytes) -> Translation:
-    """Translate a body of `/v1/messages`. Raises `InvalidRequest`."""
-    body = parse_body(messages.MessageBody, raw)
-    places = Places(messages.PLACES)
-    fields = messages.chat_of_message(body, places)
-    return Translation(chat=_chat(body, fields, places), body=body, places=places, repeated={})
+def translated_message(
+    raw: bytes, kind: type[messages.MessageBody] = messages.MessageBody
+) -> Translation:
+    """Translate a body of `/v1/messages`, or of what counts one. Raises `InvalidRequest`."""
+    body = parse_body(kind, raw)
+    places, left_out = Places(messages.PLACES), _left_out(body)
+    fields = messages.chat_of_message(body, places, left_out)
+    return Translation(
+        chat=_chat(body, fields, places),
+        body=body,
+        places=places,
+        left_out=left_out.kinds,
+        keeps_system=True,
+    )
+
+
+def _left_out(body: WholeBody) -> LeftOut:
+    left_out = LeftOut()
+    for name in body.fields_left_out():
+        left_out.add(f"the field {name!r}")
+    return left_out
 
 
 def _chat(body: WholeBody, fields: Mapping[str, Any], places: Places) -> ChatBody:

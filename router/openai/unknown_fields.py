@@ -1,4 +1,7 @@
-"""Fields of a request that the server does not know: ignored with one warning each, or refused."""
+"""What a request has and the server does not: ignored with one warning each, or refused.
+
+These are fields that it does not know, and kinds of parts that it leaves out.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,30 @@ class UnknownFields:
         self._are_refused = are_refused
         self._known: set[str] = set()
 
-    def take(self, names: Sequence[str]) -> None:
-        """Log each field that no request had before.
+    def take(self, names: Sequence[str], left_out: Sequence[str] = ()) -> None:
+        """Log each field, and each kind of part, that no request had before.
 
         Raises `InvalidRequest` for the first one where they are refused.
         """
         if names and self._are_refused:
             raise InvalidRequest(f"{names[0]} is not a field of this request", param=names[0])
-        for name in names:
-            if name not in self._known and len(self._known) < MAX_NAMES:
-                self._known.add(name)
-                logger.warning(
-                    "the field %r of a request is unknown and ignored; this is logged once "
-                    "(--strict-fields refuses such requests)",
-                    name,
-                )
+        if left_out and self._are_refused:
+            raise InvalidRequest(f"not supported by this server: {left_out[0]}")
+        for name in filter(self._is_new, names):
+            logger.warning(
+                "the field %r of a request is unknown and ignored; this is logged once "
+                "(--strict-fields refuses such requests)",
+                name,
+            )
+        for part in filter(self._is_new, left_out):
+            logger.warning(
+                "left out of a request, because this server does not have it: %s; this is logged "
+                "once (--strict-fields refuses such requests)",
+                part,
+            )
+
+    def _is_new(self, name: str) -> bool:
+        if name in self._known or len(self._known) >= MAX_NAMES:
+            return False
+        self._known.add(name)
+        return True

@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import CheckpointError, InvalidRequest
+from router.text.system_messages import treatment_by
 
 
 class _GenerationBlocks(Extension):
@@ -70,13 +71,15 @@ class ChatOptions:
 
     `variables` may not replace those that this module sets. With `continues_final_message` the
     prompt ends with the text of the last message, which is left open, without any generation
-    prompt. `tools` are the functions that the model may call, as OpenAI has them.
+    prompt. `tools` are the functions that the model may call, as OpenAI has them. With
+    `keeps_system` no message of the system is lost where the template leaves out all but the first.
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     has_generation_prompt: bool = True
     continues_final_message: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
+    keeps_system: bool = False
 
 
 class ChatTemplate:
@@ -102,6 +105,7 @@ class ChatTemplate:
             raise CheckpointError(f"the chat template does not compile: {error}") from error
         self.source = source
         self.knows_tools = "tools" in variables
+        self._system = treatment_by(lambda messages: self._rendered(messages, ChatOptions(), True))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
@@ -111,6 +115,7 @@ class ChatTemplate:
         Raises `TemplateRefused` when the template refuses the messages.
         """
         options = options or ChatOptions()
+        messages = self._system.fitted(messages, keeps_all=options.keeps_system)
         if not options.continues_final_message:
             return self._rendered(messages, options, options.has_generation_prompt)
         *earlier, final = messages

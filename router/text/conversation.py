@@ -9,7 +9,12 @@ from typing import Any
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
 from router.text.chat_template import ChatOptions, ChatTemplate
-from router.text.model_files import read_chat_template, special_token_texts
+from router.text.model_files import (
+    DEFAULT,
+    TOOL_USE,
+    read_chat_templates,
+    special_token_texts,
+)
 from router.tools.call_format import CallFormat
 from router.tools.fenced import FENCED
 from router.tools.formats import FORMATS, format_of
@@ -17,6 +22,11 @@ from router.tools.grammars import GrammarWriter
 from router.tools.plain_messages import plain_messages
 from router.tools.thinking import BEGIN, END
 
+AUTO = "auto"
+"""The tool template that is one of the model's own, where that writes calls in a known format, and
+else `BUILTIN`."""
+_AUTO = (AUTO, "")
+"""`AUTO`, and what configurations of earlier releases say."""
 BUILTIN = "builtin"
 """The tool template that is no file: any chat template, with tools as plain messages."""
 
@@ -27,7 +37,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 class ChatSettings:
     """What an operator says about a model's chats; see the settings of the same names."""
 
-    tool_template: str = ""
+    tool_template: str = AUTO
     tool_format: str = "auto"
     reasoning_format: str = "auto"
 
@@ -44,11 +54,11 @@ class Conversation:
     ) -> None:
         """Chat with `template`, and with `tool_template` where tools take part.
 
-        `added_tokens` are the texts of the tokens that the tokenizer declares apart from others.
+        Without one, tools are plain messages. `added_tokens` are the texts of the tokens that the
+        tokenizer declares apart from others.
         """
         self._template = template
-        self._is_builtin = settings.tool_template == BUILTIN
-        self._tool_template = template if self._is_builtin else tool_template
+        self._tool_template = tool_template
         self._settings = settings
         sources = [one.source for one in (template, tool_template) if one]
         self.can_think = settings.reasoning_format == "think" or (
@@ -73,18 +83,21 @@ class Conversation:
         Raises `CheckpointError` for the checkpoint's and `ConfigError` for the other.
         """
         texts = special_token_texts(tokenizer_config)
-        source = read_chat_template(folder, tokenizer_config)
-        template = None if source is None else ChatTemplate(source, texts)
-        if settings.tool_template == BUILTIN:
+        sources = read_chat_templates(folder, tokenizer_config)
+        own = {name: ChatTemplate(source, texts) for name, source in sources.items()}
+        template, wanted = own.get(DEFAULT), settings.tool_template
+        if wanted == BUILTIN:
             return cls(template, None, settings, added_tokens)
-        if not settings.tool_template:
-            tool_template = template if template and template.knows_tools else None
-            return cls(template, tool_template, settings, added_tokens)
+        if wanted in _AUTO:
+            known = [
+                one for one in (template, own.get(TOOL_USE)) if one and _can_call(one, settings)
+            ]
+            return cls(template, known[0] if known else None, settings, added_tokens)
         try:
-            own = ChatTemplate(_read(Path(settings.tool_template)), texts)
+            tool_template = ChatTemplate(_read(Path(wanted)), texts)
         except CheckpointError as error:
-            raise ConfigError(f"tool_template is {settings.tool_template!r}: {error}") from error
-        return cls(template, own, settings, added_tokens)
+            raise ConfigError(f"tool_template is {wanted!r}: {error}") from error
+        return cls(template, tool_template, settings, added_tokens)
 
     @property
     def has_template(self) -> bool:
@@ -93,26 +106,24 @@ class Conversation:
 
     def knows_tools(self) -> bool:
         """Return whether chats may have tools."""
-        if self._tool_template is None:
-            return False
         try:
             self.call_format()
         except InvalidRequest:
             return False
-        return True
+        return self.has_template
 
     def call_format(self) -> CallFormat:
         """Return how calls are written. Raises `InvalidRequest` where nobody says so."""
         name = self._settings.tool_format
         if name != "auto":
             return FORMATS[name]
-        if self._is_builtin:
+        if self._tool_template is None:
             return FENCED
-        form = format_of(self._template_for_tools().source)
+        form = format_of(self._tool_template.source)
         if form is None:
             raise InvalidRequest(
-                "tools are not supported by this server: the model's chat template writes calls in "
-                "a format that the server does not know (--tool-format names one)",
+                "tools are not supported by this server: the template of --tool-template writes "
+                "calls in a format that the server does not know (--tool-format names one)",
                 param="tools",
             )
         return form
@@ -124,21 +135,24 @@ class Conversation:
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions")
-        if options.tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages):
-            template = self._template_for_tools()
-            if self._is_builtin:
-                messages = plain_messages(messages, options.tools)
-            return template.render(messages, options)
-        return self._template.render(messages, options)
+        has_calls = any(one["role"] == "tool" or "tool_calls" in one for one in messages)
+        # Earlier calls alone are not parsed, so the model's own template may write them as it does.
+        is_own = not has_calls or (self._is_auto and self._template.knows_tools)
+        if is_own and not options.tools:
+            return self._template.render(messages, options)
+        if self._tool_template is not None:
+            return self._tool_template.render(messages, options)
+        return self._template.render(plain_messages(messages, options.tools), options)
 
-    def _template_for_tools(self) -> ChatTemplate:
-        if self._tool_template is None:
-            raise InvalidRequest(
-                "tools are not supported by this model's chat template: the server can be started "
-                "with --tool-template builtin, or with a file",
-                param="tools",
-            )
-        return self._tool_template
+    @property
+    def _is_auto(self) -> bool:
+        return self._settings.tool_template in _AUTO
+
+
+def _can_call(template: ChatTemplate, settings: ChatSettings) -> bool:
+    """Return whether a template tells a model how to call tools, in a format that is known."""
+    is_known = settings.tool_format != AUTO or format_of(template.source) is not None
+    return template.knows_tools and is_known
 
 
 def _read(path: Path) -> str:

@@ -13,6 +13,9 @@ from common.tokenizer_files import within_vocabulary
 
 MAX_JSON_BYTES = 64 << 20
 
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""The names of chat templates that are read: of any chat, and of one with tools."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`; `CheckpointError` names the file and the problem."""
@@ -57,27 +60,42 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def read_chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """Read `chat_template.jinja`, else the one in tokenizer_config.json ("default" of several).
+def read_chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Return the chat templates of a checkpoint by name, of `DEFAULT` and `TOOL_USE` those it has.
 
-    Raises `CheckpointError` when it cannot be read or is not text.
+    They are in tokenizer_config.json, where one without a name is the default; files in the folder
+    go before these. One that stands alone is the default, whatever its name. Raises
+    `CheckpointError` for one that cannot be read or is not text.
     """
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(
-            f"chat_template in {folder / 'tokenizer_config.json'} is a "
-            f"{type(template).__name__}: wanted text"
-        )
-    return template
+    named = tokenizer_config.get("chat_template")
+    if isinstance(named, list):
+        named = {one.get("name"): one.get("template") for one in named if isinstance(one, dict)}
+    elif not isinstance(named, dict):
+        named = {DEFAULT: named}
+    templates = {name: named[name] for name in (DEFAULT, TOOL_USE) if named.get(name) is not None}
+    for name, template in templates.items():
+        if not isinstance(template, str):
+            raise CheckpointError(
+                f"chat_template in {folder / 'tokenizer_config.json'} is a "
+                f"{type(template).__name__} ({name}): wanted text"
+            )
+    more = folder / "additional_chat_templates"
+    for name, path in (
+        (DEFAULT, folder / "chat_template.jinja"),
+        (TOOL_USE, more / f"{TOOL_USE}.jinja"),
+    ):
+        if path.exists():
+            templates[name] = _read_text(path)
+    if templates and DEFAULT not in templates:
+        templates[DEFAULT] = templates[TOOL_USE]
+    return templates
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def special_token_texts(tokenizer_config: dict[str, Any]) -> dict[str, str]:

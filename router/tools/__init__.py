@@ -9,6 +9,7 @@ fenced          a format that any instruct model can follow, with the text that 
 formats         all formats by name, and the format that a chat template uses
 call_head       the text of a call up to its arguments, matched character by character
 json_extent     where a JSON object in a text ends
+text_argument   the text of a call's one argument, for tools that take text
 call_parser     an answer's text to text and calls
 call_search     where the first call of an answer begins
 thinking        an answer's text to thinking and the rest

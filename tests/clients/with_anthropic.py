@@ -20,6 +20,10 @@ said = client.messages.create(
 assert said.content[0].text == "Bonjour"
 assert (said.stop_reason, said.usage.output_tokens > 1) == ("end_turn", True)
 
+asked = [{"role": "user", "content": "«Bonjour»"}]
+counted = client.messages.count_tokens(model="tiny", system="Be brief.", messages=asked)
+assert counted.input_tokens == said.usage.input_tokens
+
 history = [{"role": "user", "content": f"Look it up: {CALL}"}]
 with client.messages.stream(**ASKED, messages=history, tools=TOOLS) as stream:
     kinds = {event.type for event in stream}

@@ -35,7 +35,7 @@ def handoff_spec(name: str, model: Path) -> ClusterSpec:
         ),
         flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
         routers=tuple(
-            ("--request-timeout-s", str(deadline_s), "--tool-template", "builtin")
+            ("--request-timeout-s", str(deadline_s))
             for deadline_s in (LONG_DEADLINE_S, LONG_DEADLINE_S, SHORT_DEADLINE_S)
         ),
         can_be_slow=True,

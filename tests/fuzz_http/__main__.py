@@ -83,7 +83,7 @@ def fuzz_spec(model: Path) -> ClusterSpec:
             *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
             *("--max-model-len", MAX_MODEL_LEN),
         ),
-        routers=(("--request-timeout-s", REQUEST_TIMEOUT_S, "--tool-template", "builtin"),),
+        routers=(("--request-timeout-s", REQUEST_TIMEOUT_S),),
     )
 
 

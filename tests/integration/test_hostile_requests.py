@@ -37,7 +37,10 @@ MIB = 1 << 20
 LONGEST_ANSWER_S = 120.0
 MOST_GROWTH_BYTES = 512 * MIB
 """Of the router, at the worst moment: bodies that arrive may be 256 MiB, some of them twice."""
-LIMITED = (CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/tokenize", "/detokenize")
+LIMITED = (
+    *(CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/tokenize", "/detokenize"),
+)
 
 
 @dataclass(frozen=True)

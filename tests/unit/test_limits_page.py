@@ -130,7 +130,7 @@ ROUTER = {
     ),
     "calls of one answer": (f"{HERMES.most_calls}; {LLAMA_JSON.most_calls} in Llama 3's format"),
     "a tool template (`--tool-template`)": size(MAX_TEMPLATE_BYTES),
-    "unknown fields of a request that are logged": (
+    "unknown fields of a request that are logged, and kinds of parts that are left out": (
         f"{unknown_fields.MAX_IGNORED}, with {unknown_fields.MAX_FIELD_CHARS} characters each; "
         f"{unknown_fields.MAX_NAMES} in all"
     ),

@@ -47,7 +47,7 @@ class ResponseFormat(ItemsFormat):
     def _more(self, item: Item, text: str) -> bytes:
         match item.kind:
             case ItemKind.CALL:
-                return self._about(item, "response.function_call_arguments.delta", {"delta": text})
+                return self._about(item, f"response.{_call_event(item)}.delta", {"delta": text})
             case ItemKind.THINKING:
                 return self._about(item, "response.reasoning_text.delta", {"delta": text})
             case ItemKind.TEXT:
@@ -58,8 +58,8 @@ class ResponseFormat(ItemsFormat):
         text = item.text
         match item.kind:
             case ItemKind.CALL:
-                fields = {"name": item.name, "arguments": text}
-                yield self._about(item, "response.function_call_arguments.done", fields)
+                fields = {"input": text} if item.reader else {"name": item.name, "arguments": text}
+                yield self._about(item, f"response.{_call_event(item)}.done", fields)
             case ItemKind.THINKING:
                 yield self._about(item, "response.reasoning_text.done", {"text": text})
             case ItemKind.TEXT:
@@ -122,15 +122,19 @@ class ResponseFormat(ItemsFormat):
         base = {"id": self._item_id(item), "status": status}
         if item.kind is ItemKind.CALL:
             called = call_id(self._head.id, 0, item.number)
-            function = {"call_id": called, "name": item.name, "arguments": text}
-            return {**base, "type": "function_call", **function}
+            call: dict[str, Any] = {**base, "type": "function_call", "call_id": called}
+            call |= {"name": item.name} | ({"namespace": item.namespace} if item.namespace else {})
+            if item.reader:
+                return call | {"type": "custom_tool_call", "input": text}
+            return call | {"arguments": text}
         content = [_part(item, text)] if is_over else []
         if item.kind is ItemKind.THINKING:
             return {**base, "type": "reasoning", "summary": [], "content": content}
         return {**base, "type": "message", "role": "assistant", "content": content}
 
     def _item_id(self, item: Item) -> str:
-        return f"{_ID_PREFIX[item.kind]}_{self._head.id.rpartition('-')[2]}{item.number}"
+        prefix = "ctc" if item.reader else _ID_PREFIX[item.kind]
+        return f"{prefix}_{self._head.id.rpartition('-')[2]}{item.number}"
 
     def _about(self, item: Item, kind: str, fields: dict[str, Any]) -> bytes:
         place: dict[str, Any] = {"item_id": self._item_id(item), "output_index": item.number}
@@ -141,6 +145,10 @@ class ResponseFormat(ItemsFormat):
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
         return named_event(kind, {"type": kind, "sequence_number": number, **fields})
+
+
+def _call_event(item: Item) -> str:
+    return "custom_tool_call_input" if item.reader else "function_call_arguments"
 
 
 def _part(item: Item, text: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ BODIES = {
     "/v1/completions": b'{"prompt": "Hi", "max_tokens": 1}',
     "/v1/responses": b'{"input": "Hi", "max_output_tokens": 16}',
     "/v1/messages": b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}',
+    "/v1/messages/count_tokens": b'{"messages": [{"role": "user", "content": "Hi"}]}',
     "/tokenize": b'{"prompt": "Hi"}',
     "/detokenize": b'{"tokens": [2]}',
     "/v1/cluster/drain": b'{"node_id": "d1"}',

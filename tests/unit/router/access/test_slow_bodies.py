@@ -24,7 +24,7 @@ from tests.fakes.manual_clock import ManualClock
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    *("/tokenize", "/detokenize"),
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
 )
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
 

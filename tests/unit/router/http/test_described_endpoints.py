@@ -28,6 +28,7 @@ from tests.unit.router.openai.test_described_answers import check
 
 PROBES = {"/health", "/ready"}
 DRAIN = "/v1/cluster/drain"
+COUNT = "/v1/messages/count_tokens"
 D0 = Incarnation("d0", 1)
 
 
@@ -91,6 +92,7 @@ async def test_the_name_of_a_model_is_a_parameter() -> None:
         ("POST", "/tokenize", {"prompt": "Hello"}),
         ("POST", "/tokenize", {"messages": [{"role": "user", "content": "Hello"}]}),
         ("POST", "/detokenize", {"tokens": [50, 51]}),
+        ("POST", COUNT, {"messages": [{"role": "user", "content": "Hello"}]}),
     ],
 )
 async def test_answers_are_as_described(method: str, path: str, body: Any) -> None:
@@ -108,6 +110,7 @@ async def test_the_version() -> None:
     ("path", "body", "status"),
     [
         ("/tokenize", {"prompt": 5}, 400),
+        (COUNT, {"messages": 5}, 400),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404),
         ("/detokenize", {"tokens": [10**6]}, 400),
         ("/detokenize", {"tokens": [1] * MAX_DETOKENIZE_BYTES}, 413),

@@ -70,12 +70,13 @@ def shown_examples(described: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize("has_tools", [False, True])
-async def test_each_body_works_as_it_is_shown(has_tools: bool) -> None:
-    edge = make_edge(
-        model=model_with(None, chat=ChatSettings(tool_template="builtin")) if has_tools else None
-    )
+async def test_each_body_works_as_it_is_shown(has_tools: bool, tmp_path: Path) -> None:
+    unknown = tmp_path / "calls_in_no_known_format.jinja"
+    unknown.write_text("{{ messages[0]['content'] }}{{ tools }}")
+    template = "auto" if has_tools else str(unknown)
+    edge = make_edge(model=model_with(None, chat=ChatSettings(tool_template=template)))
     examples = list(shown_examples(await description(edge)))
-    assert len(examples) == 13 + has_tools
+    assert len(examples) == 14 + has_tools
     assert ("A tool" in {name for _, name, _ in examples}) is has_tools
     async with edge.client() as client:
         for path, name, body in examples:

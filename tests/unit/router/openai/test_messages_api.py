@@ -9,6 +9,7 @@ import pytest
 
 from common.errors import NodeLost
 from common.request import FinishReason
+from router.tools.fenced import FENCED
 from router.tools.hermes import HERMES
 from tests.fakes.http_edge import Edge, chunks, fails, make_edge, says
 from tests.fakes.tool_models import hermes_model, model_with
@@ -213,7 +214,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"max_tokens": 10_000}, "max_tokens is 10000"),
     ({"messages": []}, "messages is empty"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role is 'system'"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role is 'tool'"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
         "messages.0.content.0.type is 'image'",
@@ -247,7 +248,8 @@ async def test_statuses_have_their_types() -> None:
     ("method", "path", "status", "kind"),
     [
         ("GET", PATH, 405, "invalid_request_error"),
-        ("POST", f"{PATH}/count_tokens", 404, "not_found_error"),
+        ("GET", f"{PATH}/count_tokens", 405, "invalid_request_error"),
+        ("POST", f"{PATH}/batches", 404, "not_found_error"),
         ("GET", f"{PATH}/batches", 404, "not_found_error"),
     ],
 )
@@ -278,8 +280,9 @@ async def test_a_stream_that_fails_ends_with_an_error() -> None:
 
 
 async def test_tools_and_a_template_without_them() -> None:
-    error = await post(make_edge(says("x"), model=model_with(None)), TOOLS, status=400)
-    assert "--tool-template" in error["error"]["message"]
+    said = FENCED.call_text("get_weather", PARIS)
+    answer = await post(make_edge(says(said), model=model_with(None)), TOOLS)
+    assert answer["content"][0]["input"] == {"city": "Paris"}
 
 
 @pytest.mark.parametrize("content", ["It is", [{"type": "text", "text": "It is"}]])

@@ -14,6 +14,7 @@ from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
+from router.openai.client_tools import ClientTool
 from router.openai.planning_messages import (
     LENGTHS,
     Message,
@@ -93,6 +94,8 @@ PLAN = RequestPlan(
     ),
     repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None},
     ignored_fields=("foo", "messages.id"),
+    left_out=("tools of the type 'mcp'",),
+    client_tools={"a.b": ClientTool("b", "a"), "c": ClientTool("c", is_custom=True)},
 )
 
 
@@ -127,7 +130,7 @@ def test_a_grammar_arrives_once_for_all_choices() -> None:
     assert arrived.grammar is not None
     assert arrived.grammar.source == "guided_grammar"
     first = next(iter(pack_plan(plan)))
-    assert len(json.dumps(first.head)) < 1000 + 2200
+    assert len(json.dumps(first.head)) < 1000 + 2400
 
 
 def test_choices_of_a_prompt_share_its_tokens() -> None:

@@ -137,7 +137,11 @@ async def test_nothing_is_put_together_when_nobody_reads_it(
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [("/tokenize", {"prompt": PROMPT}), ("/detokenize", {"tokens": [50, 51]})],
+    [
+        ("/tokenize", {"prompt": PROMPT}),
+        ("/detokenize", {"tokens": [50, 51]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": PROMPT}]}),
+    ],
 )
 async def test_tokenization(
     caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]
@@ -148,7 +152,7 @@ async def test_tokenization(
         refused = await client.post(path, json=body | {"model": "other"})
     good, bad = lines(caplog)
     assert good.pop("duration_ms") >= 0
-    common = {"request_id": "mine", "endpoint": path[1:], "model": "tiny"}
+    common = {"request_id": "mine", "endpoint": path.rpartition("/")[2], "model": "tiny"}
     assert good == common | {"outcome": "ok", "status": 200}
     assert (bad["outcome"], bad["status"]) == ("model_not_found", 404)
     assert bad["error"] == refused.json()["error"]["message"]

@@ -1,0 +1,24 @@
+"""Tools that a client knows as something else than the function that the model is told about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+TEXT_ARGUMENT = "input"
+"""The one argument of the function that a custom tool becomes."""
+
+
+class ClientTool(NamedTuple):
+    """What a client calls a function: its name, perhaps in a namespace.
+
+    `is_custom`: the client gets the text of the one argument instead of an object.
+    """
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Return the name of the function that the tool `name` of a namespace becomes."""
+    return name if namespace is None else f"{namespace}.{name}"

@@ -1,0 +1,167 @@
+"""Chat templates by name, and which of them requests with tools get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import CheckpointError
+from router.text.chat_template import ChatOptions
+from router.text.conversation import ChatSettings, Conversation
+from router.text.model_files import read_chat_templates
+from router.tools.fenced import FENCED
+from router.tools.hermes import HERMES
+from tests.fakes.http_edge import make_edge, says
+from tests.fakes.tool_models import HERMES_TEMPLATE, WEATHER, model_with
+
+PLAIN = "plain{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+OTHER = "other{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+UNKNOWN = "{% if tools %}[AVAILABLE_TOOLS]{% endif %}" + PLAIN
+"""Its calls are in a format that the server does not know."""
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CALLED: list[dict[str, Any]] = [
+    *MESSAGES,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}],
+    },
+    {"role": "tool", "content": "done", "tool_call_id": "1"},
+]
+
+
+def named(**templates: str) -> list[dict[str, str]]:
+    return [{"name": name, "template": template} for name, template in templates.items()]
+
+
+def conversation(
+    folder: Path, template: Any, files: dict[str, str] | None = None, **settings: Any
+) -> Conversation:
+    for name, text in (files or {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    config = {} if template is None else {"chat_template": template}
+    return Conversation.load(folder, config, ChatSettings(**settings), ())
+
+
+def prompt(chat: Conversation, messages: Any = MESSAGES, *, has_tools: bool) -> str:
+    return chat.render(messages, ChatOptions(tools=[WEATHER] if has_tools else []))
+
+
+FOLDERS: list[tuple[Any, dict[str, str]]] = [
+    (named(default=PLAIN, tool_use=HERMES_TEMPLATE), {}),
+    (named(rag=OTHER, tool_use=HERMES_TEMPLATE, default=PLAIN), {}),
+    ({"default": PLAIN, "tool_use": HERMES_TEMPLATE}, {}),
+    (PLAIN, {"additional_chat_templates/tool_use.jinja": HERMES_TEMPLATE}),
+    (
+        OTHER,
+        {
+            "chat_template.jinja": PLAIN,
+            "additional_chat_templates/tool_use.jinja": HERMES_TEMPLATE,
+            "additional_chat_templates/rag.jinja": OTHER,
+        },
+    ),
+    (
+        named(default=OTHER, tool_use=OTHER),
+        {
+            "chat_template.jinja": PLAIN,
+            "additional_chat_templates/tool_use.jinja": HERMES_TEMPLATE,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "files"), FOLDERS)
+def test_j08_a_template_for_tools_by_name_is_used(
+    template: Any, files: dict[str, str], tmp_path: Path
+) -> None:
+    chat = conversation(tmp_path, template, files)
+    assert prompt(chat, has_tools=False) == "plain[user] Hi"
+    assert "# Tools" in prompt(chat, has_tools=True)
+    assert "<tool_response>done" in prompt(chat, CALLED, has_tools=True)
+    assert "<tool_response>done" in prompt(chat, CALLED, has_tools=False)
+    assert chat.call_format() is HERMES
+
+
+@pytest.mark.parametrize(
+    ("template", "files"),
+    [
+        (named(tool_use=HERMES_TEMPLATE), {}),
+        (None, {"additional_chat_templates/tool_use.jinja": HERMES_TEMPLATE}),
+    ],
+)
+def test_a_template_for_tools_that_stands_alone_is_for_all_chats(
+    template: Any, files: dict[str, str], tmp_path: Path
+) -> None:
+    chat = conversation(tmp_path, template, files)
+    assert prompt(chat, has_tools=False).startswith("<|im_start|>user\nHi<|im_end|>")
+    assert "# Tools" in prompt(chat, has_tools=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "words", "form"),
+    [
+        (HERMES_TEMPLATE, {}, "# Tools", HERMES),
+        # The model's own template goes before a named one, as it always did.
+        (named(default=HERMES_TEMPLATE, tool_use=OTHER + "{{ tools }}"), {}, "# Tools", HERMES),
+        (PLAIN, {}, "You can call functions", FENCED),
+        (UNKNOWN, {}, "You can call functions", FENCED),
+        (named(default=PLAIN, tool_use=UNKNOWN), {}, "You can call functions", FENCED),
+        (named(default=UNKNOWN, tool_use=HERMES_TEMPLATE), {}, "# Tools", HERMES),
+        (UNKNOWN, {"tool_format": "hermes"}, "[AVAILABLE_TOOLS]", HERMES),
+        (HERMES_TEMPLATE, {"tool_template": "builtin"}, "You can call functions", FENCED),
+        (HERMES_TEMPLATE, {"tool_template": ""}, "# Tools", HERMES),
+        (named(default=PLAIN), {}, "You can call functions", FENCED),
+    ],
+)
+def test_j08_which_template_tools_get(
+    template: Any, settings: dict[str, Any], words: str, form: Any, tmp_path: Path
+) -> None:
+    chat = conversation(tmp_path, template, **settings)
+    assert words in prompt(chat, has_tools=True)
+    assert chat.call_format() is form
+
+
+@pytest.mark.parametrize("template", [UNKNOWN, named(default=UNKNOWN, tool_use=HERMES_TEMPLATE)])
+def test_earlier_calls_alone_are_rendered_by_the_models_own_template(
+    template: Any, tmp_path: Path
+) -> None:
+    assert prompt(conversation(tmp_path, template), CALLED, has_tools=False).startswith("plain")
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [(5, "default"), ([*named(default=PLAIN), {"name": "tool_use", "template": 5}], "tool_use")],
+)
+def test_a_template_that_is_no_text_is_named(template: Any, name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"chat_template .* is a int \({name}\)"):
+        conversation(tmp_path, template)
+
+
+def test_a_named_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "additional_chat_templates" / "tool_use.jinja"
+    path.parent.mkdir()
+    path.write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"tool_use\.jinja cannot be read"):
+        conversation(tmp_path, PLAIN)
+    path.write_text("{% if %}")
+    with pytest.raises(CheckpointError, match="does not compile"):
+        conversation(tmp_path, PLAIN)
+
+
+@pytest.mark.parametrize("template", [None, [], named(rag=OTHER), ["x"]])
+def test_a_checkpoint_without_such_templates(template: Any, tmp_path: Path) -> None:
+    assert read_chat_templates(tmp_path, {"chat_template": template}) == {}
+
+
+async def test_j08_tools_need_no_flag() -> None:
+    """As with the demo model, whose template has none."""
+    text = FENCED.call_text("get_weather", '{"city": "Paris"}')
+    body = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required"}
+    async with make_edge(says(text), model=model_with(None)).client() as client:
+        reply = await client.post("/v1/chat/completions", content=json.dumps(body))
+    (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
