@@ -99,6 +99,8 @@ class Call:
     cache_salt: str = ""
     num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    accept: Callable[[], None] = lambda: None
+    """Say that a node computes the prompt."""
 
 
 Script = Callable[[Call], AsyncIterator[TokenChunk]]
@@ -123,6 +125,7 @@ class ScriptedGenerator:
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         call = Call(prompt_token_ids, sampling, deadline_s, priority, cache_salt)
+        call.accept = sink.on_accepted
         self.calls.append(call)
         playing = asyncio.create_task(self._play(call, sink))
 

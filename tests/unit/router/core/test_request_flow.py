@@ -23,6 +23,7 @@ from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from router.core.attempt import State
 from router.core.effects import (
+    Accepted,
     Choose,
     Effect,
     Fail,
@@ -252,7 +253,8 @@ def test_one_token_that_does_not_end_without_a_handoff_is_a_broken_peer() -> Non
 
 def test_a_local_start_streams_from_token_0() -> None:
     flow = reserving(prefill=None)
-    assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [PlaceRecord(FIRST, D0, None, "why")]
+    started = flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    assert started == [PlaceRecord(FIRST, D0, None, "why"), Accepted()]
     assert flow.state is State.LOCAL
     assert emitted(flow.on_output(D0, output(FIRST, 0, 10, 11, is_started=True))) == [10, 11]
 
@@ -262,6 +264,7 @@ def test_a_decode_node_may_choose_to_prefill_locally() -> None:
     assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [
         LegClosed(P0),
         PlaceRecord(FIRST, D0, None, "why"),
+        Accepted(),
     ]
 
 
@@ -587,3 +590,42 @@ def test_what_started_in_an_old_attempt_is_not_started_in_the_new_one() -> None:
     flow.on_reserve_reply(D1, SECOND, TICKET, 0.0)
     flow.on_output(P1, output(SECOND, 0, 10))
     assert aborts(flow.on_client_gone()) == {(D1, SECOND), (P1, SECOND)}
+
+
+def test_a_request_is_accepted_by_the_node_that_computes_its_prompt() -> None:
+    """W06: a ticket alone is no acceptance, because every prefill node may refuse it."""
+    flow = reserving()
+    assert Accepted() not in flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
+    assert flow.on_prefill_reply(P0, FIRST, None) == [Accepted()]
+    assert flow.on_prefill_reply(P0, FIRST, None) == [], "it was said before"
+    assert reserving(None).on_reserve_reply(D0, FIRST, LOCAL, 11.0)[-1] == Accepted()
+    alone = new_flow(max_tokens=1)
+    alone.on_choice(None, P0, "one token", 10.0)
+    assert alone.on_prefill_reply(P0, FIRST, None) == [Accepted()]
+
+
+def test_a_refusal_and_a_late_grant_accept_nothing() -> None:
+    full = Overloaded("full", retry_after_s=1.0)
+    flow = prefilling()
+    assert Accepted() not in flow.on_prefill_reply(P0, FIRST, full)
+    assert flow.on_prefill_reply(P0, FIRST, None) == [], "it is not asked any more"
+    flow.on_choice(D0, P1, "why", 12.0)
+    assert flow.on_prefill_reply(P1, FIRST, None) == [Accepted()]
+    gone = prefilling()
+    gone.on_client_gone()
+    assert gone.on_prefill_reply(P0, FIRST, None) == [SendAbort(P0, FIRST)]
+
+
+def test_later_attempts_and_what_overtakes_a_reply_accept_nothing_again() -> None:
+    flow = prefilling()
+    flow.on_prefill_reply(P0, FIRST, None)
+    flow.on_node_lost(P0)
+    flow.on_choice(D1, P1, "why", 12.0)
+    flow.on_reserve_reply(D1, SECOND, TICKET, 13.0)
+    assert flow.on_prefill_reply(P1, SECOND, None) == []
+    early = prefilling()
+    assert emitted(early.on_output(P0, output(FIRST, 0, 10))) == [10]
+    assert early.on_prefill_reply(P0, FIRST, None) == [], "its token said so"
+    started = reserving(None)
+    started.on_output(D0, output(FIRST, 0, is_started=True))
+    assert Accepted() in started.on_reserve_reply(D0, FIRST, LOCAL, 11.0)

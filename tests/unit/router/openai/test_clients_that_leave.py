@@ -46,11 +46,17 @@ async def all_closed(edge: Edge) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_leaving_before_the_first_token(n: int, is_stream: bool) -> None:
+@pytest.mark.parametrize("is_accepted", [True, False])
+async def test_leaving_before_the_first_token(n: int, is_stream: bool, is_accepted: bool) -> None:
     edge = make_edge(hangs_after())
     async with served(edge.app) as port:
-        async with raw_request(port, PATH, body_of(n=n, stream=is_stream)):
+        async with raw_request(port, PATH, body_of(n=n, stream=is_stream)) as (reader, _):
             await until_called(edge, n)
+            if is_accepted:
+                for call in edge.generator.calls:
+                    call.accept()
+                if is_stream:
+                    await reader.readuntil(b"\r\n\r\n")
         await all_closed(edge)
     outcome = {"endpoint": "completions", "outcome": "client_closed"}
     assert edge.metric("pdserve_requests_total", **outcome) == 1
