@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from http_serving import half_closed
 from http_serving.bounded_connections import ConnectionLimits
-from http_serving.half_closed import CONTINUE, ZERO
+from http_serving.half_closed import CONTINUE, ZERO, probe_of
 from http_serving.server import bind, make_server
 from tests.fakes.http_server import eventually
 
@@ -182,11 +183,17 @@ def test_who_closes_before_a_whole_request_is_closed(run: Run, data: bytes) -> N
     run(test())
 
 
-def test_what_follows_the_request_and_is_none_does_not_cost_its_answer(run: Run) -> None:
+BAD_CHUNK = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+
+
+@pytest.mark.parametrize("behind", [b"what is this?\r\n\r\n", BAD_CHUNK])
+def test_what_follows_the_requests_and_is_none_does_not_cost_their_answers(
+    run: Run, behind: bytes
+) -> None:
     async def test() -> None:
         async with served() as client:
             await client.asks("/whole")
-            client.writer.write(asked("/whole") + b"what is this?\r\n\r\n")
+            client.writer.write(asked("/whole") + behind)
             client.writer.write_eof()
             client.app.may_answer.set()
             assert (await client.answer()).count(b"hello") == 2
@@ -255,3 +262,26 @@ def test_a_half_closed_client_that_does_not_read_its_answer_is_let_go(run: Run) 
         await serving
 
     run(test())
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "probe"),
+    [
+        ("1.1", {}, CONTINUE),
+        ("1.0", {}, b""),
+        ("1.1", {"response_started": True, "chunked_encoding": True}, ZERO),
+        ("1.1", {"response_started": True, "chunked_encoding": False}, b""),
+        ("1.1", {"response_started": True, "chunked_encoding": None}, b""),
+        ("1.1", {"response_complete": True, "chunked_encoding": True}, b""),
+    ],
+)
+def test_what_is_written_spoils_no_answer(
+    version: str, state: dict[str, Any], probe: bytes
+) -> None:
+    def cycle(*, is_stuck: bool) -> Any:
+        usual = {"response_started": False, "response_complete": False, "chunked_encoding": None}
+        flow = SimpleNamespace(write_paused=is_stuck)
+        return SimpleNamespace(scope={"http_version": version}, flow=flow, **(usual | state))
+
+    assert probe_of(cycle(is_stuck=False)) == probe
+    assert probe_of(cycle(is_stuck=True)) == b"", "it waits for the client to read"
