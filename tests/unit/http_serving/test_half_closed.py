@@ -51,7 +51,7 @@ class App:
             more = message["more_body"]
         self.num_asked += 1
         answering = asyncio.create_task(self._answer(scope["path"], send))
-        leaving = asyncio.create_task(receive())
+        leaving = asyncio.ensure_future(receive())
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             assert leaving.result()["type"] == "http.disconnect"
