@@ -16,11 +16,13 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-FIRST_LOOK_S = 0.1
-LAST_LOOK_S = 1.0
-"""The kernel is asked after the first of these times, and after twice as long each time, up to the
-second one. Until then something is written each time: what a proxy forwards shows it first that its
-own client is gone, and only later ones meet a connection that it has closed."""
+PROBED_S = (0.0, 0.05, 0.2, 0.75)
+"""Something is written this often, and the kernel asked so long after each time. What a proxy
+forwards shows it first that its own client is gone; only what comes later meets a connection that
+it has closed."""
+
+LOOK_S = 1.0
+"""From then on the kernel is asked alone."""
 
 KEEPALIVE_S = 5
 """Between two probes of the kernel. One that is answered by nobody ends the connection as well."""
@@ -43,17 +45,18 @@ def abort_when_gone(transport: asyncio.Transport, probe: Callable[[], bytes]) ->
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
     loop = asyncio.get_running_loop()
 
-    def look(next_s: float) -> None:
+    def look(number: int) -> None:
         if transport.is_closing():
             return
         if peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             transport.abort()
             return
-        if next_s < LAST_LOOK_S:
+        is_probed = number < len(PROBED_S)
+        if is_probed:
             transport.write(probe())
-        loop.call_later(next_s, look, min(2 * next_s, LAST_LOOK_S))
+        loop.call_later(PROBED_S[number] if is_probed else LOOK_S, look, number + 1)
 
-    look(FIRST_LOOK_S)
+    look(0)
 
 
 def probe_of(cycle: RequestResponseCycle) -> bytes:
