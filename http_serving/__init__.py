@@ -2,6 +2,7 @@
 
 server                a listening socket and a server for it
 bounded_connections   the limits of its connections
+half_closed           clients that send no more: those that read on, and those that are gone
 offered_upgrades      requests that offer another protocol are answered as they are
 plain_answers         answers without chunks, for HTTP/1.0
 plain_paths           paths that can be read in one way only; all others are refused

@@ -15,6 +15,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from http_serving.abort_connection import offer_abort_of
+from http_serving.half_closed import abort_when_gone, probe_of
 from http_serving.offered_upgrades import OfferIgnoringParser, offers_upgrade
 from http_serving.part_writing import offer_parts
 from http_serving.plain_answers import answer_plainly
@@ -166,6 +167,21 @@ class BoundedConnection(HttpToolsProtocol):
             self._is_head_too_large = True
             self.send_400_response("")
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open: whole requests have no whole answers yet.
+
+        Of TLS, Python's connections have no half that is closed.
+        """
+        latest = None if self.scheme == "https" else self._latest_whole()
+        if latest is None:
+            return False
+        latest.keep_alive = False
+        abort_when_gone(self.transport, self._probe)
+        return True
+
+    def _probe(self) -> bytes:
+        return b"" if self._running is None else probe_of(self._running)
+
     def send_400_response(self, msg: str) -> None:
         """Answer 431 for a head that is too large, else 400, and close the connection.
 
@@ -201,6 +217,7 @@ class BoundedConnection(HttpToolsProtocol):
         is_running_broken = self._is_in_body and not self.pipeline
         if self._is_in_body and self.pipeline:
             self.pipeline.popleft()
+            self._is_in_body = False
         latest = self.pipeline[0][0] if self.pipeline else self._running
         if latest is None or latest.response_complete or is_running_broken:
             return None

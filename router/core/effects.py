@@ -79,6 +79,11 @@ class LegClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """A node computes the prompt: at most once, and not behind a token. Failures may follow."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlaceRecord:
     """The attempt runs here now, and why; a later record of the same attempt replaces it."""
 
@@ -117,6 +122,7 @@ Effect = (
     | SendPrefill
     | SendAbort
     | LegClosed
+    | Accepted
     | PlaceRecord
     | Unplace
     | Finish

@@ -68,6 +68,12 @@ class RequestListener(Protocol):
 class Sink(Protocol):
     """Receives one answer: called on the event loop, returns at once, raises nothing."""
 
+    def on_accepted(self) -> None:
+        """Take that a node computes the prompt: at most once, and not behind a chunk.
+
+        An error may follow, and another node may go on. Before it nodes were only asked.
+        """
+
     def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
         """Take the next chunks, at least one; those that came together are pushed together.
 

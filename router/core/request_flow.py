@@ -11,11 +11,12 @@
                 no choice                       DONE        Fail
     WAITING     a node can be chosen, or waited CHOOSING    Choose
     RESERVING   reply: ticket                   PREFILLING  SendPrefill, PlaceRecord
-                reply: local start              LOCAL       PlaceRecord
+                reply: local start              LOCAL       PlaceRecord, Accepted
                 reply: refusal                  CHOOSING    Choose, this node excluded
                 all refused for want of room    CHOOSING    Choose, to wait in a node's queue
                 its output comes first          RUNNING     as in RUNNING
-    PREFILLING  reply: refusal                  CHOOSING    Choose, this node excluded
+    PREFILLING  reply: acceptance               PREFILLING  Accepted
+                reply: refusal                  CHOOSING    Choose, this node excluded
                 token 0                         PREFILLING  TokenChunk
                 token 0 ends the answer         DONE        TokenChunk, abort decode, Finish
                 decode started                  RUNNING     the prefill leg is over with token 0
@@ -29,6 +30,9 @@
                 a leg breaks the protocol or    DONE        abort, Fail
                 its pool, tokens emitted
                 deadline, error, client gone    DONE        abort, Fail or Finish(ABORT)
+
+`Accepted` is said once for all attempts, by the first node that takes the prompt to compute it. A
+decode node's ticket does not say it: every prefill node may refuse the ticket.
 
 The legs of an attempt are in `router.core.attempt`, and which attempts go on in `.attempts`. Every
 attempt that ends sends `SendAbort` for each open leg, and a grant that arrives for a closed attempt
@@ -68,7 +72,7 @@ from common.request import FinishReason, GenerationRequest, RequestOutput, Sampl
 from router.core.attempt import Attempt, State
 from router.core.attempts import Attempts
 from router.core.candidates import WAIT_S, Candidates
-from router.core.effects import Choose, Effect, Fail, Finish, SendAbort, Wait
+from router.core.effects import Accepted, Choose, Effect, Fail, Finish, SendAbort, Wait
 from router.core.generation import TokenChunk
 from router.core.token_ledger import TokenLedger
 
@@ -104,6 +108,7 @@ class RequestFlow:
         self._attempts = Attempts(request_id, TokenLedger(sampling, len(prompt_token_ids)))
         self._choosing: Attempt | None = None
         self._candidates = Candidates()
+        self._is_accepted = False
         self._out: list[Effect] = []
 
     # What the shell may read.
@@ -224,6 +229,7 @@ class RequestFlow:
         if attempt.state is not State.RESERVING:
             # The outputs of the node overtook its reply: the choice runs already.
             self._out.append(attempt.place())
+            self._accept()
         elif isinstance(reply, PdserveError):
             self._on_refusal(attempt, node, reply)
         elif reply.ticket is None:
@@ -231,6 +237,7 @@ class RequestFlow:
             self._out += attempt.drop_plan()
             attempt.state = State.LOCAL
             self._out.append(attempt.place())
+            self._accept()
         elif attempt.planned_prefill is None:
             wrong = PeerProtocolError(f"{node} answered a local prefill with a ticket")
             self._attempt_failed(attempt, wrong, node)
@@ -250,7 +257,9 @@ class RequestFlow:
         attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.prefill:
             return self._answer_late_grant(node, attempt_id, refusal is None)
-        if refusal is not None and attempt.state is State.PREFILLING:
+        if refusal is None:
+            self._accept()
+        elif attempt.state is State.PREFILLING:
             self._on_refusal(attempt, node, refusal)
         return self._take_effects()
 
@@ -361,6 +370,7 @@ class RequestFlow:
 
     def _emit(self, attempt: Attempt, chunk: TokenChunk) -> None:
         """Pass on tokens. Of two attempts the first that sends the next token goes on alone."""
+        self._is_accepted = True
         self._out.append(chunk)
         other = self._attempts.beside(attempt)
         if other is not None:
@@ -380,6 +390,11 @@ class RequestFlow:
             self._attempt_failed(attempt, error, suspect)
         else:
             self._give_up(attempt, error)
+
+    def _accept(self) -> None:
+        if not self._is_accepted:
+            self._is_accepted = True
+            self._out.append(Accepted())
 
     # Asking nodes.
 

@@ -21,6 +21,7 @@ from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.effects import (
+    Accepted,
     Choose,
     Effect,
     Fail,
@@ -280,6 +281,8 @@ class Dispatcher:
                     client = self.pool.client(effect.node)
                     if client is not None:
                         client.abort_nowait(effect.attempt)
+                case Accepted():
+                    choice.sink.on_accepted()
                 case LegClosed():
                     self.pool.membership.on_leg_closed(effect.node)
                 case PlaceRecord():
@@ -313,9 +316,8 @@ class Dispatcher:
         if effect.prefill is not None:
             self.pool.membership.on_leg_opened(effect.prefill)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
-        call = ReserveCall(
-            partial(self._feed, choice), choice.flow, node, attempt, self._clock.now_s
-        )
+        feed = partial(self._feed, choice)
+        call = ReserveCall(feed, choice.flow, node, attempt, self._clock.now_s)
         client = self.pool.client(node)
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))

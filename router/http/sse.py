@@ -9,6 +9,8 @@ import json
 from json.encoder import encode_basestring
 
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+"""A comment, which every client skips: it shows that the connection is alive."""
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -1,4 +1,5 @@
-"""Feeds the live page: a sample every second, and the same bytes for every viewer.
+"""Feeds the live page: a sample every second, and the same bytes for every viewer. A minute of
+samples is a line of the log.
 
 Without viewers a second costs one sample and nothing is encoded. A viewer has a short queue. If it
 is full when the next snapshot comes, the viewer does not read, and its connection is closed.
@@ -15,6 +16,7 @@ from typing import Protocol
 from starlette.types import Receive, Scope, Send
 
 from common.clock import Clock
+from common.logs import log_fields
 from http_serving.abort_connection import abort_connection
 from router.http.errors import ApiError
 from router.http.exchange import ClientClosed, Reply, while_client_waits
@@ -23,9 +25,11 @@ from router.live.history import LiveHistory
 from router.live.reading import Reading
 from router.live.snapshot import SnapshotJson
 from router.watch.edge_counters import EdgeCounters, RequestError
+from router.watch.minute_line import MinuteCounts
 from router.watch.recent_placements import RecentPlacement
 
 logger = logging.getLogger("pdserve.router.live")
+minute_logger = logging.getLogger("pdserve.router.minute")
 
 INTERVAL_S = 1.0
 MAX_VIEWERS = 32
@@ -54,6 +58,7 @@ class LiveFeed:
         self._clock = clock
         self._began_at_s = clock.now_s()
         self._history = LiveHistory(self.edge)
+        self._minute = MinuteCounts(self.edge, 0.0)
         self._json = SnapshotJson(self._history, self._began_at_s, quotes_requests=quotes_requests)
         self._last_change = 0
         self._num_errors = 0
@@ -87,6 +92,7 @@ class LiveFeed:
         """Take one sample, and send it to all viewers."""
         now_s = self._clock.now_s() - self._began_at_s
         self._reading = self._source.read_live()
+        self._log_minute(now_s)
         self._history.add(self._reading, now_s)
         self._greeting = None
         placements, errors = self._changed_placements(), self._new_errors()
@@ -110,6 +116,12 @@ class LiveFeed:
             "ttft_p50_s": last.ttft_p50_s,
             "tpot_p50_s": last.tpot_p50_s,
         }
+
+    def _log_minute(self, now_s: float) -> None:
+        """Log what happened in a minute that is over; nothing where nothing did."""
+        minute = self._minute.on_second(len(self._reading.requests), now_s)
+        if minute is not None and not minute.is_empty:
+            minute_logger.info("the last minute", extra=log_fields(**minute.fields()))
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one viewer, from its first event to its end."""

@@ -2,9 +2,9 @@
 
 Chunks are pushed in synchronously and become text at once, so a stop string frees the nodes however
 slowly the client reads. While the client keeps up, an event leaves with the push that made it:
-waking a task for each token would cost more than the rest of a token. Everything else (the first
-event, which the status precedes, the last one, and what waits for a slow client) is sent by the one
-task that waits in `send`. What it has not sent yet is bounded by `max_tokens` of each choice.
+waking a task for each token would cost more than the rest of a token. Everything else (the
+status, the last event, and what waits for a slow client) is sent by the one task that waits in
+`send`. What it has not sent yet is bounded by `max_tokens` of each choice.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from router.text.usage import Usage
 CHARS_PER_TURN = 16 << 10
 """Of a whole answer that become JSON in one turn of the event loop: 0.1 ms of text, 10 ms of the
 shortest lists of log probabilities. 128 choices that repeat a long prompt are some ten million."""
+
+PING_S = 5.0
+"""A stream that has sent nothing for this time, or up to twice as long, sends a ping. The shortest
+time-outs of clients and proxies are a multiple of it."""
 
 
 def _nothing() -> None:
@@ -77,6 +81,10 @@ class Choice:
         # Dropped, because it holds what holds this sink: a cycle would wait for the collector.
         abort, self._abort = self._abort, _nothing
         abort()
+
+    def on_accepted(self) -> None:
+        """Note that a node computes the prompt."""
+        self._answer.on_accepted()
 
     def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
         """Add the next chunks; see `router.core.generation.Sink`."""
@@ -134,6 +142,10 @@ class Answer(ABC):
         self._num_left -= deltas[-1].finish_reason is not None
         self._put(index, deltas)
 
+    @abstractmethod
+    def on_accepted(self) -> None:
+        """Note that a node computes the prompt of one more choice."""
+
     def fail(self, error: Exception) -> None:
         """End the answer with `error`, unless another error was first."""
         self._error = self._error or error
@@ -165,8 +177,9 @@ class Answer(ABC):
 
 
 class StreamedAnswer(Answer):
-    """Server-sent events. The status is sent with the first, `[DONE]` with the last.
+    """Server-sent events. The last one is `[DONE]`.
 
+    The status is sent when every choice was accepted by a node, at the latest with the first token.
     With log probabilities, of which many may come at once, the task in `send` makes the events.
     """
 
@@ -182,6 +195,9 @@ class StreamedAnswer(Answer):
     ) -> None:
         super().__init__(form, usage, reply, num_choices, turns)
         self._has_logprobs = has_logprobs
+        self._num_not_accepted = num_choices
+        self._is_quiet = True
+        self._ping_timer: asyncio.TimerHandle | None = None
         self._parts: list[bytes] = []
         self._pieces: deque[tuple[int, Delta]] = deque()
 
@@ -192,18 +208,53 @@ class StreamedAnswer(Answer):
             while not self._parts and not self._pieces:
                 if self._error is not None:
                     raise self._error
-                await self._wait_push()
+                if self._num_not_accepted or reply.is_started:
+                    await self._wait_push()
+                else:
+                    await self._start()
             self._make_some()
             part, self._parts = b"".join(self._parts), []
             is_last = not self._num_left and not self._pieces and self._error is None
             if not reply.is_started:
-                await reply.start_stream()
+                await self._start()
             if is_last:
                 await reply.end_stream(part + self._form.end_of_stream())
                 return
             await reply.send_part(part)
             if self._pieces:
                 await self._turns.next()
+
+    def on_accepted(self) -> None:
+        """Let the status be sent with the last choice that is accepted."""
+        self._num_not_accepted -= 1
+        if not self._num_not_accepted:
+            self._wake()
+
+    def abort(self) -> None:
+        """End every choice that still runs, on all nodes, and the pings."""
+        super().abort()
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
+
+    async def _start(self) -> None:
+        """Send the status, and pings from now on."""
+        first = self._form.begin()
+        self._wait_quiet()
+        await self._reply.start_stream()
+        await self._reply.send_part(first)
+
+    def _wait_quiet(self) -> None:
+        self._ping_timer = asyncio.get_running_loop().call_later(PING_S, self._ping_if_quiet)
+
+    def _ping_if_quiet(self) -> None:
+        # While `send` does not wait, it has something to send, or its client does not read.
+        is_due = self._is_quiet and self._waiter is not None
+        if is_due and not self._reply.try_write(self._form.ping):
+            self._parts.append(self._form.ping)
+            self._wake()
+        self._is_quiet = True
+        self._wait_quiet()
 
     def _make_some(self) -> None:
         """Make the events of as many pieces as one turn has time for."""
@@ -213,6 +264,7 @@ class StreamedAnswer(Answer):
             self._usage.count(index, [piece])
             num += num_logprobs(piece.echoed) + num_logprobs(piece.entries)
             self._parts.append(self._form.events(index, [piece]))
+            self._is_quiet = False
 
     def _put(self, index: int, deltas: Sequence[Delta]) -> None:
         if self._has_logprobs:
@@ -221,6 +273,8 @@ class StreamedAnswer(Answer):
             return
         self._usage.count(index, deltas)
         part = self._form.events(index, deltas)
+        if part:  # tokens may show nothing, for long
+            self._is_quiet = False
         # While `send` waits, everything before this part was sent.
         if self._waiter is not None and self._num_left and self._reply.try_write(part):
             return
@@ -248,6 +302,9 @@ class WholeAnswer(Answer):
         super().__init__(form, usage, reply, num_choices, turns)
         self._best_of, self._num_best = best_of, num_best
         self._wholes = [WholeChoice() for _ in range(num_choices)]
+
+    def on_accepted(self) -> None:
+        """Do nothing: the status may still be that of an error."""
 
     async def send(self) -> None:
         """Send the whole answer; see `Answer.send`."""

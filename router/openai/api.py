@@ -1,9 +1,10 @@
 """The endpoints that generate: from a body to tokens to an answer.
 
 One request, in order: one deadline for everything that follows, the body, a seat (or 429), the
-plan, the choices, then either a stream or one JSON answer. The status is sent with the first token,
-so whatever fails before it is a status; later failures are an event, followed by `[DONE]`. A client
-that leaves, an error and the deadline all abort every choice before the seat is given back.
+plan, the choices, then either a stream or one JSON answer. The status of a stream is sent when
+nodes have accepted its choices, so whatever fails before is a status; later failures are an event.
+A client that leaves, an error and the deadline all abort every choice before the seat is given
+back.
 """
 
 from __future__ import annotations

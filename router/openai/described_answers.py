@@ -219,7 +219,8 @@ def responses(
     last = "; then [DONE]" if has_done else ""
     stream = {
         "schema": event,
-        "description": f"Server-sent events, each a JSON object behind `data: `{last}.",
+        "description": f"Server-sent events, each a JSON object behind `data: `{last}. "
+        "Lines that begin with a colon say that the first or the next one is awaited.",
     }
     good = {
         "description": "The answer, or with `stream` its events",

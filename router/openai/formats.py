@@ -14,7 +14,7 @@ from typing import Protocol
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason
 from router.http.errors import ApiError, error_event
-from router.http.sse import DONE, event, event_text, text_json, to_json
+from router.http.sse import DONE, PING, event, event_text, text_json, to_json
 from router.openai.json_parts import chat_logprobs_json, completion_logprobs_json, ids_json
 from router.openai.prompt_logprobs_json import prompt_logprobs_json
 from router.text.choice_text import Delta, LogprobEntry
@@ -83,6 +83,12 @@ class WholeChoice:
 class AnswerForm(Protocol):
     """The interface that gives answers the shape of an API; made once per request."""
 
+    ping: bytes
+    """What a stream sends where nothing else has come for a while."""
+
+    def begin(self) -> bytes:
+        """Return the events that need no token, for a stream whose first one is awaited."""
+
     def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
         """Return the events for these deltas of choice `index`; empty when they show nothing."""
 
@@ -99,6 +105,7 @@ class AnswerForm(Protocol):
 class AnswerFormat(ABC):
     """Turns deltas into bytes of events, or whole choices into one JSON object."""
 
+    ping = PING
     stream_object: str
     whole_object: str
     has_prompt_in_choices: bool
@@ -137,6 +144,10 @@ class AnswerFormat(ABC):
         top = to_json(self._top(self.stream_object))[:-1]
         self._open = f'{top},"choices":[{{"index":'
         self._frames: dict[int, tuple[str, str]] = {}
+
+    def begin(self) -> bytes:
+        """Return nothing: the first event of a choice comes with its first token."""
+        return b""
 
     def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
         """Return the events for these deltas of choice `index`; empty when they show nothing."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.request import FinishReason
+from router.http.sse import PING
 from router.openai.client_tools import TEXT_ARGUMENT, ClientTool
 from router.openai.formats import AnswerHead, WholeChoice
 from router.openai.request_plan import RequestPlan
@@ -51,7 +52,13 @@ class Item:
 
 
 class ItemsFormat(ABC):
-    """Turns the deltas of one choice into events about items, or all of them into one object."""
+    """Turns the deltas of one choice into events about items, or all of them into one object.
+
+    With `begins_early` the first events say nothing that is known with the first token alone.
+    """
+
+    ping = PING
+    begins_early = True
 
     def __init__(self, head: AnswerHead, plan: RequestPlan, usage: Usage) -> None:
         """Set the format up; `usage` is that of the answer so far."""
@@ -64,6 +71,10 @@ class ItemsFormat(ABC):
         self._has_begun = False
         self._finish: FinishReason | None = None
         self._stop_reason: str | int | None = None
+
+    def begin(self) -> bytes:
+        """Return the first events of a stream, where they need no token."""
+        return b"".join(self._first_events()) if self.begins_early else b""
 
     def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
         """Return the events for these deltas; empty when they show nothing."""
@@ -82,9 +93,7 @@ class ItemsFormat(ABC):
         return b"".join(self._end())
 
     def _events(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield from self._begin()
+        yield from self._first_events()
         for delta in deltas:
             is_last = delta.finish_reason is not None
             for part in self._parser.push(delta.text, is_last=is_last):
@@ -100,6 +109,12 @@ class ItemsFormat(ABC):
                 self._finish, self._stop_reason = delta.finish_reason, delta.stop_reason
                 if self._items:
                     yield from self._close(self._items[-1])
+
+    def _first_events(self) -> Iterator[bytes]:
+        """Yield the first events, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self._begin()
 
     def _take(self, part: Part) -> tuple[Item, str]:
         """Add a part to its item, which may be a new one; return the item and the part's text."""

@@ -25,6 +25,10 @@ class LatencyWindow:
         bounded_s = min(max(span_s, _SHORTEST_S), _LONGEST_S)
         self._now[math.floor(math.log(bounded_s) / _LOG_WIDTH)] += 1
 
+    def add(self, other: LatencyWindow) -> None:
+        """Add the observations of another one's present interval."""
+        self._now.update(other._now)
+
     def end_interval(self) -> None:
         """Begin a new interval."""
         self._now = Counter()

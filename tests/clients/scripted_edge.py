@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 from common.request import FinishReason
 from router.core.generation import TokenChunk
@@ -15,16 +17,23 @@ from tests.fakes.tool_models import hermes_model
 _SPELLED = re.compile("«(.*?)»", re.DOTALL)
 RESULT_ANSWER = "It is sunny."
 """What is answered to the result of a call."""
+SLOW = "Take your time"
+"""A turn with these words gets its first token behind some pings."""
+_PING_S = 0.02
 
 
 @asynccontextmanager
 async def scripted_edge() -> AsyncIterator[int]:
     """Serve the API; the block gets the port."""
-    async with served(make_edge(_play, model=hermes_model(8192)).app) as port:
-        yield port
+    with patch("router.openai.answer.PING_S", _PING_S):
+        async with served(make_edge(_play, model=hermes_model(8192)).app) as port:
+            yield port
 
 
 async def _play(call: Call) -> AsyncIterator[TokenChunk]:
+    call.accept()
+    if SLOW in hermes_model(8192).decode(call.prompt_token_ids):
+        await asyncio.sleep(10 * _PING_S)
     for chunk in _chunks(call):
         yield chunk
 

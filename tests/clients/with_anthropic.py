@@ -46,6 +46,13 @@ assert [block.type for block in thought.content] == ["thinking", "text"]
 assert (thought.content[0].thinking, thought.content[1].text) == ("hm", "Yes")
 
 
+slow = [{"role": "user", "content": "Take your time: «Bonjour»"}]
+with client.messages.stream(**ASKED, messages=slow) as stream:
+    assert stream.get_final_text() == "Bonjour"
+raw = client.messages.create(**ASKED, messages=slow, stream=True)
+assert next(iter(raw)).type == "message_start", "pings are no events of this client"
+
+
 def refusal(**fields: object) -> anthropic.APIStatusError:
     """Return the error that a request gets."""
     try:

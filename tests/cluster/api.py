@@ -73,7 +73,7 @@ class Stream:
     def read_event(self) -> Fields | None:
         """The next event; None at the end. An error event raises `ApiFailure`."""
         for line in self._lines:
-            if not line:
+            if not line or line.startswith(":"):  # a comment: the next token is awaited
                 continue
             name, _, data = line.partition(": ")
             assert name == "data", line

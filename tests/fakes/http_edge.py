@@ -88,6 +88,10 @@ def write_model_folder(folder: Path, **generation: Any) -> Path:
     return folder
 
 
+def _nothing() -> None:
+    """Say nothing: nobody listens any more."""
+
+
 @dataclass
 class Call:
     """One `generate` call: what it was given, how far it came, and whether it is over."""
@@ -99,6 +103,13 @@ class Call:
     cache_salt: str = ""
     num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    accept: Callable[[], None] = _nothing
+    """Say that a node computes the prompt."""
+
+    def end(self) -> None:
+        """Hold nothing of the answer any more."""
+        self.accept = _nothing
+        self.closed.set()
 
 
 Script = Callable[[Call], AsyncIterator[TokenChunk]]
@@ -123,11 +134,12 @@ class ScriptedGenerator:
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         call = Call(prompt_token_ids, sampling, deadline_s, priority, cache_salt)
+        call.accept = sink.on_accepted
         self.calls.append(call)
         playing = asyncio.create_task(self._play(call, sink))
 
         def abort() -> None:
-            call.closed.set()
+            call.end()
             playing.cancel()
 
         return abort
@@ -142,7 +154,7 @@ class ScriptedGenerator:
         except Exception as error:
             sink.on_failed(error)
         finally:
-            call.closed.set()
+            call.end()
 
 
 def chunks(

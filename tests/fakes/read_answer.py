@@ -15,6 +15,11 @@ class QueueSink:
 
     def __init__(self) -> None:
         self._pushes: asyncio.Queue[Sequence[TokenChunk] | Exception] = asyncio.Queue()
+        self.is_accepted = False
+
+    def on_accepted(self) -> None:
+        assert not self.is_accepted, "accepted twice"
+        self.is_accepted = True
 
     def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
         self._pushes.put_nowait(chunks)

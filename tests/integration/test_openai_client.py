@@ -12,7 +12,9 @@ from openai.types.chat import ChatCompletionUserMessageParam
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PoolExhausted
 from router.core.generation import TokenChunk
+from router.openai.answer import PING_S
 from tests.fakes.http_edge import (
+    TURNS_TO_THE_CLIENT,
     Call,
     Edge,
     chunks,
@@ -23,6 +25,7 @@ from tests.fakes.http_edge import (
     tiny_model,
 )
 from tests.fakes.http_server import served
+from tests.fakes.stopped_time import StoppedTime
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hi"}]
 
@@ -196,6 +199,60 @@ async def test_a_stream_that_breaks_off_raises() -> None:
         assert (await anext(stream)).choices[0].text == "Hello"
         with pytest.raises(openai.APIError, match="d1 is gone"):
             await anext(stream)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_w06_pings_are_skipped_and_an_error_behind_them_is_raised(is_whole: bool) -> None:
+    time = StoppedTime()
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        call.accept()
+        for _ in range(3):
+            for _ in range(TURNS_TO_THE_CLIENT):
+                await asyncio.sleep(0)
+            time.advance(PING_S)
+        await asyncio.sleep(0)
+        for chunk in chunks(tiny_model().encode("Hello", add_special_tokens=False, param="")):
+            if not is_whole:
+                raise NodeLost("gone")
+            yield chunk
+
+    async with client_of(make_edge(play, clock=time)) as client:
+        try:
+            for texts in (chat_texts, completion_texts, response_texts):
+                if is_whole:
+                    assert "".join([text async for text in texts(client)]) == "Hello"
+                else:
+                    with pytest.raises((openai.APIError, ResponseFailed), match="gone"):
+                        await anext(texts(client))
+        finally:
+            time.go_on()
+
+
+class ResponseFailed(Exception):
+    """The client gives a failed response to its caller."""
+
+
+async def chat_texts(client: openai.AsyncOpenAI) -> AsyncIterator[str]:
+    async for part in await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, stream=True
+    ):
+        yield part.choices[0].delta.content or ""
+
+
+async def completion_texts(client: openai.AsyncOpenAI) -> AsyncIterator[str]:
+    async for part in await client.completions.create(model="tiny", prompt="a", stream=True):
+        yield part.choices[0].text
+
+
+async def response_texts(client: openai.AsyncOpenAI) -> AsyncIterator[str]:
+    async with client.responses.stream(model="tiny", input="Hi") as stream:
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                yield event.delta
+            if event.type == "response.failed":
+                assert event.response.error is not None
+                raise ResponseFailed(event.response.error.message)
 
 
 async def test_keys() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "bugs_others_had.md"
-NUM_ROWS = {"F": 120, "G": 17, "J": 9, "K": 9, "W": 5}
+NUM_ROWS = {"F": 120, "G": 17, "J": 9, "K": 9, "W": 7}
 """By letter: handoffs and what is around them; grammars and tool calls; coding agents and chat
 templates; ordinary values and models; what clients send."""
 

@@ -15,7 +15,10 @@ from router.tools.json_extent import JsonExtent
 
 
 class MessageFormat(ItemsFormat):
-    """`/v1/messages`."""
+    """`/v1/messages`. Its first event has the tokens that were in a cache."""
+
+    ping = named_event("ping", {"type": "ping"})
+    begins_early = False
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event that ends a stream that failed."""

@@ -109,6 +109,16 @@ async def test_a_path_that_is_not_plain_is_refused_in_words() -> None:
         assert (await get(port, None, "/metrics/")).status_code == 404
 
 
+async def test_w07_a_half_closed_client_is_answered_by_a_node() -> None:
+    async with serving("token") as port:
+        for version in ("1.0", "1.1"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /health HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
+            writer.write_eof()
+            assert b"HTTP/1.1 200 OK" in await reader.read()
+            writer.close()
+
+
 async def test_idle_and_silent_connections_do_not_keep_prometheus_out() -> None:
     async with serving("token") as port:
         silent = [

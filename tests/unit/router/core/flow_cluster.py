@@ -9,6 +9,7 @@ from common.errors import NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, RequestOutput, SamplingParams
 from router.core.effects import (
+    Accepted,
     Choose,
     Effect,
     Fail,
@@ -65,6 +66,7 @@ class ModelCluster:
     num_drafted: int = 0
     num_accepted: int = 0
     is_waiting: bool = False
+    is_accepted: bool = False
     begins: dict[AttemptId, int] = field(default_factory=dict)
     """The index of the first token of attempts that a prefill node was asked for."""
 
@@ -105,6 +107,10 @@ class ModelCluster:
                 case LegClosed():
                     self.num_open[effect.node] -= 1
                     assert self.num_open[effect.node] >= 0
+                case Accepted():
+                    assert not self.is_accepted, "said twice"
+                    assert not self.emitted, "the tokens said it before"
+                    self.is_accepted = True
                 case PlaceRecord():
                     self.placed.add(effect.attempt)
                 case Unplace():
@@ -160,6 +166,8 @@ class ModelCluster:
         if was_aborted and refusal is None:
             assert SendAbort(*leg) in effects, "a late grant is given back"
         self.perform(effects)
+        if reserve.must_prefill_locally:
+            self._check_accepted(leg, refusal)
 
     def answer_prefill(self, prefill: SendPrefill, refusal: PdserveError | None = None) -> None:
         self.prefills.remove(prefill)
@@ -183,6 +191,11 @@ class ModelCluster:
                 *self._outputs(leg[1], range(num_before + 1, self.answer_length)),
             ]
         self.perform(self.flow.on_prefill_reply(leg[0], leg[1], refusal))
+        self._check_accepted(leg, refusal)
+
+    def _check_accepted(self, leg: Leg, refusal: PdserveError | None) -> None:
+        if refusal is None and leg not in self.aborted:
+            assert self.is_accepted or self.emitted, "it computes the prompt"
 
     def fail_call(self, call: SendReserve | SendPrefill, error: PdserveError) -> None:
         if isinstance(call, SendReserve):

@@ -23,6 +23,7 @@ from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
 from router.core.attempt import State
 from router.core.effects import (
+    Accepted,
     Choose,
     Effect,
     Fail,
@@ -252,7 +253,8 @@ def test_one_token_that_does_not_end_without_a_handoff_is_a_broken_peer() -> Non
 
 def test_a_local_start_streams_from_token_0() -> None:
     flow = reserving(prefill=None)
-    assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [PlaceRecord(FIRST, D0, None, "why")]
+    started = flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
+    assert started == [PlaceRecord(FIRST, D0, None, "why"), Accepted()]
     assert flow.state is State.LOCAL
     assert emitted(flow.on_output(D0, output(FIRST, 0, 10, 11, is_started=True))) == [10, 11]
 
@@ -262,6 +264,7 @@ def test_a_decode_node_may_choose_to_prefill_locally() -> None:
     assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [
         LegClosed(P0),
         PlaceRecord(FIRST, D0, None, "why"),
+        Accepted(),
     ]
 
 

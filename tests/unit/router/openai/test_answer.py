@@ -18,12 +18,14 @@ from common.errors import InternalError, NodeLost
 from common.request import FinishReason
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
-from router.openai.answer import Answer, StreamedAnswer, WholeAnswer
+from router.http.sse import PING
+from router.openai.answer import PING_S, Answer, StreamedAnswer, WholeAnswer
 from router.openai.formats import AnswerHead, ChatFormat, WholeChoice
 from router.openai.turns import Turns
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage, UsageEvents
 from tests.fakes.http_edge import chunks, tiny_model
+from tests.fakes.stopped_time import StoppedTime
 
 TEXT = "Hello world, the quick brown fox \U0001f600"
 HEAD = AnswerHead(id="chatcmpl-1", created_s=1, model="tiny", system_fingerprint="f")
@@ -199,6 +201,36 @@ async def test_what_was_pushed_before_a_failure_is_sent_before_it_is_raised() ->
         await sending
     assert b"Hello" in client.body
     assert b"world" not in client.body, "it came behind the failure"
+
+
+async def test_a_client_that_does_not_read_is_sent_one_ping() -> None:
+    """F88."""
+    time, client = StoppedTime(), Client()
+    sending = asyncio.create_task(client.answer.send())
+    client.sinks[0].on_accepted()
+    await client.turn()
+    client.may_read.clear()
+    for _ in range(9):
+        time.advance(PING_S)
+        await client.turn()
+    client.may_read.set()
+    await client.turn()
+    assert client.body == PING
+    client.sinks[0].on_chunks(answer())
+    await sending
+    assert client.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_aborted_answer_sends_no_ping() -> None:
+    time, client = StoppedTime(), Client()
+    sending = asyncio.create_task(client.answer.send())
+    client.sinks[0].on_accepted()
+    await client.turn()
+    client.answer.abort()
+    time.advance(3 * PING_S)
+    await client.turn()
+    assert client.body == b""
+    sending.cancel()
 
 
 @pytest.mark.parametrize("kind", [StreamedAnswer, WholeAnswer])

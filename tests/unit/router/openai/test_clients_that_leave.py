@@ -18,6 +18,7 @@ from tests.fakes.http_edge import (
     hangs_after,
     make_edge,
     never_ends,
+    says,
     tiny_model,
 )
 from tests.fakes.http_server import eventually, raw_request, served
@@ -46,11 +47,17 @@ async def all_closed(edge: Edge) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_leaving_before_the_first_token(n: int, is_stream: bool) -> None:
+@pytest.mark.parametrize("is_accepted", [True, False])
+async def test_leaving_before_the_first_token(n: int, is_stream: bool, is_accepted: bool) -> None:
     edge = make_edge(hangs_after())
     async with served(edge.app) as port:
-        async with raw_request(port, PATH, body_of(n=n, stream=is_stream)):
+        async with raw_request(port, PATH, body_of(n=n, stream=is_stream)) as (reader, _):
             await until_called(edge, n)
+            if is_accepted:
+                for call in edge.generator.calls:
+                    call.accept()
+                if is_stream:
+                    await reader.readuntil(b"\r\n\r\n")
         await all_closed(edge)
     outcome = {"endpoint": "completions", "outcome": "client_closed"}
     assert edge.metric("pdserve_requests_total", **outcome) == 1
@@ -63,6 +70,34 @@ async def test_leaving_in_the_middle_of_a_stream(n: int) -> None:
         async with raw_request(port, PATH, body_of(n=n, stream=True)) as (reader, _):
             await reader.readuntil(b'"text":"x"')
         await all_closed(edge)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_w07_a_half_closed_client_is_answered(is_stream: bool, version: str) -> None:
+    may_answer = asyncio.Event()
+
+    async def play(call: Call) -> AsyncIterator[TokenChunk]:
+        call.accept()
+        await may_answer.wait()
+        async for chunk in says("Hello world")(call):
+            yield chunk
+
+    edge, body = make_edge(play), body_of(stream=is_stream)
+    head = f"POST {PATH} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with served(edge.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode() + body)
+        writer.write_eof()
+        await until_called(edge, 1)
+        may_answer.set()
+        async with asyncio.timeout(60):
+            answer = await reader.read()
+        writer.close()
+    assert b"HTTP/1.1 200 OK" in answer
+    assert b" world" in answer
+    outcome = {"endpoint": "completions", "outcome": "ok"}
+    assert edge.metric("pdserve_requests_total", **outcome) == 1
 
 
 async def test_leaving_while_the_answer_is_collected() -> None:
