@@ -228,9 +228,9 @@ class Dispatcher:
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
 
-    def _on_suspected(self, node: Incarnation) -> None:
+    def _on_suspected(self, node: Incarnation, is_heard: bool) -> None:
         for choice in list(self._choices.values()):
-            self._feed(choice, choice.flow.on_node_suspected, node)
+            self._feed(choice, choice.flow.on_node_suspected, node, is_heard)
 
     def _on_trusted(self, node: Incarnation) -> None:
         for choice in list(self._choices.values()):

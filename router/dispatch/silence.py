@@ -45,6 +45,11 @@ class Silence:
         self._is_suspected = False
 
     @property
+    def is_suspected(self) -> bool:
+        """Whether it was suspected, and not heard since."""
+        return self._is_suspected
+
+    @property
     def reason(self) -> str:
         """How long nothing was heard, in words."""
         return f"nothing was heard for {self._num_ticks * TICK_S} s" + (
