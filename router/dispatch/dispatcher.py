@@ -281,7 +281,7 @@ class Dispatcher:
                     if client is not None:
                         client.abort_nowait(effect.attempt)
                 case LegClosed():
-                    self.pool.membership.on_leg_closed(effect.node)
+                    self.pool.membership.on_leg_closed(effect.node, choice.num_prompt_tokens)
                 case PlaceRecord():
                     self._place(choice, effect)
                 case Unplace():
@@ -309,9 +309,9 @@ class Dispatcher:
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
-        self.pool.membership.on_leg_opened(node)
-        if effect.prefill is not None:
-            self.pool.membership.on_leg_opened(effect.prefill)
+        for holder in (node, effect.prefill):
+            if holder is not None:
+                self.pool.membership.on_leg_opened(holder, choice.num_prompt_tokens)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
         call = ReserveCall(
             partial(self._feed, choice), choice.flow, node, attempt, self._clock.now_s
@@ -330,7 +330,7 @@ class Dispatcher:
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
         node = effect.node
         if not effect.is_counted:
-            self.pool.membership.on_leg_opened(node)
+            self.pool.membership.on_leg_opened(node, choice.num_prompt_tokens)
         call = PrefillCall(partial(self._feed, choice), choice.flow, node, effect.request.id)
         client = self.pool.client(node)
         if client is None:

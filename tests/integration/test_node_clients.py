@@ -321,7 +321,9 @@ async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again(
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(_node: Incarnation, outputs: list[RequestOutput], *_: float, **__: bool) -> None:
+        def broken(
+            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
+        ) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 
@@ -526,7 +528,7 @@ async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it()
         hear = log.on_heard
 
         def hear_slowly(
-            _node: Incarnation, outputs: list[RequestOutput], *_: float, **__: bool
+            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
         ) -> None:
             hear(_node, outputs, 0.0, is_reached=True)
             release.set()
@@ -559,7 +561,9 @@ async def test_a_stream_that_breaks_while_it_is_not_read_leaves_the_next_one_rea
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(_node: Incarnation, outputs: list[RequestOutput], *_: float, **__: bool) -> None:
+        def broken(
+            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
+        ) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 

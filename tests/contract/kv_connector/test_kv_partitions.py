@@ -98,7 +98,7 @@ class Pair:
 def test_f81_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
     zmq_cluster: Cluster, lost: set[bool]
 ) -> None:
-    """F121: where only answers are lost, the decode node hears the other one until that gives up."""
+    """F121: where answers alone are lost, the decode node hears the other until that gives up."""
     pair = Pair(zmq_cluster)
     with contextlib.closing(pair.network):
         first = pair.open()

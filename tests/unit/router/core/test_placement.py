@@ -57,7 +57,14 @@ def node(
         queued_tokens=queued_tokens,
         is_draining=is_draining,
     )
-    return NodeView(record=record, load=load, num_requests=num_requests, is_suspected=is_suspected)
+    return NodeView(
+        record=record,
+        load=load,
+        num_requests=num_requests,
+        num_used_blocks=max(0, record.num_blocks - free_blocks),
+        num_queued_tokens=queued_tokens,
+        is_suspected=is_suspected,
+    )
 
 
 def prefill(node_id: str, **more: object) -> NodeView:
