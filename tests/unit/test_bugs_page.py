@@ -12,8 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "bugs_others_had.md"
-NUM_ROWS = {"F": 123, "G": 17, "W": 5}
-"""By letter: handoffs and what is around them; grammars and tool calls; what clients send."""
+NUM_ROWS = {"F": 123, "G": 17, "W": 5, "V": 5}
+"""By letter: handoffs and what is around them; grammars and tool calls; what clients send; classes
+of vulnerabilities."""
 
 
 @cache
@@ -21,7 +22,7 @@ def rows() -> list[tuple[str, list[str]]]:
     """Return (id, cells) of every row, in the order of the page."""
     found = []
     for line in PAGE.read_text().splitlines():
-        match = re.fullmatch(r"\| ([FGW]\d{2,3}) \| (.+) \|", line)
+        match = re.fullmatch(r"\| ([FGWV]\d{2,3}) \| (.+) \|", line)
         if match:
             found.append((match[1], match[2].split(" | ")))
     return found
@@ -49,8 +50,8 @@ def numbers_by_test() -> dict[str, set[str]]:
                     ast.get_docstring(node) or "",
                     *(text for at, text in comments if at in lines),
                 ]
-                in_name = re.findall(r"(?<=_)[fgw]\d{2,3}(?=_)", node.name)
-                in_prose = re.findall(r"\b[FGW]\d{2,3}\b", " ".join(said))
+                in_name = re.findall(r"(?<=_)[fgwv]\d{2,3}(?=_)", node.name)
+                in_prose = re.findall(r"\b[FGWV]\d{2,3}\b", " ".join(said))
                 named[node.name] |= {number.upper() for number in in_name} | set(in_prose)
     return dict(named)
 
@@ -98,7 +99,7 @@ def test_every_row_has_a_test_or_a_reason() -> None:
 def test_every_row_that_the_summary_names_exists() -> None:
     numbers = {number for number, _ in rows()}
     summary = PAGE.read_text().partition("## The classes")[2].partition("## Allocation")[0]
-    named = set(re.findall(r"\b[FGW]\d{2,3}\b", summary))
+    named = set(re.findall(r"\b[FGWV]\d{2,3}\b", summary))
     assert named
     assert named <= numbers
 

@@ -245,6 +245,7 @@ async def test_a_malformed_request_is_refused_by_field(start: Start) -> None:
 
 
 async def test_a_malformed_ticket_is_refused(start: Start) -> None:
+    """V03."""
     service = await start(Role.PREFILL)
     caller = await service.subscribe()
     message = prefill()
