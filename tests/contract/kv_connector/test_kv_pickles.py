@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from kv_transfer.core.effects import DropReason
