@@ -21,7 +21,7 @@ class Echoes:
     """The numbers sent on one stream, which are its ticks, and the latest one that came back.
 
     Ticks are those of `Silence`: time in which this process did not run hardly counts. Time in
-    which the node said nothing does not count either: `Silence` judges that.
+    which the node says nothing does not count either (`forgive`): `Silence` judges that.
     """
 
     def __init__(self) -> None:

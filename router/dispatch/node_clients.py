@@ -165,7 +165,9 @@ class NodeClient:
             self._is_silent.set()
         elif verdict is Verdict.SUSPECTED:
             self._listener.on_suspected(self._node, self._silence.reason, is_heard=False)
-        elif not (self._silence.is_suspected or self._echoes.is_reached):
+        elif self._silence.has_begun:
+            self._echoes.forgive()
+        elif not self._echoes.is_reached:
             self._listener.on_suspected(self._node, UNREACHED, is_heard=True)
 
     def _is_running(self) -> bool:
@@ -331,8 +333,6 @@ class NodeClient:
         try:
             while True:
                 message = await call.read()
-                if self._silence.is_suspected:
-                    self._echoes.forgive()
                 self._silence.heard()
                 if message is _EOF:
                     return

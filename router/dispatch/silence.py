@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 TICK_S = 0.25
+LATE_TICKS = 2
 SUSPICION_TICKS = 5
 BUSY_TICKS = 12
 LOSS_TICKS = 20
@@ -45,9 +46,9 @@ class Silence:
         self._is_suspected = False
 
     @property
-    def is_suspected(self) -> bool:
-        """Whether it was suspected, and not heard since."""
-        return self._is_suspected
+    def has_begun(self) -> bool:
+        """Whether nothing was heard for longer than a late heartbeat takes."""
+        return self._num_ticks > LATE_TICKS
 
     @property
     def reason(self) -> str:

@@ -204,11 +204,14 @@ async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
         assert (log.suspected, log.lost) == ([], [])
 
 
-async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later() -> None:
-    async with connected(protocol=PROTOCOL_VERSION) as (_node, client, log):
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(repeats: bool) -> None:
+    async with connected(protocol=PROTOCOL_VERSION) as (node, client, log):
         pings = client._pings
         assert pings is not None
         await wait_until(lambda: pings.are_answered() and log.num_messages == 1)
+        if repeats:
+            await wait_repeated(node, client, log)
         tick(client, BUSY_TICKS - 1)
         assert log.suspected == []
         tick(client, 1)
