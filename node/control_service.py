@@ -109,6 +109,7 @@ class ControlService(pb_grpc.NodeServicer):
                     replies=replies,
                     outputs=outputs_to_proto(outputs) if outputs else None,
                     stuck_ms=round(1000 * self._progress.stuck_s),
+                    echo=stream.echo,
                 )
         finally:
             listening.cancel()
@@ -124,6 +125,7 @@ class ControlService(pb_grpc.NodeServicer):
         """Take messages until the router ends the stream; return the error of an invalid one."""
         try:
             async for message in messages:
+                stream.echo = message.echo or stream.echo
                 await calls.take(message)
         except PdserveError as wrong:
             return wrong

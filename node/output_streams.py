@@ -45,6 +45,8 @@ class RouterStream:
         self._has_prompt_logprobs = False
         self.wake = asyncio.Event()
         self.is_cut = False
+        self.echo = 0
+        """The latest number that the router has sent."""
 
     @property
     def num_pending(self) -> int:

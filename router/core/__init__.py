@@ -8,6 +8,7 @@ token_ledger   the tokens of an attempt's nodes in one order, each index once
 effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
+held_load      what a node holds now, from its last report and what was sent to it
 placement      which nodes take a request: filter, score, pick
 pair_health    which pairs of nodes fail to hand off, and when each is tried again
 prefix_map     which prefixes each node's cache is believed to hold

@@ -1,6 +1,7 @@
 """The attempts of one choice that go on now: one, or two while a node is suspected. No I/O.
 
-While a node of the main attempt is suspected, a second attempt runs elsewhere. When one of the two
+While a node of the main attempt is suspected, a second attempt runs elsewhere; where the node is
+heard and only not reached, for an attempt that waits for its first word alone. When one of the two
 ends, the other one is the main attempt from then on.
 """
 
@@ -21,18 +22,21 @@ class Attempts:
     def __init__(self, request_id: str, ledger: TokenLedger) -> None:
         self.main = self.newest = Attempt(AttemptId(request_id, 1), ledger)
         self.second: Attempt | None = None
-        self.suspects: set[Incarnation] = set()
-        """Nodes that are silent, but not lost yet."""
+        self.suspects: dict[Incarnation, bool] = {}
+        """Nodes that are suspected, but not lost yet, and whether each is heard."""
         self._aborted: set[tuple[Incarnation, AttemptId]] = set()
 
     @property
     def is_done(self) -> bool:
         return self.main.state is State.DONE
 
-    @property
-    def is_suspected(self) -> bool:
-        """Whether a node of the main attempt is silent."""
-        return any(self.main.is_on(node) for node in self.suspects)
+    def is_held_up(self, attempt: Attempt) -> bool:
+        """Return whether a suspected node may hold it up: one that is silent, or is heard, was
+        asked, and may not know it."""
+        return any(
+            attempt.waits_for(node) if is_heard else attempt.is_on(node)
+            for node, is_heard in self.suspects.items()
+        )
 
     def find(self, attempt_id: AttemptId) -> Attempt | None:
         """Return the attempt with this id, if it is one of those that go on."""

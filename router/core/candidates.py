@@ -5,8 +5,10 @@ of the answer (every node), when it is heard again after a loss (that node), or 
 waited for a node (every node). A node whose pool is too small for the answer is never forgiven.
 
 Failures count until the next token. A request that loses `MAX_DEATHS` nodes without a token in
-between may be what ends them: no other node is asked until one of these is heard again, which shows
-that only its connection was lost, as after a time in which this router stood still.
+between may be what ends them: no other node is asked until one of these is heard again, or has
+started again. Then it was perhaps only its connection that was lost, as after a time in which this
+router stood still, and at worst the request ends what somebody starts again: `MAX_FAILURES` bounds
+how often.
 """
 
 from __future__ import annotations
@@ -98,8 +100,8 @@ class Candidates:
                 self._dead.add(node)
 
     def on_heard(self, node: Incarnation) -> None:
-        """Forgive a node that failed and can be chosen again."""
-        self._dead.discard(node)
+        """Forgive a node that failed and can be chosen again, in this life or another one."""
+        self._dead = {dead for dead in self._dead if dead.node_id != node.node_id}
         self._failed.discard(node)
 
     def on_waited(self) -> None:

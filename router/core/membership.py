@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from placement.store import LiveNode
+from router.core.held_load import OwnLoad, prompt_tokens_on
 from router.core.policies.query import NodeView
 
 STORE_GRACE_S = 600.0
@@ -39,8 +40,7 @@ class _Member:
     is_heard: bool = False
     is_suspected: bool = False
     is_replaced: bool = False
-    num_inflight: int = 0
-    num_inflight_at_report: int = 0
+    own: OwnLoad = field(default_factory=OwnLoad)
 
 
 class Membership:
@@ -112,31 +112,38 @@ class Membership:
             member.is_suspected = False
             member.lost_at_s = self._waited_s
 
-    def on_leg_opened(self, incarnation: Incarnation) -> None:
+    def on_leg_opened(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
         """Count one more request that the node was asked to hold."""
         member = self._members.get(incarnation)
         if member is not None:
-            member.num_inflight += 1
+            member.own.open(prompt_tokens_on(member.record.role, num_prompt_tokens))
 
-    def on_leg_closed(self, incarnation: Incarnation) -> None:
+    def on_leg_closed(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
         """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
-            member.num_inflight = max(0, member.num_inflight - 1)
+            member.own.close(prompt_tokens_on(member.record.role, num_prompt_tokens))
 
     def nodes(self) -> list[NodeView]:
         """Return the nodes that can be chosen, ordered by id."""
         return [
-            NodeView(
-                record=member.record,
-                load=member.load,
-                is_suspected=member.is_suspected,
-                num_requests=_estimate(member) if self._is_listed(member) else member.num_inflight,
-                is_listed=self._is_listed(member),
-            )
+            self._view(member)
             for _, member in sorted(self._members.items())
             if member.is_heard and not member.is_replaced
         ]
+
+    def _view(self, member: _Member) -> NodeView:
+        is_listed = self._is_listed(member)
+        held = member.own.held(member.record, member.load if is_listed else None)
+        return NodeView(
+            record=member.record,
+            load=member.load,
+            num_requests=held.num_requests,
+            num_used_blocks=held.num_used_blocks,
+            num_queued_tokens=held.num_queued_tokens,
+            is_suspected=member.is_suspected,
+            is_listed=is_listed,
+        )
 
     def unlisted(self) -> list[Incarnation]:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
@@ -159,7 +166,7 @@ class Membership:
             self._members[incarnation] = _Member(node.record, node.load, self._waited_s)
             return
         member.record, member.load, member.listed_at_s = node.record, node.load, self._waited_s
-        member.num_inflight_at_report = member.num_inflight
+        member.own.on_listing()
 
     def _replace(self, listed: Collection[Incarnation]) -> None:
         """Mark the members of which a newer incarnation is listed."""
@@ -185,12 +192,6 @@ class Membership:
 
     def _is_kept(self, member: _Member, patience_s: float) -> bool:
         if member.is_replaced:
-            return member.is_heard and member.num_inflight > 0
+            return member.is_heard and member.own.num_requests > 0
         seen_at_s = max(member.listed_at_s, member.lost_at_s)
         return member.is_heard or self._waited_s - seen_at_s <= patience_s
-
-
-def _estimate(member: _Member) -> int:
-    """Return the requests on the node: this router's own, and the others that it reported."""
-    reported = member.load.num_running + member.load.num_waiting
-    return member.num_inflight + max(0, reported - member.num_inflight_at_report)

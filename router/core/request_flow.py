@@ -244,7 +244,8 @@ class RequestFlow:
         else:
             attempt.ledger.note_cached(reply.num_cached_tokens)
             attempt.ticket = reply.ticket
-            if attempt.planned_prefill in self._excluded_for(attempt):
+            avoided = self._candidates.excluded.union(self._attempts.suspects)
+            if attempt.planned_prefill in avoided:
                 self._choose(attempt)
             else:
                 self._send_prefill(attempt, attempt.planned_prefill, now_s)
@@ -305,20 +306,21 @@ class RequestFlow:
 
     def on_node_lost(self, node: Incarnation) -> list[Effect]:
         """Take the loss of a node: its stream broke, or it was silent for too long."""
-        self._attempts.suspects.discard(node)
+        self._attempts.suspects.pop(node, None)
         for attempt in self._attempts.on(node):
             self._attempt_failed(attempt, NodeLost(f"{node} was lost"), node)
         return self._take_effects()
 
-    def on_node_suspected(self, node: Incarnation) -> list[Effect]:
-        """Begin a second attempt elsewhere: a node of this one is silent, but not lost yet."""
+    def on_node_suspected(self, node: Incarnation, is_heard: bool = False) -> list[Effect]:
+        """Begin a second attempt elsewhere: a node of this one is silent, but not lost yet, or
+        `is_heard` and does not get what it is asked."""
         if self.is_done:
             return []
         attempts = self._attempts
-        attempts.suspects.add(node)
-        if attempts.second is not None and attempts.second.is_on(node):
+        attempts.suspects[node] = is_heard
+        if attempts.second is not None and attempts.is_held_up(attempts.second):
             self._drop(attempts.second)
-        if attempts.second is None and attempts.is_suspected:
+        if attempts.second is None and attempts.is_held_up(attempts.main):
             self._choose(attempts.begin_second())
         return self._take_effects()
 
@@ -329,12 +331,12 @@ class RequestFlow:
         """
         if self.is_done:
             return []
-        self._attempts.suspects.discard(node)
+        self._attempts.suspects.pop(node, None)
         self._candidates.on_heard(node)
         second = self._attempts.second
         if self.state is State.WAITING:
             self._choose_again()
-        elif not self._attempts.is_suspected:
+        elif not self._attempts.is_held_up(self._main):
             if second is not None and second.state is State.RESERVING:
                 self._drop(second)
         elif second is None:
@@ -408,8 +410,8 @@ class RequestFlow:
         self._out.append(Choose(reserved, self._excluded_for(attempt)))
 
     def _excluded_for(self, attempt: Attempt) -> frozenset[Incarnation]:
-        suspects = self._attempts.suspects if self._is_second(attempt) else frozenset()
-        return self._candidates.excluded | suspects
+        suspects = self._attempts.suspects.keys() if self._is_second(attempt) else ()
+        return self._candidates.excluded.union(suspects)
 
     def _choose_again(self) -> None:
         """After a wait: a node that refused an attempt is asked for another one."""

@@ -229,9 +229,9 @@ class Dispatcher:
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
 
-    def _on_suspected(self, node: Incarnation) -> None:
+    def _on_suspected(self, node: Incarnation, is_heard: bool) -> None:
         for choice in list(self._choices.values()):
-            self._feed(choice, choice.flow.on_node_suspected, node)
+            self._feed(choice, choice.flow.on_node_suspected, node, is_heard)
 
     def _on_trusted(self, node: Incarnation) -> None:
         for choice in list(self._choices.values()):
@@ -284,7 +284,7 @@ class Dispatcher:
                 case Accepted():
                     choice.sink.on_accepted()
                 case LegClosed():
-                    self.pool.membership.on_leg_closed(effect.node)
+                    self.pool.membership.on_leg_closed(effect.node, choice.num_prompt_tokens)
                 case PlaceRecord():
                     self._place(choice, effect)
                 case Unplace():
@@ -312,9 +312,9 @@ class Dispatcher:
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
-        self.pool.membership.on_leg_opened(node)
-        if effect.prefill is not None:
-            self.pool.membership.on_leg_opened(effect.prefill)
+        for holder in (node, effect.prefill):
+            if holder is not None:
+                self.pool.membership.on_leg_opened(holder, choice.num_prompt_tokens)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
         feed = partial(self._feed, choice)
         call = ReserveCall(feed, choice.flow, node, attempt, self._clock.now_s)
@@ -332,7 +332,7 @@ class Dispatcher:
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
         node = effect.node
         if not effect.is_counted:
-            self.pool.membership.on_leg_opened(node)
+            self.pool.membership.on_leg_opened(node, choice.num_prompt_tokens)
         call = PrefillCall(partial(self._feed, choice), choice.flow, node, effect.request.id)
         client = self.pool.client(node)
         if client is None:

@@ -4,8 +4,10 @@ Calls and aborts of the router go one way. Replies, all tokens of the node for t
 heartbeat every quarter of a second without them come the other way. A node that is silent for
 `SUSPICION_S` is suspected, until it is heard again. A stream that broke, or was silent for
 `LOSS_S`, means that the node is lost, at once, for all that ran there and every call without a
-reply. The stream is opened again for as long as the node is a member. Pings over a connection of
-their own (`pings`) tell a busy node from one that is gone.
+reply. A node that is heard and does not repeat the numbers that it is sent (`echoes`) is suspected
+too: it is cut off from this router in one direction. The stream is opened again for as long as the
+node is a member. Pings over a connection of their own (`pings`) tell a busy node from one that is
+gone.
 
 Calls of one turn of the event loop, and those made while a message is on its way, travel in one
 message: a gRPC call for each would cost more than the rest of a request. Order is kept, so an abort
@@ -38,6 +40,7 @@ from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
 from router.core.request_flow import Reservation
+from router.dispatch.echoes import UNREACHED_S, Echoes
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.node_listener import ENDED_BY_NODE, NodeListener
 from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
@@ -58,6 +61,7 @@ CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
 UNHEARD_BEFORE_WARNING = 3
+UNREACHED = f"it is heard, but nothing that was sent reached it for {UNREACHED_S:g} s"
 MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""
 MAX_WAITING_OUTPUTS = 65_536
@@ -102,6 +106,7 @@ class NodeClient:
         can_ping = record.protocol >= PINGED_SINCE_PROTOCOL
         self._pings = Pings(self._address, CHANNEL_OPTIONS, keys) if can_ping else None
         self._silence = Silence()
+        self._echoes = Echoes()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
         self._keys = keys
@@ -149,14 +154,21 @@ class NodeClient:
         await self._channel.close(None)
 
     def tick(self) -> None:
-        """Count the time in which nothing was heard, and judge it."""
-        match self._silence.tick(is_running=self._is_running()):
-            case Verdict.SUSPECTED if self._is_heard:
-                self._listener.on_suspected(self._node, self._silence.reason)
-            case Verdict.LOST:
-                self._is_silent.set()
-            case _:
-                pass
+        """Count the time in which nothing was heard, or nothing repeated, and judge it."""
+        number = self._echoes.tick()
+        verdict = self._silence.tick(is_running=self._is_running())
+        if not self._is_heard:
+            return
+        if number:
+            self._unsent.set_echo(number)
+        if verdict is Verdict.LOST:
+            self._is_silent.set()
+        elif verdict is Verdict.SUSPECTED:
+            self._listener.on_suspected(self._node, self._silence.reason, is_heard=False)
+        elif self._silence.has_begun:
+            self._echoes.forgive()
+        elif not self._echoes.is_reached:
+            self._listener.on_suspected(self._node, UNREACHED, is_heard=True)
 
     def _is_running(self) -> bool:
         """Return whether the node's process shows that it runs. A lost node is not connected to."""
@@ -287,6 +299,7 @@ class NodeClient:
         """Run one stream, from its opening until every output of it was passed on."""
         call = self._stub.Stream()
         self._silence.heard()
+        self._echoes.restart()
         self._is_silent.clear()
         reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
         sending = asyncio.create_task(self._send(call), name=f"calls to {self._node}")
@@ -337,13 +350,18 @@ class NodeClient:
         outputs = outputs_from_proto(message.outputs) if message.HasField("outputs") else []
         self._is_heard = True
         self._stuck_s = message.stuck_ms / 1000
+        self._echoes.heard(message.echo)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()
             if len(self._outputs) > MAX_WAITING_OUTPUTS:
                 self._has_room.clear()
         else:
-            self._listener.on_heard(self._node, outputs, self._stuck_s)
+            self._tell(outputs)
+
+    def _tell(self, outputs: list[RequestOutput]) -> None:
+        is_reached = self._echoes.is_reached
+        self._listener.on_heard(self._node, outputs, self._stuck_s, is_reached=is_reached)
 
     async def _pass_on(self) -> None:
         """Pass on the waiting outputs in parts: first tokens of other requests, and the calls
@@ -353,7 +371,7 @@ class NodeClient:
             part = self._outputs[:size]
             del self._outputs[:size]
             self._silence.heard()  # Reading may be paused meanwhile.
-            self._listener.on_heard(self._node, part, self._stuck_s)
+            self._tell(part)
             for _ in range(TURNS_FOR_OTHERS):
                 await asyncio.sleep(0)
         self._has_room.set()

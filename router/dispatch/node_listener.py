@@ -18,15 +18,25 @@ class NodeListener(Protocol):
     def num_running(self) -> int:
         """Requests in progress, on whatever node."""
 
-    def on_heard(self, node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
+    def on_heard(
+        self,
+        node: Incarnation,
+        outputs: list[RequestOutput],
+        stuck_s: float,
+        *,
+        is_reached: bool,
+    ) -> None:
         """Take a message: outputs in the node's order, or none (a heartbeat).
 
         `stuck_s`: how long the node's step has lasted, if it makes no progress; 0 otherwise.
+        `is_reached`: as far as is known, the node has what was sent to it.
         """
 
-    def on_suspected(self, node: Incarnation, reason: str) -> None:
-        """Take the suspicion that a node which was heard is gone; ended by `on_heard` or
-        `on_lost`."""
+    def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
+        """Take the suspicion that a node which was heard is gone, or `is_heard` and not reached.
+
+        It may come again, and is ended by `on_heard` or `on_lost`.
+        """
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Take the end of a stream that was heard; `reason` is `ENDED_BY_NODE` or the fault."""

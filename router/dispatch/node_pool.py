@@ -16,7 +16,7 @@ from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode, PlacementStore, PlacementUnavailable
 from router.core.membership import MAX_NODES, Membership
 from router.core.policies.query import NodeView
-from router.dispatch.node_clients import NodeClient
+from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.dispatch.node_listener import ENDED_BY_NODE
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
@@ -25,6 +25,8 @@ log = logging.getLogger("pdserve.router.nodes")
 
 OnOutputs = Callable[[Incarnation, Sequence[RequestOutput]], None]
 OnNode = Callable[[Incarnation], None]
+OnSuspected = Callable[[Incarnation, bool], None]
+"""A node, and whether it is heard."""
 
 
 class NodePool:
@@ -45,7 +47,7 @@ class NodePool:
         num_running: Callable[[], int],
         on_outputs: OnOutputs,
         on_lost: OnNode,
-        on_suspected: OnNode,
+        on_suspected: OnSuspected,
         on_trusted: OnNode,
         keys: Keys | None = None,
     ) -> None:
@@ -60,7 +62,8 @@ class NodePool:
         self._on_lost = on_lost
         self._on_suspected = on_suspected
         self._on_trusted = on_trusted
-        self._suspected: set[Incarnation] = set()
+        self._suspected: dict[Incarnation, bool] = {}
+        """Whether each of them is heard."""
         self._gone: dict[Incarnation, str] = {}
         self._lost: set[Incarnation] = set()
         self._foreign_nodes: dict[Incarnation, str] = {}
@@ -149,14 +152,23 @@ class NodePool:
         """Requests in progress, on whatever node."""
         return self._num_running()
 
-    def on_heard(self, node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
+    def on_heard(
+        self,
+        node: Incarnation,
+        outputs: list[RequestOutput],
+        stuck_s: float,
+        *,
+        is_reached: bool,
+    ) -> None:
         """Take a message of a node's stream; see `NodeListener`."""
         self.membership.on_heard(node)
         is_new = node in self._lost or node in self._unmet
         if is_new:
             self._welcome(node)
         if stuck_s:
-            self.on_suspected(node, f"its step has lasted {stuck_s:g} s")
+            self.on_suspected(node, f"its step has lasted {stuck_s:g} s", is_heard=False)
+        elif not is_reached:
+            self.on_suspected(node, UNREACHED, is_heard=True)
         elif is_new or node in self._suspected:
             self._trust(node)
         self._on_outputs(node, outputs)
@@ -173,23 +185,25 @@ class NodePool:
         """Take a message of a node that was new or suspected: it makes progress."""
         if node in self._suspected:
             log.info("%s is trusted again", node)
-            self._suspected.discard(node)
+            del self._suspected[node]
         self._on_trusted(node)
 
-    def on_suspected(self, node: Incarnation, reason: str) -> None:
-        """Take the suspicion that a node is gone or hangs: others are chosen if there are any."""
+    def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
+        """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
+        chosen if there are any."""
         self.membership.on_suspected(node)
-        if node in self._suspected:
+        if self._suspected.get(node) is is_heard:
             return
-        self._suspected.add(node)
-        self._metrics.nodes_suspected.inc()
+        if node not in self._suspected:
+            self._metrics.nodes_suspected.inc()
+        self._suspected[node] = is_heard
         log.warning("%s is suspected: %s", node, reason)
-        self._on_suspected(node)
+        self._on_suspected(node, is_heard)
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Take the end of a stream: the store's next listing shows whether the node has left."""
         self.membership.on_lost(node)
-        self._suspected.discard(node)
+        self._suspected.pop(node, None)
         self._gone[node] = reason
         self._lost.add(node)
         self._on_lost(node)
@@ -247,7 +261,7 @@ class NodePool:
             task.add_done_callback(self._closing.discard)
         self._unusable &= wanted.keys()
         self._lost &= wanted.keys()
-        self._suspected &= wanted.keys()
+        self._suspected = {node: it for node, it in self._suspected.items() if node in wanted}
         for node, record in wanted.items():
             if node not in self._clients:
                 self._connect(record, router)

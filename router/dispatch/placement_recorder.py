@@ -20,7 +20,7 @@ MAX_PENDING = 8192
 BATCH = 256
 GATHER_S = 0.25
 """How long a change waits for others to travel with."""
-TTL_S = 30.0
+TTL_S = 12.0
 """How long a record outlives a router that died; a living one renews it in time."""
 RENEWALS_PER_TTL = 3
 RETRY_S = 1.0

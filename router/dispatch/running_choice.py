@@ -28,6 +28,10 @@ class RunningChoice:
     _deadline: asyncio.TimerHandle | None = None
     _wait: asyncio.TimerHandle | None = None
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.query.prompt_token_ids)
+
     def set_deadline(self, now_s: float, on_deadline: Callable[[RunningChoice], None]) -> None:
         """Call `on_deadline` at the deadline."""
         delay_s = max(_LATE_TIMER_S, self.deadline_at_s - now_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 TICK_S = 0.25
+LATE_TICKS = 2
 SUSPICION_TICKS = 5
 BUSY_TICKS = 12
 LOSS_TICKS = 20
@@ -43,6 +44,11 @@ class Silence:
         """Start again from zero: the node sent something."""
         self._num_ticks = 0
         self._is_suspected = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether nothing was heard for longer than a late heartbeat takes."""
+        return self._num_ticks > LATE_TICKS
 
     @property
     def reason(self) -> str:

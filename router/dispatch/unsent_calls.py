@@ -1,4 +1,4 @@
-"""Calls and aborts that wait to be sent to one node, and the messages that they leave in."""
+"""Calls, aborts and an echo number that wait to be sent to one node, and their messages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ class UnsentCalls:
         self._node = node
         self._calls: list[pb.Call] = []
         self._aborts: dict[AttemptId, None] = {}
+        self._echo = 0
         self._has_news = asyncio.Event()
         self._all_sent = asyncio.Event()
         self._all_sent.set()
 
     def __bool__(self) -> bool:
         """Return whether a message is due."""
-        return bool(self._calls or self._aborts)
+        return bool(self._calls or self._aborts or self._echo)
 
     def add_call(self, call: pb.Call) -> None:
         """Queue a call."""
@@ -53,8 +54,14 @@ class UnsentCalls:
         self._aborts[attempt] = None
         self._on_added()
 
+    def set_echo(self, number: int) -> None:
+        """Let the next message have this number. Nobody waits until it is sent."""
+        self._echo = number
+        self._has_news.set()
+
     def clear(self) -> None:
         """Drop everything."""
+        self._echo = 0
         self._calls.clear()
         self._aborts.clear()
         self._all_sent.set()
@@ -84,8 +91,9 @@ class UnsentCalls:
             if num_calls and num_bytes > BYTES_PER_MESSAGE:
                 break
             num_calls += 1
-        message = pb.RouterMessage(calls=self._calls[:num_calls])
+        message = pb.RouterMessage(calls=self._calls[:num_calls], echo=self._echo)
         del self._calls[:num_calls]
+        self._echo = 0
         if self._aborts and not self._calls:  # behind all calls: an abort may end one of them
             aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
             for attempt in aborts:

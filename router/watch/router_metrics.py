@@ -51,7 +51,7 @@ class RouterMetrics:
         )
         self.nodes_suspected = Counter(
             "pdserve_router_nodes_suspected_total",
-            "Times that a node was suspected: it was silent, or its step did not end",
+            "Times that a node was suspected: silent, not reached, or its step did not end",
             registry=registry,
         )
         self.store_errors = Counter(

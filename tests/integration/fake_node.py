@@ -21,6 +21,7 @@ from protos.output_batches import outputs_to_proto
 from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from protos.rpc_errors import status_of
 from protos.transport_security import add_port
+from tests.soak.links import Link
 
 Reserve = Callable[[GenerationRequest, bool], Awaitable[pb.Reply]]
 Prefill = Callable[[GenerationRequest, pb.Ticket | None], Awaitable[pb.Reply]]
@@ -51,6 +52,12 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.incarnation = Incarnation(node_id, epoch)
         self.role = role
         self.stuck_ms = 0
+        self.echo = 0
+        """The latest number that a router sent; 0 in a node of an earlier release."""
+        self.repeats_numbers = True
+        self.link: Link | None = None
+        """The network before its port, where a test put one."""
+        self.is_unheard = False
         self.on_reserve: Reserve = self._grant
         self.on_prefill: Prefill = self._accept
         self.asked: list[GenerationRequest] = []
@@ -91,7 +98,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
 
     def push_raw(self, batch: pb.OutputBatch) -> None:
         for stream in self.streams:
-            stream.put_nowait(pb.NodeMessage(outputs=batch, stuck_ms=self.stuck_ms))
+            stream.put_nowait(pb.NodeMessage(outputs=batch, stuck_ms=self.stuck_ms, echo=self.echo))
 
     # The servicer.
 
@@ -111,7 +118,9 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
 
     async def _listen(self, messages: Any, stream: asyncio.Queue[pb.NodeMessage | None]) -> None:
         async for message in messages:
-            self.num_messages += 1
+            self.num_messages += bool(message.calls or message.HasField("aborts"))
+            if self.repeats_numbers:
+                self.echo = max(self.echo, message.echo)
             for call in message.calls:
                 answering = asyncio.create_task(self._answer(call, stream))
                 self._answering.add(answering)

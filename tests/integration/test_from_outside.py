@@ -192,6 +192,7 @@ def test_grpc_ends_in_the_handshake(
     node_id: str,
     version: ssl.TLSVersion,
 ) -> None:
+    """V05."""
     address, ca = host_port(keyed_cluster.record(node_id).control_address), keys / "router/ca.pem"
     for name in ("expired", "redis"):
         (tmp_path / name).mkdir()
@@ -289,6 +290,7 @@ def wait_handshake(events: zmq.Socket[bytes]) -> str:
 def test_kv_is_silent_without_the_key(
     keyed_cluster: Cluster, keys: Path, other: Path, name: str, outcome: set[str]
 ) -> None:
+    """V01."""
     port = int(flag(keyed_cluster.spec, "decode-1", "--kv-port"))
     ours = load_curve_keys(keys / "node/kv.key")
     theirs = load_curve_keys(other / "node/kv.key")

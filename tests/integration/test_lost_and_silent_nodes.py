@@ -99,7 +99,7 @@ async def test_a_silent_node_s_answer_goes_on_elsewhere_before_it_is_lost(
     request = await asked(first)
     first.push(tokens(request.id, 0, 10, is_started=True))
     await reading
-    router.pool.on_suspected(first.incarnation, "a test")
+    router.pool.on_suspected(first.incarnation, "a test", is_heard=False)
     again = await asked(second)
     assert (again.id.attempt, again.output_token_ids) == (2, (10,))
     second.push(tokens(again.id, 1, 11, is_started=True))
@@ -119,7 +119,7 @@ async def test_a_silent_node_that_is_heard_first_keeps_its_answer(cluster: Clust
     if second.asked:
         first, second = second, first
     request = await asked(first)
-    router.pool.on_suspected(first.incarnation, "a test")
+    router.pool.on_suspected(first.incarnation, "a test", is_heard=False)
     again = await asked(second)
     first.push(tokens(request.id, 0, 10, is_started=True))
     # Once or twice: a grant that the router reads behind the first token is aborted again.

@@ -22,6 +22,7 @@ from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from router.core.request_flow import Reservation
 from router.dispatch import node_clients, unsent_calls
+from router.dispatch.echoes import ECHO_EVERY_TICKS
 from router.dispatch.fairness import (
     OUTPUTS_AT_MOST,
     OUTPUTS_AT_ONCE,
@@ -35,7 +36,7 @@ from router.dispatch.node_clients import (
     NodeClient,
     backoff_s,
 )
-from router.dispatch.silence import BUSY_TICKS, LOSS_TICKS, SUSPICION_TICKS
+from router.dispatch.silence import BUSY_TICKS, LOSS_TICKS, SUSPICION_TICKS, TICK_S
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_store import MemoryStore
 from tests.integration.fake_node import FakeNode, record_of
@@ -48,6 +49,7 @@ from tests.key_folders import (
     router_keys,
     with_certificate,
 )
+from tests.soak.links import Link
 
 ROUTER = Incarnation("router-0", 1)
 REQUEST = GenerationRequest(
@@ -105,19 +107,30 @@ class Log:
         self.num_messages = 0
         self.num_running = 1
         self.stuck_s = 0.0
+        self.is_reached = True
         self.suspected: list[str] = []
+        self.num_suspected_and_heard = 0
         self.lost: list[str] = []
 
-    def on_heard(self, _node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
+    def on_heard(
+        self,
+        _node: Incarnation,
+        outputs: list[RequestOutput],
+        stuck_s: float,
+        *,
+        is_reached: bool,
+    ) -> None:
         self.num_messages += 1
         self.stuck_s = stuck_s
+        self.is_reached = is_reached
         self.heard += outputs
 
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages
 
-    def on_suspected(self, _node: Incarnation, reason: str) -> None:
+    def on_suspected(self, _node: Incarnation, reason: str, *, is_heard: bool) -> None:
         self.suspected.append(reason)
+        self.num_suspected_and_heard += is_heard
 
     def on_lost(self, _node: Incarnation, reason: str) -> None:
         self.lost.append(reason)
@@ -135,23 +148,31 @@ async def wait_until(is_true: Callable[[], bool]) -> None:
 async def connected(
     *,
     epoch: int = 1,
+    is_linked: bool = False,
     protocol: int = UNNAMED_PROTOCOL,
     served: Keys | None = None,
     keys: Keys | None = None,
 ) -> AsyncIterator[tuple[FakeNode, NodeClient, Log]]:
     """A node in its first life and a client for life `epoch` of it, which nobody ticks.
 
-    One of the protocol version before this one is not pinged: it seems not to run.
+    One of the protocol version before this one is not pinged: it seems not to run. With
+    `is_linked` there is a network between them that loses what it is told to.
     """
     node = FakeNode("d0", Role.DECODE)
     await node.start(MemoryStore(ManualClock()), keys=served)
-    record = record_of(Incarnation("d0", epoch), Role.DECODE, f"127.0.0.1:{node.port}")
+    address = f"127.0.0.1:{node.port}"
+    if is_linked:
+        node.link = Link(node.port)
+        address = node.link.address
+    record = record_of(Incarnation("d0", epoch), Role.DECODE, address)
     log = Log()
     client = NodeClient(replace(record, protocol=protocol), ROUTER, log, keys=keys)
     client.start()
     yield node, client, log
     await client.close()
     await node.die()
+    if node.link is not None:
+        node.link.close()
 
 
 def tick(client: NodeClient, num_ticks: int) -> None:
@@ -175,6 +196,7 @@ async def test_a_silent_node_is_suspected_then_lost_and_heard_again_when_it_spea
 
 async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
     async with connected() as (node, client, log):
+        node.repeats_numbers = False  # ticks come faster here than any answer
         for num_messages in range(1, 10):
             await wait_until(lambda n=num_messages: log.num_messages == n)  # type: ignore[misc]
             tick(client, SUSPICION_TICKS - 1)
@@ -182,15 +204,90 @@ async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
         assert (log.suspected, log.lost) == ([], [])
 
 
-async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later() -> None:
-    async with connected(protocol=PROTOCOL_VERSION) as (_node, client, log):
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(repeats: bool) -> None:
+    async with connected(protocol=PROTOCOL_VERSION) as (node, client, log):
         pings = client._pings
         assert pings is not None
         await wait_until(lambda: pings.are_answered() and log.num_messages == 1)
+        if repeats:
+            await wait_repeated(node, client, log)
         tick(client, BUSY_TICKS - 1)
         assert log.suspected == []
         tick(client, 1)
         assert log.suspected == ["nothing was heard for 3.0 s, although its process runs"]
+
+
+async def ticks_until_suspected(node: FakeNode, client: NodeClient, log: Log) -> int:
+    """The ticks that bring a suspicion; the node says something before each of them."""
+    for number in range(1, 100):
+        num_messages, was_heard = log.num_messages, not node.is_unheard
+        node.push()
+        if was_heard:
+            await wait_until(lambda n=num_messages: log.num_messages > n)  # type: ignore[misc]
+        client.tick()
+        if log.suspected:
+            return number
+    pytest.fail("never suspected")
+
+
+async def wait_repeated(node: FakeNode, client: NodeClient, log: Log) -> None:
+    """Return when the node has repeated a number to this router."""
+    for _ in range(ECHO_EVERY_TICKS):
+        client.tick()
+    await wait_until(lambda: node.echo > 0)
+    num_messages = log.num_messages
+    node.push()
+    await wait_until(lambda: log.num_messages > num_messages)
+    assert log.suspected == []
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["to the node", "from the node"])
+async def test_f121_a_loss_in_one_direction_is_noticed_within_two_seconds(is_back: bool) -> None:
+    async with connected(is_linked=True) as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        await wait_repeated(node, client, log)
+        assert node.link is not None
+        node.link.cut_one_way(is_back=is_back)
+        node.is_unheard = is_back
+        assert await ticks_until_suspected(node, client, log) * TICK_S <= 2.0 - TICK_S
+        assert log.num_suspected_and_heard == (not is_back)
+        if not is_back:
+            node.push()
+            await wait_until(lambda: not log.is_reached)
+        node.link.mend()
+        node.is_unheard = False
+        for _ in range(ECHO_EVERY_TICKS):
+            client.tick()
+        await wait_until(lambda: node.echo == client._echoes._asked)
+        node.push()
+        await wait_until(lambda: log.is_reached)
+        assert log.lost == []
+
+
+async def test_a_node_of_an_earlier_release_repeats_nothing_and_is_not_suspected() -> None:
+    async with connected() as (node, client, log):
+        node.repeats_numbers = False
+        await wait_until(lambda: log.num_messages == 1)
+        for number in range(2, 30):
+            node.push()
+            await wait_until(lambda n=number: log.num_messages == n)  # type: ignore[misc]
+            client.tick()
+        assert (log.suspected, log.is_reached) == ([], True)
+
+
+async def test_a_node_that_was_silent_repeats_old_numbers_first_and_is_trusted() -> None:
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        await wait_repeated(node, client, log)
+        tick(client, BUSY_TICKS)
+        assert len(log.suspected) == 1
+        num_messages, node.echo = log.num_messages, 1
+        node.push()
+        await wait_until(lambda: log.num_messages > num_messages)
+        assert log.is_reached
+        tick(client, 1)
+        assert len(log.suspected) == 1
 
 
 async def test_a_node_that_was_never_heard_is_not_suspected() -> None:
@@ -227,7 +324,9 @@ async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again(
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(_node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
+        def broken(
+            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
+        ) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 
@@ -431,8 +530,10 @@ async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it()
         await wait_until(lambda: len(node.asked) == 1)
         hear = log.on_heard
 
-        def hear_slowly(_node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
-            hear(_node, outputs, stuck_s)
+        def hear_slowly(
+            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
+        ) -> None:
+            hear(_node, outputs, 0.0, is_reached=True)
             release.set()
             time.sleep(0.02)
 
@@ -463,7 +564,9 @@ async def test_a_stream_that_breaks_while_it_is_not_read_leaves_the_next_one_rea
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(_node: Incarnation, outputs: list[RequestOutput], stuck_s: float) -> None:
+        def broken(
+            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
+        ) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 

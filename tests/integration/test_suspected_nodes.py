@@ -1,11 +1,11 @@
-"""A node that falls silent under a router: what is still placed on it, and when it is trusted."""
+"""A node that is silent, hangs or is not reached: what is placed on it, and when it is trusted."""
 
 from __future__ import annotations
 
 from common.nodes import Role
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
-from tests.integration.scripted_cluster import Cluster, asked, start, wait_until
+from tests.integration.scripted_cluster import Cluster, asked, start, tokens, wait_until
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
@@ -64,3 +64,44 @@ async def test_a_node_whose_step_hangs_is_given_nothing_new_until_the_step_ends(
     assert cluster.registry.get_sample_value(count) == 1, "counted once"
     for answer in answers:
         answer.cancel()
+
+
+async def test_f121_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_it_is(
+    cluster: Cluster,
+) -> None:
+    d0 = await cluster.add("d0", Role.DECODE)
+    d1 = await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    await wait_until(lambda: d0.echo > 0, "d0 has a number")
+    d0.repeats_numbers = False
+    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    answers = [start(router) for _ in range(4)]
+    await asked(d1, 4)
+    assert d0.asked == []
+    router.pool.on_heard(d0.incarnation, [], 0.0, is_reached=False)
+    assert suspected(router) == ["d0#1"], "a heartbeat does not show that it is reached"
+    d0.repeats_numbers = True
+    await wait_until(lambda: suspected(router) == [], "d0 trusted again")
+    for answer in answers:
+        answer.cancel()
+
+
+async def test_f121_an_answer_goes_on_where_it_is_heard_and_elsewhere_when_it_is_not(
+    cluster: Cluster,
+) -> None:
+    d0 = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    answer = start(router)
+    request = await asked(d0)
+    d0.push(tokens(request.id, 0, 10, is_started=True))
+    d1 = await cluster.add("d1", Role.DECODE)
+    await cluster.refresh()
+    await wait_until(lambda: len(router.pool.nodes()) == 2 and d0.echo > 0, "both heard")
+    d0.repeats_numbers = False
+    await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
+    assert d1.asked == []
+    cluster.silent.add("d0")
+    await asked(d1)
+    count = "pdserve_router_nodes_suspected_total"
+    assert cluster.registry.get_sample_value(count) == 1, "one suspicion, which grew"
+    answer.cancel()

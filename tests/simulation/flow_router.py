@@ -114,10 +114,10 @@ class FlowRouter:
         (self.prefillers if is_prefill else self.decoders).append(node)
         self.on_node_trusted(node)
 
-    def on_node_suspected(self, node: Incarnation) -> None:
-        """It is silent."""
+    def on_node_suspected(self, node: Incarnation, *, is_heard: bool) -> None:
+        """It is silent, or heard and not reached."""
         for client in self.asked.values():
-            self._perform(client, client.flow.on_node_suspected(node))
+            self._perform(client, client.flow.on_node_suspected(node, is_heard))
 
     def on_node_trusted(self, node: Incarnation) -> None:
         """It is heard, and may be chosen."""

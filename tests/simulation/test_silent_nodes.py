@@ -1,4 +1,4 @@
-"""Routers that are cut off by all nodes at once, and nodes that fall silent: random orders.
+"""Routers that are cut off by all nodes at once, nodes that fall silent or get nothing: at random.
 
 Two prefill and two decode nodes under a router that decides as the real one does. Whatever the
 moment, every answer ends with the right tokens, and nothing stays held.
@@ -43,14 +43,19 @@ class Disturbed(Cluster):
             router.on_node_heard(node, is_prefill=True)
 
 
-def random_event(world: Disturbed, rng: random.Random, silent: set[Incarnation]) -> None:
-    """One thing that can happen next; what a silent node says stays on its way."""
+def random_event(
+    world: Disturbed, rng: random.Random, silent: set[Incarnation], unreached: set[Incarnation]
+) -> None:
+    """One thing that can happen next; what a silent node says, and what an unreached one is told,
+    stays on its way."""
     heard = [item for item in world.to_router if item.node not in silent]
+    told = [item for item in world.to_nodes if item[0] not in unreached]
     match rng.choice(["turn", "turn", "message", "said", "frame", "frame", "time"]):
         case "turn":
             world.turn(rng.choice(list(world.nodes.values())))
-        case "message" if world.to_nodes:
-            world.to_the_node(*world.to_nodes.pop(0))
+        case "message" if told:
+            world.to_nodes.remove(told[0])
+            world.to_the_node(*told[0])
         case "said" if heard:
             world.to_router.remove(heard[0])
             world.to_the_router(heard[0])
@@ -74,6 +79,7 @@ def run(seed: int) -> Counter[str]:
     router: Any = world.router
     clients: list[Any] = []
     silent: set[Incarnation] = set()
+    unreached: set[Incarnation] = set()
     silence, cut = sorted(rng.sample(range(20, 180), 2))
     happened: Counter[str] = Counter()
     for number in range(260):
@@ -83,18 +89,19 @@ def run(seed: int) -> Counter[str]:
             asked = {"max_tokens": rng.randint(1, 14), "prompt_logprobs": num_top}
             clients.append(world.ask(length, name=name, seed=number, **asked))
         if number == silence:
-            silent = {rng.choice(list(world.nodes))}
-            router.on_node_suspected(*silent)
-        if number == silence + 25 and silent:
-            (node,), silent = silent, set()
+            suspected, is_heard = {rng.choice(list(world.nodes))}, rng.random() < 0.5
+            silent, unreached = (set(), suspected) if is_heard else (suspected, set())
+            router.on_node_suspected(*suspected, is_heard=is_heard)
+        if number == silence + 25 and silent | unreached:
+            (node,), silent, unreached = silent | unreached, set(), set()
             router.on_node_trusted(node)
         if number == cut:
-            silent = set()
+            silent = unreached = set()
             known = world.cut_off()
         if number == cut + 10:
             world.hear_again(*known)
             router.on_waited()
-        random_event(world, rng, silent)
+        random_event(world, rng, silent, unreached)
     world.settle()
     router.on_waited()
     world.end(*clients)

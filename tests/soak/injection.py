@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import redis.exceptions
 
@@ -11,6 +12,7 @@ from common.nodes import Role
 from tests.cluster.cluster import Cluster
 from tests.redis_server import RedisServer
 from tests.soak.cluster import ROLES, Links
+from tests.soak.links import Link
 from tests.soak.schedule import Fault
 
 DELAY_S = 0.3
@@ -47,7 +49,10 @@ class Injector:
                 process.freeze()
                 return process.thaw
             case "network_cut":
-                return self._change_links(fault.target, "cut")
+                return self._change_links(fault.target, Link.cut)
+            case "network_cut_to_node" | "network_cut_from_node":
+                cut = partial(Link.cut_one_way, is_back=fault.kind == "network_cut_from_node")
+                return self._change_links(fault.target, cut)
             case "network_delay":
                 for link in self._links[fault.target].both():
                     link.delay_s = DELAY_S
@@ -69,9 +74,9 @@ class Injector:
                 one.mend()
         self._cluster.mend()
 
-    def _change_links(self, node_id: str, change: str) -> Undo:
+    def _change_links(self, node_id: str, change: Callable[[Link], None]) -> Undo:
         for link in self._links[node_id].both():
-            getattr(link, change)()
+            change(link)
         return self._mending(node_id)
 
     def _mending(self, node_id: str) -> Undo:

@@ -21,14 +21,16 @@ class Link(TcpProxy):
     """Carries connections to `port` of this machine.
 
     While it is cut, nothing passes, nothing is closed, and new connections stay silent: a network
-    that loses everything. While it refuses, its connections are closed and new ones are too.
+    that loses everything, or one direction alone. While it refuses, its connections are closed
+    and new ones are too.
     `bytes_per_s` bounds what one connection carries in each direction.
     """
 
     def __init__(self, port: int) -> None:
         super().__init__(f"tcp://127.0.0.1:{port}")
-        self._may_pass = threading.Event()
-        self._may_pass.set()
+        self._may_pass = {False: threading.Event(), True: threading.Event()}
+        for passes in self._may_pass.values():
+            passes.set()
         self._is_refusing = False
         self.delay_s = 0.0
         self.bytes_per_s: float | None = None
@@ -42,7 +44,12 @@ class Link(TcpProxy):
 
     def cut(self) -> None:
         """Lose everything from now on."""
-        self._may_pass.clear()
+        for passes in self._may_pass.values():
+            passes.clear()
+
+    def cut_one_way(self, *, is_back: bool) -> None:
+        """Lose what goes to `port` from now on, or what comes back from it."""
+        self._may_pass[is_back].clear()
 
     def refuse(self) -> None:
         """Close every connection, and each new one."""
@@ -55,7 +62,8 @@ class Link(TcpProxy):
         self._is_refusing = False
         self.delay_s = 0.0
         self.bytes_per_s = None
-        self._may_pass.set()
+        for passes in self._may_pass.values():
+            passes.set()
 
     def close(self) -> None:
         self.mend()
@@ -74,7 +82,7 @@ class Link(TcpProxy):
                     if not data:
                         break
                     late.append((time.monotonic() + self.delay_s, data))
-                self._may_pass.wait()
+                self._may_pass[is_back].wait()
                 while late and late[0][0] <= time.monotonic():
                     self._carry(sink, late.popleft()[1])
             for _, data in late:

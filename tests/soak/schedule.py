@@ -32,6 +32,8 @@ KINDS = (
     Kind("freeze_10_s", 10.0, _ALL),
     Kind("freeze_60_s", 60.0, _ALL),
     Kind("network_cut", 8.0, _NODES),
+    Kind("network_cut_to_node", 8.0, _NODES),
+    Kind("network_cut_from_node", 8.0, _NODES),
     Kind("network_delay", 10.0, _NODES),
     Kind("dead_kv_port", 10.0, (Role.DECODE,)),
     Kind("drain", 0.0, _ALL),

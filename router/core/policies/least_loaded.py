@@ -11,14 +11,11 @@ _QUEUED_TOKENS_SCALE = 8192
 
 def least_loaded(nodes: Sequence[NodeView], _query: Query, _state: PolicyState) -> list[float]:
     """Return `1 / (1 + pressure)` per node: 1 for an idle node, and never 0, so that the fuller of
-    two full nodes still scores less. An old load does not count."""
+    two full nodes still scores less."""
     return [1 / (1 + _pressure(node)) for node in nodes]
 
 
 def _pressure(node: NodeView) -> float:
-    record, load = node.record, node.load
-    seats = node.num_requests / max(1, record.max_num_seqs)
-    if not node.is_listed:
-        return seats
-    blocks = 1 - min(load.free_blocks, record.num_blocks) / max(1, record.num_blocks)
-    return seats + blocks + load.queued_tokens / _QUEUED_TOKENS_SCALE
+    seats = node.num_requests / max(1, node.record.max_num_seqs)
+    blocks = node.num_used_blocks / max(1, node.record.num_blocks)
+    return seats + min(1.0, blocks) + node.num_queued_tokens / _QUEUED_TOKENS_SCALE

@@ -17,8 +17,10 @@ MAX_HASHED_BLOCKS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node that can be chosen. `num_requests` is what it is estimated to hold right now.
+    """A node that can be chosen. `num_requests`, `num_used_blocks` and
+    `num_queued_tokens` (of prompts) are what it is estimated to hold right now.
 
+    `load` is what it reported last, and may be seconds old.
     One that `is_suspected` may be gone: it is chosen only where no other is left.
     One that is not `is_listed` has no lease in the store now: its `load` is an old one.
     """
@@ -26,6 +28,8 @@ class NodeView:
     record: NodeRecord
     load: NodeLoad
     num_requests: int
+    num_used_blocks: float = 0.0
+    num_queued_tokens: float = 0.0
     is_suspected: bool = False
     is_listed: bool = True
 

@@ -344,7 +344,7 @@ def test_a_commit_ahead_of_its_data_waits_for_it(
 
 
 def test_a_flood_of_unknown_tokens(zmq_cluster: Cluster, decode: Node, raw: Raw) -> None:
-    """F52, F78: 5000 leases that never were; nothing is kept of any."""
+    """V01, F52, F78: 5000 leases that never were; nothing is kept of any."""
     raw.hello()
     untouched = decode.pool.copy()
     for seq in range(5000):

@@ -11,6 +11,7 @@ import pytest
 
 from common.errors import HandoffFailed
 from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
+from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S
 from tests.contract.kv_connector.cluster import (
     TIME_STEP_S,
     Cluster,
@@ -97,13 +98,18 @@ class Pair:
 def test_f81_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
     zmq_cluster: Cluster, lost: set[bool]
 ) -> None:
+    """F121: where answers alone are lost, the decode node hears the other until that gives up."""
     pair = Pair(zmq_cluster)
     with contextlib.closing(pair.network):
         first = pair.open()
         wait_until(lambda: pair.decode.connector.statistics().bytes_received > 0)
         pair.network.lost = frozenset(lost)
         pair.commit()
+        lost_at_s = pair.clock.now_s()
         assert isinstance(pair.pass_time_until_ended(first).error, HandoffFailed)
+        num_silences = 2 if lost == {TO_PREFILL} else 1
+        spent_s = pair.clock.now_s() - lost_at_s
+        assert spent_s <= num_silences * DEFAULT_PEER_TIMEOUT_S + 2 * TIME_STEP_S
         # What still reaches it may be a whole handoff; else it fails and lets go of its blocks.
         assert endings(pair.decode)[first] in ([Landed], [LandingFailed, Released])
         for node in (pair.prefill, pair.decode):

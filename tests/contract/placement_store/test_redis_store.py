@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -15,6 +16,7 @@ from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.redis_server import RedisServer, redis_server
+from tests.soak.links import Link
 
 PREFIX = "pdserve:contract:"
 
@@ -359,3 +361,21 @@ async def test_a_cancelled_call_ends_its_task(store: RedisStore, num_ticks: int)
             await asyncio.wait({task})
             assert task.cancelled()
     assert await store.live_nodes() == [], "and the connections are fit for use"
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["to the store", "from the store"])
+async def test_f121_a_loss_in_one_direction_makes_the_store_unavailable_in_time(
+    redis_url: str, is_back: bool
+) -> None:
+    link = Link(urlsplit(redis_url).port or 0)
+    store = RedisStore(f"redis://{link.address}/0", "one-way", call_timeout_s=5.0)
+    assert await store.live_nodes() == []
+    link.cut_one_way(is_back=is_back)
+    store._call_timeout_s = 0.05
+    with pytest.raises(PlacementUnavailable):
+        await store.live_nodes()
+    link.mend()
+    store._call_timeout_s = 5.0
+    assert await store.live_nodes() == []
+    await store.close()
+    link.close()

@@ -59,6 +59,7 @@ def test_what_was_forgotten_can_be_found_in_another_block_later() -> None:
 
 
 def test_a_hash_covers_model_layout_and_every_token_before_it() -> None:
+    """V04."""
     base = hash_full_blocks(range(12), 4, "model")
     assert len(base) == 3
     assert hash_full_blocks(range(15), 4, "model") == base

@@ -112,7 +112,7 @@ def test_devices_that_are_not_there(library: type[Library], tmp_path: Path) -> N
 
 
 def test_tcp_is_refused(library: type[Library]) -> None:
-    """Outside tests: it has no keys, so nothing could be fenced."""
+    """V01: outside tests: it has no keys, so nothing could be fenced."""
     os.environ["MC_FORCE_TCP"] = "1"
     with pytest.raises(RdmaUnavailable, match="has no fence"):
         MooncakeEngine("10.0.0.7")

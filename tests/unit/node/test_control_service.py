@@ -245,6 +245,7 @@ async def test_a_malformed_request_is_refused_by_field(start: Start) -> None:
 
 
 async def test_a_malformed_ticket_is_refused(start: Start) -> None:
+    """V03."""
     service = await start(Role.PREFILL)
     caller = await service.subscribe()
     message = prefill()
@@ -387,6 +388,17 @@ async def test_heartbeats_tell_of_a_step_that_does_not_end(start: Start) -> None
     service.progress.look(None)
     await caller.call.read()
     assert await caller.call.read() == pb.NodeMessage()
+
+
+async def test_f121_what_a_router_sends_comes_back_in_the_next_messages(start: Start) -> None:
+    service = await start(Role.DECODE)
+    caller = await service.subscribe()
+    await caller.say(pb.RouterMessage(echo=7))
+    while (heard := await caller.call.read()) == pb.NodeMessage():
+        pass  # a heartbeat that was on its way
+    assert heard == pb.NodeMessage(echo=7)
+    await caller.say(aborts("a"))
+    assert await caller.call.read() == pb.NodeMessage(echo=7), "no number changes nothing"
 
 
 async def test_outputs_reach_their_router(start: Start) -> None:

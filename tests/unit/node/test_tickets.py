@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -70,8 +71,21 @@ def no_blocks(message: pb.Ticket) -> None:
 def test_a_ticket_that_no_decode_node_wrote_is_refused(
     spoil: Callable[[pb.Ticket], None], words: str
 ) -> None:
+    """V03."""
     message = ticket_to_proto(TICKET)
     spoil(message)
     with pytest.raises(InvalidRequest, match=words) as caught:
         ticket_from_proto(message, TICKET.attempt)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("name", [field.name for field in pb.Ticket.DESCRIPTOR.fields])
+def test_v03_any_part_of_a_ticket_may_be_missing(name: str) -> None:
+    """It is refused, or the ticket is one that fits no reservation; nothing else is raised."""
+    message = ticket_to_proto(TICKET)
+    message.ClearField(name)
+    with suppress(InvalidRequest):
+        ticket = ticket_from_proto(message, TICKET.attempt)
+        assert ticket != TICKET
+        assert ticket.lease_token
+        assert ticket.target_block_ids

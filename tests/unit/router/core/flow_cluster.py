@@ -228,9 +228,9 @@ class ModelCluster:
             if call.node == node:
                 self.fail_call(call, NodeLost("connection lost"))
 
-    def suspect(self, node: Incarnation) -> None:
-        """It is silent; what it holds is unknown."""
-        self.perform(self.flow.on_node_suspected(node))
+    def suspect(self, node: Incarnation, is_heard: bool) -> None:
+        """It is silent, or heard and not reached; what it holds is unknown."""
+        self.perform(self.flow.on_node_suspected(node, is_heard))
 
     def trust(self, node: Incarnation) -> None:
         self.perform(self.flow.on_node_trusted(node))

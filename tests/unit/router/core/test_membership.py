@@ -116,11 +116,11 @@ def test_a_newer_incarnation_replaces_the_older_one_at_once() -> None:
 
 def test_a_replaced_node_that_still_answers_is_kept_for_what_it_holds_only() -> None:
     membership = with_nodes(live(epoch=1))
-    membership.on_leg_opened(Incarnation("d0", 1))
+    membership.on_leg_opened(Incarnation("d0", 1), 8)
     membership.on_listing([live(epoch=2)], 1.0)
     assert len(membership.records()) == 2
     assert chosen(membership) == []
-    membership.on_leg_closed(Incarnation("d0", 1))
+    membership.on_leg_closed(Incarnation("d0", 1), 8)
     membership.on_listing([live(epoch=2)], 2.0)
     assert len(membership.records()) == 1
 
@@ -172,7 +172,7 @@ def test_a_store_without_the_leases_of_those_who_are_heard_says_nothing_of_other
 def test_an_old_load_does_not_count() -> None:
     node = Incarnation("d0", 1)
     membership = with_nodes(live(num_running=10))
-    membership.on_leg_opened(node)
+    membership.on_leg_opened(node, 8)
     assert num_requests(membership) == 12
     ask_until(membership, 6.0)
     assert num_requests(membership) == 1
@@ -242,7 +242,7 @@ def test_a_store_that_comes_back_empty_takes_away_those_that_were_lost() -> None
 
 def test_a_replaced_node_does_not_return_with_the_store() -> None:
     membership = with_nodes(live(epoch=1))
-    membership.on_leg_opened(Incarnation("d0", 1))
+    membership.on_leg_opened(Incarnation("d0", 1), 8)
     membership.on_listing([live(epoch=2)], 1.0)
     membership.on_store_away(2.0)
     membership.on_listing([], 3.0)
@@ -260,13 +260,16 @@ def test_requests_sent_since_the_last_report_count() -> None:
     membership = with_nodes(live(num_running=10))
     assert num_requests(membership) == 11
     for _ in range(3):
-        membership.on_leg_opened(node)
+        membership.on_leg_opened(node, 8)
     assert num_requests(membership) == 14
-    membership.on_leg_closed(node)
+    membership.on_leg_closed(node, 8)
     assert num_requests(membership) == 13
     membership.on_listing([live(num_running=12)], 0.0)
+    assert num_requests(membership) == 12, "the one that ended may be among the 13"
+    for _ in range(2):
+        membership.on_listing([live(num_running=12)], 0.0)
     assert num_requests(membership) == 13
-    membership.on_leg_closed(node)
+    membership.on_leg_closed(node, 8)
     assert num_requests(membership) == 12
 
 
@@ -275,11 +278,11 @@ def test_what_ended_since_the_last_report_does_not_count() -> None:
     node = Incarnation("d0", 1)
     membership = with_nodes(live())
     for _ in range(4):
-        membership.on_leg_opened(node)
+        membership.on_leg_opened(node, 8)
     membership.on_listing([live(num_running=5)], 0.0)  # and one that waits: two of another router
     assert num_requests(membership) == 6
     for _ in range(4):
-        membership.on_leg_closed(node)
+        membership.on_leg_closed(node, 8)
     assert num_requests(membership) == 2
 
 
@@ -288,7 +291,7 @@ def test_a_frozen_report_is_corrected_by_what_this_router_runs() -> None:
     node = Incarnation("d0", 1)
     membership = with_nodes(live())
     for _ in range(5):
-        membership.on_leg_opened(node)
+        membership.on_leg_opened(node, 8)
         membership.on_listing([live()], 0.0)
     assert num_requests(membership) == 5
 
@@ -300,7 +303,7 @@ def test_f96_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_o
     for _ in range(60):
         choice = placer.choose(members.nodes(), Query((1, 2), 8), frozenset())
         assert choice.decode is not None
-        members.on_leg_opened(choice.decode)
+        members.on_leg_opened(choice.decode, 8)
     # One request waited on each before: 21, 21 and 1.
     assert [node.num_requests for node in members.nodes()] == [35, 34, 34]
 
@@ -309,6 +312,6 @@ def test_unknown_nodes_are_ignored() -> None:
     membership = Membership(lease_s=LEASE_S)
     node = Incarnation("ghost", 1)
     membership.on_lost(node)
-    membership.on_leg_opened(node)
-    membership.on_leg_closed(node)
+    membership.on_leg_opened(node, 8)
+    membership.on_leg_closed(node, 8)
     assert membership.records() == []

@@ -57,7 +57,14 @@ def node(
         queued_tokens=queued_tokens,
         is_draining=is_draining,
     )
-    return NodeView(record=record, load=load, num_requests=num_requests, is_suspected=is_suspected)
+    return NodeView(
+        record=record,
+        load=load,
+        num_requests=num_requests,
+        num_used_blocks=max(0, record.num_blocks - free_blocks),
+        num_queued_tokens=queued_tokens,
+        is_suspected=is_suspected,
+    )
 
 
 def prefill(node_id: str, **more: object) -> NodeView:
@@ -194,6 +201,7 @@ def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
 
 
 def test_hashes_of_prompts_with_a_salt_are_their_own() -> None:
+    """V04."""
     record = node("d0").record
     of = [
         query_of((1, 2, 3, 4), SamplingParams(max_tokens=8), salt).block_hashes(record)

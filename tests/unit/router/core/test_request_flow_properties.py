@@ -52,7 +52,8 @@ def cruel_actions(cluster: ModelCluster) -> list[Action]:
         actions.append(lambda i=index: cluster.deliver_again(i))  # type: ignore[misc]
     for node in (*DECODE_NODES, *PREFILL_NODES):
         actions.append(lambda n=node: cluster.lose(n))  # type: ignore[misc]
-        actions.append(lambda n=node: cluster.suspect(n))  # type: ignore[misc]
+        for is_heard in (False, True):
+            actions.append(lambda n=node, h=is_heard: cluster.suspect(n, h))  # type: ignore[misc]
         actions.append(lambda n=node: cluster.trust(n))  # type: ignore[misc]
     return actions
 

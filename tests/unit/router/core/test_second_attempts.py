@@ -15,7 +15,15 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason
 from router.core.attempt import State
-from router.core.effects import Choose, Finish, LegClosed, SendAbort, SendReserve, Unplace
+from router.core.effects import (
+    Choose,
+    Finish,
+    LegClosed,
+    SendAbort,
+    SendPrefill,
+    SendReserve,
+    Unplace,
+)
 from router.core.request_flow import RequestFlow
 from tests.unit.router.core.test_request_flow import (
     D0,
@@ -197,3 +205,42 @@ def test_a_grant_for_a_second_attempt_that_was_dropped_is_given_back() -> None:
     flow.on_choice(D1, None, "why", 0.0)
     flow.on_output(D0, output(FIRST, 1, 11))
     assert flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0) == [SendAbort(D1, SECOND)]
+
+
+# --- a node that is heard and not reached ---------------------------------------------------------
+
+
+def test_f121_a_request_whose_node_may_not_have_it_is_asked_elsewhere_too() -> None:
+    for flow, node in ((reserving(), D0), (prefilling(), P0)):
+        assert flow.on_node_suspected(node, True) == [Choose(None, frozenset({node}))]
+        flow.on_choice(D1, None, "another node", 0.0)
+        flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
+        assert emitted(flow.on_output(D1, output(SECOND, 0, 10))) == [10]
+
+
+def test_an_answer_that_runs_on_a_node_that_is_heard_needs_no_second_attempt() -> None:
+    flow = running()
+    assert flow.on_node_suspected(D0, True) == []
+    assert flow.on_node_trusted(D1) == []
+    assert emitted(flow.on_output(D0, output(FIRST, 1, 11))) == [11]
+    assert flow.on_node_suspected(D0, False) == [Choose(None, frozenset({D0}))], "now it is silent"
+
+
+def test_a_second_attempt_goes_on_where_its_node_is_heard() -> None:
+    flow = suspected()
+    assert flow.on_node_suspected(D1, True) == []
+    assert emitted(flow.on_output(D1, output(SECOND, 1, 11))) == [11]
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_planned_prefill_node_that_is_suspected_before_the_ticket_comes_is_not_asked(
+    is_heard: bool,
+) -> None:
+    flow = reserving()
+    assert flow.on_node_suspected(P0, is_heard) == []
+    (choose,) = flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
+    assert choose == Choose(D0, frozenset())
+    closed, asked, *_ = flow.on_choice(None, P1, "another prefill node", 11.0)
+    assert closed == LegClosed(P0)
+    assert isinstance(asked, SendPrefill)
+    assert asked.node == P1

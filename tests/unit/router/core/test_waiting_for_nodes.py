@@ -188,6 +188,27 @@ def test_a_lost_node_that_is_heard_again_did_not_die_of_the_request() -> None:
     assert isinstance(flow.on_node_trusted(node(2))[-1], Choose)
 
 
+def test_f122_a_lost_node_that_was_started_again_can_be_asked() -> None:
+    flow = new_flow()
+    for number in range(1, MAX_DEATHS + 1):
+        fail_before_any_token(flow, number, NodeLost("died"))
+    again = Incarnation(node(2).node_id, node(2).epoch + 1)
+    assert isinstance(flow.on_node_trusted(again)[-1], Choose)
+    assert isinstance(flow.on_choice(again, None, "again", 0.0)[0], SendReserve)
+
+
+def test_f122_a_request_that_ends_whatever_is_started_again_is_bounded() -> None:
+    flow = new_flow()
+    for number in range(1, MAX_DEATHS + 1):
+        effects = fail_before_any_token(flow, number, NodeLost("died"))
+    for number in range(MAX_DEATHS + 1, MAX_FAILURES + 1):
+        again = Incarnation(node(1).node_id, number)
+        flow.on_node_trusted(again)
+        flow.on_choice(again, None, "again", 0.0)
+        effects = flow.on_node_lost(again)
+    assert isinstance(failure(effects), NodeLost)
+
+
 def test_failures_without_a_token_are_bounded() -> None:
     flow = new_flow()
     for number in range(1, MAX_FAILURES):

@@ -81,6 +81,24 @@ async def test_a_field_that_would_change_the_answer_is_refused(
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({}, [], "", 0, False, "x", [{}]),
+        {"do_remote_decode": True},
+        {"do_remote_prefill": True, "remote_engine_id": None},
+        {"remote_block_ids": [2**63], "remote_host": "10.0.0.1", "remote_port": 1},
+    ],
+)
+async def test_v03_transfer_parameters_of_a_client_are_refused_however_incomplete(
+    path: str, value: Any
+) -> None:
+    edge = make_edge()
+    assert await status_of(edge, path, kv_transfer_params=value) == (400, "kv_transfer_params")
+    assert edge.generator.calls == []
+
+
+@pytest.mark.parametrize("path", PATHS)
 async def test_a_request_without_a_model_is_for_the_one_that_is_served(path: str) -> None:
     edge = make_edge()
     assert await status_of(edge, path) == (200, None)

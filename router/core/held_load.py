@@ -1,0 +1,83 @@
+"""What a node holds now, estimated from its last report and from what this router did. No I/O.
+
+A report is old when it is read: by up to a heartbeat of the node and a listing of the store. What
+this router sent and what has ended since then it knows itself, so of a report only the share of
+other routers counts as it is. Without that, prompts that ended long ago count on the nodes that
+reported while they ran, for up to seconds, and weigh more than every request sent since: a burst
+goes to the nodes that reported before or after the burst before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.nodes import NodeLoad, NodeRecord, Role
+
+
+class Held(NamedTuple):
+    """The estimate: requests, blocks that cannot be had, and prompt tokens that wait."""
+
+    num_requests: int
+    num_used_blocks: float
+    num_queued_tokens: float
+
+
+@dataclass(slots=True)
+class OwnLoad:
+    """What this router has on one node, and the most that a report can contain of it.
+
+    `num_tokens` are those of the prompts that the node computes for a decode node.
+    """
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    _most_reported: int = 0
+    """The most requests of this router that are in the last report."""
+    _peak: int = 0
+    """The most requests since the last listing; `_peak_before`: between the two before it."""
+    _peak_before: int = 0
+
+    def open(self, num_tokens: int) -> None:
+        """Count one more request."""
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+        self._peak = max(self._peak, self.num_requests)
+
+    def close(self, num_tokens: int) -> None:
+        """Count one of these less."""
+        self.num_requests = max(0, self.num_requests - 1)
+        self.num_tokens = max(0, self.num_tokens - num_tokens)
+
+    def on_listing(self) -> None:
+        """Take that a report was read. It was made since the last listing but one."""
+        self._most_reported = max(self._peak, self._peak_before)
+        self._peak_before, self._peak = self._peak, self.num_requests
+
+    def held(self, record: NodeRecord, load: NodeLoad | None) -> Held:
+        """Return what the node holds; `load` None: nothing is known of other routers' requests."""
+        own_blocks = self.num_tokens / max(1, record.block_size)
+        if load is None:
+            return Held(self.num_requests, own_blocks, self.num_tokens)
+        reported = load.num_running + load.num_waiting
+        own_reported = min(reported, self._most_reported)
+        others = reported - own_reported
+        own_share = own_reported / reported if reported else 0.0
+        still = min(1.0, self.num_requests / own_reported) if own_reported else 1.0
+        used = max(0, record.num_blocks - load.free_blocks)
+        return Held(
+            self.num_requests + others,
+            _combined(used, own_share, still, own_blocks),
+            _combined(load.queued_tokens, own_share, still, self.num_tokens),
+        )
+
+
+def _combined(reported: float, own_share: float, still: float, own: float) -> float:
+    """Return what others hold, and of this router's what was reported and is still there, or what
+    it knows of, if that is more."""
+    return reported * (1 - own_share) + max(reported * own_share * still, own)
+
+
+def prompt_tokens_on(role: Role, num_prompt_tokens: int) -> int:
+    """Return the tokens that count on a node of this role: a decode node gets them computed."""
+    return num_prompt_tokens if role is Role.PREFILL else 0

@@ -1,0 +1,59 @@
+"""Whether what is sent to a node arrives there, counted in ticks of this process.
+
+A network may lose one direction alone. A node that is cut off from its router is heard as before,
+while calls to it get no reply. So the router sends a number every `ECHO_EVERY_TICKS`, and the node
+repeats the latest one in its messages (a heartbeat at the latest). A node that is heard and has not
+repeated a number for `UNREACHED_TICKS` is not reached.
+
+A node of an earlier release repeats nothing, and is not judged.
+"""
+
+from __future__ import annotations
+
+from router.dispatch.silence import TICK_S
+
+ECHO_EVERY_TICKS = 2
+UNREACHED_TICKS = 5
+UNREACHED_S = UNREACHED_TICKS * TICK_S
+
+
+class Echoes:
+    """The numbers sent on one stream, which are its ticks, and the latest one that came back.
+
+    Ticks are those of `Silence`: time in which this process did not run hardly counts. Time in
+    which the node says nothing does not count either (`forgive`): `Silence` judges that.
+    """
+
+    def __init__(self) -> None:
+        self._now = self._asked = self._answered = 0
+        self._can_repeat = False
+
+    def restart(self) -> None:
+        """Begin with a new stream: nothing was sent on it."""
+        self.forgive()
+        self._can_repeat = False
+
+    def forgive(self) -> None:
+        """Wait for no number that was sent so far: the node was silent meanwhile."""
+        self._answered = self._asked
+
+    def tick(self) -> int:
+        """Count a tick; return the number to send now, or 0."""
+        self._now += 1
+        if self._now % ECHO_EVERY_TICKS:
+            return 0
+        self._asked = self._now
+        return self._asked
+
+    def heard(self, number: int) -> None:
+        """Take the number of a message of the node; 0: it repeats none."""
+        if number:
+            self._can_repeat = True
+            self._answered = max(self._answered, min(number, self._asked))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the node repeats numbers in time, as far as is known."""
+        is_waiting = self._can_repeat and self._answered < self._asked
+        first_missing = self._answered + ECHO_EVERY_TICKS
+        return not is_waiting or self._now - first_missing < UNREACHED_TICKS

@@ -1,0 +1,58 @@
+"""Objects in Python's own format, which run code when they are read, sent to a decode node."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from kv_transfer.core.effects import DropReason
+from kv_transfer.core.header_seal import seal
+from tests.contract.kv_connector.cluster import Cluster, Node
+from tests.contract.kv_connector.test_kv_hostile_peers import (
+    Raw,
+    assert_others_are_served,
+    dropped,
+)
+from tests.contract.kv_connector.test_kv_hostile_peers import decode as decode
+from tests.contract.kv_connector.test_kv_hostile_peers import raw as raw
+
+
+class Touching:
+    """An object whose reading makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize("has_session", [False, True])
+@pytest.mark.parametrize("form", ["alone", "sealed", "packed", "payload"])
+def test_v02_an_object_that_runs_code_is_dropped_unread(
+    zmq_cluster: Cluster, decode: Node, raw: Raw, tmp_path: Path, form: str, has_session: bool
+) -> None:
+    trap = tmp_path / "ran"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        code = pickle.dumps(Touching(trap), protocol)
+        parts = {
+            "alone": [code],
+            "sealed": [seal(code)],
+            "packed": [seal(msgpack.packb({"v": 4, "k": 1, "sender": code}))],
+            "payload": [b"", code, code],
+        }[form]
+        if has_session:
+            raw.hello()
+        raw.socket.send_multipart(parts)
+        raw.settle()
+        assert (
+            dropped(decode, DropReason.MALFORMED) + dropped(decode, DropReason.DAMAGED) > protocol
+        )
+    assert not trap.exists()
+    pickle.loads(code)
+    assert trap.exists(), "the trap works"
+    assert_others_are_served(zmq_cluster, decode)

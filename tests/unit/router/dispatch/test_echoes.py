@@ -1,0 +1,73 @@
+"""Whether a node gets what it is sent, by the ticks of somebody who listens."""
+
+from __future__ import annotations
+
+from router.dispatch.echoes import ECHO_EVERY_TICKS, UNREACHED_TICKS, Echoes
+from router.dispatch.silence import TICK_S
+
+
+def tick(echoes: Echoes, num_ticks: int, *, is_repeated: bool) -> list[bool]:
+    """After each tick: whether the node is reached."""
+    seen = []
+    for _ in range(num_ticks):
+        number = echoes.tick()
+        if is_repeated:
+            echoes.heard(number)
+        seen.append(echoes.is_reached)
+    return seen
+
+
+def known() -> Echoes:
+    """A node that repeats."""
+    echoes = Echoes()
+    tick(echoes, ECHO_EVERY_TICKS, is_repeated=True)
+    return echoes
+
+
+def test_a_node_that_repeats_is_reached() -> None:
+    assert all(tick(Echoes(), 100, is_repeated=True))
+
+
+def test_a_node_that_does_not_repeat_any_more_is_not_reached_within_two_seconds() -> None:
+    for num_before in range(1, 9):
+        echoes = known()
+        tick(echoes, num_before, is_repeated=True)
+        seen = tick(echoes, 100, is_repeated=False)
+        first = seen.index(False)
+        assert not any(seen[first:])
+        # What was lost first was sent after this moment; a tick may come late by one.
+        assert first >= UNREACHED_TICKS - 1
+        assert (first + 1) * TICK_S <= 2.0 - TICK_S
+
+
+def test_it_is_reached_again_when_it_has_the_latest_number() -> None:
+    echoes = known()
+    tick(echoes, 20, is_repeated=False)
+    echoes.heard(ECHO_EVERY_TICKS)
+    assert not echoes.is_reached, "an old number"
+    assert all(tick(echoes, 20, is_repeated=True)[1:])
+
+
+def test_a_node_of_an_earlier_release_is_not_judged() -> None:
+    assert all(tick(Echoes(), 100, is_repeated=False))
+
+
+def test_a_new_stream_begins_anew() -> None:
+    echoes = known()
+    tick(echoes, 20, is_repeated=False)
+    echoes.restart()
+    assert all(tick(echoes, 100, is_repeated=False)), "it may be an earlier release"
+
+
+def test_what_was_sent_before_a_silence_is_not_waited_for() -> None:
+    echoes = known()
+    tick(echoes, 20, is_repeated=False)
+    echoes.forgive()
+    seen = tick(echoes, 20, is_repeated=False)
+    assert seen.index(False) >= UNREACHED_TICKS
+
+
+def test_numbers_that_were_never_sent_excuse_nothing() -> None:
+    echoes = known()
+    echoes.heard(2**60)
+    assert not all(tick(echoes, 20, is_repeated=False))
