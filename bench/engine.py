@@ -43,8 +43,8 @@ from common.request import SamplingParams
 from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.seats import Seats
 from engine.core.step_batch import StepBatch
-from engine.runner.load import load_model_runner
-from engine.runner.numba_decoder import NumbaDecoder
+from engine.runner.cpu.decoder import NumbaDecoder
+from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 MEASURES = (
@@ -221,7 +221,7 @@ class Peer:
 
     def __init__(self, script: str, python: str, folder: Path, num_threads: int) -> None:
         self._script = Path(__file__).with_name(script)
-        # Chosen for this engine's kernels (`engine.runner.kernels`); the other engine has its own.
+        # Chosen for this engine's kernels; the other engine has its own.
         ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
         environment = {k: v for k, v in os.environ.items() if k not in ours}
         self._process = subprocess.Popen(

@@ -24,7 +24,7 @@ import numpy as np
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
 from engine.core.step_batch import batch_of
-from engine.runner.sampler import SampledRows, Sampler, sampled_rows
+from engine.runner.drawing.sampler import SampledRows, Sampler, sampled_rows
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -51,8 +51,8 @@ from engine.core.speculation.draft_length import DraftLength
 from engine.core.speculation.drafter import NoDrafter
 from engine.core.speculation.speculation import Speculation, make_speculation
 from engine.core.step_plan import Limits
-from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from router.text.text_model import TextModel

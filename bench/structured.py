@@ -45,10 +45,10 @@ from engine.core.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.step_batch import StepBatch
 from engine.core.step_plan import Limits
-from engine.runner.allowed_tokens import AllowedTokens
-from engine.runner.grammar_masks import GrammarMasks, PendingMasks
-from engine.runner.load import load_model_runner
+from engine.runner.grammars.allowed_tokens import AllowedTokens
+from engine.runner.grammars.masks import GrammarMasks, PendingMasks
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start.load import load_model_runner
 from grammars.compiler import GrammarCompiler
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from router.text.text_model import TextModel

@@ -17,7 +17,7 @@ _logger = logging.getLogger("pdserve")
 
 
 def code_cache_folder(sources: Path) -> str:
-    """Return the folder for what is compiled from the `*.py` of the folder `sources`.
+    """Return the folder for what is compiled from the `*.py` below the folder `sources`.
 
     It is in `$NUMBA_CACHE_DIR`, or in the cache folder. Where another user could put code into it,
     it is an empty folder of this process instead, and a warning says why. Raises `ConfigError`
@@ -43,7 +43,7 @@ def code_cache_folder(sources: Path) -> str:
 def _wanted_folder(sources: Path) -> tuple[Path, Path | None]:
     """Return the folder for these sources, and the one above it that a variable names, if any."""
     digest = hashlib.sha256()
-    for path in sorted(sources.glob("*.py")):
+    for path in sorted(sources.rglob("*.py")):
         digest.update(path.read_bytes())
     name = digest.hexdigest()[:16]
     environment = os.environ

@@ -242,7 +242,7 @@ def _paced(case: Case, kv: KVPlane) -> LoadedModel:
 
 
 def _demo_model(config: Config, kv: KVPlane) -> LoadedModel:
-    from engine.runner.load import load_model_runner
+    from engine.runner.start.load import load_model_runner
 
     folder = str(resolve_checkpoint(config.model.model))
     runner = load_model_runner(

@@ -44,7 +44,7 @@ async def run_engine_role(
 
     def load_model() -> LoadedModel:
         # Imported late: it takes seconds, and a port in use or a missing store is reported first.
-        from engine.runner.load import load_model_runner
+        from engine.runner.start.load import load_model_runner
         from pdserve.checkpoints.speculative_model import resolve_speculation
 
         watch_again = partial(loop.call_soon_threadsafe, shutdown.watch_signals)

@@ -31,6 +31,6 @@ def check_start(config: Config) -> None:
 
         load_curve_keys(Path(kv_key))
     if model is not None:
-        from engine.runner.load import checked_checkpoint
+        from engine.runner.start.load import checked_checkpoint
 
         checked_checkpoint(model)

@@ -10,7 +10,7 @@ from numba.core import event
 
 from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
-from engine.runner.load import load_model_runner
+from engine.runner.start.load import load_model_runner
 
 
 class Compilations(event.Listener):  # type: ignore[misc]

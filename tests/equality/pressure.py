@@ -26,10 +26,10 @@ from engine.core.speculation.speculation import make_speculation
 from engine.core.status import SequenceStatus
 from engine.core.step_plan import Limits
 from engine.execution import Execution, ExecutionHere, ExecutionThread
-from engine.runner import cache_size
-from engine.runner.kv_cache import KVCache
-from engine.runner.load import load_model_runner
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start import cache_size
+from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.unit.engine_core.build import check_books, check_idle
 

@@ -31,7 +31,7 @@ from engine.core.plan import (
 from engine.core.prompt_rows import prompt_rows
 from engine.core.step_batch import StepBatch, batch_of
 from engine.core.stop_rules import withheld_token_ids
-from engine.runner.grammar_masks import GrammarMasks, PendingMasks
+from engine.runner.grammars.masks import GrammarMasks, PendingMasks
 from tests.fakes import hash_grammars
 
 VOCAB_SIZE = hash_grammars.VOCAB_SIZE

@@ -16,7 +16,7 @@ import json, re, sys
 from pathlib import Path
 from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
-from engine.runner.load import load_model_runner
+from engine.runner.start.load import load_model_runner
 
 def sizes():
     text = Path("/proc/self/smaps_rollup").read_text()

@@ -11,7 +11,7 @@ from common.config import ApiConfig, HandoffConfig
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
-from engine.runner import preparation
+from engine.runner.grammars import compiling
 from grammars import kept, trial_queue
 from grammars.bounds import (
     LEAST_INTEGER,
@@ -200,7 +200,7 @@ CONTROL = {
     "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
     **trial_limits(NODE_LIMITS),
     "memory of the compiled grammars that are kept": size(kept.MAX_KEPT_BYTES),
-    "grammars that wait to be compiled": str(preparation.MAX_PREPARING),
+    "grammars that wait to be compiled": str(compiling.MAX_PREPARING),
     "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
 }
 KV = {

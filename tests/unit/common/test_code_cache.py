@@ -78,7 +78,7 @@ def test_a_folder_that_a_variable_names_may_be_one_of_all(
 
 
 def test_all_kernels_are_in_such_folders() -> None:
-    filters = pytest.importorskip("engine.runner.kernels.filters", reason="wants numba")
+    filters = pytest.importorskip("engine.runner.kernels.sampling.filters", reason="wants numba")
     from kv_transfer import fused_copy, zmq_parts
 
     for module in (filters, fused_copy, zmq_parts):

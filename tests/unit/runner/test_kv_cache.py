@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from common.kv_layout import KVLayout
-from engine.runner.framework import paddle
-from engine.runner.kv_cache import KVCache
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.paddle_import import paddle
 
 NUM_BLOCKS = 6
 

@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import InvalidRequest, PdserveError
 from common.grammar import Grammar, GrammarKind
-from engine.runner.grammar_masks import GrammarMasks
+from engine.runner.grammars.masks import GrammarMasks
 from grammars.compiler import STACK_BYTES, GrammarCompiler
 from grammars.trial import NODE_LIMITS, ROUTER_LIMITS
 from grammars.trials import GrammarTrials

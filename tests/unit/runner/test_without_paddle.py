@@ -13,7 +13,7 @@ import sys
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
 from engine.core.plan import SampleInput, ScheduledSequence
-from engine.runner.load import load_model_runner
+from engine.runner.start.load import load_model_runner
 
 backend = sys.argv[2]
 called = []

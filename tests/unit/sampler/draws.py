@@ -11,7 +11,7 @@ from common.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
 from engine.core.plan import SampleInput
 from engine.core.seats import Seats
 from engine.core.stop_rules import withheld_token_ids
-from engine.runner.sampler import SampledRows, Sampler, token_logprobs
+from engine.runner.drawing.sampler import SampledRows, Sampler, token_logprobs
 from tests.unit.sampler.test_filters import noise_of, reference_kept
 
 
