@@ -79,11 +79,12 @@ def test_a_folder_that_a_variable_names_may_be_one_of_all(
 
 def test_all_kernels_are_in_such_folders() -> None:
     filters = pytest.importorskip("engine.runner.kernels.sampling.filters", reason="wants numba")
+    from engine.runner import kernels
     from kv_transfer import fused_copy, zmq_parts
 
-    for module in (filters, fused_copy, zmq_parts):
-        assert module.__file__
-        folder = code_cache_folder(Path(module.__file__).parent)
+    packages = {filters: kernels, fused_copy: kv_transfer, zmq_parts: kv_transfer}
+    for module, package in packages.items():
+        folder = code_cache_folder(Path(package.__file__).parent)
         caches = [one._cache for one in vars(module).values() if hasattr(one, "_cache")]
         assert caches
         assert all(Path(cache.cache_path).is_relative_to(folder) for cache in caches)
