@@ -24,7 +24,7 @@ from engine.core.cache_copy import CacheCopy, CopyKind
 from engine.core.planned_step import PlannedStep, StepOutputs
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from kv_transfer.connector import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
+from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
 from node.attempt_outputs import emit_tokens
 from node.attempt_table import Attempt
 from node.flow_limits import FlowLimits

@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 
 from common.histogram import HistogramView
 from common.nodes import KVLink
-from kv_transfer.core.lanes import ONE_SIDED_LANES
-from kv_transfer.statistics import ConnectorStatistics
-from kv_transfer.transfer_metrics import LaneView
+from kv_transfer.connector.statistics import ConnectorStatistics
+from kv_transfer.connector.transfer_metrics import LaneView
+from kv_transfer.shared.lanes import ONE_SIDED_LANES
 from node.metric_families import counter, counters, counters_by, gauge, gauges, histograms
 
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[LaneView], HistogramView]], ...] = (

@@ -13,7 +13,7 @@ from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, RequestOutput
 from engine.core.cache_copy import CacheCopy
 from engine.core.statistics import SchedulerStatistics
-from kv_transfer.connector import Commit, ConnectorEvent, Ticket
+from kv_transfer.contract import Commit, ConnectorEvent, Ticket
 
 # --- messages ---------------------------------------------------------------------------------
 

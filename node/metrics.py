@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from engine.core.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics
-from kv_transfer.statistics import ConnectorStatistics
+from kv_transfer.connector.statistics import ConnectorStatistics
 from node.grammar_metrics import GrammarCollector
 from node.kv_metrics import KvCollector
 from node.messages import NodeStatistics

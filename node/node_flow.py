@@ -29,7 +29,7 @@ from engine.core.planned_step import PlannedStep, Pushes, StepOutputs, SwapCopy
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
-from kv_transfer.connector import ConnectorFailed, KVEvent
+from kv_transfer.contract import ConnectorFailed, KVEvent
 from node.attempt_outputs import emit_error
 from node.attempt_table import Attempt, AttemptTable
 from node.copies_under_way import CopiesUnderWay

@@ -16,8 +16,8 @@ from common.tracing import NO_TRACING, Tracing
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.plan import Runner
 from engine.core.scheduler import Scheduler
-from kv_transfer.connector import KVConnector, OnEvent
-from kv_transfer.statistics import ConnectorStatistics
+from kv_transfer.connector.statistics import ConnectorStatistics
+from kv_transfer.contract import KVConnector, OnEvent
 from node.make_scheduler import SchedulableModel
 from node.node_flow import NodeFlow
 from node.perform_effects import StagedModel

@@ -10,7 +10,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.request import RequestOutput
 from engine.core.cache_copy import CacheCopy, CopyUnderWay
-from kv_transfer.connector import KVConnector
+from kv_transfer.contract import KVConnector
 from node.messages import (
     AbortTransfer,
     Answer,

@@ -12,7 +12,7 @@ from common.ids import Incarnation
 from common.nodes import NodeRecord
 from common.token_budget import num_speculative_tokens
 from common.version import PROTOCOL_VERSION, VERSION
-from kv_transfer.core.limits import PROTOCOL_VERSION as KV_PROTOCOL_VERSION
+from kv_transfer.shared.limits import PROTOCOL_VERSION as KV_PROTOCOL_VERSION
 from node.flow_limits import FlowLimits
 from node.make_scheduler import speculation_of
 from node.node_parts import LoadedModel

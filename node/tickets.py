@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import InvalidRequest
 from common.ids import AttemptId, Incarnation
-from kv_transfer.connector import Ticket
+from kv_transfer.contract import Ticket
 from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ID_LENGTH, to_ms
 

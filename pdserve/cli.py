@@ -166,7 +166,7 @@ def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _kv_key(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
+    from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 
     if unknown:
         return _wrong_settings([f"unexpected argument: {unknown[0].partition('=')[0]}"])

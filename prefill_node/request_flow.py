@@ -30,7 +30,7 @@ from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutput
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
-from kv_transfer.connector import Commit, KVEvent, Ticket, TransferEnded
+from kv_transfer.contract import Commit, KVEvent, Ticket, TransferEnded
 from node.attempt_outputs import emit_tokens
 from node.attempt_table import HANDED_OFF, Attempt
 from node.flow_limits import FlowLimits

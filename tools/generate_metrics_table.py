@@ -22,8 +22,8 @@ from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from http_serving.certificate import show_end
 from http_serving.process_metrics import BuildInfo, CertificateEnd
-from kv_transfer.statistics import ConnectorStatistics
-from kv_transfer.transfer_metrics import TransferMetrics
+from kv_transfer.connector.statistics import ConnectorStatistics
+from kv_transfer.connector.transfer_metrics import TransferMetrics
 from node.grammar_metrics import GrammarCollector
 from node.kv_metrics import KvCollector
 from node.memory_metrics import MemoryCollector

@@ -14,7 +14,7 @@ from common.blocks import blocks_for
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
-from kv_transfer.connector import ConnectorEvent, Landed, Ticket
+from kv_transfer.contract import ConnectorEvent, Landed, Ticket
 from node.node_parts import LoadedModel
 from pdserve.roles.kv_plane import KVPlane
 

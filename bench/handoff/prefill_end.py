@@ -17,7 +17,7 @@ from common.ids import AttemptId, Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
-from kv_transfer.connector import Commit, ConnectorEvent, Ticket, TransferEnded
+from kv_transfer.contract import Commit, ConnectorEvent, Ticket, TransferEnded
 from kv_transfer.transfer_timing import TransferTiming
 from node.inbox import Inbox
 from node.make_scheduler import make_scheduler

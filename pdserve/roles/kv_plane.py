@@ -15,15 +15,15 @@ from common.ids import Incarnation
 from common.keys_folder import Keys
 from common.kv_layout import KVLayout
 from common.nodes import Role
-from kv_transfer.connector import OnEvent
-from kv_transfer.curve_keys import load_curve_keys
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import Pool, host_pool
-from kv_transfer.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
-from kv_transfer.rdma.rdma_lane import RdmaLane
-from kv_transfer.shm.shared_pool import SharedPool
-from kv_transfer.shm.shm_lane import ShmLane
-from kv_transfer.zmq_connector import ZmqConnector
+from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import Pool, host_pool
+from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from kv_transfer.lanes.shm.shared_pool import SharedPool
+from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.zmq.connector import ZmqConnector
+from kv_transfer.zmq.curve_keys import load_curve_keys
 from node.node_parts import LoadedModel, NodeConnector
 from node.self_description import advertised_kv_host
 

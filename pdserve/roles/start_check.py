@@ -27,7 +27,7 @@ def check_start(config: Config) -> None:
         check_router(config, model, keys)
         return
     if kv_key := config.handoff.kv_key:
-        from kv_transfer.curve_keys import load_curve_keys
+        from kv_transfer.zmq.curve_keys import load_curve_keys
 
         load_curve_keys(Path(kv_key))
     if model is not None:

@@ -12,7 +12,7 @@ from common.errors import NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestOutput
-from kv_transfer.connector import Ticket
+from kv_transfer.contract import Ticket
 from node.messages import (
     Abort,
     Accepted,

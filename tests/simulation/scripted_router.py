@@ -9,7 +9,7 @@ from common.clock import Clock
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, GenerationRequest, RequestOutput
-from kv_transfer.connector import Ticket
+from kv_transfer.contract import Ticket
 from node.messages import (
     Abort,
     Accepted,

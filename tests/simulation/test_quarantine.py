@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import HandoffFailed
 from engine.core.block_pool import BlockCounts
-from kv_transfer.connector import Commit, Landed, LandingFailed, Released
+from kv_transfer.contract import Commit, Landed, LandingFailed, Released
 from node.messages import Abort
 from tests.fakes.fake_kv_network import Frame
 from tests.simulation.scripted_router import Asked

@@ -13,7 +13,7 @@ import pytest
 
 from common.config import SchedulingConfig
 from common.ids import AttemptId
-from kv_transfer.connector import Commit
+from kv_transfer.contract import Commit
 from node.messages import Abort, RouterGone
 from tests.examples import everyday
 from tests.fakes.fake_kv_network import Frame

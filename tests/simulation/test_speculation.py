@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.planned_step import StepOutput
 from engine.core.sequence import Sequence
-from kv_transfer.connector import Commit
+from kv_transfer.contract import Commit
 from tests.fakes.hash_runner import VOCAB_SIZE
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import NodeSize, World, assert_finished

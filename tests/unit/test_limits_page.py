@@ -25,9 +25,9 @@ from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
 from grammars.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
 from grammars.trial_server import MAX_TRIAL_S
 from http_serving.bounded_connections import ConnectionLimits
-from kv_transfer.core import limits as kv
-from kv_transfer.rdma import rdma_lane
-from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
+from kv_transfer.lanes.rdma import rdma_lane
+from kv_transfer.shared import limits as kv
+from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
 from node import control_port, metrics_server, output_streams, router_calls
 from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
 from pdserve.configuration.options import all_options

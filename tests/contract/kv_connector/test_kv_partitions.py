@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
+from kv_transfer.contract import Landed, LandingFailed, Released, TransferEnded
 from tests.contract.kv_connector.cluster import (
     TIME_STEP_S,
     Cluster,

@@ -79,11 +79,14 @@ def test_a_folder_that_a_variable_names_may_be_one_of_all(
 
 def test_all_kernels_are_in_such_folders() -> None:
     filters = pytest.importorskip("engine.runner.kernels.sampling.filters", reason="wants numba")
+    import kv_transfer
     from engine.runner import kernels
-    from kv_transfer import fused_copy, zmq_parts
+    from kv_transfer.lanes import fused_copy
+    from kv_transfer.zmq import parts
 
-    packages = {filters: kernels, fused_copy: kv_transfer, zmq_parts: kv_transfer}
+    packages = {filters: kernels, fused_copy: kv_transfer, parts: kv_transfer}
     for module, package in packages.items():
+        assert package.__file__
         folder = code_cache_folder(Path(package.__file__).parent)
         caches = [one._cache for one in vars(module).values() if hasattr(one, "_cache")]
         assert caches

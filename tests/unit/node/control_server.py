@@ -11,7 +11,7 @@ from common.grammar import Grammar
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
-from kv_transfer.connector import Ticket
+from kv_transfer.contract import Ticket
 from node.control_service import ControlService
 from node.drain import NodeDrain
 from node.inbox import Inbox

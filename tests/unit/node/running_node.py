@@ -16,7 +16,7 @@ from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
 from common.request import GenerationRequest, RequestOutput
 from decode_node.node import decode_flow_maker
-from kv_transfer.connector import OnEvent
+from kv_transfer.contract import OnEvent
 from node.engine_node import EngineNode
 from node.node_parts import LoadedModel, NodeConnector, NodeParts
 from protos import pdserve_node_pb2 as pb

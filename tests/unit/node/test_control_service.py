@@ -14,7 +14,7 @@ from common.errors import Overloaded, PeerProtocolError
 from common.ids import AttemptId
 from common.nodes import Role
 from common.request import FinishReason
-from kv_transfer.connector import Ticket
+from kv_transfer.contract import Ticket
 from node import control_service, inbox, output_streams, router_calls
 from node.messages import (
     Abort,

@@ -18,8 +18,8 @@ from common.nodes import Role
 from decode_node.node import decode_flow_maker
 from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
-from kv_transfer import shell
-from kv_transfer.connector import OnEvent
+from kv_transfer.connector import shell
+from kv_transfer.contract import OnEvent
 from node import connector_watch, engine_node, step_thread
 from node.control_port import SERVER_OPTIONS
 from node.engine_node import EngineNode

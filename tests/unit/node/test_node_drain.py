@@ -20,7 +20,7 @@ from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import FinishReason, RequestOutput
 from decode_node.node import decode_flow_maker
 from engine.core.plan import OnLayer, OnQueued
-from kv_transfer.connector import OnEvent
+from kv_transfer.contract import OnEvent
 from node import drain as drain_module
 from node import engine_node
 from node.engine_node import EngineNode

@@ -18,7 +18,7 @@ from engine.core.speculation.speculation import make_speculation
 from engine.core.step_plan import Limits
 from engine.runner.model_runner import ModelRunner
 from engine.step_loop import StepLoop
-from kv_transfer.connector import Commit, Ticket, TransferEnded
+from kv_transfer.contract import Commit, Ticket, TransferEnded
 from node.flow_limits import FlowLimits
 from node.inbox import Inbox
 from node.messages import Effect, Message, Submit

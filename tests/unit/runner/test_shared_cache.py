@@ -8,7 +8,7 @@ import pytest
 from common.kv_layout import KVLayout
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.paddle_import import paddle
-from kv_transfer.shm.shared_pool import SharedPool, map_pool
+from kv_transfer.lanes.shm.shared_pool import SharedPool, map_pool
 
 NUM_BLOCKS = 6
 
