@@ -21,7 +21,7 @@ from common.config import Config, EngineConfig, HandoffConfig, ModelConfig, Spec
 from common.memory_plan import DeviceMemory
 from common.nodes import Role
 from engine.runner.start.load import load_model_runner
-from node.make_scheduler import max_chunk_tokens_of, speculation_of
+from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.checkpoints.speculative_model import resolve_speculation
 

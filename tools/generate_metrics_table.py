@@ -24,12 +24,12 @@ from http_serving.certificate import show_end
 from http_serving.process_metrics import BuildInfo, CertificateEnd
 from kv_transfer.connector.statistics import ConnectorStatistics
 from kv_transfer.connector.transfer_metrics import TransferMetrics
-from node.grammar_metrics import GrammarCollector
-from node.kv_metrics import KvCollector
-from node.memory_metrics import MemoryCollector
-from node.messages import NodeStatistics
-from node.metrics import LeaseCollector, NodeCollector
-from node.step_progress import StepProgress
+from node.flow.messages import NodeStatistics
+from node.flow.step_progress import StepProgress
+from node.watch.grammar_metrics import GrammarCollector
+from node.watch.kv_metrics import KvCollector
+from node.watch.memory_metrics import MemoryCollector
+from node.watch.metrics import LeaseCollector, NodeCollector
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.refused_logins import RefusedLogins

@@ -15,7 +15,7 @@ from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.nodes import Role
 from kv_transfer.contract import ConnectorEvent, Landed, Ticket
-from node.node_parts import LoadedModel
+from node.life.node_parts import LoadedModel
 from pdserve.roles.kv_plane import KVPlane
 
 

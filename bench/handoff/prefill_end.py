@@ -19,17 +19,17 @@ from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from kv_transfer.contract import Commit, ConnectorEvent, Ticket, TransferEnded
 from kv_transfer.transfer_timing import TransferTiming
-from node.inbox import Inbox
-from node.make_scheduler import make_scheduler
-from node.messages import Answer, Refused, Submit
-from node.node_parts import LoadedModel, NodeConnector
-from node.output_streams import OutputStreams
-from node.perform_effects import NodeEffects
-from node.router_calls import Replies
-from node.step_thread import StepThread
+from node.control.output_streams import OutputStreams
+from node.control.router_calls import Replies
+from node.flow.inbox import Inbox
+from node.flow.messages import Answer, Refused, Submit
+from node.flow.perform_effects import NodeEffects
+from node.life.make_scheduler import make_scheduler
+from node.life.node_parts import LoadedModel, NodeConnector
+from node.life.prefill_node import prefill_flow_maker
+from node.life.step_thread import StepThread
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.roles.kv_plane import KVPlane
-from prefill_node.node import prefill_flow_maker
 
 PROMPT_TOKENS = 2048
 CHUNK_TOKENS = 512

@@ -13,9 +13,9 @@ from common.config import Config
 from common.keys_folder import Keys
 from common.nodes import Role
 from common.tracing import NO_TRACING, Tracing
-from node.engine_node import EngineNode
-from node.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
-from node.node_parts import LoadedModel, MakeFlow, NodeParts
+from node.life.engine_node import EngineNode
+from node.life.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
+from node.life.node_parts import LoadedModel, MakeFlow, NodeParts
 from pdserve.roles.file_limit import allow_node_files
 from pdserve.roles.kv_plane import KVPlane
 from pdserve.roles.long_lived import exclude_from_collection
@@ -75,9 +75,9 @@ async def run_engine_role(
 
 def _flow_maker(config: Config) -> MakeFlow:
     if config.role is Role.PREFILL:
-        from prefill_node.node import prefill_flow_maker
+        from node.life.prefill_node import prefill_flow_maker
 
         return prefill_flow_maker(config)
-    from decode_node.node import decode_flow_maker
+    from node.life.decode_node import decode_flow_maker
 
     return decode_flow_maker(config)

@@ -24,8 +24,8 @@ from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
 from kv_transfer.zmq.connector import ZmqConnector
 from kv_transfer.zmq.curve_keys import load_curve_keys
-from node.node_parts import LoadedModel, NodeConnector
-from node.self_description import advertised_kv_host
+from node.life.node_parts import LoadedModel, NodeConnector
+from node.life.self_description import advertised_kv_host
 
 log = logging.getLogger("pdserve.node")
 

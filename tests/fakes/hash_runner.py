@@ -53,7 +53,7 @@ def layout(block_size: int, model_digest: str = "hash-runner") -> KVLayout:
 
 
 class HashRunner:
-    """Implements `node.node_parts.LoadedModel` over a numpy pool.
+    """Implements `node.life.node_parts.LoadedModel` over a numpy pool.
 
     Its proposals (`num_proposals`) are right or wrong by a hash of what comes before.
     """

@@ -13,7 +13,7 @@ from common.ids import AttemptId, Incarnation
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
-from node.messages import (
+from node.flow.messages import (
     Abort,
     Accepted,
     Answer,

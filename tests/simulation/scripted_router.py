@@ -10,7 +10,7 @@ from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
-from node.messages import (
+from node.flow.messages import (
     Abort,
     Accepted,
     Answer,

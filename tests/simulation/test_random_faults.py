@@ -14,7 +14,7 @@ import pytest
 from common.config import SchedulingConfig
 from common.ids import AttemptId
 from kv_transfer.contract import Commit
-from node.messages import Abort, RouterGone
+from node.flow.messages import Abort, RouterGone
 from tests.examples import everyday
 from tests.fakes.fake_kv_network import Frame
 from tests.fakes.hash_runner import NUM_LAYERS

@@ -8,7 +8,7 @@ import pytest
 
 from engine.core.planned_step import PlannedStep
 from engine.core.status import SequenceStatus
-from node.messages import Abort, RouterGone
+from node.flow.messages import Abort, RouterGone
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, NodeSize, World, right_answer
 

@@ -13,7 +13,7 @@ from engine.core.sequence import Sequence
 from engine.core.status import SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 from kv_transfer.contract import Ticket
-from node.messages import Refused
+from node.flow.messages import Refused
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
 

@@ -28,8 +28,9 @@ from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.lanes.rdma import rdma_lane
 from kv_transfer.shared import limits as kv
 from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
-from node import control_port, metrics_server, output_streams, router_calls
-from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
+from node.control import control_port, output_streams, router_calls
+from node.control.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
+from node.watch import metrics_server
 from pdserve.configuration.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES

@@ -30,7 +30,7 @@ from engine.core.policies.victims import (
     headroom_blocks,
     spare_recently_resumed,
 )
-from node.make_scheduler import max_chunk_tokens_of, speculation_of
+from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.test_victims import Decode
 from tests.unit.engine_core.policies.views import SummedReservation, View, summed

@@ -12,7 +12,7 @@ from common.nodes import KVLink
 from kv_transfer.connector.statistics import ConnectorStatistics
 from kv_transfer.connector.transfer_metrics import TransferMetrics
 from kv_transfer.shared.effects import Peer
-from node.kv_metrics import KvCollector, kv_links
+from node.watch.kv_metrics import KvCollector, kv_links
 from tests.unit.node.test_metrics import samples
 
 PEER = Peer("tcp://h:1", Incarnation("d", 1))

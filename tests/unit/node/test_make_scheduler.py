@@ -8,7 +8,7 @@ import pytest
 
 from common.config import Config, EngineConfig, HandoffConfig, SchedulingConfig, SpeculationConfig
 from common.nodes import Role
-from node.make_scheduler import (
+from node.life.make_scheduler import (
     make_scheduler,
     max_chunk_tokens_of,
     plans_ahead,

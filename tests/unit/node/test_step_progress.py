@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.plan import StepCosts
-from node.step_progress import (
+from node.flow.step_progress import (
     LEAST_LIMIT_S,
     MOST_LIMIT_S,
     TICK_S,

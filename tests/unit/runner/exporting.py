@@ -19,11 +19,11 @@ from engine.core.step_plan import Limits
 from engine.runner.model_runner import ModelRunner
 from engine.step_loop import StepLoop
 from kv_transfer.contract import Commit, Ticket, TransferEnded
-from node.flow_limits import FlowLimits
-from node.inbox import Inbox
-from node.messages import Effect, Message, Submit
-from node.perform_effects import NodeEffects
-from prefill_node.request_flow import PrefillFlow
+from node.flow.flow_limits import FlowLimits
+from node.flow.inbox import Inbox
+from node.flow.messages import Effect, Message, Submit
+from node.flow.perform_effects import NodeEffects
+from node.flow.prefill import PrefillFlow
 from tests.fakes.manual_clock import ManualClock
 
 ROUTER = Incarnation("r", 1)

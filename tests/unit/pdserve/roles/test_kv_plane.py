@@ -24,7 +24,7 @@ from kv_transfer.lanes.shm import shm_lane
 from kv_transfer.lanes.shm.shared_pool import NotShared
 from kv_transfer.zmq.connector import ZmqConnector
 from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
-from node.node_parts import LoadedModel
+from node.life.node_parts import LoadedModel
 from pdserve.roles import kv_plane
 from pdserve.roles.kv_plane import KVPlane
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane

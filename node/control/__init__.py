@@ -1,0 +1,9 @@
+"""Routers call a node here.
+
+control_port     the gRPC port and its bounds
+control_service  gRPC messages to values and back
+router_calls     the calls on one router's stream, each answered once
+output_streams   one token stream per router
+drain            leaving in order
+tickets          tickets of decode nodes, to and from the wire
+"""
