@@ -40,9 +40,9 @@ from bench.speculation_prompts import SUMMARISE
 from common.cache_folder import cache_root
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
-from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
-from engine.core.seats import Seats
-from engine.core.step_batch import StepBatch
+from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
+from engine.core.sequences.seats import Seats
+from engine.core.step.step_batch import StepBatch
 from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from common.clock import MonotonicClock
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, SamplingParams
-from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.core.scheduler import Scheduler
-from engine.core.step_batch import StepBatch
-from engine.core.step_plan import Limits
+from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.step_loop import StepLoop
 from node.flow.decode import DecodeFlow, LandingPlace

@@ -40,11 +40,11 @@ from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import num_speculative_tokens
+from engine.core.planner_contract import Limits
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step_batch import StepBatch
-from engine.core.step_plan import Limits
+from engine.core.step.step_batch import StepBatch
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.grammars.masks import GrammarMasks, PendingMasks
 from engine.runner.model_runner import ModelRunner

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from common.clock import Clock
-from engine.core.plan import DrawnTokens, OnLayer, Runner, ScheduledSequence
+from engine.core.runner_contract import DrawnTokens, OnLayer, Runner, ScheduledSequence
 
 Batch = Sequence[ScheduledSequence]
 Results = list[DrawnTokens | None]

@@ -20,8 +20,8 @@ from typing import Generic, Protocol, TypeVar
 
 from common.clock import Clock
 from common.errors import InvalidRequest
-from engine.core.plan import DrawnTokens, OnLayer, Runner, SequencesFailed
-from engine.core.planned_step import PlannedStep, Pushes
+from engine.core.runner_contract import DrawnTokens, OnLayer, Runner, SequencesFailed
+from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.preemption_log import PreemptionLog
 

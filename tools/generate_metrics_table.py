@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from common.clock import MonotonicClock
 from common.nodes import Role
-from engine.core.block_pool import BlockCounts
+from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from http_serving.certificate import show_end

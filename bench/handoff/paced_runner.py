@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from common.grammar import Grammar
 from common.kv_layout import KVLayout
-from engine.core.cache_copy import CacheCopy, CopyUnderWay
-from engine.core.plan import (
+from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
+from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,

@@ -15,9 +15,9 @@ from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
 from common.request import SamplingParams
-from engine.core.cache_copy import CacheCopy, CopyKind, CopyUnderWay
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind, CopyUnderWay
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import (
+from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
@@ -26,7 +26,7 @@ from engine.core.plan import (
     SequencesFailed,
     StepCosts,
 )
-from engine.core.step_batch import StepBatch, batch_of
+from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.cache.host_pool import HostPool
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class ModelRunner:
-    """One model on one KV cache (`engine.core.plan.Runner`). One thread at a time uses it."""
+    """One model on one KV cache, a `runner_contract.Runner`. One thread at a time uses it."""
 
     def __init__(
         self,

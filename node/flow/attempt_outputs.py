@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import PdserveError
 from common.request import FinishReason, RequestOutput
-from engine.core.planned_step import StepOutput
+from engine.core.step.step_in_flight import StepOutput
 from node.flow.attempt_table import Attempt
 from node.flow.messages import Emit
 

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from common.ids import AttemptId, Incarnation
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from kv_transfer.transfer_timing import TransferTiming
 from node.flow.messages import Answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from engine.core.cache_copy import CacheCopy
+from engine.core.blocks.cache_copy import CacheCopy
 from node.flow.messages import BeginCopy, Copied, Effect, PushBlocks
 
 CHECK_S = 0.001

@@ -20,10 +20,10 @@ from common.blocks import blocks_for
 from common.errors import HandoffFailed, InternalError, Overloaded
 from common.ids import Incarnation
 from common.request import RequestOutput
-from engine.core.cache_copy import CacheCopy, CopyKind
-from engine.core.planned_step import PlannedStep, StepOutputs
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_in_flight import PlannedStep, StepOutputs
 from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
 from node.flow.attempt_outputs import emit_tokens
 from node.flow.attempt_table import Attempt

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.blocks import blocks_for
 from common.errors import InvalidRequest
 from common.request import GenerationRequest
-from engine.core.step_plan import Limits
+from engine.core.planner_contract import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, RequestOutput
-from engine.core.cache_copy import CacheCopy
+from engine.core.blocks.cache_copy import CacheCopy
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.contract import Commit, ConnectorEvent, Ticket
 

@@ -23,12 +23,12 @@ from common.errors import (
 from common.ids import AttemptId
 from common.nodes import NodeLoad
 from common.request import FinishReason
-from engine.core.cache_copy import CacheCopy, CopyKind
-from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, Pushes, StepOutputs, SwapCopy
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.runner_contract import DrawnTokens
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutputs, SwapCopy
 from kv_transfer.contract import ConnectorFailed, KVEvent
 from node.flow.attempt_outputs import emit_error
 from node.flow.attempt_table import Attempt, AttemptTable

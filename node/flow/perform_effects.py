@@ -9,7 +9,7 @@ from typing import Protocol
 from common.ids import Incarnation
 from common.kv_layout import KVLayout
 from common.request import RequestOutput
-from engine.core.cache_copy import CacheCopy, CopyUnderWay
+from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from kv_transfer.contract import KVConnector
 from node.flow.messages import (
     AbortTransfer,

@@ -25,11 +25,11 @@ from functools import partial
 
 from common.blocks import blocks_for
 from common.errors import InternalError, InvalidRequest, LayoutMismatch, PeerProtocolError
-from engine.core.cache_copy import CacheCopy, CopyKind
-from engine.core.planned_step import PlannedStep, Pushes, StepOutput, StepOutputs
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput, StepOutputs
 from kv_transfer.contract import Commit, KVEvent, Ticket, TransferEnded
 from node.flow.attempt_outputs import emit_tokens
 from node.flow.attempt_table import HANDED_OFF, Attempt

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from common.errors import DeadlineUnreachable
 from common.request import GenerationRequest
-from engine.core.waiting_queue import WaitingQueue
+from engine.core.sequences.waiting_queue import WaitingQueue
 from node.flow.attempt_table import Attempt
 
 _HALF_LIFE_S = 10.0

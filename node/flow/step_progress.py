@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.plan import StepCosts
+from engine.core.runner_contract import StepCosts
 
 TICK_S = 0.25
 LEAST_LIMIT_S = 3.0

@@ -10,10 +10,10 @@ from common.config import Config, SpeculationConfig
 from common.kv_layout import KVLayout
 from common.nodes import Role
 from common.token_budget import get_max_chunk_tokens, num_speculative_tokens, tokens_per_seq
-from engine.core.plan import StepCosts
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step_plan import Limits
 
 
 class SchedulableModel(Protocol):

@@ -14,7 +14,7 @@ from common.keys_folder import Keys
 from common.memory_plan import MemoryPlan
 from common.tracing import NO_TRACING, Tracing
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import Runner
+from engine.core.runner_contract import Runner
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector.statistics import ConnectorStatistics
 from kv_transfer.contract import KVConnector, OnEvent

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.core.block_pool import BlockCounts
+from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.connector.statistics import ConnectorStatistics

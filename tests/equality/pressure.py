@@ -17,14 +17,14 @@ from common.config import EngineConfig, ModelConfig, SchedulingConfig, Speculati
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
 from common.token_budget import num_speculative_tokens
-from engine.core.cache_copy import CacheCopy, CopyKind
-from engine.core.plan import DrawnTokens, StepCosts
-from engine.core.planned_step import PlannedStep, SwapCopy
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens, StepCosts
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner

@@ -18,9 +18,9 @@ from common.grammar import Grammar
 from common.kv_layout import KVLayout
 from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
-from engine.core.cache_copy import CacheCopy
+from engine.core.blocks.cache_copy import CacheCopy
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import (
+from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
@@ -28,9 +28,9 @@ from engine.core.plan import (
     ScheduledSequence,
     StepCosts,
 )
-from engine.core.prompt_rows import prompt_rows
-from engine.core.step_batch import StepBatch, batch_of
-from engine.core.stop_rules import withheld_token_ids
+from engine.core.sequences.stop_rules import withheld_token_ids
+from engine.core.step.prompt_rows import prompt_rows
+from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.grammars.masks import GrammarMasks, PendingMasks
 from tests.fakes import hash_grammars
 

@@ -11,7 +11,7 @@ import pytest
 
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
+from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.checkpoint import Checkpoint

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from engine.core.status import SequenceStatus
+from engine.core.sequences.status import SequenceStatus
 from node.flow.messages import Abort
 from tests.simulation.world import (
     DECODE,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.plan import OnLayer
+from engine.core.runner_contract import OnLayer
 from node.flow.messages import BeginCopy, Effect, PushBlocks
 from tests.fakes.fake_kv_network import Piece
 from tests.fakes.hash_runner import NUM_LAYERS

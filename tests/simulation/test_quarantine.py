@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from common.errors import HandoffFailed
-from engine.core.block_pool import BlockCounts
+from engine.core.blocks.block_pool import BlockCounts
 from kv_transfer.contract import Commit, Landed, LandingFailed, Released
 from node.flow.messages import Abort
 from tests.fakes.fake_kv_network import Frame

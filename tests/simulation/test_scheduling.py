@@ -9,9 +9,9 @@ import pytest
 
 from common.config import SchedulingConfig
 from common.errors import Overloaded
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
-from engine.core.waiting_queue import WaitingQueue
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.sequences.waiting_queue import WaitingQueue
 from kv_transfer.contract import Ticket
 from node.flow.messages import Refused
 from tests.simulation.scripted_router import Asked

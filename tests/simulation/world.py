@@ -18,12 +18,12 @@ from common.errors import Draining, Overloaded
 from common.ids import Incarnation
 from common.request import GenerationRequest, RequestOutput
 from common.token_budget import num_speculative_tokens
-from engine.core.block_pool import BlockUse
-from engine.core.plan import OnLayer, OnQueued, Runner
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import OnLayer, OnQueued, Runner
 from engine.core.scheduler import Scheduler
+from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop
 from node.flow.decode import DecodeFlow, LandingPlace
 from node.flow.flow_limits import FlowLimits

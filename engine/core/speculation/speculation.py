@@ -13,7 +13,7 @@ from typing import Protocol
 
 from common.config import SpeculationConfig
 from common.token_budget import num_speculative_tokens
-from engine.core.plan import StepCosts
+from engine.core.runner_contract import StepCosts
 from engine.core.speculation.draft_length import (
     MEAN_WEIGHT,
     Acceptance,

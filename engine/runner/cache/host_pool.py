@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from common.errors import InternalError
-from engine.core.cache_copy import CopyUnderWay
+from engine.core.blocks.cache_copy import CopyUnderWay
 from engine.runner.cache.kv_cache import KVCache
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.kv_layout import STORED_BYTES, KVLayout
-from engine.core.cache_copy import CopyUnderWay
-from engine.core.plan import OnLayer
+from engine.core.blocks.cache_copy import CopyUnderWay
+from engine.core.runner_contract import OnLayer
 from engine.runner.cache.device_copies import (
     DeviceCopies,
     DeviceSide,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from engine.core.plan import OnLayer
+from engine.core.runner_contract import OnLayer
 
 MAX_UNDER_WAY = 4
 """The most copies in flight; each holds pinned memory.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core.step_batch import StepBatch
+from engine.core.step.step_batch import StepBatch
 from engine.runner.drawing.device_sampler import DeviceSampler
 from engine.runner.drawing.host_draw import add_draws
 from engine.runner.drawing.sampler import SampledRows, Sampler

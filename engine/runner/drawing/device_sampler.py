@@ -13,8 +13,8 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from common.request import GREEDY_BELOW
-from engine.core.plan import SampleInput
-from engine.core.stop_rules import withheld_token_ids
+from engine.core.runner_contract import SampleInput
+from engine.core.sequences.stop_rules import withheld_token_ids
 from engine.runner.drawing.device_noise import DeviceNoise
 from engine.runner.drawing.head_draw import Head, draw_from_head, is_unfiltered
 from engine.runner.paddle_import import paddle

@@ -16,7 +16,7 @@ import numpy as np
 from numba import uint32
 
 from common.request import GREEDY_BELOW
-from engine.core.plan import SampleInput
+from engine.core.runner_contract import SampleInput
 from engine.runner.kernels.sampling.draw import gumbel_noise
 from engine.runner.kernels.sampling.filters import kept_prefix
 from engine.runner.kernels.sampling.philox import philox_blocks

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core.step_batch import StepBatch
+from engine.core.step.step_batch import StepBatch
 from engine.runner.decoder import Decoder
 from engine.runner.drawing.sampler import SampledRows, Sampler, token_logprobs
 from engine.runner.drawing.token_rules import Biases

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from common.prompt_logprobs import PromptLogprobs
-from engine.core.prompt_rows import PromptRows, prompt_rows
-from engine.core.step_batch import StepBatch
+from engine.core.step.prompt_rows import PromptRows, prompt_rows
+from engine.core.step.step_batch import StepBatch
 from engine.runner.decoder import Decoder
 from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
 from engine.runner.drawing.sampler import log_of_sum

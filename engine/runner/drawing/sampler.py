@@ -33,9 +33,9 @@ from numba import get_num_threads, set_num_threads
 from common.errors import InternalError
 from common.request import TokenLogprobs
 from common.token_rules import TokenRules
-from engine.core.seats import Seats
-from engine.core.step_batch import StepBatch
-from engine.core.stop_rules import withheld_token_ids
+from engine.core.sequences.seats import Seats
+from engine.core.sequences.stop_rules import withheld_token_ids
+from engine.core.step.step_batch import StepBatch
 from engine.runner.cpu.layer_weights import KERNEL_LOCK
 from engine.runner.drawing.token_rules import AllowedMasks, Biases, banned_token_ids, biases_of
 from engine.runner.grammars.allowed_tokens import AllowedTokens

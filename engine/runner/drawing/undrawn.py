@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from common.errors import InternalError, InvalidRequest, PdserveError
-from engine.core.step_batch import StepBatch
+from engine.core.step.step_batch import StepBatch
 from engine.runner.drawing.sampler import SampledRows
 from engine.runner.drawing.verification import Draws
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from common.request import TokenLogprobs
-from engine.core.plan import DrawnTokens, SampleInput
-from engine.core.step_batch import StepBatch
+from engine.core.runner_contract import DrawnTokens, SampleInput
+from engine.core.step.step_batch import StepBatch
 from engine.runner.drawing.sampler import SampledRows
 
 

@@ -28,9 +28,9 @@ from common.errors import InternalError, InvalidRequest, Overloaded, PdserveErro
 from common.grammar import Grammar
 from common.request import GREEDY_BELOW
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import DrawnTokens
-from engine.core.seats import Seats
-from engine.core.step_batch import StepBatch
+from engine.core.runner_contract import DrawnTokens
+from engine.core.sequences.seats import Seats
+from engine.core.step.step_batch import StepBatch
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.grammars.compiling import Preparation
 from engine.runner.grammars.held_matcher import HeldMatcher, Matchers

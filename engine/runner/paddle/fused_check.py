@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from common.kv_layout import KVLayout
-from engine.core.plan import ScheduledSequence
-from engine.core.step_batch import batch_of
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.paddle.attention import PaddleAttention

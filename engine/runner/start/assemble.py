@@ -15,7 +15,7 @@ from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
 from common.kv_layout import KVLayout
 from common.memory_plan import MemoryPlan
-from engine.core.plan import ScheduledSequence
+from engine.core.runner_contract import ScheduledSequence
 from engine.runner.cache.kv_cache import HostMemory, KVCache
 from engine.runner.cpu.compile_once import compile_once
 from engine.runner.cpu.decoder import NumbaDecoder, unsupported_size

@@ -15,8 +15,8 @@ import numpy as np
 
 from common.kv_layout import KVLayout
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.core.step_batch import batch_of
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import MIN_BLOCKS, KVCache
 from engine.runner.cpu.compile_once import compile_together
 from engine.runner.cpu.decoder import NumbaDecoder

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.blocks import blocks_for
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence, SequencesFailed
+from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.runner.cpu.step_buffers import StepShape
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch

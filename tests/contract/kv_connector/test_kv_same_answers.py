@@ -15,8 +15,8 @@ from typing import Any
 from common.clock import MonotonicClock
 from common.ids import Incarnation
 from common.request import RequestOutput
+from engine.core.planner_contract import Limits
 from engine.core.scheduler import Scheduler
-from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop, start_step_thread
 from node.flow.decode import DecodeFlow, LandingPlace
 from node.flow.flow_limits import FlowLimits

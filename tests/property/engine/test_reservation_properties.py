@@ -23,7 +23,7 @@ from common.config import (
 from common.errors import ConfigError
 from common.nodes import Role
 from common.token_budget import fit_max_model_len, tokens_per_seq
-from engine.core.decode_plan import new_blocks
+from engine.core.planning.decode_plan import new_blocks
 from engine.core.policies.growth import growth_blocks
 from engine.core.policies.victims import (
     VICTIM_ORDERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.blocks import blocks_for
-from engine.core.decode_plan import new_blocks
+from engine.core.planning.decode_plan import new_blocks
 from tests.unit.engine_core.policies.views import BLOCK_SIZE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.blocks import hash_full_blocks
-from engine.core.prefix_cache import PrefixCache
+from engine.core.blocks.prefix_cache import PrefixCache
 
 
 def cache_of(*pairs: tuple[bytes, int]) -> PrefixCache:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.ids import Incarnation
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from kv_transfer.transfer_timing import TransferTiming
 from node.flow.attempt_table import HANDED_OFF, Attempt
 from node.watch.attempt_spans import record_attempt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from node.flow import attempt_table
 from node.flow.attempt_table import Attempt, AttemptTable
 from tests.unit.engine_core.build import make_request

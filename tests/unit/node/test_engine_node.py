@@ -15,8 +15,8 @@ import pytest
 from common.config import Config
 from common.ids import Incarnation
 from common.nodes import Role
-from engine.core.planned_step import PlannedStep
 from engine.core.scheduler import Scheduler
+from engine.core.step.step_in_flight import PlannedStep
 from kv_transfer.connector import shell
 from kv_transfer.contract import OnEvent
 from node.control.control_port import SERVER_OPTIONS

@@ -8,7 +8,7 @@ import pytest
 
 from common.grammar import Grammar, GrammarKind
 from common.request import GenerationRequest
-from engine.core.step_plan import Limits
+from engine.core.planner_contract import Limits
 from node.flow.flow_limits import FlowLimits
 from tests.unit.engine_core.build import make_request
 

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.errors import ConfigError
 from common.histogram import HistogramView
 from common.nodes import Role
-from engine.core.block_pool import BlockCounts
+from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from node.flow.messages import NodeStatistics
 from node.flow.step_progress import StepProgress

@@ -18,7 +18,7 @@ from common.config import Config
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import FinishReason, RequestOutput
-from engine.core.plan import OnLayer, OnQueued
+from engine.core.runner_contract import OnLayer, OnQueued
 from kv_transfer.contract import OnEvent
 from node.control import drain as drain_module
 from node.flow.inbox import Inbox

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.core.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from node.flow.messages import BeginCopy, CheckCopies, Copied, Message, PushBlocks
 from node.flow.perform_effects import NodeEffects
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.plan import StepCosts
+from engine.core.runner_contract import StepCosts
 from node.flow.step_progress import (
     LEAST_LIMIT_S,
     MOST_LIMIT_S,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.core.plan import ScheduledSequence
+from engine.core.runner_contract import ScheduledSequence
 from node.flow.node_flow import NodeFlow
 from node.life.step_thread import StepThread
 from tests.fakes.manual_clock import ManualClock

@@ -12,10 +12,10 @@ from common.blocks import blocks_for
 from common.config import SpeculationConfig
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, SamplingParams
-from engine.core.plan import StepCosts
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step_plan import Limits
 from engine.runner.model_runner import ModelRunner
 from engine.step_loop import StepLoop
 from kv_transfer.contract import Commit, Ticket, TransferEnded

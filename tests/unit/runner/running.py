@@ -10,7 +10,7 @@ import numpy as np
 
 from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
+from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.drawing.host_draw import HostDraw
 from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.model_runner import ModelRunner

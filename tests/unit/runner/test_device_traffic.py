@@ -12,7 +12,7 @@ import pytest
 
 from common.request import SamplingParams
 from common.token_rules import TokenRules
-from engine.core.plan import SampleInput, ScheduledSequence
+from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start import assemble, cache_size

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from common.blocks import blocks_for
-from engine.core.plan import SequencesFailed
+from engine.core.runner_contract import SequencesFailed
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start import cache_size

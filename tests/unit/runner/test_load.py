@@ -12,7 +12,7 @@ import pytest
 
 from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import ConfigError, InternalError
-from engine.core.plan import ScheduledSequence, SequencesFailed
+from engine.core.runner_contract import ScheduledSequence, SequencesFailed
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.model_spec import read_decoder_spec

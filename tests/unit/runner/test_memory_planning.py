@@ -19,8 +19,8 @@ from common.memory_plan import DeviceMemory
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
 from common.token_budget import get_max_chunk_tokens, tokens_per_seq
-from engine.core.plan import ScheduledSequence
-from engine.core.step_batch import batch_of
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import HostMemory
 from engine.runner.cpu.step_buffers import StepShape
 from engine.runner.flat_batch import BatchLimits

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
-from engine.core.plan import DrawnTokens
+from engine.core.runner_contract import DrawnTokens
 from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.cpu.step_buffers import RowBuffer, StepBuffers
 from engine.runner.kernels.attention import STATE_LANES

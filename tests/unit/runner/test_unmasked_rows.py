@@ -12,8 +12,8 @@ from llguidance import LLMatcher
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.token_rules import TokenRules
-from engine.core.plan import DrawnTokens, ScheduledSequence
-from engine.core.step_batch import StepBatch, batch_of
+from engine.core.runner_contract import DrawnTokens, ScheduledSequence
+from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.drawing.host_draw import add_draws
 from engine.runner.drawing.sampler import Sampler, sampled_rows
 from engine.runner.drawing.verification import Draws

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams, TokenLogprobs
-from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence, SequencesFailed
-from engine.core.step_batch import batch_of
+from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence, SequencesFailed
+from engine.core.step.step_batch import batch_of
 from engine.runner.decoder import Decoder
 from engine.runner.drawing.host_draw import HostDraw
 from engine.runner.drawing.sampler import sampled_rows

@@ -12,7 +12,7 @@ SERVE = """
 import sys
 from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
+from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.start.load import load_model_runner
 
 backend = sys.argv[2]

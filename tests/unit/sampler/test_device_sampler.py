@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from engine.core.plan import SampleInput
+from engine.core.runner_contract import SampleInput
 from engine.runner.drawing.device_noise import DeviceNoise
 from engine.runner.drawing.device_sampler import DeviceSampler
 from engine.runner.drawing.sampler import Sampler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from engine.core.plan import SampleInput
+from engine.core.runner_contract import SampleInput
 from engine.runner.drawing.head_draw import Head, draw_from_head
 
 VOCAB_SIZE = 1000

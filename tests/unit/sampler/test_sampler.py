@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
-from engine.core.plan import SampleInput
+from engine.core.runner_contract import SampleInput
 from engine.runner.drawing.sampler import Sampler
 from tests.unit.sampler.draws import draw_all, expected_token, rows_of, sample_one
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.core.step_batch import batch_of
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.drawing.host_draw import add_draws
 from engine.runner.drawing.sampler import Sampler, sampled_rows
 from engine.runner.drawing.verification import Draws

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.prompt_logprobs import PromptLogprobs, joined
-from engine.core.sequence import Sequence
-from engine.core.step_batch import Ints, StepBatch
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_batch import Ints, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

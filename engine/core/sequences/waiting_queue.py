@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Set
 
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 
 _FIRST = -(1 << 63)
 """Sorts before every priority."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from common.blocks import BlockHash, hash_block, root_hash
-from engine.core.block_pool import BlockPool
-from engine.core.sequence import Sequence
+from engine.core.blocks.block_pool import BlockPool
+from engine.core.sequences.sequence import Sequence
 
 
 class PrefixIndex:

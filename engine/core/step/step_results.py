@@ -10,18 +10,18 @@ from typing import TypeVar, cast
 import numpy as np
 
 from common.request import FinishReason
-from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, StepOutput, StepOutputs
-from engine.core.prefix_index import PrefixIndex
-from engine.core.prompt_rows import take_prompt_logprobs
-from engine.core.seats import Bools, Ints, Seats
-from engine.core.sequence import Sequence
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens
+from engine.core.sequences.prefix_index import PrefixIndex
+from engine.core.sequences.seats import Bools, Ints, Seats
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.sequences.stop_rules import until_end
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import StepCounters
-from engine.core.status import SequenceStatus
-from engine.core.step_batch import StepBatch
-from engine.core.step_plan import Limits
-from engine.core.stop_rules import until_end
+from engine.core.step.prompt_rows import take_prompt_logprobs
+from engine.core.step.step_batch import StepBatch
+from engine.core.step.step_in_flight import PlannedStep, StepOutput, StepOutputs
 
 OnEnd = Callable[[Sequence, FinishReason | None], None]
 """Ends a sequence by what it drew: with a reason, or without one when another node continues it."""

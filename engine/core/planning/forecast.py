@@ -11,13 +11,13 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from engine.core.block_pool import BlockPool
-from engine.core.planned_step import PlannedStep
+from engine.core.blocks.block_pool import BlockPool
+from engine.core.planner_contract import SequenceView
 from engine.core.policies.growth import GrowthColumns
-from engine.core.seats import Ints, Seats
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import SequenceView
+from engine.core.sequences.seats import Ints, Seats
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep
 
 
 class SequenceForecast:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from common.blocks import BlockHash
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest
-from engine.core.plan import SampleInput
+from engine.core.runner_contract import SampleInput
+from engine.core.sequences.status import SequenceStatus, check_transition
 from engine.core.speculation.draft_length import Acceptance
-from engine.core.status import SequenceStatus, check_transition
 
 NO_SEAT = -1
 """The seat of a sequence that has none."""

@@ -9,8 +9,8 @@ from typing import overload
 
 import numpy as np
 
-from engine.core.seats import Ints
-from engine.core.sequence import Sequence
+from engine.core.sequences.seats import Ints
+from engine.core.sequences.sequence import Sequence
 
 
 class Running(Items[Sequence]):

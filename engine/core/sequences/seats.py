@@ -15,7 +15,7 @@ import numpy.typing as npt
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
 from engine.core.policies.growth import GrowthColumns
-from engine.core.sequence import NO_SEAT, Sequence
+from engine.core.sequences.sequence import NO_SEAT, Sequence
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from common.prompt_logprobs import PromptLogprobs
-from engine.core.plan import ScheduledSequence
-from engine.core.seats import Seats
-from engine.core.sequence import Sequence as SeatedSequence
-from engine.core.step_plan import Chunk
+from engine.core.planner_contract import Chunk
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.sequences.seats import Seats
+from engine.core.sequences.sequence import Sequence as SeatedSequence
 
 Ints = npt.NDArray[np.int64]
 

@@ -7,33 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Iterable, Set
-from enum import Enum
 from itertools import islice
 
-from engine.core.planned_step import PlannedStep
-from engine.core.prefix_index import PrefixIndex
-from engine.core.sequence import Sequence
-from engine.core.step_plan import PlanPolicy, StepPlan, StopRule
-
-
-class AheadRule(Enum):
-    """Whether a step was planned while the one before it ran, or what prevented that."""
-
-    TAKEN = "taken"
-    NO_STEP = "no_step"
-    """No step was running, or steps are not planned ahead."""
-    DRAFTS = "drafts"
-    """Drafts were verified in the step, or are to be verified in the next one."""
-    BLOCKS = "blocks"
-    """A sequence would have to be preempted, or to wait for a block."""
-    NOTHING_LEFT = "nothing_left"
-    """Nothing could be planned, or all that was planned has ended."""
-    FAILED = "failed"
-    """The step failed, at least for some sequences."""
-    NEW_WORK = "new_work"
-    """A request arrived, or KV has landed."""
-    PREFIX = "prefix"
-    """The step made tokens findable that an admitted prompt begins with."""
+from engine.core.planner_contract import AheadRule, PlanPolicy, StepPlan, StopRule
+from engine.core.sequences.prefix_index import PrefixIndex
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_in_flight import PlannedStep
 
 
 class PlanAhead:

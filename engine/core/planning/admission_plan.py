@@ -13,12 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from common.blocks import blocks_for
-from engine.core.policies.growth import GrowthColumns, GrowthView, SeatedView
-from engine.core.policies.reserve import Reserve
-from engine.core.policies.victims import headroom_blocks, is_recently_resumed
-from engine.core.status import SequenceStatus
-from engine.core.step_budget import StepBudget
-from engine.core.step_plan import (
+from engine.core.planner_contract import (
     Admission,
     Limits,
     MatchPrefix,
@@ -26,6 +21,11 @@ from engine.core.step_plan import (
     SequenceView,
     StopRule,
 )
+from engine.core.planning.step_budget import StepBudget
+from engine.core.policies.growth import GrowthColumns, GrowthView, SeatedView
+from engine.core.policies.reserve import Reserve
+from engine.core.policies.victims import headroom_blocks, is_recently_resumed
+from engine.core.sequences.status import SequenceStatus
 
 _DECODING = (SequenceStatus.RUNNING_DECODE, SequenceStatus.SWAPPING_IN)
 

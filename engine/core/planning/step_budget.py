@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.core.chunk_work import chunk_work, tokens_within
-from engine.core.policies.growth import Ints
-from engine.core.step_plan import (
+from engine.core.planner_contract import (
     PLAIN_DECODE,
     Admission,
     Chunk,
@@ -18,6 +16,8 @@ from engine.core.step_plan import (
     SequenceView,
     StepPlan,
 )
+from engine.core.planning.chunk_work import chunk_work, tokens_within
+from engine.core.policies.growth import Ints
 
 _LEAST_SHARE = 8
 """However long their context is, prompts get at least an eighth of the tokens that decodes leave: a

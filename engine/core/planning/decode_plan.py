@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.core.planner_contract import PreemptionReason, SequenceView, StopRule
+from engine.core.planning.step_budget import StepBudget
 from engine.core.policies.growth import Ints
 from engine.core.policies.victims import (
     headroom_blocks,
     lowest_priority_first,
     spare_recently_resumed,
 )
-from engine.core.step_budget import StepBudget
-from engine.core.step_plan import PreemptionReason, SequenceView, StopRule
 
 
 def plan_decodes(

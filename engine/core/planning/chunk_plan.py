@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import islice
 
-from engine.core.step_budget import StepBudget
-from engine.core.step_plan import SequenceView
+from engine.core.planner_contract import SequenceView
+from engine.core.planning.step_budget import StepBudget
 
 _LEAST_SHARE = 8
 """The prompt that arrived first gets an eighth of the tokens beside more urgent ones."""

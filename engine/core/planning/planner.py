@@ -16,13 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from engine.core.admission_plan import plan_admissions
-from engine.core.chunk_plan import ChunkPlan
-from engine.core.decode_plan import plan_decodes
-from engine.core.policies.growth import GrowthColumns, Ints
-from engine.core.status import SequenceStatus
-from engine.core.step_budget import StepBudget
-from engine.core.step_plan import (
+from engine.core.planner_contract import (
     Limits,
     MatchPrefix,
     PlanPolicy,
@@ -31,6 +25,12 @@ from engine.core.step_plan import (
     StepPlan,
     StopRule,
 )
+from engine.core.planning.admission_plan import plan_admissions
+from engine.core.planning.chunk_plan import ChunkPlan
+from engine.core.planning.decode_plan import plan_decodes
+from engine.core.planning.step_budget import StepBudget
+from engine.core.policies.growth import GrowthColumns, Ints
+from engine.core.sequences.status import SequenceStatus
 
 
 def plan_step(

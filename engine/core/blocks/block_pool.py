@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from common.blocks import BlockHash
-from engine.core.prefix_cache import PrefixCache
+from engine.core.blocks.prefix_cache import PrefixCache
 
 
 class BlockUse(Enum):

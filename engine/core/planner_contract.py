@@ -9,7 +9,7 @@ from typing import Protocol
 
 from engine.core.policies.reservation import Reservation
 from engine.core.policies.victims import VictimOrder
-from engine.core.status import SequenceStatus
+from engine.core.sequences.status import SequenceStatus
 
 
 class SequenceView(Protocol):
@@ -67,7 +67,7 @@ class Limits:
     """The budgets of one step. `num_speculative_tokens` is 0 when speculation is off.
 
     `pairs_per_token`: the attention of one token to so many others costs as much as its matrix
-    products (`engine/core/chunk_work.py`); 0: attention is not counted.
+    products (`engine/core/planning/chunk_work.py`); 0: attention is not counted.
     """
 
     max_num_seqs: int
@@ -114,6 +114,26 @@ class StopRule(Enum):
     NO_VICTIM = "no_victim"
     COPYING = "copying"
     """What is needed comes when copies to host memory have ended."""
+
+
+class AheadRule(Enum):
+    """Whether a step was planned while the one before it ran, or what prevented that."""
+
+    TAKEN = "taken"
+    NO_STEP = "no_step"
+    """No step was running, or steps are not planned ahead."""
+    DRAFTS = "drafts"
+    """Drafts were verified in the step, or are to be verified in the next one."""
+    BLOCKS = "blocks"
+    """A sequence would have to be preempted, or to wait for a block."""
+    NOTHING_LEFT = "nothing_left"
+    """Nothing could be planned, or all that was planned has ended."""
+    FAILED = "failed"
+    """The step failed, at least for some sequences."""
+    NEW_WORK = "new_work"
+    """A request arrived, or KV has landed."""
+    PREFIX = "prefix"
+    """The step made tokens findable that an admitted prompt begins with."""
 
 
 class PreemptionReason(Enum):

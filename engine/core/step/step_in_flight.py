@@ -10,12 +10,12 @@ from typing import Generic, TypeVar, overload
 
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, TokenLogprobs
-from engine.core.block_pool import BlockCounts
-from engine.core.plan import DrawnTokens
-from engine.core.seats import Ints
-from engine.core.sequence import Sequence
-from engine.core.step_batch import EMPTY_BATCH, StepBatch
-from engine.core.step_plan import StopRule
+from engine.core.blocks.block_pool import BlockCounts
+from engine.core.planner_contract import StopRule
+from engine.core.runner_contract import DrawnTokens
+from engine.core.sequences.seats import Ints
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
 
 E_co = TypeVar("E_co", covariant=True)
 
