@@ -28,13 +28,13 @@ from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementForbidden, PlacementStore, PlacementUnavailable
 from router.access.api_key_book import ApiKeyBook
+from router.api.planning.process import PlanningProcess, planning_command
 from router.app import create_app
 from router.cluster.drain import drain_node
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
 from router.http.server import bind_http, count_refused, router_limits, serve_http
 from router.live.feed import LiveFeed
-from router.openai.planning_process import PlanningProcess, planning_command
 from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
 

@@ -32,15 +32,15 @@ from grammars.gbnf import Gbnf, lark_of_gbnf
 from grammars.trial_messages import Trial, Verdict
 from router.access.api_key_book import ApiKeyBook
 from router.access.plain_requests import PlainRequestMiddleware
+from router.api.planning.body_planner import Trials
+from router.api.planning.process import LargeBodies
+from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
 from router.app import create_app
 from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
 from router.core.generation import RequestListener, Sink, TokenChunk
 from router.http.routes import Access
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
-from router.openai.planning import Trials
-from router.openai.planning_process import LargeBodies
-from router.openai.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
 from tests.fakes.live_readings import reading
 from tests.fakes.stopped_time import StoppedTime

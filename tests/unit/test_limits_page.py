@@ -36,21 +36,15 @@ from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, arriving_bodies, middleware
+from router.api import tokenization
+from router.api.bodies import chat_messages, json_limits, tool_fields, unknown_fields
+from router.api.bodies.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
+from router.api.bodies.schemas import CompletionBody, parse_body
+from router.api.generation import ADMIN_SEATS
+from router.api.planning import body_planner, process
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
-from router.openai import (
-    chat_messages,
-    json_limits,
-    planning,
-    planning_process,
-    tokenization,
-    tool_fields,
-    unknown_fields,
-)
-from router.openai.api import ADMIN_SEATS
-from router.openai.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
-from router.openai.schemas import CompletionBody, parse_body
 from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.tools.hermes import HERMES
@@ -113,10 +107,10 @@ ROUTER = {
     "texts in a body, names of fields included": str(json_limits.MAX_JSON_TEXTS),
     "commas in a body, outside of texts": str(json_limits.MAX_JSON_COMMAS),
     "nesting of a field of a body": f"{deepest_body()} levels",
-    f"bodies over {size(planning.MAX_THREAD_BODY_BYTES)} that wait to be planned": (
-        f"{size(planning_process.MAX_WAITING_BYTES)} together"
+    f"bodies over {size(body_planner.MAX_THREAD_BODY_BYTES)} that wait to be planned": (
+        f"{size(process.MAX_WAITING_BYTES)} together"
     ),
-    "time to plan such a body": f"{planning_process.MAX_PLAN_S:g} s",
+    "time to plan such a body": f"{process.MAX_PLAN_S:g} s",
     "body of `/detokenize`": size(tokenization.MAX_DETOKENIZE_BYTES),
     "`chat_template_kwargs`": str(chat_messages.MAX_VARIABLES),
     "characters of a name or a value in them": str(chat_messages.MAX_VARIABLE_CHARS),
