@@ -37,9 +37,9 @@ import numpy as np
 from bench import one_row_step
 from bench.encoded_text import encoded_elsewhere
 from bench.speculation_prompts import SUMMARISE
-from common.cache_folder import cache_root
-from common.config import EngineConfig, ModelConfig
+from common.files.cache_folder import cache_root
 from common.request import SamplingParams
+from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.sequences.seats import Seats
 from engine.core.step.step_batch import StepBatch

@@ -17,9 +17,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.config import Config, EngineConfig, HandoffConfig, ModelConfig, SpeculationConfig
-from common.memory_plan import DeviceMemory
+from common.kv.memory_plan import DeviceMemory
 from common.nodes import Role
+from common.settings.config import (
+    Config,
+    EngineConfig,
+    HandoffConfig,
+    ModelConfig,
+    SpeculationConfig,
+)
 from engine.runner.start.load import load_model_runner
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.demo_model import demo_model_folder

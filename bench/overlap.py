@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from common.clock import MonotonicClock
 from common.ids import AttemptId, Incarnation
+from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, SamplingParams
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence

@@ -34,7 +34,7 @@ from typing import Any
 
 import uvloop
 
-from common.config import ApiConfig
+from common.settings.config import ApiConfig
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.api.bodies.checked_fields import MAX_CHOICES
 from router.api.bodies.json_limits import MAX_JSON_COMMAS, MAX_JSON_CONTAINERS, MAX_JSON_MEMBERS

@@ -39,11 +39,11 @@ from dataclasses import dataclass
 from itertools import count
 
 from bench.overlap import step_periods_s
-from common.config import SpeculationConfig
 from common.ids import AttemptId
-from common.latency import percentile
+from common.kv.token_budget import num_speculative_tokens
+from common.observing.latency import percentile
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
+from common.settings.config import SpeculationConfig
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import DrawnTokens, ScheduledSequence, StepCosts

@@ -38,12 +38,12 @@ from itertools import count, islice
 from pathlib import Path
 
 from bench.speculation_prompts import PROMPTS
-from common.cache_folder import cache_root
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
+from common.files.cache_folder import cache_root
 from common.ids import AttemptId
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler

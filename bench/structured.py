@@ -35,11 +35,11 @@ from typing import Any
 import jsonschema
 
 from bench.structured_schemas import SCHEMAS
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.planner_contract import Limits
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence

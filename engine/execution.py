@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from common.clock import Clock
+from common.observing.clock import Clock
 from engine.core.runner_contract import DrawnTokens, OnLayer, Runner, ScheduledSequence
 
 Batch = Sequence[ScheduledSequence]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.errors import ConfigError, PdserveError
-from common.logs import quiet_grpc
 from common.nodes import Role
-from common.setting import without_passwords
+from common.observing.logs import quiet_grpc
+from common.settings.setting import without_passwords
 from pdserve.configuration.config_sources import (
     SERVE,
     UP,
@@ -145,7 +145,7 @@ def _watch(table: Callable[[], str]) -> int:
 
 
 def _drain(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from common.clock import MonotonicClock
+    from common.observing.clock import MonotonicClock
     from pdserve.commands.drain_command import ask_to_leave, wait_until_gone
     from pdserve.commands.router_key import router_key
 

@@ -14,9 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
-from common.clock import Clock, MonotonicClock
-from common.config import Config
-from common.tracing import NO_TRACING, Tracing
+from common.observing.clock import Clock, MonotonicClock
+from common.observing.tracing import NO_TRACING, Tracing
+from common.settings.config import Config
 from common.version import VERSION
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector

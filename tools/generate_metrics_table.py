@@ -15,8 +15,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from common.clock import MonotonicClock
 from common.nodes import Role
+from common.observing.clock import MonotonicClock
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics, StepCounters

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.grammar import Grammar
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.runner_contract import (
     DrawnTokens,

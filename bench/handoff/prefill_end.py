@@ -10,13 +10,13 @@ from typing import Any, cast
 
 from bench.handoff.cpu_time import process_cpu_s, transfer_threads_cpu_s
 from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
-from common.blocks import blocks_for
-from common.clock import MonotonicClock
-from common.config import Config, EngineConfig, HandoffConfig, ModelConfig
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
 from common.nodes import Role
+from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, RequestOutput, SamplingParams
+from common.settings.config import Config, EngineConfig, HandoffConfig, ModelConfig
 from kv_transfer.contract import Commit, ConnectorEvent, Ticket, TransferEnded
 from kv_transfer.transfer_timing import TransferTiming
 from node.control.output_streams import OutputStreams

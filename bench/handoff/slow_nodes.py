@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.handoff.prefill_end import Case, ticket_for
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Ticket
 from kv_transfer.lanes.inline_lane import InlineLane
 from kv_transfer.lanes.pieces import Sums

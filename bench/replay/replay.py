@@ -16,8 +16,8 @@ from bench.replay.clients import ClientRequest, client_requests
 from bench.replay.rows import Row
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
-from common.config import SchedulingConfig
 from common.errors import InternalError
+from common.settings.config import SchedulingConfig
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import DrawnTokens, ScheduledSequence
 from engine.core.scheduler import Scheduler

@@ -10,7 +10,7 @@ When a sequence moves on, and why, the scheduler decides.
 
 from __future__ import annotations
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.planner_contract import Admission, Limits
 from engine.core.sequences.running import Running

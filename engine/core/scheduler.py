@@ -16,8 +16,8 @@ from typing import cast
 
 import numpy as np
 
-from common.config import SchedulingConfig
 from common.request import FinishReason
+from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.blocks.host_pool import HostPool
 from engine.core.holdings import Holdings

@@ -8,7 +8,7 @@ sequence.
 
 from __future__ import annotations
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
 from engine.core.sequences.sequence import Sequence

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.blocks import blocks_for
 from common.errors import InternalError
 from common.grammar import Grammar
-from common.kv_layout import KVLayout
-from common.memory_plan import MemoryPlan
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
+from common.kv.memory_plan import MemoryPlan
 from common.request import SamplingParams
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind, CopyUnderWay
 from engine.core.grammar_statistics import GrammarStatistics

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits

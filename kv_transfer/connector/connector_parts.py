@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
 
-from common.clock import Clock
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
 from kv_transfer.connector.transfer_metrics import TransferMetrics
 from kv_transfer.connector.workers import Workers
 from kv_transfer.lanes.lane import CopyingLane, Lane, LateCopyingLane, OneSidedLane

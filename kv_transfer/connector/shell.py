@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from common.clock import Clock
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
 from kv_transfer.connector.connector_parts import ConnectorParts, Effect
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.sending_end import SendingEnd

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.errors import HandoffFailed
-from common.histogram import Histogram, HistogramView
+from common.observing.histogram import Histogram, HistogramView
 from kv_transfer.sending.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import ONE_SIDED_LANES

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from common.blocks import blocks_for
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Commit, Ticket
 from kv_transfer.receiving.damaged import DamagedPieces
 from kv_transfer.shared.block_arrays import Blocks, as_blocks

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from common.errors import HandoffFailed
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Landed, LandingFailed, Released, Ticket
 from kv_transfer.receiving.copies import Copies, Lease
 from kv_transfer.receiving.effects import ReceiverEffect, Reply, Write

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Released, Ticket
 from kv_transfer.receiving.connections import Connections
 from kv_transfer.receiving.copies import Copies

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from common.errors import Overloaded, PeerProtocolError, StaleEpoch
 from common.ids import Incarnation
-from common.kv_layout import KVLayout, check_compatible
+from common.kv.kv_layout import KVLayout, check_compatible
 from kv_transfer.shared.deadlines import Deadlines
 from kv_transfer.shared.lanes import INLINE_LANES
 from kv_transfer.shared.limits import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from common.errors import HandoffFailed, LayoutMismatch, PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from kv_transfer.sending.effects import (
     Connect,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.shared.lanes import ONE_SIDED_LANES, PULLING_LANES
 
 PROTOCOL_VERSION = 4

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from common.kv_layout import KVLayout, Layer
+from common.kv.kv_layout import KVLayout, Layer
 
 
 @dataclass(frozen=True, slots=True)

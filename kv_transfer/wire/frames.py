@@ -36,7 +36,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import MAX_PLANES, KVLayout
+from common.kv.kv_layout import MAX_PLANES, KVLayout
 from kv_transfer.shared.lanes import VERIFY_AUTO, VERIFY_MODES
 from kv_transfer.shared.limits import (
     LEAST_BLOCKS_PER_FRAME,

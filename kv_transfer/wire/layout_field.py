@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.errors import PeerProtocolError
-from common.kv_layout import DTYPE_BYTES, MAX_LAYERS, KVLayout, LayerShape
+from common.kv.kv_layout import DTYPE_BYTES, MAX_LAYERS, KVLayout, LayerShape
 from kv_transfer.shared.limits import MAX_NODE_ID_CHARS
 from kv_transfer.wire.field_checks import Check, missing_means, text, uint, uints
 

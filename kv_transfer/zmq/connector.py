@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.clock import Clock, MonotonicClock
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import OnEvent
 from kv_transfer.lanes.inline_lane import InlineLane

@@ -14,7 +14,7 @@ import zmq
 from zmq.auth import load_certificate
 
 from common.errors import ConfigError
-from common.secret_files import secret_file_problem
+from common.files.secret_files import secret_file_problem
 
 _MAX_FILE_BYTES = 16 * 1024
 _HOW_TO_MAKE = "make one with `pdserve kv-key FILE` and give every node the same"

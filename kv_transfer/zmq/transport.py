@@ -20,7 +20,7 @@ import zmq
 
 from common.addresses import is_loopback
 from common.errors import ConfigError, HandoffFailed
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import MAX_HEADER_BYTES, MAX_PEERS, Limits

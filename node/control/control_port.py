@@ -6,7 +6,7 @@ from typing import Any
 
 from common.addresses import host_port
 from common.errors import ConfigError
-from common.keys_folder import Keys
+from common.files.keys_folder import Keys
 from node.control.control_service import MAX_MESSAGE_BYTES, ControlService
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.transport_security import add_port, make_server

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from common.clock import Clock
 from common.errors import (
     DeadlineExceeded,
     Draining,
@@ -23,6 +22,7 @@ from common.errors import (
 )
 from common.ids import Incarnation
 from common.nodes import Role
+from common.observing.clock import Clock
 from node.control.drain import NodeDrain
 from node.control.output_streams import OutputStreams, RouterStream
 from node.control.router_calls import PrepareGrammar, Replies, RouterCalls

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-from common.clock import Clock
 from common.errors import (
     DeadlineExceeded,
     InternalError,
@@ -23,8 +22,9 @@ from common.errors import (
 )
 from common.grammar import Grammar
 from common.ids import Incarnation
-from common.logs import log_fields
 from common.nodes import Role
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
 from node.flow.messages import Abort, Answer, Compiled, Refused, Submit

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from common.blocks import blocks_for
 from common.errors import HandoffFailed, InternalError, Overloaded
 from common.ids import Incarnation
+from common.kv.blocks import blocks_for
 from common.request import RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.blocks import blocks_for
 from common.errors import InvalidRequest
+from common.kv.blocks import blocks_for
 from common.request import GenerationRequest
 from engine.core.planner_contract import Limits
 

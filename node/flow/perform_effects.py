@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.request import RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from kv_transfer.contract import KVConnector

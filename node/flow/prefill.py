@@ -23,8 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from common.blocks import blocks_for
 from common.errors import InternalError, InvalidRequest, LayoutMismatch, PeerProtocolError
+from common.kv.blocks import blocks_for
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.config import Config
 from common.ids import Incarnation, new_lease_token
 from common.nodes import Role
+from common.settings.config import Config
 from engine.core.scheduler import Scheduler
 from node.flow.decode import DecodeFlow, LandingPlace
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector

@@ -9,10 +9,10 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from common.config import Config
 from common.errors import InternalError, StaleEpoch
 from common.ids import Incarnation
-from common.logs import name_node
+from common.observing.logs import name_node
+from common.settings.config import Config
 from http_serving.process_metrics import process_registry
 from node.control.control_port import ControlPort
 from node.control.drain import NodeDrain

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from common.clock import Clock
 from common.errors import StaleEpoch
 from common.nodes import NodeLoad, NodeRecord
+from common.observing.clock import Clock
 from placement.store import (
     PlacementRefused,
     PlacementSlow,

@@ -6,10 +6,10 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Protocol
 
-from common.config import Config, SpeculationConfig
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.kv.token_budget import get_max_chunk_tokens, num_speculative_tokens, tokens_per_seq
 from common.nodes import Role
-from common.token_budget import get_max_chunk_tokens, num_speculative_tokens, tokens_per_seq
+from common.settings.config import Config, SpeculationConfig
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from common.clock import Clock
+from common.files.keys_folder import Keys
 from common.grammar import Grammar
 from common.ids import Incarnation
-from common.keys_folder import Keys
-from common.memory_plan import MemoryPlan
-from common.tracing import NO_TRACING, Tracing
+from common.kv.memory_plan import MemoryPlan
+from common.observing.clock import Clock
+from common.observing.tracing import NO_TRACING, Tracing
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.runner_contract import Runner
 from engine.core.scheduler import Scheduler

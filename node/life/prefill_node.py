@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.config import Config
 from common.ids import Incarnation
+from common.settings.config import Config
 from engine.core.scheduler import Scheduler
 from node.flow.prefill import PrefillFlow
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector

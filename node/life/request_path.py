@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from common.config import Config
 from common.ids import Incarnation
 from common.nodes import NodeLoad
+from common.settings.config import Config
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
 from node.control.output_streams import OutputStreams

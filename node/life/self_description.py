@@ -7,10 +7,10 @@ import socket
 from dataclasses import asdict
 
 from common.addresses import host_port
-from common.config import Config, ServerConfig
 from common.ids import Incarnation
+from common.kv.token_budget import num_speculative_tokens
 from common.nodes import NodeRecord
-from common.token_budget import num_speculative_tokens
+from common.settings.config import Config, ServerConfig
 from common.version import PROTOCOL_VERSION, VERSION
 from kv_transfer.shared.limits import PROTOCOL_VERSION as KV_PROTOCOL_VERSION
 from node.flow.flow_limits import FlowLimits

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from common.clock import Clock
+from common.observing.clock import Clock
 from engine.core.runner_contract import Runner
 from engine.step_loop import StepLoop, start_step_thread
 from node.flow.inbox import Inbox

@@ -13,8 +13,8 @@ All of them are children of the router's span for the attempt.
 
 from __future__ import annotations
 
+from common.observing.tracing import Attributes, Span, Tracing
 from common.request import FinishReason
-from common.tracing import Attributes, Span, Tracing
 from node.flow.attempt_table import HANDED_OFF, Attempt
 
 _GOOD_ENDS = frozenset(

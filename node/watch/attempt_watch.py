@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from common.clock import Clock
-from common.logs import log_fields
-from common.tracing import Tracing, trace_id_of
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
+from common.observing.tracing import Tracing, trace_id_of
 from node.flow.attempt_table import Attempt, AttemptTable
 from node.watch.attempt_spans import record_attempt
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from common.histogram import HistogramView
 from common.nodes import KVLink
+from common.observing.histogram import HistogramView
 from kv_transfer.connector.statistics import ConnectorStatistics
 from kv_transfer.connector.transfer_metrics import LaneView
 from kv_transfer.shared.lanes import ONE_SIDED_LANES

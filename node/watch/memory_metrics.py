@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from common.memory_plan import MemoryPlan
+from common.kv.memory_plan import MemoryPlan
 from node.watch.metric_families import gauges
 
 

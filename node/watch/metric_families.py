@@ -13,7 +13,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from common.histogram import HistogramView
+from common.observing.histogram import HistogramView
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from common.cache_folder import build_once, cache_root
 from common.errors import CheckpointError
+from common.files.cache_folder import build_once, cache_root
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.gguf_file import GgufFile
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE

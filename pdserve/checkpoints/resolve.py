@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from common.cache_folder import full_path
 from common.errors import CheckpointError
+from common.files.cache_folder import full_path
 
 DEMO_MODEL = "demo"
 MODEL_NAMES = (DEMO_MODEL, "qwen2.5-coder-0.5b")

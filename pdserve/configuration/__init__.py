@@ -1,6 +1,6 @@
 """From flags, environment variables and a TOML file to one frozen `Config`.
 
-options         the table of settings, made from the dataclasses of `common.config`
+options         the table of settings, made from the dataclasses of `common.settings.config`
 option_values   text and TOML values to settings and back
 flags           the parser of the command line
 help_text       what `--help` prints

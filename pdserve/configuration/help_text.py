@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from common.setting import joined_by_or
+from common.settings.setting import joined_by_or
 from pdserve.configuration.option_values import shown_value
 from pdserve.configuration.options import SECTIONS, Option, Value
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TextIO
 
 import pdserve
-from common.clock import Clock, MonotonicClock
-from common.config import Config
 from common.errors import PdserveError
+from common.observing.clock import Clock, MonotonicClock
+from common.settings.config import Config
 from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable, fetch_json
 from pdserve.configuration.config_sources import OTHER_VARIABLES

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from common.clock import Clock
+from common.observing.clock import Clock
 from pdserve.commands.http_client import (
     RouterRefused,
     RouterUnreachable,

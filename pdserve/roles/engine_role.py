@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from common.cache_folder import cache_root
-from common.clock import MonotonicClock
-from common.config import Config
-from common.keys_folder import Keys
+from common.files.cache_folder import cache_root
+from common.files.keys_folder import Keys
 from common.nodes import Role
-from common.tracing import NO_TRACING, Tracing
+from common.observing.clock import MonotonicClock
+from common.observing.tracing import NO_TRACING, Tracing
+from common.settings.config import Config
 from node.life.engine_node import EngineNode
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
 from node.life.node_parts import LoadedModel, MakeFlow, NodeParts

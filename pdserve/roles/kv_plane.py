@@ -9,12 +9,12 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from common.config import Config
 from common.errors import ConfigError
+from common.files.keys_folder import Keys
 from common.ids import Incarnation
-from common.keys_folder import Keys
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.nodes import Role
+from common.settings.config import Config
 from kv_transfer.contract import OnEvent
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Pool, host_pool

@@ -12,15 +12,15 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from common.clock import MonotonicClock
-from common.config import Config, ModelConfig
 from common.errors import PdserveError
-from common.keys_folder import Keys
-from common.logs import name_node
+from common.files.keys_folder import Keys
 from common.nodes import Role
-from common.tracing import NO_TRACING, Tracing
-from grammars.trial import ROUTER_LIMITS
-from grammars.trials import GrammarTrials
+from common.observing.clock import MonotonicClock
+from common.observing.logs import name_node
+from common.observing.tracing import NO_TRACING, Tracing
+from common.settings.config import Config, ModelConfig
+from grammars.trying.trial import ROUTER_LIMITS
+from grammars.trying.trials import GrammarTrials
 from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections

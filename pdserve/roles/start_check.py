@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from common.config import Config
-from common.keys_folder import load_keys
+from common.files.keys_folder import load_keys
 from common.nodes import Role
+from common.settings.config import Config
 from pdserve.checkpoints.resolve import MODEL_NAMES, resolve_checkpoint
 
 

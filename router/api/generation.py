@@ -19,10 +19,10 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from common.clock import Clock
-from common.config import ApiConfig
 from common.errors import DeadlineExceeded, Overloaded
-from common.logs import log_fields
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
+from common.settings.config import ApiConfig
 from common.version import VERSION
 from http_serving.abort_connection import abort_connection
 from http_serving.part_writing import part_writer

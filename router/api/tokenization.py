@@ -10,10 +10,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from common.clock import Clock
-from common.config import ApiConfig
 from common.errors import DeadlineExceeded, InvalidRequest
-from common.logs import log_fields
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
+from common.settings.config import ApiConfig
 from router.api.bodies.checked_fields import check_model
 from router.api.bodies.schemas import DetokenizeBody, parse_body
 from router.api.generation import OpenAiApi, reason_to_log

@@ -11,7 +11,7 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.keys_folder import Keys
+from common.files.keys_folder import Keys
 from common.nodes import NodeRecord
 from engine.core.blocks.block_pool import BlockCounts
 

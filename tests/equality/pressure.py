@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
-from common.clock import MonotonicClock
-from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from common.kv.token_budget import num_speculative_tokens
+from common.observing.clock import MonotonicClock
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
-from common.token_budget import num_speculative_tokens
+from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import DrawnTokens, StepCosts

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, SamplingParams
+from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.flat_batch import flatten

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.clock import Clock
 from common.errors import HandoffFailed
 from common.ids import Incarnation
+from common.observing.clock import Clock
 from kv_transfer.contract import (
     Commit,
     Landed,

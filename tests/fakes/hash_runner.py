@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from common.grammar import Grammar
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
 from engine.core.blocks.cache_copy import CacheCopy

@@ -20,16 +20,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from common.clock import Clock, MonotonicClock
-from common.config import ApiConfig, Config, ModelConfig
 from common.errors import InvalidRequest
 from common.nodes import Role
+from common.observing.clock import Clock, MonotonicClock
+from common.observing.tracing import NO_TRACING, Tracing
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, SamplingParams, TokenLogprobs
-from common.tracing import NO_TRACING, Tracing
+from common.settings.config import ApiConfig, Config, ModelConfig
 from grammars.compiler import GrammarCompiler
 from grammars.gbnf import Gbnf, lark_of_gbnf
-from grammars.trial_messages import Trial, Verdict
+from grammars.trying.messages import Trial, Verdict
 from router.access.api_key_book import ApiKeyBook
 from router.access.plain_requests import PlainRequestMiddleware
 from router.api.planning.body_planner import Trials

@@ -11,10 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from common.clock import Clock, MonotonicClock
 from common.errors import HandoffFailed
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import OnEvent
 from kv_transfer.lanes.inline_lane import InlineLane

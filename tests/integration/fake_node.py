@@ -9,8 +9,8 @@ from typing import Any, cast
 import grpc
 
 from common.errors import PdserveError
+from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
-from common.keys_folder import Keys
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import GenerationRequest, RequestOutput
 from node.control.control_port import SERVER_OPTIONS

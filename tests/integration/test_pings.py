@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common.keys_folder import Keys
+from common.files.keys_folder import Keys
 from node.control.control_port import SERVER_OPTIONS
 from pdserve.keys.keys_init import HOLDERS
 from router.dispatch import pings as router_pings
@@ -29,7 +29,7 @@ HELD_S = 3.5
 CHILD = f"""
 import asyncio, ctypes, sys
 from pathlib import Path
-from common.keys_folder import load_keys
+from common.files.keys_folder import load_keys
 from common.nodes import Role
 from node.control.control_port import ControlPort
 from protos.pdserve_node_pb2_grpc import NodeServicer

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
+from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner

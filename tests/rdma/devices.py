@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine
 from tests.contract.kv_connector.kinds import shape_of_bytes

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Landed, Released, Ticket, TransferEnded
 from kv_transfer.lanes.rdma.slabs import PlacedPool, Ranges, ranges_of, slabbed
 from kv_transfer.shared.block_arrays import as_blocks

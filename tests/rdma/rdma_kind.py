@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Bytes, host_pool
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.lane import Broken, Ready
 from kv_transfer.lanes.pool_memory import host_pool
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import SchedulingConfig
 from common.ids import AttemptId
+from common.settings.config import SchedulingConfig
 from kv_transfer.contract import Commit
 from node.flow.messages import Abort, RouterGone
 from tests.examples import everyday

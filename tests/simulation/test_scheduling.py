@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.config import SchedulingConfig
 from common.errors import Overloaded
+from common.settings.config import SchedulingConfig
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.sequences.waiting_queue import WaitingQueue

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.config import SchedulingConfig
 from common.ids import AttemptId
+from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.sequences.status import SequenceStatus
 from node.flow.messages import Abort

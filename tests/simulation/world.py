@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.errors import Draining, Overloaded
 from common.ids import Incarnation
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, RequestOutput
-from common.token_budget import num_speculative_tokens
+from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import OnLayer, OnQueued, Runner

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from common import prompt_logprobs
-from common.config import ApiConfig, HandoffConfig
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
+from common.settings.config import ApiConfig, HandoffConfig
 from engine.runner.grammars import compiling
-from grammars import kept, trial_queue
+from grammars import kept
 from grammars.bounds import (
     LEAST_INTEGER,
     MAX_DEPTH,
@@ -22,8 +22,9 @@ from grammars.bounds import (
     MAX_PATTERNS,
 )
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
-from grammars.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
-from grammars.trial_server import MAX_TRIAL_S
+from grammars.trying import queue
+from grammars.trying.server import MAX_TRIAL_S
+from grammars.trying.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
 from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.lanes.rdma import rdma_lane
 from kv_transfer.shared import limits as kv
@@ -47,8 +48,7 @@ from router.http.routes import Access
 from router.live import feed
 from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
+from router.tools.formats import HERMES, LLAMA_JSON
 from tests.fakes.http_edge import declared_routes, make_edge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
@@ -165,7 +165,7 @@ ROUTER = {
     "integers of 64 bits in a schema": f"at least {LEAST_INTEGER}",
     "JSON schemas in a Lark grammar": str(MAX_EMBEDDED),
     **trial_limits(ROUTER_LIMITS),
-    "grammars that wait to be compiled": str(trial_queue.MAX_WAITING),
+    "grammars that wait to be compiled": str(queue.MAX_WAITING),
     "time until a grammar is compiled": f"{MAX_TRIAL_S:g} s",
     "`priority`, up or down": str(MAX_PRIORITY),
     "characters of `x-request-id`": str(longest_request_id()),

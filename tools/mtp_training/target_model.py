@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.decoder import NumbaDecoder
 from engine.runner.cpu.step_buffers import StepShape

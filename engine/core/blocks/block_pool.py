@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from common.blocks import BlockHash
+from common.kv.blocks import BlockHash
 from engine.core.blocks.prefix_cache import PrefixCache
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.blocks import BlockHash
+from common.kv.blocks import BlockHash
 
 
 class PrefixCache:

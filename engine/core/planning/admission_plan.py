@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.planner_contract import (
     Admission,
     Limits,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from common.blocks import BlockHash, hash_block, root_hash
+from common.kv.blocks import BlockHash, hash_block, root_hash
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.sequences.sequence import Sequence
 

@@ -8,7 +8,7 @@ from collections.abc import Set
 import numpy as np
 import numpy.typing as npt
 
-from common.blocks import BlockHash
+from common.kv.blocks import BlockHash
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest
 from engine.core.runner_contract import SampleInput

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from common.errors import ConfigError
-from common.kv_layout import STORED_BYTES, KVLayout
+from common.kv.kv_layout import STORED_BYTES, KVLayout
 from engine.core.blocks.cache_copy import CopyUnderWay
 from engine.core.runner_contract import OnLayer
 from engine.runner.cache.device_copies import (

@@ -11,8 +11,8 @@ from pathlib import Path
 import llvmlite.binding
 import numba
 
-from common.cache_folder import locked, try_locked
 from common.errors import CheckpointError
+from common.files.cache_folder import locked, try_locked
 
 _logger = logging.getLogger("pdserve.engine")
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.cache_folder import build_once, rebuild
 from common.errors import CheckpointError
+from common.files.cache_folder import build_once, rebuild
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.kernels.products import block_layout, packed
 from engine.runner.kernels.products.packed import (

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from common.errors import InternalError
 from common.grammar import Grammar
-from common.histogram import HistogramView
+from common.observing.histogram import HistogramView
 from grammars.heap import allocated_bytes
 
 COSTLY_S = 0.0002

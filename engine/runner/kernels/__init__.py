@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numba
 
-from common.code_cache import code_cache_folder
+from common.files.code_cache import code_cache_folder
 
 # Read when the kernels below are decorated.
 numba.config.CACHE_DIR = code_cache_folder(Path(__file__).parent)

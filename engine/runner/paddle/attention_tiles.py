@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.runner.flat_batch import FlatBatch
 
 SHORT_RUN = 16

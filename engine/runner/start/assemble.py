@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
-from common.memory_plan import MemoryPlan
+from common.kv.kv_layout import KVLayout
+from common.kv.memory_plan import MemoryPlan
+from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.runner.cache.kv_cache import HostMemory, KVCache
 from engine.runner.cpu.compile_once import compile_once

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
-from common.memory_plan import kv_cache_bytes
-from common.token_budget import fit_max_model_len
+from common.kv.kv_layout import KVLayout
+from common.kv.memory_plan import kv_cache_bytes
+from common.kv.token_budget import fit_max_model_len
+from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.cache.kv_cache import MIN_BLOCKS, HostMemory, KVCache
 from engine.runner.paddle_import import has_gpu
 from engine.runner.start.memory_meter import MemoryMeter

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of

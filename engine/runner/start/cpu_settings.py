@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError
+from common.settings.config import EngineConfig, ModelConfig
 
 
 def check_cpu_settings(model: ModelConfig, engine: EngineConfig) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
-from common.token_budget import num_speculative_tokens
+from common.kv.token_budget import num_speculative_tokens
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.start.cpu_settings import check_cpu_settings
@@ -18,8 +18,8 @@ from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec, rea
 from engine.runner.weights.quantised_source import WIDE_FORMATS, QuantisedSource
 from engine.runner.weights.tensor_source import TensorSource
 from grammars.compiler import GrammarCompiler
-from grammars.trial import NODE_LIMITS
-from grammars.trials import GrammarTrials
+from grammars.trying.trial import NODE_LIMITS
+from grammars.trying.trials import GrammarTrials
 
 if TYPE_CHECKING:
     from engine.runner.cache.kv_cache import HostMemory

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.memory_plan import DeviceMemory
+from common.kv.memory_plan import DeviceMemory
 from engine.runner.paddle_import import has_gpu, paddle
 
 _SHARE_OF_ITS_OWN = 0.9

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.runner.cpu.step_buffers import StepShape

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import msgpack  # type: ignore[import-untyped]
 
-from common.clock import Clock, MonotonicClock
 from common.errors import HandoffFailed, PeerProtocolError
+from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.lanes.lane import Broken, LaneFull, Payload, Ready
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pool_memory import Pool

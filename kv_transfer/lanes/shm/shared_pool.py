@@ -30,7 +30,7 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool
 from kv_transfer.lanes.shm.huge_pages import FileMapping
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 
 from common.errors import PeerProtocolError
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.lane import Payload
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import NO_SUMS, Sums

@@ -17,7 +17,7 @@ from typing import NoReturn, Protocol
 
 from common.grammar import Grammar
 from grammars.gbnf import Gbnf
-from grammars.trial_messages import Trial, Verdict
+from grammars.trying.messages import Trial, Verdict
 from router.api.planning.process import LargeBodies
 from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
@@ -32,7 +32,7 @@ MAX_REMEMBERED_BYTES = 4 << 20
 
 
 class Trials(Protocol):
-    """Tries grammars without holding up the event loop: `grammars.trials.GrammarTrials`."""
+    """Tries grammars without holding up the event loop: `grammars.trying.trials.GrammarTrials`."""
 
     def begin(self, trial: Trial, client: str = "") -> Future[Verdict]:
         """Ask for a trial; clients take turns."""

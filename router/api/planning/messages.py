@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from common.errors import InternalError, InvalidRequest
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
-from grammars.trial_messages import grammar_fields, grammar_of_fields, parts_fields, parts_of
+from grammars.trying.messages import grammar_fields, grammar_of_fields, parts_fields, parts_of
 from router.api.planning.request_plan import ChoicePlan, RequestKind, RequestPlan
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
 from router.text.chat_template import TemplateRefused

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.clock import Clock
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import (
     Commit,

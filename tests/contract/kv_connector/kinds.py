@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from common.clock import Clock
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import OnEvent
 from kv_transfer.lanes.lane import Lane

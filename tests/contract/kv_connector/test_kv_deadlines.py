@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from common.clock import MonotonicClock
+from common.observing.clock import MonotonicClock
 from kv_transfer.contract import Landed, TransferEnded
 from tests.contract.kv_connector.cluster import (
     Cluster,

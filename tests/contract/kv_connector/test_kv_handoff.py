@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.contract import ConnectorEvent, ConnectorFailed, Landed, TransferEnded

@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import HandoffFailed
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import Landed, OnEvent, TransferEnded
 from kv_transfer.lanes.pool_memory import Bytes

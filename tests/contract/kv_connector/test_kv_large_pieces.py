@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.blocks import blocks_for
-from common.kv_layout import KVLayout
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Commit, Landed, TransferEnded
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import Sums

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout, LayerShape
+from common.kv.kv_layout import KVLayout, LayerShape
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.kv_layout import KVLayout, LayerShape
+from common.kv.kv_layout import KVLayout, LayerShape
 from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Bytes, host_pool

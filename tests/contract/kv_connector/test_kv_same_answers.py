@@ -12,8 +12,8 @@ from functools import partial
 from itertools import count, cycle, product
 from typing import Any
 
-from common.clock import MonotonicClock
 from common.ids import Incarnation
+from common.observing.clock import MonotonicClock
 from common.request import RequestOutput
 from engine.core.planner_contract import Limits
 from engine.core.scheduler import Scheduler

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Landed, Released, TransferEnded

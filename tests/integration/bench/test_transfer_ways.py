@@ -14,7 +14,7 @@ from bench.transfer import connector_ends, plain, push_calls, threads, workload
 from bench.transfer.processes import Pair
 from bench.transfer.ways import Receiver, Sender, Span, Way
 from bench.transfer.workload import Memory, Workload
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.zmq.curve_keys import new_curve_keys
 

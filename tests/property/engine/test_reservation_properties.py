@@ -11,8 +11,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.blocks import blocks_for
-from common.config import (
+from common.errors import ConfigError
+from common.kv.blocks import blocks_for
+from common.kv.token_budget import fit_max_model_len, tokens_per_seq
+from common.nodes import Role
+from common.settings.config import (
     Config,
     EngineConfig,
     HandoffConfig,
@@ -20,9 +23,6 @@ from common.config import (
     SchedulingConfig,
     SpeculationConfig,
 )
-from common.errors import ConfigError
-from common.nodes import Role
-from common.token_budget import fit_max_model_len, tokens_per_seq
 from engine.core.planning.decode_plan import new_blocks
 from engine.core.policies.growth import growth_blocks
 from engine.core.policies.victims import (

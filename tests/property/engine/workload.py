@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from common.blocks import blocks_for
 from common.grammar import Grammar
+from common.kv.blocks import blocks_for
 from common.prompt_logprobs import PromptLogprobs
 from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planner_contract import StopRule

@@ -8,7 +8,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.shared.limits import MAX_HEADER_BYTES
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import SEAL_BYTES, seal

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.connector.connector_parts import Effect
 from kv_transfer.contract import Commit, KVEvent, Landed, Released, Ticket
 from kv_transfer.receiving.effects import (

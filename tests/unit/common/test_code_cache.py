@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.code_cache import code_cache_folder
+from common.files.code_cache import code_cache_folder
 
 NOBODY = 65534
 SOURCES = Path(__file__).parent

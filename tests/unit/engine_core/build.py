@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
+from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.planner_contract import Limits, PoolView, SequenceView
 from engine.core.planning.forecast import Forecast

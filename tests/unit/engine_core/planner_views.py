@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.planner_contract import Limits, PlanPolicy, StepPlan
 from engine.core.planning.planner import plan_step
 from engine.core.policies.growth import GrowthColumns, GrowthView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.planning.decode_plan import new_blocks
 from tests.unit.engine_core.policies.views import BLOCK_SIZE
 

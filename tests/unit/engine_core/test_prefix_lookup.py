@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.blocks import hash_full_blocks
+from common.kv.blocks import hash_full_blocks
 from engine.core.blocks.prefix_cache import PrefixCache
 
 

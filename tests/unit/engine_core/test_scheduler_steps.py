@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from common.request import FinishReason, GenerationRequest
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.planner_contract import StepPlan, StopRule
 from engine.core.policies.growth import MILLION, GrowthColumns
 from engine.core.policies.reservation import RESERVATION_POLICIES, NoReservation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.token_budget import num_speculative_tokens, tokens_per_seq
+from common.kv.token_budget import num_speculative_tokens, tokens_per_seq
 from engine.core.planner_contract import Chunk, StopRule
 from tests.unit.engine_core.planner_views import (
     View,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.kv_layout import Layer
+from common.kv.kv_layout import Layer
 from kv_transfer.lanes.pool_memory import Bytes, HostMemory, Pool
 from kv_transfer.shared.pool_shape import PoolShape
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import LandingFailed, Released, Ticket, TransferEnded
 from kv_transfer.receiving import landings, sessions
 from kv_transfer.receiving.effects import OpenLane

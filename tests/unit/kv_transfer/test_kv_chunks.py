@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from common.kv_layout import KVLayout, LayerShape
+from common.kv.kv_layout import KVLayout, LayerShape
 from kv_transfer.shared.block_arrays import as_blocks, run_lengths, runs_of
 from kv_transfer.shared.chunks import PieceSet, PushedPieces, split_chunks
 from kv_transfer.shared.limits import LEAST_BLOCKS_PER_FRAME, Limits

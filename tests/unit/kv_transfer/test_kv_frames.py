@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import LayoutMismatch, PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import DTYPE_BYTES, KVLayout, LayerShape, check_compatible
+from common.kv.kv_layout import DTYPE_BYTES, KVLayout, LayerShape, check_compatible
 from kv_transfer.shared.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,

@@ -8,7 +8,7 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout, LayerShape
+from common.kv.kv_layout import KVLayout, LayerShape
 from kv_transfer.contract import Ticket
 from kv_transfer.sending.effects import SendChunk, SenderEffect
 from kv_transfer.sending.machine import Sender

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Landed, LandingFailed, Released, Ticket
 from kv_transfer.receiving.effects import (
     CloseLane,

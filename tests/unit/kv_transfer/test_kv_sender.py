@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from kv_transfer.sending.effects import (
     Connect,

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import KVEvent, LandingFailed, Released, Ticket
 from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, Reply
 from kv_transfer.receiving.machine import Receiver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Ticket
 from kv_transfer.receiving.effects import OpenLane, Reply
 from kv_transfer.receiving.machine import Receiver

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.ids import Incarnation
-from common.kv_layout import KVLayout, Layer, LayerShape
+from common.kv.kv_layout import KVLayout, Layer, LayerShape
 from kv_transfer.lanes.inline_lane import InlineLane
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pool_memory import Pool, as_pool, host_pool

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv_layout import Layer
+from common.kv.kv_layout import Layer
 from kv_transfer.lanes.rdma.slabs import (
     MAX_REGIONS,
     MAX_SLABS,

@@ -7,8 +7,8 @@ from collections import deque
 import numpy as np
 import pytest
 
-from common.clock import MonotonicClock
 from common.errors import PeerProtocolError
+from common.observing.clock import MonotonicClock
 from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.transfer_metrics import TransferMetrics

@@ -18,7 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.shm.huge_pages import HUGE_PAGE_BYTES
 from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
 

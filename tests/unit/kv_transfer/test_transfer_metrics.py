@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.errors import HandoffFailed
-from common.histogram import Histogram, HistogramView
 from common.ids import Incarnation
+from common.observing.histogram import Histogram, HistogramView
 from kv_transfer.connector.transfer_metrics import MAX_REMEMBERED_PEERS, TransferMetrics
 from kv_transfer.sending.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
 from kv_transfer.shared.effects import Peer

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc.aio
 
-from common.clock import MonotonicClock
-from common.config import Config, SpeculationConfig
 from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
+from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, RequestOutput
+from common.settings.config import Config, SpeculationConfig
 from kv_transfer.contract import OnEvent
 from node.life.decode_node import decode_flow_maker
 from node.life.engine_node import EngineNode

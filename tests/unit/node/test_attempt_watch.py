@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from common.tracing import NO_TRACING
+from common.observing.tracing import NO_TRACING
 from node.flow.attempt_table import AttemptTable
 from node.watch.attempt_watch import AttemptWatch
 from tests.fakes.manual_clock import ManualClock

@@ -12,9 +12,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from common.config import Config
 from common.ids import Incarnation
 from common.nodes import Role
+from common.settings.config import Config
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_in_flight import PlannedStep
 from kv_transfer.connector import shell

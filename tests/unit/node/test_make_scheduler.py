@@ -6,8 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import Config, EngineConfig, HandoffConfig, SchedulingConfig, SpeculationConfig
 from common.nodes import Role
+from common.settings.config import (
+    Config,
+    EngineConfig,
+    HandoffConfig,
+    SchedulingConfig,
+    SpeculationConfig,
+)
 from node.life.make_scheduler import (
     make_scheduler,
     max_chunk_tokens_of,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.memory_plan import MemoryPlan
+from common.kv.memory_plan import MemoryPlan
 from node.watch.memory_metrics import MemoryCollector
 
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigError
-from common.histogram import HistogramView
 from common.nodes import Role
+from common.observing.histogram import HistogramView
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.clock import MonotonicClock
-from common.config import Config
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.observing.clock import MonotonicClock
 from common.request import FinishReason, RequestOutput
+from common.settings.config import Config
 from engine.core.runner_contract import OnLayer, OnQueued
 from kv_transfer.contract import OnEvent
 from node.control import drain as drain_module

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from common.blocks import blocks_for
-from common.config import SpeculationConfig
 from common.ids import AttemptId, Incarnation
+from common.kv.blocks import blocks_for
 from common.request import GenerationRequest, SamplingParams
+from common.settings.config import SpeculationConfig
 from engine.core.planner_contract import Limits
 from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler

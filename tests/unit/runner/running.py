@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.request import SamplingParams
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.drawing.host_draw import HostDraw
 from engine.runner.drawing.sampler import SampledRows, Sampler

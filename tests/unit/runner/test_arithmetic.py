@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, LayoutMismatch
-from common.kv_layout import check_compatible
+from common.kv.kv_layout import check_compatible
 from engine.runner.cpu.packed_weights import PackedPlan, decoder_plans
 from engine.runner.kernels.products.linear import BYTES
 from engine.runner.start.arithmetic import (

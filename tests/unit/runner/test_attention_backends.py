@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import KVCache

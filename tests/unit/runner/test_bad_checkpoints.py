@@ -60,7 +60,7 @@ def test_no_folder(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_is_told_before_paddle_is_imported(tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from common.config import EngineConfig, ModelConfig\n"
+        "from common.settings.config import EngineConfig, ModelConfig\n"
         "from common.errors import CheckpointError\n"
         "from engine.runner.start.load import load_model_runner\n"
         "try:\n"

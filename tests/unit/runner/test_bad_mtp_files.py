@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec

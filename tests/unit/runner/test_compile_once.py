@@ -21,7 +21,7 @@ def test_a_second_one_waits_for_the_first(monkeypatch: pytest.MonkeyPatch) -> No
     """The lock belongs to an open file, so a thread stands for a process."""
     order: list[str] = []
     waiting = threading.Event()
-    monkeypatch.setattr("common.cache_folder.time.sleep", lambda _: waiting.set())
+    monkeypatch.setattr("common.files.cache_folder.time.sleep", lambda _: waiting.set())
 
     def second() -> None:
         with compile_once("kernels"):
@@ -111,7 +111,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_one_process_measures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     waiting = threading.Event()
-    monkeypatch.setattr("common.cache_folder.time.sleep", lambda _: waiting.set())
+    monkeypatch.setattr("common.files.cache_folder.time.sleep", lambda _: waiting.set())
 
     def second() -> None:
         with alone_on_machine():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from engine.runner.cache import device_copies
 from engine.runner.cache.device_copies import GpuSide
 from engine.runner.cache.kv_cache import KVCache

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError, InternalError
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
+from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.cache.host_pool import HostPool
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.start.load import load_model_runner

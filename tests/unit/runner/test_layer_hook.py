@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.runner_contract import SequencesFailed
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner

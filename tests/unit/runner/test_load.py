@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import ConfigError, InternalError
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence, SequencesFailed
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.start.load import load_model_runner

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from common.errors import ConfigError
 from common.ids import AttemptId
-from common.memory_plan import DeviceMemory
+from common.kv.memory_plan import DeviceMemory
+from common.kv.token_budget import get_max_chunk_tokens, tokens_per_seq
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import get_max_chunk_tokens, tokens_per_seq
+from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.cache.kv_cache import HostMemory

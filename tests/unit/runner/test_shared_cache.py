@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.paddle_import import paddle
 from kv_transfer.lanes.shm.shared_pool import SharedPool, map_pool

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from common.config import SchedulingConfig
-from common.token_budget import num_speculative_tokens
+from common.kv.token_budget import num_speculative_tokens
+from common.settings.config import SchedulingConfig
 from engine.core.planner_contract import Limits, PlanPolicy, SequenceView, StepPlan
 from engine.core.planning.planner import plan_step
 from engine.core.policies.reservation import make_reservation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import SpeculationConfig
+from common.settings.config import SpeculationConfig
 from engine.core.runner_contract import StepCosts
 from engine.core.speculation.draft_length import Acceptance
 from engine.core.speculation.ngram import NgramDrafter

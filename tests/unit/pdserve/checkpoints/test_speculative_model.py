@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import SpeculationConfig
 from common.errors import CheckpointError
+from common.settings.config import SpeculationConfig
 from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
 from engine.runner.weights.checkpoint import Checkpoint, TensorFiles, layer_shapes
 from engine.runner.weights.model_spec import DecoderSpec, RopeSpec, read_decoder_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.kv_layout import DTYPE_BYTES, STORED_BYTES
+from common.kv.kv_layout import DTYPE_BYTES, STORED_BYTES
 from engine.core.policies.reservation import RESERVATION_POLICIES
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.runner.weights.stored_formats import QUANTISERS

@@ -13,11 +13,11 @@ from typing import NoReturn, cast
 import numpy as np
 import pytest
 
-from common.config import Config, HandoffConfig, ServerConfig
 from common.errors import ConfigError
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.nodes import Role
+from common.settings.config import Config, HandoffConfig, ServerConfig
 from kv_transfer.contract import Commit, ConnectorEvent, Landed, Ticket
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.shm import shm_lane

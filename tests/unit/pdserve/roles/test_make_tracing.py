@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from common.clock import MonotonicClock
-from common.config import Config
 from common.errors import ConfigError
 from common.nodes import Role
-from common.tracing import NO_SPAN, NO_TRACING
-from common.tracing_config import TracingConfig
+from common.observing.clock import MonotonicClock
+from common.observing.tracing import NO_SPAN, NO_TRACING
+from common.settings.config import Config
+from common.settings.tracing_config import TracingConfig
 from pdserve.local_cluster.free_ports import free_loopback_port
 from pdserve.roles import otel
 from pdserve.roles.make_tracing import make_tracing

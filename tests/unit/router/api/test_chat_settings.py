@@ -9,9 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from router.text.conversation import MAX_TEMPLATE_BYTES, ChatSettings
-from router.tools.formats import format_of
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
+from router.tools.formats import HERMES, LLAMA_JSON, format_of
 from tests.fakes.http_edge import Edge, make_edge, says
 from tests.fakes.tool_models import (
     HERMES_TEMPLATE,

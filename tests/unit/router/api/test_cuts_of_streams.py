@@ -15,7 +15,7 @@ import pytest
 
 from common.request import FinishReason
 from router.core.generation import TokenChunk
-from router.tools.hermes import HERMES
+from router.tools.formats import HERMES
 from tests.examples import everyday
 from tests.fakes.http_edge import make_edge, plays
 from tests.fakes.tool_models import NOW, WEATHER, hermes_model

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import NodeLost
 from common.request import FinishReason
-from router.tools.hermes import HERMES
+from router.tools.formats import HERMES
 from tests.fakes.http_edge import Edge, chunks, fails, make_edge, says
 from tests.fakes.tool_models import hermes_model, model_with
 

@@ -11,8 +11,7 @@ from common.grammar import GrammarKind
 from common.request import FinishReason
 from router.text.conversation import ChatSettings
 from router.tools.fenced import FENCED
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
+from router.tools.formats import HERMES, LLAMA_JSON
 from tests.fakes.http_edge import Edge, chunks, events, make_edge, plays, says
 from tests.fakes.tool_models import NOW, WEATHER, function, hermes_model, model_with
 

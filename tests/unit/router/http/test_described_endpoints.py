@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from common.config import Config, ModelConfig
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import Role
+from common.settings.config import Config, ModelConfig
 from common.version import VERSION
 from router.api.tokenization import MAX_DETOKENIZE_BYTES
 from router.cluster.described_cluster import CLUSTER

@@ -20,7 +20,7 @@ from grammars.compiler import NAMES, GrammarCompiler
 from grammars.gbnf import Gbnf, lark_of_gbnf
 from grammars.kept import MAX_KEPT_BYTES
 from grammars.own_stack import on_own_stack
-from grammars.trial_messages import Trial, Verdict, error_fields, verdict_fields
+from grammars.trying.messages import Trial, Verdict, error_fields, verdict_fields
 
 _MIB = 1 << 20
 _NICE = 5

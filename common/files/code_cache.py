@@ -10,8 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from common.cache_folder import cache_root, full_path
-from common.trusted_folder import why_untrusted
+from common.files.cache_folder import cache_root, full_path
+from common.files.trusted_folder import why_untrusted
 
 _logger = logging.getLogger("pdserve")
 

@@ -26,9 +26,9 @@ from typing import Any
 from common.child_process import start_helper
 from common.errors import DeadlineExceeded, Overloaded, PdserveError
 from common.grammar import Grammar
-from grammars.trial import TrialLimits
-from grammars.trial_messages import Trial, Verdict, packed, trial_fields, unpacked, verdict_of
-from grammars.trial_server import MAX_TRIAL_S
+from grammars.trying.messages import Trial, Verdict, packed, trial_fields, unpacked, verdict_of
+from grammars.trying.server import MAX_TRIAL_S
+from grammars.trying.trial import TrialLimits
 
 log = logging.getLogger("pdserve.grammars")
 
@@ -67,7 +67,7 @@ class GrammarTrials:
             "eos_token_ids": sorted(eos_token_ids),
             "limits": asdict(limits),
         }
-        module = "grammars.trial_server"
+        module = "grammars.trying.server"
         self._command = (sys.executable, "-m", module, json.dumps(settings))
         self._lock = Lock()
         self._asked: dict[int, _Asked] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from common.setting import SHARE, Form, Section, setting
+from common.settings.setting import SHARE, Form, Section, setting
 
 
 def _is_grpc_url(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""The process that tries grammars: `python -m grammars.trial_server SETTINGS`.
+"""The process that tries grammars: `python -m grammars.trying.server SETTINGS`.
 
 Routers and nodes each start one for their first grammar. It reads trials from its standard input, a
 socket, and forks for each of them, so that a trial that crashes, hangs or takes all its memory
@@ -27,9 +27,9 @@ from common.errors import CheckpointError, DeadlineExceeded, InvalidRequest, Ove
 from common.grammar import Grammar
 from grammars.compiler import GrammarCompiler
 from grammars.heap import use_one_arena
-from grammars.trial import TrialLimits, is_final, run_trial, why_ended
-from grammars.trial_messages import Trial, error_fields, packed, trial_of, unpacked
-from grammars.trial_queue import TrialQueue
+from grammars.trying.messages import Trial, error_fields, packed, trial_of, unpacked
+from grammars.trying.queue import TrialQueue
+from grammars.trying.trial import TrialLimits, is_final, run_trial, why_ended
 
 MAX_TRIAL_S = 20.0
 """From a trial's arrival to its end, on a machine where CPU time is scarce."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.setting import POWER_OF_TWO, SHARE, Problem, Section, setting
-from common.token_budget import DEFAULT_NUM_SPECULATIVE_TOKENS
+from common.kv.token_budget import DEFAULT_NUM_SPECULATIVE_TOKENS
+from common.settings.setting import POWER_OF_TWO, SHARE, Problem, Section, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.blocks import blocks_for
 from common.errors import ConfigError
+from common.kv.blocks import blocks_for
 from common.nodes import Role
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 8, "suffix": 8, "mtp": 5, "grammar": 8}

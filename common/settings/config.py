@@ -12,14 +12,14 @@ import ipaddress
 import re
 from dataclasses import dataclass, field, fields
 
-from common.api_config import ApiConfig
-from common.kv_layout import DTYPE_BYTES
+from common.kv.kv_layout import DTYPE_BYTES
+from common.kv.token_budget import num_speculative_tokens, tokens_per_seq
 from common.nodes import Role
-from common.redis_url import parse_redis_url
-from common.scheduling_config import SchedulingConfig, SpeculationConfig
-from common.setting import POWER_OF_TWO, SHARE, Form, Problem, Section, setting
-from common.token_budget import num_speculative_tokens, tokens_per_seq
-from common.tracing_config import TracingConfig
+from common.settings.api_config import ApiConfig
+from common.settings.redis_url import parse_redis_url
+from common.settings.scheduling_config import SchedulingConfig, SpeculationConfig
+from common.settings.setting import POWER_OF_TWO, SHARE, Form, Problem, Section, setting
+from common.settings.tracing_config import TracingConfig
 
 __all__ = [
     "ApiConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from common.setting import Problem, Section, setting
+from common.settings.setting import Problem, Section, setting
 
 _ORIGIN = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _WITH_DEFAULT_PORT = re.compile(r"(http://.*):80|(https://.*):443")
