@@ -42,8 +42,8 @@ from router.api.answers.described_answers import (
     TOKENIZE_RESPONSES,
     responses,
 )
-from router.api.bodies.messages import MessageBody
-from router.api.bodies.responses import ResponseBody
+from router.api.bodies.messages.request import MessageBody
+from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, WholeBody
 from router.api.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from router.api.generation import OpenAiApi

@@ -8,7 +8,7 @@ checked_fields    bounds of fields, and fields that go together
 tool_fields       the fields about tools: which there are, which may be called
 response_format   from the fields that constrain an answer to its grammar
 chat_messages     chat messages as chat templates expect them
-messages          bodies of Anthropic's `/v1/messages` as chats
-responses         bodies of `/v1/responses` as chats
+messages/         bodies of Anthropic's `/v1/messages` as chats
+responses/        bodies of `/v1/responses` as chats
 places            where clients of these wrote the parts of a chat, for errors
 """

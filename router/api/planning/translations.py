@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.errors import InvalidRequest
-from router.api.bodies import messages, responses
+from router.api.bodies.messages import request as messages
 from router.api.bodies.places import Places
+from router.api.bodies.responses import request as responses
 from router.api.bodies.schemas import ChatBody, WholeBody, parse_body, parse_fields
 
 

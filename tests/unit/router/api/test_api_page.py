@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.api.bodies.messages import MessageBody
-from router.api.bodies.responses import ResponseBody
+from router.api.bodies.messages.request import MessageBody
+from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, SamplingFields, WholeBody
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "api.md"

@@ -1,0 +1,4 @@
+"""Bodies of Anthropic's `/v1/messages` as chats.
+
+request  from a body to the body of a chat
+"""
