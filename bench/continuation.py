@@ -30,7 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.running_cluster import Load, RunningCluster, running_cluster
-from common.clock import MonotonicClock
+from common.observing.clock import MonotonicClock
 from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.keys.redis_acl import keyless_acl
 from pdserve.local_cluster.child_process import ChildProcess, start_child

@@ -37,14 +37,14 @@ import numpy as np
 from bench import one_row_step
 from bench.encoded_text import encoded_elsewhere
 from bench.speculation_prompts import SUMMARISE
-from common.cache_folder import cache_root
-from common.config import EngineConfig, ModelConfig
+from common.files.cache_folder import cache_root
 from common.request import SamplingParams
-from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
-from engine.core.seats import Seats
-from engine.core.step_batch import StepBatch
-from engine.runner.load import load_model_runner
-from engine.runner.numba_decoder import NumbaDecoder
+from common.settings.config import EngineConfig, ModelConfig
+from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
+from engine.core.sequences.seats import Seats
+from engine.core.step.step_batch import StepBatch
+from engine.runner.cpu.decoder import NumbaDecoder
+from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 MEASURES = (
@@ -221,7 +221,7 @@ class Peer:
 
     def __init__(self, script: str, python: str, folder: Path, num_threads: int) -> None:
         self._script = Path(__file__).with_name(script)
-        # Chosen for this engine's kernels (`engine.runner.kernels`); the other engine has its own.
+        # Chosen for this engine's kernels; the other engine has its own.
         ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
         environment = {k: v for k, v in os.environ.items() if k not in ours}
         self._process = subprocess.Popen(

@@ -20,7 +20,7 @@ import statistics
 import sys
 
 from bench.running_cluster import Load, RunningCluster, started_cluster
-from common.latency import RequestTiming, percentile
+from common.observing.latency import RequestTiming, percentile
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 NUM_OUTPUT = 4

@@ -17,11 +17,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.config import Config, EngineConfig, HandoffConfig, ModelConfig, SpeculationConfig
-from common.memory_plan import DeviceMemory
+from common.kv.memory_plan import DeviceMemory
 from common.nodes import Role
-from engine.runner.load import load_model_runner
-from node.make_scheduler import max_chunk_tokens_of, speculation_of
+from common.settings.config import (
+    Config,
+    EngineConfig,
+    HandoffConfig,
+    ModelConfig,
+    SpeculationConfig,
+)
+from engine.runner.start.load import load_model_runner
+from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.checkpoints.speculative_model import resolve_speculation
 
@@ -50,7 +56,7 @@ def config_of(node: str, num_drafts: int) -> Config:
 
 def planned(node: str, num_drafts: int, memory_bytes: int) -> dict[str, object]:
     """Load a node's model on so much memory; return the row's figures."""
-    from engine.runner.memory_meter import HostMeter
+    from engine.runner.start.memory_meter import HostMeter
 
     class SmallHost(HostMeter):
         """This process on a host with `memory_bytes`."""

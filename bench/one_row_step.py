@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from engine.runner.kernels.linear import DEPTH, OUTPUTS, linear
-from engine.runner.kernels.packed import PackedWeight
-from engine.runner.numba_decoder import NumbaDecoder
-from engine.runner.numba_layer import NONE_1D, NONE_2D
+from engine.runner.cpu.decoder import NumbaDecoder
+from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D
+from engine.runner.kernels.products.linear import DEPTH, OUTPUTS, linear
+from engine.runner.kernels.products.packed import PackedWeight
 
 CONTEXT = 128
 _ROUNDS = 40

@@ -9,19 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from common.clock import MonotonicClock
 from common.ids import AttemptId, Incarnation
+from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, SamplingParams
-from decode_node.request_flow import DecodeFlow, LandingPlace
-from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.core.scheduler import Scheduler
-from engine.core.step_batch import StepBatch
-from engine.core.step_plan import Limits
+from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.step_loop import StepLoop
-from node.flow_limits import FlowLimits
-from node.inbox import Inbox
-from node.messages import Effect, Message, Submit
+from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.flow_limits import FlowLimits
+from node.flow.inbox import Inbox
+from node.flow.messages import Effect, Message, Submit
 
 DEVICE_S = 0.01
 _BLOCK_SIZE = 64

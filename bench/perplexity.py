@@ -36,12 +36,12 @@ import numba
 import numpy as np
 
 from bench.weight_folders import ALL_WEIGHTS, AS_F32, FILE, WIDE, WeightFolder, weight_folder
-from common.blocks import blocks_for
-from common.config import EngineConfig, ModelConfig
-from common.kv_layout import KVLayout
-from engine.runner.load import load_model_runner
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
+from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.model_runner import ModelRunner
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.start.load import load_model_runner
+from engine.runner.weights.model_spec import read_decoder_spec
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from router.text.text_model import TextModel
 

@@ -28,8 +28,8 @@ from bench.replay.replay import DEFAULT_BLOCK_SIZE, ReplaySetup
 from bench.replay.step_cost import StepCost
 from bench.replay.tables import RANKING_COLUMNS, table_of, tables_of
 from bench.replay.trace_file import read_trace
-from common.config import SchedulingConfig
 from common.errors import ConfigError
+from common.settings.config import SchedulingConfig
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import httpx
 
-from common.latency import RequestTiming
+from common.observing.latency import RequestTiming
 from pdserve.local_cluster.free_ports import free_loopback_port
 
 START_TIMEOUT_S = 300.0

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.core.step_batch import batch_of
-from engine.runner.sampler import SampledRows, Sampler, sampled_rows
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
+from engine.runner.drawing.sampler import SampledRows, Sampler, sampled_rows
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -39,18 +39,18 @@ from dataclasses import dataclass
 from itertools import count
 
 from bench.overlap import step_periods_s
-from common.config import SpeculationConfig
 from common.ids import AttemptId
-from common.latency import percentile
+from common.kv.token_budget import num_speculative_tokens
+from common.observing.latency import percentile
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
-from engine.core.block_pool import BlockUse
-from engine.core.plan import DrawnTokens, ScheduledSequence, StepCosts
+from common.settings.config import SpeculationConfig
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step_batch import StepBatch
-from engine.core.step_plan import Limits
+from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, flatten
 from pdserve.roles.long_lived import exclude_from_collection
 

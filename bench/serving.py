@@ -1,8 +1,8 @@
 """A cluster under open-loop load: `python -m bench.serving --json`.
 
 Requests arrive by a Poisson process, whether or not earlier ones were answered, and each runs to
-its full length. TTFT, TPOT, ITL and goodput are defined in `common/latency.py`. Without `--url` a
-cluster is started for each topology, with the same number of nodes and the same load:
+its full length. TTFT, TPOT, ITL and goodput are defined in `common/observing/latency.py`. Without
+`--url` a cluster is started for each topology, with the same number of nodes and the same load:
 
     pd      half of the nodes prefill, half decode
     mixed   every node does both
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from bench.running_cluster import Load, RunningCluster, running_cluster, started_cluster
-from common.latency import (
+from common.observing.latency import (
     LatencySummary,
     LatencyTargets,
     RequestTiming,

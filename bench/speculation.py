@@ -38,21 +38,21 @@ from itertools import count, islice
 from pathlib import Path
 
 from bench.speculation_prompts import PROMPTS
-from common.cache_folder import cache_root
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError, ConfigError
+from common.files.cache_folder import cache_root
 from common.ids import AttemptId
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
-from engine.core.plan import DrawnTokens, ScheduledSequence, StepCosts
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from engine.core.speculation.draft_length import DraftLength
 from engine.core.speculation.drafter import NoDrafter
 from engine.core.speculation.speculation import Speculation, make_speculation
-from engine.core.step_plan import Limits
-from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from router.text.text_model import TextModel

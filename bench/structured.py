@@ -35,20 +35,20 @@ from typing import Any
 import jsonschema
 
 from bench.structured_schemas import SCHEMAS
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.core.planner_contract import Limits
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step_batch import StepBatch
-from engine.core.step_plan import Limits
-from engine.runner.allowed_tokens import AllowedTokens
-from engine.runner.grammar_masks import GrammarMasks, PendingMasks
-from engine.runner.load import load_model_runner
+from engine.core.step.step_batch import StepBatch
+from engine.runner.grammars.allowed_tokens import AllowedTokens
+from engine.runner.grammars.masks import GrammarMasks, PendingMasks
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start.load import load_model_runner
 from grammars.compiler import GrammarCompiler
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from router.text.text_model import TextModel

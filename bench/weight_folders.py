@@ -21,12 +21,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from engine.runner.block_formats import QUANTISERS
-from engine.runner.checkpoint import Checkpoint, expected_shapes
-from engine.runner.kv_formats import stored_slots
-from engine.runner.model_spec import read_decoder_spec
-from engine.runner.quantised_source import QuantisedSource
-from engine.runner.tensor_source import TensorSource
+from engine.runner.cache.kv_formats import stored_slots
+from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.stored_formats import QUANTISERS
+from engine.runner.weights.tensor_source import TensorSource
 
 FILE = "file"
 AS_F32 = "_as_f32"

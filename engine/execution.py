@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Protocol
 
-from common.clock import Clock
-from engine.core.plan import DrawnTokens, OnLayer, Runner, ScheduledSequence
+from common.observing.clock import Clock
+from engine.core.runner_contract import DrawnTokens, OnLayer, Runner, ScheduledSequence
 
 Batch = Sequence[ScheduledSequence]
 Results = list[DrawnTokens | None]

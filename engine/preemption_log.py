@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from engine.core.planned_step import Preempted
+from engine.core.step.step_in_flight import Preempted
 
 log = logging.getLogger("pdserve.engine")
 

@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from common.clock import Clock
 from common.errors import InvalidRequest
-from engine.core.plan import DrawnTokens, OnLayer, Runner, SequencesFailed
-from engine.core.planned_step import PlannedStep, Pushes
+from common.observing.clock import Clock
+from engine.core.runner_contract import DrawnTokens, OnLayer, Runner, SequencesFailed
+from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.preemption_log import PreemptionLog
 

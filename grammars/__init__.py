@@ -4,8 +4,7 @@ Routers check grammars with it before a request goes on, and nodes draw under th
 same text with the same options.
 
 - `bounds`: what of a schema is counted before it is compiled
-- `trials`: grammars are tried in a process of their own, by `trial_server`, which forks for each
-  `trial`, in the order of its `trial_queue`; `trial_messages` travel between
+- `trying`: grammars are tried in processes of their own, with limits
 - `kept`: what is compiled and kept, bounded by what it weighs, as `heap` measures it
 - `own_stack`: a stack of a known size
 - `texts`: every kind of grammar as Lark text; choices; white space

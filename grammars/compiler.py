@@ -21,9 +21,9 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from common.errors import CheckpointError, InternalError, InvalidRequest
+from common.files.tokenizer_files import within_vocabulary
 from common.grammar import Grammar, GrammarKind
-from common.histogram import Histogram, HistogramView
-from common.tokenizer_files import within_vocabulary
+from common.observing.histogram import Histogram, HistogramView
 from grammars.bounds import MAX_OPTIONAL, check_bounds, check_lark
 from grammars.heap import allocated_bytes
 from grammars.kept import KeptGrammars

@@ -11,9 +11,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 
 from common.errors import ConfigError
-from common.file_stamp import FileStamp, file_stamp
-from common.secret_files import secret_file_problem
-from common.tls_handshake import handshake_in_memory, no_password
+from common.files.file_stamp import FileStamp, file_stamp
+from common.files.secret_files import secret_file_problem
+from common.files.tls_handshake import handshake_in_memory, no_password
 
 log = logging.getLogger("pdserve")
 

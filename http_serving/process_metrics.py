@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.keys_folder import Keys
+from common.files.keys_folder import Keys
 from common.nodes import Role
 from common.version import PROTOCOL_VERSION, VERSION
 

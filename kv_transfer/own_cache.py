@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.code_cache import code_cache_folder
+from common.files.code_cache import code_cache_folder
 
 Decorator = Callable[[Any], Any]
 

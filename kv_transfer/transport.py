@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.errors import HandoffFailed
-from kv_transfer.core.effects import Peer
+from kv_transfer.shared.effects import Peer
 
 Parts = Sequence[memoryview]
 """A message: the header, then payload parts."""

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.cache_folder import full_path
 from common.errors import ConfigError, PdserveError
-from common.logs import quiet_grpc
+from common.files.cache_folder import full_path
 from common.nodes import Role
-from common.setting import without_passwords
+from common.observing.logs import quiet_grpc
+from common.settings.setting import without_passwords
 from pdserve.configuration.config_sources import (
     SERVE,
     UP,
@@ -164,7 +164,7 @@ def _chat(parsed: argparse.Namespace) -> int:
 
 
 def _drain(parsed: argparse.Namespace) -> int:
-    from common.clock import MonotonicClock
+    from common.observing.clock import MonotonicClock
     from pdserve.commands.drain_command import ask_to_leave, wait_until_gone
     from pdserve.commands.router_key import router_key
 
@@ -183,7 +183,7 @@ def _drain(parsed: argparse.Namespace) -> int:
 
 
 def _kv_key(parsed: argparse.Namespace) -> int:
-    from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
+    from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 
     write_curve_keys(Path(parsed.file), new_curve_keys())
     print(f"{parsed.file}: copy it to every prefill and decode node, and start them with --kv-key")

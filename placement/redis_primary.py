@@ -20,8 +20,8 @@ from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from common.keys_folder import Keys
-from common.redis_url import MAX_HOSTS, RedisUrl, Topology, parse_redis_url
+from common.files.keys_folder import Keys
+from common.settings.redis_url import MAX_HOSTS, RedisUrl, Topology, parse_redis_url
 from placement.redis_tls import RedisTls, RedisTlsConnection
 
 _MAX_CONNECTIONS = 16

@@ -31,10 +31,10 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from common.errors import StaleEpoch
+from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
-from common.keys_folder import Keys
 from common.nodes import NodeLoad, NodeRecord
-from common.redis_url import Topology, parse_redis_url
+from common.settings.redis_url import Topology, parse_redis_url
 from placement import scripts
 from placement.records import (
     MAX_VALUE_BYTES,

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis.asyncio.connection import Connection
 
-from common.keys_folder import REDIS_NAME, Keys, TlsFiles
+from common.files.keys_folder import REDIS_NAME, Keys, TlsFiles
 
 
 class RedisTls:

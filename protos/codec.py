@@ -14,9 +14,9 @@ from common.errors import InvalidRequest, Overloaded, PdserveError, PeerProtocol
 from common.errors import error_from_code as _error_from_code
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
+from common.observing.tracing import is_traceparent
 from common.request import GenerationRequest, SamplingParams
 from common.token_rules import NO_RULES, TokenRules
-from common.tracing import is_traceparent
 from common.version import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
 from protos import pdserve_node_pb2 as pb
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from common.keys_folder import NODE_NAME, ROUTER_NAME, Keys, TlsFiles
+from common.files.keys_folder import NODE_NAME, ROUTER_NAME, Keys, TlsFiles
 
 Options = Sequence[tuple[str, Any]]
 

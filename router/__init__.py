@@ -4,7 +4,7 @@ It holds no Paddle and no state beyond its requests. Rooms by subject, from the 
 imports go down this list only:
 
     app         the web application: every route
-    openai/     /v1/chat/completions and /v1/completions: from a body to an answer
+    api/        the APIs of OpenAI and Anthropic: from a body to an answer
     cluster/    the cluster as people see and operate it: readiness, /v1/cluster, drain
     live/       the live page and its feed
     access/     API keys and their limits

@@ -14,9 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.addresses import is_loopback
-from common.clock import Clock, MonotonicClock
-from common.config import Config
-from common.tracing import NO_TRACING, Tracing
+from common.observing.clock import Clock, MonotonicClock
+from common.observing.tracing import NO_TRACING, Tracing
+from common.settings.config import Config
 from common.version import VERSION
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
@@ -25,6 +25,32 @@ from router.access.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from router.access.plain_requests import PlainRequestMiddleware
 from router.access.refused_logins import RefusedLogins
 from router.access.refused_requests import RefusedRequests
+from router.api.answers.described_answers import (
+    CHAT_ANSWER,
+    CHAT_EVENT,
+    COMPLETION_ANSWER,
+    COMPLETION_EVENT,
+    COUNT_RESPONSES,
+    DETOKENIZE_BODY,
+    DETOKENIZE_RESPONSES,
+    MESSAGE_ANSWER,
+    MESSAGE_ERROR,
+    MODEL,
+    MODELS,
+    NAMED_EVENT,
+    RESPONSE_ANSWER,
+    TOKENIZE_BODY,
+    TOKENIZE_RESPONSES,
+    responses,
+)
+from router.api.bodies.messages.request import CountedBody, MessageBody
+from router.api.bodies.responses.request import ResponseBody
+from router.api.bodies.schemas import ChatBody, CompletionBody, WholeBody
+from router.api.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
+from router.api.generation import OpenAiApi
+from router.api.planning.body_planner import BodyPlanner, Trials
+from router.api.planning.process import LargeBodies
+from router.api.tokenization import TokenizationApi
 from router.cluster.cluster_routes import add_cluster_routes
 from router.cluster.drain import DrainNode, add_drain_route
 from router.core.cluster_view import ClusterView
@@ -48,32 +74,6 @@ from router.http.routes import Access, RouteTable, open_to, serve_route
 from router.live.described_events import LIVE_RESPONSES
 from router.live.feed import LiveFeed
 from router.live.page import live_page
-from router.openai.api import OpenAiApi
-from router.openai.described_answers import (
-    CHAT_ANSWER,
-    CHAT_EVENT,
-    COMPLETION_ANSWER,
-    COMPLETION_EVENT,
-    COUNT_RESPONSES,
-    DETOKENIZE_BODY,
-    DETOKENIZE_RESPONSES,
-    MESSAGE_ANSWER,
-    MESSAGE_ERROR,
-    MODEL,
-    MODELS,
-    NAMED_EVENT,
-    RESPONSE_ANSWER,
-    TOKENIZE_BODY,
-    TOKENIZE_RESPONSES,
-    responses,
-)
-from router.openai.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
-from router.openai.messages.request import CountedBody, MessageBody
-from router.openai.planning import BodyPlanner, Trials
-from router.openai.planning_process import LargeBodies
-from router.openai.responses.request import ResponseBody
-from router.openai.schemas import ChatBody, CompletionBody, WholeBody
-from router.openai.tokenization import TokenizationApi
 from router.text.text_model import TextModel
 from router.watch.http_metrics import HttpMetrics
 from router.watch.request_watch import RequestWatcher

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.keys_folder import Keys, load_keys
+from common.files.keys_folder import Keys, load_keys
 from common.nodes import Role
 from pdserve.keys.certificates import CertificateAuthority, Holder, IssuedCertificate
 from pdserve.keys.keys_init import HOLDERS, init_keys

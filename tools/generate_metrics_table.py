@@ -15,21 +15,21 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from common.clock import MonotonicClock
 from common.nodes import Role
-from engine.core.block_pool import BlockCounts
+from common.observing.clock import MonotonicClock
+from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from http_serving.certificate import show_end
 from http_serving.process_metrics import BuildInfo, CertificateEnd
-from kv_transfer.statistics import ConnectorStatistics
-from kv_transfer.transfer_metrics import TransferMetrics
-from node.grammar_metrics import GrammarCollector
-from node.kv_metrics import KvCollector
-from node.memory_metrics import MemoryCollector
-from node.messages import NodeStatistics
-from node.metrics import LeaseCollector, NodeCollector
-from node.step_progress import StepProgress
+from kv_transfer.connector.statistics import ConnectorStatistics
+from kv_transfer.connector.transfer_metrics import TransferMetrics
+from node.flow.messages import NodeStatistics
+from node.flow.step_progress import StepProgress
+from node.watch.grammar_metrics import GrammarCollector
+from node.watch.kv_metrics import KvCollector
+from node.watch.memory_metrics import MemoryCollector
+from node.watch.metrics import LeaseCollector, NodeCollector
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.refused_logins import RefusedLogins

@@ -23,8 +23,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.cache_folder import cache_root
 from common.errors import PdserveError
+from common.files.cache_folder import cache_root
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 

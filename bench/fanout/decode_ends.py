@@ -11,8 +11,8 @@ import zmq
 
 from bench.fanout.decode_machine import DecodeMachine
 from bench.fanout.workload import DEADLINE_S
-from kv_transfer.connector import Ticket
-from kv_transfer.core import frames
+from kv_transfer.contract import Ticket
+from kv_transfer.wire import frames
 
 _POLL_MS = 50
 

@@ -6,11 +6,12 @@ from collections import deque
 
 from bench.fanout.workload import BLOCKS, DEADLINE_S, LAYOUT, ticket_for
 from common.ids import Incarnation
-from kv_transfer.connector import Landed, Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Emit, OpenLane, Reply, Write
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.contract import Landed, Ticket
+from kv_transfer.receiving.effects import OpenLane, Reply, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.effects import Emit
+from kv_transfer.shared.limits import Limits
+from kv_transfer.wire import frames
 
 LIMITS = Limits()
 

@@ -11,8 +11,8 @@ import numpy as np
 from bench.fanout.workload import BLOCKS, COMMIT, DEADLINE_S, LAYOUT
 from bench.handoff.cpu_time import process_cpu_s
 from common.ids import Incarnation
-from kv_transfer.connector import ConnectorEvent, Ticket, TransferEnded
-from kv_transfer.zmq_connector import ZmqConnector
+from kv_transfer.contract import ConnectorEvent, Ticket, TransferEnded
+from kv_transfer.zmq.connector import ZmqConnector
 
 NUM_OPEN = 8
 """Handoffs at once, to that many nodes where there are enough."""

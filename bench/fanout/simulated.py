@@ -11,10 +11,11 @@ from typing import Any
 from bench.fanout.decode_machine import LIMITS, DecodeMachine
 from bench.fanout.workload import BLOCKS, COMMIT, DEADLINE_S, LAYOUT
 from common.ids import Incarnation
-from kv_transfer.connector import TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Emit, Peer, SayHello, SendChunk, SenderEffect, SendToPeer
-from kv_transfer.core.sender import Sender
+from kv_transfer.contract import TransferEnded
+from kv_transfer.sending.effects import SayHello, SendChunk, SenderEffect, SendToPeer
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Emit, Peer
+from kv_transfer.wire import frames
 
 _SESSION = b"prefill"
 _LANE = "zmq"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Commit, Ticket
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import Commit, Ticket
 
 # A piece is 1 KiB; a handoff moves 8 blocks of 4 layers, 64 KiB.
 LAYOUT = KVLayout(

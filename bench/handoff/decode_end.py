@@ -10,12 +10,12 @@ import numpy as np
 
 from bench.handoff.cpu_time import process_cpu_s
 from bench.handoff.prefill_end import DEADLINE_S, Case, ticket_for
-from common.blocks import blocks_for
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
 from common.nodes import Role
-from kv_transfer.connector import ConnectorEvent, Landed, Ticket
-from node.node_parts import LoadedModel
+from kv_transfer.contract import ConnectorEvent, Landed, Ticket
+from node.life.node_parts import LoadedModel
 from pdserve.roles.kv_plane import KVPlane
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.latency import percentile
+from common.observing.latency import percentile
 
 GB = 1e9
 _LESS_IS_WORSE = frozenset({"hidden_share"})

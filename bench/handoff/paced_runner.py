@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from common.grammar import Grammar
-from common.kv_layout import KVLayout
-from engine.core.cache_copy import CacheCopy, CopyUnderWay
-from engine.core.plan import (
+from common.kv.kv_layout import KVLayout
+from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
+from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
@@ -32,7 +32,7 @@ LAYOUT_8B = KVLayout(
 
 
 class PacedRunner:
-    """A `node.engine_node.LoadedModel` with the KV layout of an 8B model, which computes nothing.
+    """A `node.life.node_parts.LoadedModel` with the KV layout of an 8B model; computes nothing.
 
     A step of `n` tokens lasts `n / tokens_per_s`. Layer `l` is done after its share of that time,
     as on a device that computes by itself: time spent in `on_layer` is not added. The pool's bytes

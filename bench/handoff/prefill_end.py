@@ -10,26 +10,26 @@ from typing import Any, cast
 
 from bench.handoff.cpu_time import process_cpu_s, transfer_threads_cpu_s
 from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
-from common.blocks import blocks_for
-from common.clock import MonotonicClock
-from common.config import Config, EngineConfig, HandoffConfig, ModelConfig
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
 from common.nodes import Role
+from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, RequestOutput, SamplingParams
-from kv_transfer.connector import Commit, ConnectorEvent, Ticket, TransferEnded
+from common.settings.config import Config, EngineConfig, HandoffConfig, ModelConfig
+from kv_transfer.contract import Commit, ConnectorEvent, Ticket, TransferEnded
 from kv_transfer.transfer_timing import TransferTiming
-from node.inbox import Inbox
-from node.make_scheduler import make_scheduler
-from node.messages import Answer, Refused, Submit
-from node.node_parts import LoadedModel, NodeConnector
-from node.output_streams import OutputStreams
-from node.perform_effects import NodeEffects
-from node.router_calls import Replies
-from node.step_thread import StepThread
+from node.control.output_streams import OutputStreams
+from node.control.router_calls import Replies
+from node.flow.inbox import Inbox
+from node.flow.messages import Answer, Refused, Submit
+from node.flow.perform_effects import NodeEffects
+from node.life.make_scheduler import make_scheduler
+from node.life.node_parts import LoadedModel, NodeConnector
+from node.life.prefill_node import prefill_flow_maker
+from node.life.step_thread import StepThread
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.roles.kv_plane import KVPlane
-from prefill_node.node import prefill_flow_maker
 
 PROMPT_TOKENS = 2048
 CHUNK_TOKENS = 512
@@ -242,7 +242,7 @@ def _paced(case: Case, kv: KVPlane) -> LoadedModel:
 
 
 def _demo_model(config: Config, kv: KVPlane) -> LoadedModel:
-    from engine.runner.load import load_model_runner
+    from engine.runner.start.load import load_model_runner
 
     folder = str(resolve_checkpoint(config.model.model))
     runner = load_model_runner(

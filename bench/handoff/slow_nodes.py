@@ -8,15 +8,15 @@ import numpy as np
 
 from bench.handoff.prefill_end import Case, ticket_for
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Ticket
-from kv_transfer.core.effects import Write
-from kv_transfer.core.limits import Limits
-from kv_transfer.inline_lane import InlineLane
-from kv_transfer.pieces import Sums
-from kv_transfer.pool_memory import Pool, host_pool
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import Ticket
+from kv_transfer.lanes.inline_lane import InlineLane
+from kv_transfer.lanes.pieces import Sums
+from kv_transfer.lanes.pool_memory import Pool, host_pool
+from kv_transfer.receiving.effects import Write
+from kv_transfer.shared.limits import Limits
 from kv_transfer.transport import Parts
-from kv_transfer.zmq_connector import ZmqConnector
+from kv_transfer.zmq.connector import ZmqConnector
 
 FRAME_S = 1.0
 NUM_BLOCKS = 8

@@ -11,7 +11,7 @@ from bench.replay.replay import Replay, ReplayResult, ReplaySetup
 from bench.replay.rows import BY_NAME, ROWS
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ mean_pool_use, peak_pool_use      share of blocks that sequences hold; the mean 
 mean_batch                        sequences per step
 goodput                           requests a second whose TTFT is at most 10 s, and TPOT 0.1 s
 completion_s                      from the first arrival to the last token
-ttft_s, tpot_s                    as in `common/latency.py`, p50, p90 and p99
+ttft_s, tpot_s                    as in `common/observing/latency.py`, p50, p90 and p99
 gap_s                             the longest gap between two tokens of a request, p50, p90, p99
 mean_e2e_s                        arrival to last token: queueing, stalls and recomputation in one
 waited_10s                        requests without a seat for over 10 s before their first step
@@ -17,7 +17,7 @@ refused, starved, idle_waits      too long for the pool; ended without an answer
 from __future__ import annotations
 
 from bench.replay.replay import ReplayResult, Served
-from common.latency import percentile, tpot_s
+from common.observing.latency import percentile, tpot_s
 
 LONG_WAIT_S = 10.0
 GOOD_TTFT_S = 10.0

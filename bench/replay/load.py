@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 
 REQUESTS_PER_POOL = (8, 24, 72)
 """The number of mean requests, prompt and output, that the default pools hold."""

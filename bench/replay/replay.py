@@ -16,13 +16,13 @@ from bench.replay.clients import ClientRequest, client_requests
 from bench.replay.rows import Row
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
-from common.config import SchedulingConfig
 from common.errors import InternalError
-from engine.core.plan import DrawnTokens, ScheduledSequence
-from engine.core.planned_step import PlannedStep
+from common.settings.config import SchedulingConfig
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens, ScheduledSequence
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
-from engine.core.step_plan import Limits
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_in_flight import PlannedStep
 
 DEFAULT_BLOCK_SIZE = 64
 _STEPS_PER_CHECK = 256

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 from engine.core.policies.growth import MILLION, GrowthView, growth_tokens, to_millionths
 from engine.core.policies.learned_outputs import LearnedOutputs
 from engine.core.policies.new_token_ratio import NewTokenRatio

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from common.errors import ConfigError
-from engine.core.plan import ScheduledSequence
+from engine.core.runner_contract import ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from common.blocks import blocks_for
 from common.errors import ConfigError
+from common.kv.blocks import blocks_for
 
 TOKENS_PER_HASH_ID = 512
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

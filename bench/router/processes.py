@@ -18,7 +18,7 @@ from urllib.error import URLError
 from bench.handoff.processes import Remote
 from bench.router.load import LoadClient
 from bench.router.node_stand_in import CLUSTER, NodeStandIn
-from common.clock import MonotonicClock
+from common.observing.clock import MonotonicClock
 from pdserve.keys.redis_acl import keyless_acl
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.free_ports import free_loopback_port

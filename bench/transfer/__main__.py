@@ -44,7 +44,7 @@ from bench.transfer.workload import (
     shared_memory,
     workload,
 )
-from kv_transfer.curve_keys import new_curve_keys
+from kv_transfer.zmq.curve_keys import new_curve_keys
 
 _GB = 1e9
 PIECE_KIB = (64, 16, 4)
@@ -92,27 +92,27 @@ def ways() -> tuple[list[Way], dict[str, str]]:
             "zmq",
             connector_ends.ConnectorReceiver,
             connector_ends.ConnectorSender,
-            imports=("kv_transfer.fused_copy",),
+            imports=("kv_transfer.lanes.fused_copy",),
         ),
         Way(
             "zmq_encrypted",
             partial(connector_ends.ConnectorReceiver, keys=keys),
             partial(connector_ends.ConnectorSender, keys=keys),
-            imports=("kv_transfer.fused_copy",),
+            imports=("kv_transfer.lanes.fused_copy",),
         ),
         Way(
             "shm",
             connector_ends.shm_receiver,
             connector_ends.shm_sender,
             source=shared_memory,
-            imports=("kv_transfer.fused_copy",),
+            imports=("kv_transfer.lanes.fused_copy",),
         ),
         Way(
             "rdma_python",
             connector_ends.free_rdma_receiver,
             connector_ends.free_rdma_sender,
             target=shared_memory,
-            imports=("kv_transfer.fused_copy",),
+            imports=("kv_transfer.lanes.fused_copy",),
             is_checked=False,
         ),
     ]
@@ -122,14 +122,14 @@ def ways() -> tuple[list[Way], dict[str, str]]:
                 f"zmq_{count}_lanes",
                 partial(connector_ends.ConnectorReceiver, kv_lanes=count),
                 partial(connector_ends.ConnectorSender, kv_lanes=count),
-                imports=("kv_transfer.fused_copy",),
+                imports=("kv_transfer.lanes.fused_copy",),
             ),
             Way(
                 f"shm_{count}_lanes",
                 partial(connector_ends.shm_receiver, kv_lanes=count),
                 partial(connector_ends.shm_sender, kv_lanes=count),
                 source=shared_memory,
-                imports=("kv_transfer.fused_copy",),
+                imports=("kv_transfer.lanes.fused_copy",),
             ),
         ]
     missing = {"rdma_over_direct": "needs RDMA devices: make test-rdma"}

@@ -10,13 +10,13 @@ from bench.transfer.free_engine import FreeEngine
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import Memory
 from common.ids import AttemptId, Incarnation
-from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket, TransferEnded
-from kv_transfer.curve_keys import CurveKeys
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import host_pool
-from kv_transfer.rdma.rdma_lane import RdmaLane
-from kv_transfer.shm.shm_lane import ShmLane
-from kv_transfer.zmq_connector import ZmqConnector
+from kv_transfer.contract import Commit, ConnectorEvent, Landed, Ticket, TransferEnded
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import host_pool
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.zmq.connector import ZmqConnector
+from kv_transfer.zmq.curve_keys import CurveKeys
 
 _DEADLINE_S = 60.0
 _PEER_TIMEOUT_S = 10.0  # A machine is busy during measurements.

@@ -5,8 +5,8 @@ It bounds what this code can reach on any network.
 
 from __future__ import annotations
 
-from kv_transfer.rdma.peer_writer import Engine
-from kv_transfer.rdma.slabs import Ranges
+from kv_transfer.lanes.rdma.peer_writer import Engine
+from kv_transfer.lanes.rdma.slabs import Ranges
 
 
 class FreeEngine(Engine):

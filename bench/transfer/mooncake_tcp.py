@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import Memory, ranges
-from kv_transfer.pool_memory import Bytes
+from kv_transfer.lanes.pool_memory import Bytes
 
 _MOST_WRITES = 1024
 """The most writes of one batch; the library's queues refuse four times as many."""

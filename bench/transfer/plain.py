@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import MOVED_BYTES, Memory, ranges
-from kv_transfer.pool_memory import Bytes
+from kv_transfer.lanes.pool_memory import Bytes
 
 _WRITE_BYTES = 1 << 20
 _TIMEOUT_S = 60.0

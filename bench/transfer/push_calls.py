@@ -12,9 +12,9 @@ from bench.transfer.connector_ends import ConnectorReceiver, ConnectorSender
 from bench.transfer.processes import Process
 from bench.transfer.ways import Span, now_s
 from bench.transfer.workload import Memory, Workload
-from common.kv_layout import KVLayout
-from common.latency import percentile
-from kv_transfer.connector import Ticket
+from common.kv.kv_layout import KVLayout
+from common.observing.latency import percentile
+from kv_transfer.contract import Ticket
 
 BLOCKS_PER_CALL = (1, 64, 100_000)
 NUM_SEQUENCES = 8

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64
 
-from common.kv_layout import KVLayout
-from kv_transfer.core.block_arrays import runs_of
-from kv_transfer.pool_memory import Bytes
-from kv_transfer.shm.shared_pool import SharedPool
+from common.kv.kv_layout import KVLayout
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.lanes.shm.shared_pool import SharedPool
+from kv_transfer.shared.block_arrays import runs_of
 
 PATTERNS = ("adjacent", "scattered")
 NUM_LAYERS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.histogram import HistogramView
+from common.observing.histogram import HistogramView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

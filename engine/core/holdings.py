@@ -10,17 +10,17 @@ When a sequence moves on, and why, the scheduler decides.
 
 from __future__ import annotations
 
-from common.blocks import blocks_for
-from engine.core.block_pool import BlockPool, BlockUse
-from engine.core.planned_step import PlannedStep
-from engine.core.running import Running
-from engine.core.seats import Seats
-from engine.core.sequence import NO_SEAT, Sequence
+from common.kv.blocks import blocks_for
+from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.planner_contract import Admission, Limits
+from engine.core.sequences.running import Running
+from engine.core.sequences.seats import Seats
+from engine.core.sequences.sequence import NO_SEAT, Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.statistics import StepCounters
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Admission, Limits
+from engine.core.step.step_in_flight import PlannedStep
 from engine.core.swapping import Swapping
-from engine.core.waiting_queue import WaitingQueue
 
 _COMING = (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from engine.core.block_pool import BlockPool
-from engine.core.host_pool import HostPool
-from engine.core.running import Running
-from engine.core.seats import Seats
-from engine.core.sequence import Sequence
-from engine.core.step_plan import Limits
+from engine.core.blocks.block_pool import BlockPool
+from engine.core.blocks.host_pool import HostPool
+from engine.core.planner_contract import Limits
+from engine.core.sequences.running import Running
+from engine.core.sequences.seats import Seats
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.swapping import Swapping
-from engine.core.waiting_queue import WaitingQueue
 
 
 class SchedulerState(Protocol):

@@ -16,28 +16,15 @@ from typing import cast
 
 import numpy as np
 
-from common.config import SchedulingConfig
 from common.request import FinishReason
-from engine.core.block_pool import BlockPool, BlockUse
-from engine.core.forecast import Forecast
+from common.settings.config import SchedulingConfig
+from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.blocks.host_pool import HostPool
 from engine.core.holdings import Holdings
-from engine.core.host_pool import HostPool
 from engine.core.invariants import check_state
-from engine.core.plan import DrawnTokens
-from engine.core.plan_ahead import AheadRule, PlanAhead
-from engine.core.planned_step import PlannedStep, Preempted, StepOutput, StepOutputs, SwapCopy
-from engine.core.planner import plan_step
-from engine.core.policies.reservation import make_reservation
-from engine.core.policies.victims import VICTIM_ORDERS
-from engine.core.prefix_index import PrefixIndex
-from engine.core.seats import Ints
-from engine.core.sequence import Sequence
-from engine.core.speculation.speculation import Speculation
-from engine.core.statistics import SchedulerStatistics, StepCounters
-from engine.core.status import SequenceStatus
-from engine.core.step_batch import planned_batch
-from engine.core.step_plan import (
+from engine.core.planner_contract import (
     PLAIN_DECODE,
+    AheadRule,
     Chunk,
     Limits,
     MatchPrefix,
@@ -45,10 +32,30 @@ from engine.core.step_plan import (
     PreemptionReason,
     StepPlan,
 )
-from engine.core.step_results import StepResults
-from engine.core.stop_rules import end_tokens
+from engine.core.planning.forecast import Forecast
+from engine.core.planning.plan_ahead import PlanAhead
+from engine.core.planning.planner import plan_step
+from engine.core.policies.reservation import make_reservation
+from engine.core.policies.victims import VICTIM_ORDERS
+from engine.core.runner_contract import DrawnTokens
+from engine.core.sequences.prefix_index import PrefixIndex
+from engine.core.sequences.seats import Ints
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.sequences.stop_rules import end_tokens
+from engine.core.sequences.waiting_queue import WaitingQueue
+from engine.core.speculation.speculation import Speculation
+from engine.core.statistics import SchedulerStatistics, StepCounters
+from engine.core.step.step_batch import planned_batch
+from engine.core.step.step_in_flight import (
+    PlannedStep,
+    Preempted,
+    StepOutput,
+    StepOutputs,
+    SwapCopy,
+)
+from engine.core.step.step_results import StepResults
 from engine.core.swapping import Swapping
-from engine.core.waiting_queue import WaitingQueue
 
 
 class Scheduler:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from engine.core.block_pool import BlockCounts
-from engine.core.plan_ahead import AheadRule
-from engine.core.step_plan import PreemptionReason, StepPlan, StopRule
+from engine.core.blocks.block_pool import BlockCounts
+from engine.core.planner_contract import AheadRule, PreemptionReason, StepPlan, StopRule
 
 
 def _counts(kinds: type[PreemptionReason] | type[StopRule] | type[AheadRule]) -> dict[str, int]:

@@ -8,12 +8,12 @@ sequence.
 
 from __future__ import annotations
 
-from common.blocks import blocks_for
-from engine.core.block_pool import BlockPool
-from engine.core.host_pool import HostPool
-from engine.core.planned_step import BlockCopy, PlannedStep, SwapCopy
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from common.kv.blocks import blocks_for
+from engine.core.blocks.block_pool import BlockPool
+from engine.core.blocks.host_pool import HostPool
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import BlockCopy, PlannedStep, SwapCopy
 
 
 class Swapping:

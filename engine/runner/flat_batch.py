@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.errors import InternalError
-from engine.core.step_batch import StepBatch
+from engine.core.step.step_batch import StepBatch
 from engine.runner.kernels.plain_rows import lay_out_plain
 
 

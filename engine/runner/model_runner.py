@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.blocks import blocks_for
 from common.errors import InternalError
 from common.grammar import Grammar
-from common.kv_layout import KVLayout
-from common.memory_plan import MemoryPlan
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
+from common.kv.memory_plan import MemoryPlan
 from common.request import SamplingParams
-from engine.core.cache_copy import CacheCopy, CopyKind, CopyUnderWay
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind, CopyUnderWay
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import (
+from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
@@ -26,28 +26,28 @@ from engine.core.plan import (
     SequencesFailed,
     StepCosts,
 )
-from engine.core.step_batch import StepBatch, batch_of
-from engine.runner.compile_once import alone_on_machine, compile_once
+from engine.core.step.step_batch import StepBatch, batch_of
+from engine.runner.cache.host_pool import HostPool
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.cpu.compile_once import alone_on_machine, compile_once
 from engine.runner.decoder import Decoder
+from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS, HostDraw
+from engine.runner.drawing.prompt_scores import find_prompt_logprobs
+from engine.runner.drawing.sampler import sampled_rows
+from engine.runner.drawing.token_rules import AllowedMasks
+from engine.runner.drawing.undrawn import why_undrawn
+from engine.runner.drawing.verification import accept_drafts
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
-from engine.runner.grammar_masks import GrammarMasks
-from engine.runner.host_draw import MAX_SAMPLED_ROWS, HostDraw
-from engine.runner.host_pool import HostPool
-from engine.runner.kv_cache import KVCache
+from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
-from engine.runner.prompt_scores import find_prompt_logprobs
-from engine.runner.sampler import sampled_rows
 from engine.runner.step_costs import DecodeShape, measure_step_costs
-from engine.runner.token_rules import AllowedMasks
-from engine.runner.undrawn import why_undrawn
-from engine.runner.verification import accept_drafts
 
 if TYPE_CHECKING:
-    from engine.runner.device_draw import DeviceDraw
+    from engine.runner.drawing.device_draw import DeviceDraw
 
 
 class ModelRunner:
-    """One model on one KV cache (`engine.core.plan.Runner`). One thread at a time uses it."""
+    """One model on one KV cache, a `runner_contract.Runner`. One thread at a time uses it."""
 
     def __init__(
         self,

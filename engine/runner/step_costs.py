@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence, StepCosts
+from engine.core.runner_contract import SampleInput, ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits
 
 _NARROW = (1, 2, 3, 4, 6, 8)

@@ -11,12 +11,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from common.cache_folder import build_once, cache_root
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.gguf_file import GgufFile
-from engine.runner.gguf_weights import WEIGHTS_FILE
-from engine.runner.model_spec import read_decoder_spec
+from common.files.cache_folder import build_once, cache_root
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.gguf_file import GgufFile
+from engine.runner.weights.gguf_weights import WEIGHTS_FILE
+from engine.runner.weights.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_shape import GgufShape
 from pdserve.checkpoints.gguf_tokenizer import (
     build_tokenizer,

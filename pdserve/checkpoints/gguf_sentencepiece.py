@@ -9,7 +9,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from common.errors import CheckpointError
-from engine.runner.gguf_file import GgufFile
+from engine.runner.weights.gguf_file import GgufFile
 
 # Token types of the GGUF specification.
 _NORMAL = 1

@@ -1,6 +1,6 @@
 """The decoder that a GGUF file describes, as a config.json of Hugging Face.
 
-A family attaches here: one row of `_FAMILIES`, and of `engine.runner.model_spec`.
+A family attaches here: one row of `_FAMILIES`, and of `engine.runner.weights.model_spec`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from common.errors import CheckpointError
-from engine.runner.gguf_file import GgufFile
+from engine.runner.weights.gguf_file import GgufFile
 from pdserve.checkpoints.rope_factors import llama3_scaling_factor, rope_scaling
 
 _MAX_LAYERS = 1024

@@ -22,7 +22,7 @@ from tokenizers import (
 )
 
 from common.errors import CheckpointError
-from engine.runner.gguf_file import GgufFile
+from engine.runner.weights.gguf_file import GgufFile
 from pdserve.checkpoints.gguf_sentencepiece import sentencepiece_tokenizer
 
 # Token types of the GGUF specification.

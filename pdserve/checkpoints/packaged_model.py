@@ -17,9 +17,9 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.cache_folder import build_once, cache_root
 from common.errors import CheckpointError
-from engine.runner.gguf_weights import WEIGHTS_FILE
+from common.files.cache_folder import build_once, cache_root
+from engine.runner.weights.gguf_weights import WEIGHTS_FILE
 from pdserve.checkpoints.gguf_folder import FOLDER_VERSION, make_gguf_folder
 
 _DOWNLOAD_TIMEOUT_S = 600.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from common.cache_folder import full_path
 from common.errors import CheckpointError
+from common.files.cache_folder import full_path
 from common.model_names import KNOWN_MODELS
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

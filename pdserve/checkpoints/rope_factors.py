@@ -10,8 +10,8 @@ import math
 from typing import Any
 
 from common.errors import CheckpointError
-from engine.runner.gguf_file import GgufFile
-from engine.runner.gguf_weights import ROPE_FACTORS_TENSOR
+from engine.runner.weights.gguf_file import GgufFile
+from engine.runner.weights.gguf_weights import ROPE_FACTORS_TENSOR
 
 # Llama 3.1 and later.
 _LOW_FREQ_FACTOR = 1.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from common.cache_folder import full_path
-from common.config import SpeculationConfig
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint, TensorFiles
-from engine.runner.model_spec import read_decoder_spec
+from common.files.cache_folder import full_path
+from common.settings.config import SpeculationConfig
 from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
+from engine.runner.weights.checkpoint import Checkpoint, TensorFiles
+from engine.runner.weights.model_spec import read_decoder_spec
 
 _SHIPPED = Path(__file__).with_name("demo_mtp.safetensors")
 """An MTP layer that was distilled for the demo model; `tools/train_mtp.py` makes it."""

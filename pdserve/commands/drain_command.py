@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.clock import Clock
 from common.errors import PdserveError
+from common.observing.clock import Clock
 from pdserve.commands.cluster_status import Facts, fetch_cluster
 from pdserve.commands.http_client import RouterUnreachable, decoded, opened
 

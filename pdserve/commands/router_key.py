@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from common.secret_files import secret_file_problem
+from common.files.secret_files import secret_file_problem
 
 VARIABLE = "PDSERVE_API_KEY"
 _MOST_BYTES = 4 << 10

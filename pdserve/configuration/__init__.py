@@ -1,6 +1,6 @@
 """From flags, environment variables and a TOML file to one frozen `Config`.
 
-options         the table of settings, made from the dataclasses of `common.config`
+options         the table of settings, made from the dataclasses of `common.settings.config`
 option_values   text and TOML values to settings and back
 flags           the flags of every command; parser: what reads them, and their help in parts
 other_words     what other servers call these settings and commands

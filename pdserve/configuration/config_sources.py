@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import MOST_DRAIN_S, ApiConfig, Config
 from common.errors import ConfigError
 from common.nodes import Role
-from common.setting import Problem, quoted, without_passwords
+from common.settings.config import MOST_DRAIN_S, ApiConfig, Config
+from common.settings.setting import Problem, quoted, without_passwords
 from pdserve.configuration.config_file import read_config_file, suggestion
 from pdserve.configuration.exposure import serve_problems, up_problems
 from pdserve.configuration.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from common.addresses import is_loopback
-from common.config import Config
 from common.nodes import Role
-from common.redis_url import parse_redis_url
-from common.setting import Problem
+from common.settings.config import Config
+from common.settings.redis_url import parse_redis_url
+from common.settings.setting import Problem
 
 
 def serve_problems(config: Config) -> list[Problem]:

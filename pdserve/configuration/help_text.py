@@ -6,7 +6,7 @@ import argparse
 import shutil
 from collections.abc import Mapping
 
-from common.setting import joined_by_or
+from common.settings.setting import joined_by_or
 from pdserve.configuration.option_values import shown_value
 from pdserve.configuration.options import SECTIONS, Option, Value
 

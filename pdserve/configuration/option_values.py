@@ -6,7 +6,7 @@ import math
 import re
 from decimal import Decimal
 
-from common.setting import size_text
+from common.settings.setting import size_text
 from pdserve.configuration.options import Option, Value
 
 _LARGEST = 2**63 - 1

@@ -1,4 +1,4 @@
-"""The table of settings, made from the dataclasses of `common.config`.
+"""The table of settings, made from the dataclasses of `common.settings.config`.
 
 The flag, the `PDSERVE_…` variable, the TOML key, `--help`, the example file and the error messages
 are all made from this table.
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import get_type_hints
 
-from common.config import Config
 from common.nodes import Role
-from common.setting import Section, Setting
+from common.settings.config import Config
+from common.settings.setting import Section, Setting
 
 ROLES = {role.value: role for role in Role}
 SECTIONS: dict[str, type[Section]] = {

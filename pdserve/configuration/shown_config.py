@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from common.config import Config
-from common.setting import without_passwords
+from common.settings.config import Config
+from common.settings.setting import without_passwords
 from pdserve.configuration.config_sources import LoadedConfig
 from pdserve.configuration.option_values import shown_value
 from pdserve.configuration.options import ROLE, SECTIONS, Option, Value, options_of

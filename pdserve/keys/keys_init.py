@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.keys_folder import NODE_NAME, REDIS_NAME, ROUTER_NAME
-from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
+from common.files.keys_folder import NODE_NAME, REDIS_NAME, ROUTER_NAME
+from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 from pdserve.keys.certificates import CALLS, SERVES, CertificateAuthority, Holder
 from pdserve.keys.redis_acl import users_acl
 from router.access.api_keys import add_api_key

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from common.clock import Clock
+from common.observing.clock import Clock
 from pdserve.local_cluster.private_files import open_private_log
 from pdserve.local_cluster.signals import Signals
 

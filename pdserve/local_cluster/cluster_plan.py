@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.config import Config
 from common.nodes import Role
+from common.settings.config import Config
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.configuration.flags import UP_MEMORY_FRACTION
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from common.clock import Clock
 from common.errors import PdserveError
-from common.redis_url import MOST_SOCKET_PATH_BYTES
+from common.observing.clock import Clock
+from common.settings.redis_url import MOST_SOCKET_PATH_BYTES
 from pdserve.local_cluster.child_process import ChildProcess, described_exit, start_child
 from pdserve.local_cluster.private_files import write_private
 from pdserve.local_cluster.signals import Signals, StopRequested

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TextIO
 
 import pdserve
-from common.clock import Clock, MonotonicClock
-from common.config import Config
 from common.errors import PdserveError
 from common.ids import Incarnation
+from common.observing.clock import Clock, MonotonicClock
+from common.settings.config import Config
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.commands.answer_stream import printable
 from pdserve.commands.cluster_status import fetch_cluster

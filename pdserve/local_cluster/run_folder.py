@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from common.errors import ConfigError
-from common.redis_url import MOST_SOCKET_PATH_BYTES
-from common.trusted_folder import why_untrusted
+from common.files.trusted_folder import why_untrusted
+from common.settings.redis_url import MOST_SOCKET_PATH_BYTES
 
 _PREFIX = "pdserve-"
 _SHORT_FOLDER = "/tmp"  # noqa: S108 (a folder that is private is made in it)

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from common.clock import Clock
+from common.observing.clock import Clock
 from pdserve.commands.answer_stream import CHAT, COMPLETION, answer_events, pieces, served_model
 from pdserve.commands.http_client import RouterRefused, RouterUnreachable
 

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 
-from common.keys_folder import Keys
+from common.files.keys_folder import Keys
 
 log = logging.getLogger("pdserve")
 

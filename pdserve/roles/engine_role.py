@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from common.cache_folder import cache_root
-from common.clock import MonotonicClock
-from common.config import Config
-from common.keys_folder import Keys
+from common.files.cache_folder import cache_root
+from common.files.keys_folder import Keys
 from common.nodes import Role
-from common.tracing import NO_TRACING, Tracing
-from node.engine_node import EngineNode
-from node.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
-from node.node_parts import LoadedModel, MakeFlow, NodeParts
+from common.observing.clock import MonotonicClock
+from common.observing.tracing import NO_TRACING, Tracing
+from common.settings.config import Config
+from node.life.engine_node import EngineNode
+from node.life.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
+from node.life.node_parts import LoadedModel, MakeFlow, NodeParts
 from pdserve.roles.file_limit import allow_node_files
 from pdserve.roles.kv_plane import KVPlane
 from pdserve.roles.long_lived import exclude_from_collection
@@ -45,7 +45,7 @@ async def run_engine_role(
 
     def load_model() -> LoadedModel:
         # Imported late: it takes seconds, and a port in use or a missing store is reported first.
-        from engine.runner.compile_progress import logged_compilation
+        from engine.runner.start.compile_progress import logged_compilation
 
         with logged_compilation():  # some kernels are compiled by their import
             return _loaded(config, kv, partial(loop.call_soon_threadsafe, shutdown.watch_signals))
@@ -63,7 +63,7 @@ async def run_engine_role(
 
 
 def _loaded(config: Config, kv: KVPlane, watch_again: Callable[[], object]) -> LoadedModel:
-    from engine.runner.load import load_model_runner
+    from engine.runner.start.load import load_model_runner
     from pdserve.checkpoints.speculative_model import resolve_speculation
 
     runner = load_model_runner(
@@ -82,9 +82,9 @@ def _loaded(config: Config, kv: KVPlane, watch_again: Callable[[], object]) -> L
 
 def _flow_maker(config: Config) -> MakeFlow:
     if config.role is Role.PREFILL:
-        from prefill_node.node import prefill_flow_maker
+        from node.life.prefill_node import prefill_flow_maker
 
         return prefill_flow_maker(config)
-    from decode_node.node import decode_flow_maker
+    from node.life.decode_node import decode_flow_maker
 
     return decode_flow_maker(config)

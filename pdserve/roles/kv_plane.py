@@ -9,23 +9,23 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from common.config import Config
 from common.errors import ConfigError
+from common.files.keys_folder import Keys
 from common.ids import Incarnation
-from common.keys_folder import Keys
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.nodes import Role
-from kv_transfer.connector import OnEvent
-from kv_transfer.curve_keys import load_curve_keys
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import Pool, host_pool
-from kv_transfer.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
-from kv_transfer.rdma.rdma_lane import RdmaLane
-from kv_transfer.shm.shared_pool import SharedPool
-from kv_transfer.shm.shm_lane import ShmLane
-from kv_transfer.zmq_connector import ZmqConnector
-from node.node_parts import LoadedModel, NodeConnector
-from node.self_description import advertised_kv_host
+from common.settings.config import Config
+from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import Pool, host_pool
+from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from kv_transfer.lanes.shm.shared_pool import SharedPool
+from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.zmq.connector import ZmqConnector
+from kv_transfer.zmq.curve_keys import load_curve_keys
+from node.life.node_parts import LoadedModel, NodeConnector
+from node.life.self_description import advertised_kv_host
 
 log = logging.getLogger("pdserve.node")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 
-from common.clock import MonotonicClock
-from common.config import Config
 from common.errors import ConfigError
-from common.tracing import NO_TRACING, Tracing
+from common.observing.clock import MonotonicClock
+from common.observing.tracing import NO_TRACING, Tracing
+from common.settings.config import Config
 
 
 def make_tracing(config: Config) -> Tracing:

@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-from common.clock import Clock
 from common.nodes import Role
-from common.tracing import NO_SPAN, Attributes, Span, SpanKind, is_traceparent
-from common.tracing_config import TracingConfig
+from common.observing.clock import Clock
+from common.observing.tracing import NO_SPAN, Attributes, Span, SpanKind, is_traceparent
+from common.settings.tracing_config import TracingConfig
 from pdserve import __version__
 
 MAX_QUEUED_SPANS = 8192
@@ -79,7 +79,7 @@ class OtelTracing:
         parent: str,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """Start a span, see `common.tracing.Tracing`; an invalid `parent` starts a new trace."""
+        """Start a span, see `observing.tracing.Tracing`; an invalid `parent` starts a new trace."""
         # One offset for all spans of a request here, so that they fit each other exactly.
         offset_ns = _wall_offset_ns(self._clock)
         context = (

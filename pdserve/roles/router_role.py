@@ -12,16 +12,16 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from common.clock import MonotonicClock
-from common.config import Config, ModelConfig
 from common.errors import PdserveError
-from common.keys_folder import Keys
-from common.logs import name_node
+from common.files.keys_folder import Keys
 from common.model_names import model_names
 from common.nodes import Role
-from common.tracing import NO_TRACING, Tracing
-from grammars.trial import ROUTER_LIMITS
-from grammars.trials import GrammarTrials
+from common.observing.clock import MonotonicClock
+from common.observing.logs import name_node
+from common.observing.tracing import NO_TRACING, Tracing
+from common.settings.config import Config, ModelConfig
+from grammars.trying.trial import ROUTER_LIMITS
+from grammars.trying.trials import GrammarTrials
 from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
@@ -29,13 +29,13 @@ from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementForbidden, PlacementStore, PlacementUnavailable
 from router.access.api_key_book import ApiKeyBook
+from router.api.planning.process import PlanningProcess, planning_command
 from router.app import create_app
 from router.cluster.drain import drain_node
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
 from router.http.server import bind_http, count_refused, router_limits, serve_http
 from router.live.feed import LiveFeed
-from router.openai.planning_process import PlanningProcess, planning_command
 from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
 

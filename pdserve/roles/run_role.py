@@ -9,10 +9,10 @@ from pathlib import Path
 import uvloop
 from prometheus_client import disable_created_metrics
 
-from common.config import Config
-from common.keys_folder import Keys, load_keys
-from common.logs import set_up_logs
+from common.files.keys_folder import Keys, load_keys
 from common.nodes import Role
+from common.observing.logs import set_up_logs
+from common.settings.config import Config
 from pdserve.checkpoints.resolve import names_of, resolve_checkpoint
 from pdserve.roles.certificate_watch import CertificateWatch
 from pdserve.roles.make_tracing import make_tracing

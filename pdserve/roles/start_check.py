@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from common.config import Config
-from common.keys_folder import load_keys
+from common.files.keys_folder import load_keys
 from common.model_names import KNOWN_MODELS
 from common.nodes import Role
+from common.settings.config import Config
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 
@@ -28,10 +28,10 @@ def check_start(config: Config) -> None:
         check_router(config, model, keys)
         return
     if kv_key := config.handoff.kv_key:
-        from kv_transfer.curve_keys import load_curve_keys
+        from kv_transfer.zmq.curve_keys import load_curve_keys
 
         load_curve_keys(Path(kv_key))
     if model is not None:
-        from engine.runner.load import checked_checkpoint
+        from engine.runner.start.load import checked_checkpoint
 
         checked_checkpoint(model)

@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.clock import Clock
 from common.errors import ConfigError
-from common.file_stamp import FileStamp, file_stamp
+from common.files.file_stamp import FileStamp, file_stamp
+from common.observing.clock import Clock
 from router.access.api_keys import ApiKey, hash_api_key, load_api_keys
 from router.access.key_limits import KeyLimits, Limit, Refusal
 

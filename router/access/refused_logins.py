@@ -8,7 +8,7 @@ from enum import Enum
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Scope
 
-from common.clock import Clock
+from common.observing.clock import Clock
 from router.access.spaced_lines import SpacedLines, client_address
 
 logger = logging.getLogger("pdserve.router.keys")

@@ -6,8 +6,8 @@ import logging
 
 from starlette.types import Scope
 
-from common.clock import Clock
-from common.logs import log_fields
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
 from router.access.spaced_lines import SpacedLines, client_address
 from router.http.errors import ApiError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-from common.clock import Clock
+from common.observing.clock import Clock
 
 LINE_EVERY_S = 10.0
 

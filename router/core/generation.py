@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from common.observing.tracing import Span
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, SamplingParams, TokenLogprobs
-from common.tracing import Span
 from router.core.ttft_stages import DispatchStages
 
 SHUTTING_DOWN = "the router is shutting down: send the request again"

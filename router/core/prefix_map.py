@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from common.blocks import BlockHash
 from common.ids import Incarnation
+from common.kv.blocks import BlockHash
 
 MAX_HASHES = 65_536
 MAX_NODES_PER_HASH = 8

@@ -12,11 +12,11 @@ from typing import TypeVarTuple, cast
 
 from prometheus_client import CollectorRegistry
 
-from common.clock import Clock, MonotonicClock
 from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
+from common.files.keys_folder import Keys
 from common.ids import Incarnation, new_request_id
-from common.keys_folder import Keys
-from common.logs import log_fields
+from common.observing.clock import Clock, MonotonicClock
+from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb

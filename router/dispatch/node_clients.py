@@ -29,8 +29,8 @@ from common.errors import (
     PdserveError,
     PeerProtocolError,
 )
+from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
-from common.keys_folder import Keys
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb

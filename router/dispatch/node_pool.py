@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
-from common.clock import Clock
+from common.files.keys_folder import Keys
 from common.ids import Incarnation
-from common.keys_folder import Keys
 from common.nodes import NodeRecord, Role
+from common.observing.clock import Clock
 from common.request import RequestOutput
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode, PlacementStore, PlacementUnavailable

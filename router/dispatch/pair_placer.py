@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from common.clock import Clock
 from common.errors import HandoffFailed, error_from_code
 from common.ids import Incarnation
+from common.observing.clock import Clock
 from common.request import FinishReason, RequestOutput
 from router.core.effects import Choose
 from router.core.pair_health import Pair, PairHealth

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import grpc
 
-from common.keys_folder import Keys
+from common.files.keys_folder import Keys
 from protos.transport_security import Options, open_channel
 
 PING_INTERVAL_MS = 500

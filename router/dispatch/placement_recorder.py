@@ -7,10 +7,10 @@ import logging
 from collections import OrderedDict
 from contextlib import suppress
 
-from common.clock import Clock
 from common.errors import PdserveError
 from common.ids import AttemptId
-from common.logs import log_fields
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
 from placement.store import Placement, PlacementStore
 from router.watch.router_metrics import RouterMetrics
 

@@ -7,7 +7,7 @@ import logging
 from itertools import islice
 
 from common.ids import AttemptId, Incarnation
-from common.logs import log_fields
+from common.observing.logs import log_fields
 from protos import pdserve_node_pb2 as pb
 from protos.codec import attempts_to_proto
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from common.clock import Clock
-from common.logs import log_fields
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
 from http_serving.abort_connection import abort_connection
 from router.http.errors import ApiError
 from router.http.exchange import ClientClosed, Reply, while_client_waits

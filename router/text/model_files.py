@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
-from common.tokenizer_files import within_vocabulary
+from common.files.tokenizer_files import within_vocabulary
 
 MAX_JSON_BYTES = 64 << 20
 

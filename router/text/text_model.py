@@ -12,9 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError, ConfigError, InvalidRequest
+from common.files.tokenizer_files import known_ids, tokenizer_end_ids
 from common.model_names import model_names
 from common.request import SamplingParams
-from common.tokenizer_files import known_ids, tokenizer_end_ids
 from router.text.chat_template import ChatOptions
 from router.text.context_limits import ContextExceeded
 from router.text.conversation import ChatSettings, Conversation

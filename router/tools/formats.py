@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from router.tools.call_format import CallFormat
 from router.tools.fenced import FENCED
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
+
+HERMES = CallFormat(
+    name="hermes",
+    trigger="<tool_call>",
+    lead="\n",
+    key="arguments",
+    end="\n</tool_call>",
+    separator="\n",
+)
+"""The format of Hermes and Qwen: a JSON object between two tags, once for each call."""
+
+LLAMA_JSON = CallFormat(
+    name="llama3_json", trigger="", lead="", key="parameters", end="", most_calls=1
+)
+"""The format of Llama 3: the whole answer is one JSON object, and there is one call at most.
+
+Its template refuses turns with several calls.
+"""
 
 FORMATS = {one.name: one for one in (HERMES, LLAMA_JSON, FENCED)}
 

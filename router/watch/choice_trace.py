@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
+from common.observing.tracing import NO_SPAN, Span, SpanKind
 from common.request import FinishReason, GenerationRequest
-from common.tracing import NO_SPAN, Span, SpanKind
 from router.core.generation import RequestListener
 from router.core.ttft_stages import DispatchStages, Stage
 from router.watch.recent_placements import REFUSED, RETRIED, RecentPlacement, RecentPlacements

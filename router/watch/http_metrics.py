@@ -1,4 +1,4 @@
-"""Counts and times at the router's HTTP edge. Definitions: `common/latency.py`."""
+"""Counts and times at the router's HTTP edge. Definitions: `common/observing/latency.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from common.clock import Clock
-from common.latency import tpot_s
+from common.observing.clock import Clock
+from common.observing.latency import tpot_s
 from router.core.ttft_stages import Stage
 from router.text.choice_text import Delta
 from router.watch.edge_counters import EdgeCounters, RequestError

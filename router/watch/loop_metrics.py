@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from common.histogram import Histogram
+from common.observing.histogram import Histogram
 
 
 class LoopCounter(Collector):

@@ -11,9 +11,9 @@ from typing import Literal
 
 from starlette.types import Scope
 
-from common.clock import Clock
-from common.logs import log_fields
-from common.tracing import NO_SPAN, NO_TRACING, Span, SpanKind, Tracing, trace_id_of
+from common.observing.clock import Clock
+from common.observing.logs import log_fields
+from common.observing.tracing import NO_SPAN, NO_TRACING, Span, SpanKind, Tracing, trace_id_of
 from router.text.usage import Usage
 
 log = logging.getLogger("pdserve.router.requests")

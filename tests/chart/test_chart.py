@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import ApiConfig, ServerConfig
+from common.settings.config import ApiConfig, ServerConfig
 from pdserve.configuration.config_sources import load_config
 from pdserve.configuration.options import all_options
 from tests.chart.manifests import (

@@ -25,7 +25,7 @@ _PING_S = 0.02
 @asynccontextmanager
 async def scripted_edge() -> AsyncIterator[int]:
     """Serve the API; the block gets the port."""
-    with patch("router.openai.answer.PING_S", _PING_S):
+    with patch("router.api.answers.answer.PING_S", _PING_S):
         async with served(make_edge(_play, model=hermes_model(8192)).app) as port:
             yield port
 

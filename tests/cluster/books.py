@@ -11,9 +11,9 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.keys_folder import Keys
+from common.files.keys_folder import Keys
 from common.nodes import NodeRecord
-from engine.core.block_pool import BlockCounts
+from engine.core.blocks.block_pool import BlockCounts
 
 _CALL_TIMEOUT_S = 5.0
 

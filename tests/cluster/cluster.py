@@ -12,7 +12,7 @@ from typing import Protocol
 import httpx
 import redis
 
-from common.keys_folder import load_keys
+from common.files.keys_folder import load_keys
 from common.nodes import NodeRecord, Role
 from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node

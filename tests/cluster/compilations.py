@@ -8,9 +8,9 @@ from typing import Any
 
 from numba.core import event
 
-from common.cache_folder import cache_root
-from common.config import EngineConfig, ModelConfig
-from engine.runner.load import load_model_runner
+from common.files.cache_folder import cache_root
+from common.settings.config import EngineConfig, ModelConfig
+from engine.runner.start.load import load_model_runner
 
 
 class Compilations(event.Listener):  # type: ignore[misc]

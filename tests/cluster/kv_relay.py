@@ -10,7 +10,7 @@ _ENDPOINT = "KV_ENDPOINT_OF_THE_TEST"
 _TELL_IT = f"""
     import os
 
-    from kv_transfer.zmq_transport import ZmqTransport
+    from kv_transfer.zmq.transport import ZmqTransport
 
     ZmqTransport.endpoint = property(lambda self: os.environ["{_ENDPOINT}"])
 """

@@ -25,7 +25,7 @@ def hide_wide_registers() -> None:
 def main() -> None:
     hide_wide_registers()
     # Imported now: these modules read the features.
-    from engine.runner.kernels.byte_dot import available
+    from engine.runner.kernels.products.byte_dot import available
     from tests.integration.test_demo_logits import digest_of
 
     print(*available())

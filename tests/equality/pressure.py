@@ -12,24 +12,24 @@ from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
-from common.clock import MonotonicClock
-from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from common.kv.token_budget import num_speculative_tokens
+from common.observing.clock import MonotonicClock
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
-from common.token_budget import num_speculative_tokens
-from engine.core.cache_copy import CacheCopy, CopyKind
-from engine.core.plan import DrawnTokens, StepCosts
-from engine.core.planned_step import PlannedStep, SwapCopy
+from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import DrawnTokens, StepCosts
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.execution import Execution, ExecutionHere, ExecutionThread
-from engine.runner import cache_size
-from engine.runner.kv_cache import KVCache
-from engine.runner.load import load_model_runner
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start import cache_size
+from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.unit.engine_core.build import check_books, check_idle
 

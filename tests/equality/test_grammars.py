@@ -14,16 +14,16 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
+from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from grammars.texts import as_lark
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.tools.definitions import Tool, ToolUse
+from router.tools.formats import HERMES
 from router.tools.grammars import GrammarWriter
-from router.tools.hermes import HERMES
 from router.tools.thinking import ThinkingFormat
 from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
 from tests.equality.test_under_pressure import NUM_DRAFTS, pressed

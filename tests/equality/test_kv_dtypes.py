@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.request import GenerationRequest
+from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner

@@ -7,14 +7,14 @@ from itertools import product
 
 import pytest
 
-from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
-from common.memory_plan import DeviceMemory
+from common.kv.memory_plan import DeviceMemory
+from common.kv.token_budget import get_max_chunk_tokens
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import get_max_chunk_tokens
-from engine.runner.load import load_model_runner
-from engine.runner.memory_meter import HostMeter
+from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from engine.runner.start.load import load_model_runner
+from engine.runner.start.memory_meter import HostMeter
 from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.equality.pressure import BLOCK_SIZE, Node, answer_together

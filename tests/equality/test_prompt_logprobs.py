@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, SamplingParams
-from engine.core.plan import ScheduledSequence
-from engine.core.step_batch import batch_of
+from common.settings.config import SchedulingConfig, SpeculationConfig
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from engine.runner.flat_batch import flatten
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder

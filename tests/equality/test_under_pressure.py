@@ -14,11 +14,11 @@ from itertools import product
 import pytest
 from tokenizers import Tokenizer
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
+from common.kv.token_budget import get_max_chunk_tokens
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import get_max_chunk_tokens
+from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner

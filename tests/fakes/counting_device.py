@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.runner.framework import paddle
+from engine.runner.paddle_import import paddle
 
 READS = ("numpy", "cpu", "item", "tolist", "__array__", "__bool__", "__int__", "__float__")
 

@@ -9,8 +9,8 @@ import mmap
 
 import numpy as np
 
-from kv_transfer.pool_memory import Bytes, FurtherAddresses, MemoryKind
-from kv_transfer.rdma.aliases import Aliases
+from kv_transfer.lanes.pool_memory import Bytes, FurtherAddresses, MemoryKind
+from kv_transfer.lanes.rdma.aliases import Aliases
 
 
 class DeviceMemory:

@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import threading
 
-from kv_transfer.rdma.slabs import Ranges
+from kv_transfer.lanes.rdma.slabs import Ranges
 
 
 class FakeEngine:

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.clock import Clock
 from common.errors import HandoffFailed
 from common.ids import Incarnation
-from kv_transfer.connector import (
+from common.observing.clock import Clock
+from kv_transfer.contract import (
     Commit,
     Landed,
     LandingFailed,
@@ -76,7 +76,7 @@ class _Landing:
 
 
 class FakeConnector:
-    """One node's end; implements `kv_transfer.connector.KVConnector`."""
+    """One node's end; implements `kv_transfer.contract.KVConnector`."""
 
     endpoint = "fake"
 

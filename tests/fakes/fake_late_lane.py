@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable
 
 from common.errors import HandoffFailed, PeerProtocolError
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer, Write
-from kv_transfer.lane import Copied, Payload
-from kv_transfer.pieces import NO_SUMS, Sums, packed_sums, piece_sum
-from kv_transfer.pool_memory import Bytes, Pool
+from kv_transfer.lanes.lane import Copied, Payload
+from kv_transfer.lanes.pieces import NO_SUMS, Sums, packed_sums, piece_sum
+from kv_transfer.lanes.pool_memory import Bytes, Pool
+from kv_transfer.receiving.effects import Write
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 
 WAIT_S = 20.0

@@ -18,12 +18,12 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from common.errors import HandoffFailed
-from kv_transfer import pieces
-from kv_transfer.core.block_arrays import Blocks
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer
-from kv_transfer.lane import Broken, Payload, Ready
-from kv_transfer.pool_memory import Pool
+from kv_transfer.lanes import pieces
+from kv_transfer.lanes.lane import Broken, Payload, Ready
+from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.shared.block_arrays import Blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 
 BLOCKS_PER_SLAB = 4

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.framework import paddle
+from engine.runner.paddle_import import paddle
 
 
 def paged_operator(

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
 from common.grammar import Grammar, GrammarKind
-from engine.runner.grammar_masks import PendingMasks
+from engine.runner.grammars.masks import PendingMasks
 from grammars.compiler import GrammarCompiler
 
 VOCAB_SIZE = 997

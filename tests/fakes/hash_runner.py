@@ -15,12 +15,12 @@ from concurrent.futures import Future
 import numpy as np
 
 from common.grammar import Grammar
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
-from engine.core.cache_copy import CacheCopy
+from engine.core.blocks.cache_copy import CacheCopy
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import (
+from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
@@ -28,10 +28,10 @@ from engine.core.plan import (
     ScheduledSequence,
     StepCosts,
 )
-from engine.core.prompt_rows import prompt_rows
-from engine.core.step_batch import StepBatch, batch_of
-from engine.core.stop_rules import withheld_token_ids
-from engine.runner.grammar_masks import GrammarMasks, PendingMasks
+from engine.core.sequences.stop_rules import withheld_token_ids
+from engine.core.step.prompt_rows import prompt_rows
+from engine.core.step.step_batch import StepBatch, batch_of
+from engine.runner.grammars.masks import GrammarMasks, PendingMasks
 from tests.fakes import hash_grammars
 
 VOCAB_SIZE = hash_grammars.VOCAB_SIZE
@@ -53,7 +53,7 @@ def layout(block_size: int, model_digest: str = "hash-runner") -> KVLayout:
 
 
 class HashRunner:
-    """Implements `node.node_parts.LoadedModel` over a numpy pool.
+    """Implements `node.life.node_parts.LoadedModel` over a numpy pool.
 
     Its proposals (`num_proposals`) are right or wrong by a hash of what comes before.
     """

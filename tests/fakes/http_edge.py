@@ -20,27 +20,27 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from common.clock import Clock, MonotonicClock
-from common.config import ApiConfig, Config, ModelConfig
 from common.errors import InvalidRequest
 from common.nodes import Role
+from common.observing.clock import Clock, MonotonicClock
+from common.observing.tracing import NO_TRACING, Tracing
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, SamplingParams, TokenLogprobs
-from common.tracing import NO_TRACING, Tracing
+from common.settings.config import ApiConfig, Config, ModelConfig
 from grammars.compiler import GrammarCompiler
 from grammars.gbnf import Gbnf, lark_of_gbnf
-from grammars.trial_messages import Trial, Verdict
+from grammars.trying.messages import Trial, Verdict
 from router.access.api_key_book import ApiKeyBook
 from router.access.plain_requests import PlainRequestMiddleware
+from router.api.planning.body_planner import Trials
+from router.api.planning.process import LargeBodies
+from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
 from router.app import create_app
 from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
 from router.core.generation import RequestListener, Sink, TokenChunk
 from router.http.routes import Access
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
-from router.openai.planning import Trials
-from router.openai.planning_process import LargeBodies
-from router.openai.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
 from tests.fakes.live_readings import reading
 from tests.fakes.stopped_time import StoppedTime

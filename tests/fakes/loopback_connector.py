@@ -11,18 +11,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from common.clock import Clock, MonotonicClock
 from common.errors import HandoffFailed
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import OnEvent
-from kv_transfer.core.effects import Peer
-from kv_transfer.core.lanes import VERIFY_AUTO
-from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
-from kv_transfer.inline_lane import InlineLane
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import Bytes, Pool, as_pool
-from kv_transfer.shell import TransportConnector
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock, MonotonicClock
+from kv_transfer.connector.shell import TransportConnector
+from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.inline_lane import InlineLane
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import Bytes, Pool, as_pool
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import VERIFY_AUTO
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S, DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.transport import Arrival, FromPeer, FromSession, LinkLost, Parts
 
 
@@ -181,8 +181,8 @@ class LoopbackTransport:
 class LoopbackConnector(TransportConnector):
     """A `KVConnector` for nodes that live in one process.
 
-    `lanes` are further lanes, used where a pair supports them; `verify` is a mode of `core.lanes`.
-    Raises `ConfigError` when the window is too small for one block.
+    `lanes` are further lanes, used where a pair supports them; `verify` is a mode of
+    `shared.lanes`. Raises `ConfigError` when the window is too small for one block.
     """
 
     def __init__(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.clock import Clock
 from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord
+from common.observing.clock import Clock
 from placement.store import LiveNode, Placement
 
 

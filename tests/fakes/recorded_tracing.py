@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.tracing import Attributes, Span, SpanKind
+from common.observing.tracing import Attributes, Span, SpanKind
 
 TRACE_ID = "ab" * 16
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from common.grammar import Grammar, GrammarKind
 from grammars.texts import as_lark
 from router.tools.definitions import Tool, ToolUse
+from router.tools.formats import HERMES
 from router.tools.grammars import GrammarWriter
-from router.tools.hermes import HERMES
 from router.tools.thinking import END, ThinkingFormat
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import PERSON, TOOL_TAGS

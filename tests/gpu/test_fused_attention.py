@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.framework import has_gpu, paddle
-from engine.runner.fused_check import flash_problem, paged_problem
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.paddle.fused_check import flash_problem, paged_problem
+from engine.runner.paddle_import import has_gpu, paddle
+from engine.runner.weights.model_spec import read_decoder_spec
 from tests.unit.runner.running import load, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 

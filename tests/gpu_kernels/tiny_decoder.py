@@ -10,7 +10,7 @@ import numpy as np
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
-from engine.runner.model_spec import DecoderSpec, RopeSpec
+from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
 from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel, widened
 
 SPEC = DecoderSpec(

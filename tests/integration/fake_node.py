@@ -9,11 +9,11 @@ from typing import Any, cast
 import grpc
 
 from common.errors import PdserveError
+from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
-from common.keys_folder import Keys
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import GenerationRequest, RequestOutput
-from node.control_port import SERVER_OPTIONS
+from node.control.control_port import SERVER_OPTIONS
 from placement.store import PlacementStore
 from protos import pdserve_node_pb2 as pb
 from protos.codec import attempts_from_proto, check_envelope, request_from_proto

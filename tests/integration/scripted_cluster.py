@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from common.ids import AttemptId
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
-from node.output_streams import HEARTBEAT_S
+from node.control.output_streams import HEARTBEAT_S
 from placement.redis_store import RedisStore
 from router.core.generation import TokenChunk
 from router.dispatch import dispatcher

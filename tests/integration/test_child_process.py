@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.clock import MonotonicClock
+from common.observing.clock import MonotonicClock
 from pdserve.local_cluster.child_process import (
     ChildProcess,
     described_exit,

@@ -13,7 +13,7 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from router.tools.hermes import HERMES
+from router.tools.formats import HERMES
 from tests.fakes.http_edge import Edge, make_edge, says
 from tests.fakes.tool_models import hermes_model
 

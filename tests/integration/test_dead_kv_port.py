@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.nodes import Role
-from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.cluster.api import Answer, Api
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running

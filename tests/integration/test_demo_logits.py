@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from llvmlite.binding import get_host_cpu_features
 
-from engine.runner.model_spec import read_decoder_spec
-from engine.runner.rope import rotary_tables
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.rope import rotary_tables
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.unit.runner.running import load, logits_of, scheduled
 

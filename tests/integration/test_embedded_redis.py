@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from common.clock import MonotonicClock
+from common.observing.clock import MonotonicClock
 from pdserve.keys.redis_acl import keyless_acl, users_acl
 from pdserve.local_cluster import embedded_redis
 from pdserve.local_cluster.embedded_redis import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.runner.compile_progress import NUM_KERNELS
+from engine.runner.start.compile_progress import NUM_KERNELS
 from pdserve.checkpoints.demo_model import demo_model_folder
 
 TEAM = "engine.runner.kernels.team."

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import zmq
 
-from kv_transfer.curve_keys import CurveKeys, load_curve_keys, new_curve_keys
+from kv_transfer.zmq.curve_keys import CurveKeys, load_curve_keys, new_curve_keys
 from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc

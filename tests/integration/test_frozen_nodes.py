@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from common.nodes import Role
-from node.step_progress import LEAST_LIMIT_S
+from node.flow.step_progress import LEAST_LIMIT_S
 from tests.cluster.api import Answer, Api, Fields
 from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.cluster.slow_serve import HELD_S

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PdserveError
+from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
-from common.keys_folder import Keys
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from common.version import PROTOCOL_VERSION, UNNAMED_PROTOCOL

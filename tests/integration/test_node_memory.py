@@ -14,9 +14,9 @@ MOST_OF_LLVM_MIB = 30
 LOAD = """
 import json, re, sys
 from pathlib import Path
-from common.cache_folder import cache_root
-from common.config import EngineConfig, ModelConfig
-from engine.runner.load import load_model_runner
+from common.files.cache_folder import cache_root
+from common.settings.config import EngineConfig, ModelConfig
+from engine.runner.start.load import load_model_runner
 
 def sizes():
     text = Path("/proc/self/smaps_rollup").read_text()

@@ -11,8 +11,8 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PoolExhausted
+from router.api.answers.answer import PING_S
 from router.core.generation import TokenChunk
-from router.openai.answer import PING_S
 from tests.fakes.http_edge import (
     TURNS_TO_THE_CLIENT,
     Call,

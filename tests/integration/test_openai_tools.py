@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from common.request import FinishReason
-from router.tools.hermes import HERMES
+from router.tools.formats import HERMES
 from tests.fakes import tool_models
 from tests.fakes.http_edge import Edge, make_edge, says
 from tests.fakes.tool_models import hermes_model

@@ -23,9 +23,9 @@ import httpx
 import pytest
 import redis
 
-from common.keys_folder import load_keys
+from common.files.keys_folder import load_keys
 from common.nodes import NodeRecord, Role
-from kv_transfer.curve_keys import load_curve_keys, new_curve_keys
+from kv_transfer.zmq.curve_keys import load_curve_keys, new_curve_keys
 from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
 from tests.cluster.books import NodeBooks

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from common.files.keys_folder import Keys
 from common.ids import AttemptId
-from common.keys_folder import Keys
 from common.nodes import Role
 from common.request import FinishReason
 from common.version import PROTOCOL_VERSION

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from common.keys_folder import Keys
-from node.control_port import SERVER_OPTIONS
+from common.files.keys_folder import Keys
+from node.control.control_port import SERVER_OPTIONS
 from pdserve.keys.keys_init import HOLDERS
 from router.dispatch import pings as router_pings
 from router.dispatch.node_clients import CHANNEL_OPTIONS
@@ -29,9 +29,9 @@ HELD_S = 3.5
 CHILD = f"""
 import asyncio, ctypes, sys
 from pathlib import Path
-from common.keys_folder import load_keys
+from common.files.keys_folder import load_keys
 from common.nodes import Role
-from node.control_port import ControlPort
+from node.control.control_port import ControlPort
 from protos.pdserve_node_pb2_grpc import NodeServicer
 
 def hold():

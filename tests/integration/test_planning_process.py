@@ -17,11 +17,11 @@ import pytest
 import uvloop
 
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
+from router.api.planning import process
+from router.api.planning.messages import pack_message, pack_request
+from router.api.planning.process import PlanningProcess, planning_command
+from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
 from router.http.errors import api_error
-from router.openai import planning_process
-from router.openai.planning_messages import pack_message, pack_request
-from router.openai.planning_process import PlanningProcess, planning_command
-from router.openai.request_plan import Planner, RequestKind, RequestPlan
 from router.text.text_model import TextModel
 from tests.cluster.processes import is_alive
 from tests.cluster.waiting import wait_until
@@ -240,7 +240,7 @@ async def test_what_waits_is_bounded(
     await hello_of(planning)
     assert planning.pid is not None
     os.kill(planning.pid, signal.SIGSTOP)
-    monkeypatch.setattr(planning_process, "MAX_WAITING_BYTES", 2 * len(HELLO))
+    monkeypatch.setattr(process, "MAX_WAITING_BYTES", 2 * len(HELLO))
     working = asyncio.create_task(hello_of(planning))
     await turns()
     waiting = [asyncio.create_task(hello_of(planning)) for _ in range(2)]
@@ -257,7 +257,7 @@ async def test_what_waits_is_bounded(
 async def test_a_body_larger_than_the_queue_is_planned_when_nothing_waits(
     planning: PlanningProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning_process, "MAX_WAITING_BYTES", 1)
+    monkeypatch.setattr(process, "MAX_WAITING_BYTES", 1)
     assert (await hello_of(planning)).prompt_lengths
 
 
@@ -268,7 +268,7 @@ async def test_a_process_that_hangs_is_replaced(
     first = planning.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)
-    monkeypatch.setattr(planning_process, "MAX_PLAN_S", 0.01)
+    monkeypatch.setattr(process, "MAX_PLAN_S", 0.01)
     with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s"):
         await hello_of(planning)
     assert not is_alive(first)
@@ -281,7 +281,7 @@ async def test_a_reply_that_is_read_in_part_is_not_taken_for_the_next_one(
 ) -> None:
     expected = await hello_of(planning)
     with monkeypatch.context() as patched:
-        patched.setattr(planning_process, "unpack_prompt", _fails)
+        patched.setattr(process, "unpack_prompt", _fails)
         with pytest.raises(KeyError, match="bug"):
             await planning.plan(COMPLETION, body_of(prompt=["a", "b"], seed=SEED), CONTEXT)
     assert await hello_of(planning) == expected

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from common.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.load import load_model_runner
+from common.settings.config import EngineConfig, ModelConfig
+from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.model_runner import ModelRunner
-from engine.runner.model_spec import read_decoder_spec, read_eos_token_ids
+from engine.runner.start.load import load_model_runner
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec, read_eos_token_ids
 from router.text.text_model import TextModel
 
 REFERENCE_PATH = Path(__file__).parents[1] / "data" / "qwen_coder_reference.json"

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from kv_transfer.connector import KVEvent, Ticket
+from kv_transfer.contract import KVEvent, Ticket
 from tests.contract.kv_connector.cluster import Cluster, Node, commit_for
 from tests.rdma.devices import WAIT_S
 from tests.rdma.rdma_kind import RdmaKind

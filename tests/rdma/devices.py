@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
-from kv_transfer.pool_memory import Bytes
-from kv_transfer.rdma.mooncake_engine import MooncakeEngine
+from common.kv.kv_layout import KVLayout
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine
 from tests.contract.kv_connector.kinds import shape_of_bytes
 
 DEVICES = [name for name in os.environ.get("PDSERVE_RDMA_DEVICES", "").split(",") if name]

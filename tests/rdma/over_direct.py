@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Landed, Released, Ticket, TransferEnded
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.pool_shape import PoolShape
-from kv_transfer.rdma.slabs import PlacedPool, Ranges, ranges_of, slabbed
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import Landed, Released, Ticket, TransferEnded
+from kv_transfer.lanes.rdma.slabs import PlacedPool, Ranges, ranges_of, slabbed
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.pool_shape import PoolShape
 from tests.contract.kv_connector.cluster import Cluster, Node, commit_for
 from tests.rdma.devices import WAIT_S, engine_of
 from tests.rdma.rdma_kind import MAX_SLABS, RdmaKind

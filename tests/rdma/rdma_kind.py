@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.kv_layout import KVLayout
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import Bytes, host_pool
-from kv_transfer.rdma.mooncake_engine import MooncakeEngine
-from kv_transfer.rdma.rdma_lane import RdmaLane
-from kv_transfer.rdma.slabs import slabbed
+from common.kv.kv_layout import KVLayout
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import Bytes, host_pool
+from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from kv_transfer.lanes.rdma.slabs import slabbed
 from tests.contract.kv_connector.kinds import ZmqKind
 from tests.rdma.devices import engine_of, shared_pool
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pytest
 
-from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released, Ticket, TransferEnded
-from kv_transfer.rdma.rdma_lane import RdmaLane
+from kv_transfer.contract import KVEvent, Landed, LandingFailed, Released, Ticket, TransferEnded
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from tests.contract.kv_connector.cluster import Cluster, Node, commit_for, error_of
 from tests.rdma import rdma_kind
 from tests.rdma.children import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.lane import Broken, Ready
+from kv_transfer.lanes.lane import Broken, Ready
 from tests.rdma.devices import Wire, engine_of, needs_rdma, wait_until
 from tests.rdma.two_lanes import ALL_BLOCKS, ALL_SLABS, BLOCKS_PER_SLAB, LAYOUT, End
 

@@ -8,13 +8,13 @@ import time
 import numpy as np
 
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer
-from kv_transfer.lane import Broken, Ready
-from kv_transfer.pool_memory import host_pool
-from kv_transfer.rdma.rdma_lane import RdmaLane
+from common.kv.kv_layout import KVLayout
+from kv_transfer.lanes.lane import Broken, Ready
+from kv_transfer.lanes.pool_memory import host_pool
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
 from tests.rdma.devices import WAIT_S, engine_of, shared_pool
 
 LAYOUT = KVLayout(

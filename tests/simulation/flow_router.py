@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
 
-from common.clock import Clock
 from common.errors import NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
+from common.observing.clock import Clock
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestOutput
-from kv_transfer.connector import Ticket
-from node.messages import (
+from kv_transfer.contract import Ticket
+from node.flow.messages import (
     Abort,
     Accepted,
     Answer,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.clock import Clock
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
+from common.observing.clock import Clock
 from common.request import FinishReason, GenerationRequest, RequestOutput
-from kv_transfer.connector import Ticket
-from node.messages import (
+from kv_transfer.contract import Ticket
+from node.flow.messages import (
     Abort,
     Accepted,
     Answer,

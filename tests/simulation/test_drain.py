@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import Draining
 from common.ids import Incarnation
-from node.messages import Drain, Message, Refused, StartedLocally, Submit
+from node.flow.messages import Drain, Message, Refused, StartedLocally, Submit
 from tests.examples import everyday
 from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.flow_router import Client, FlowRouter

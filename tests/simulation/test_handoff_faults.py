@@ -7,8 +7,8 @@ from itertools import permutations
 
 import pytest
 
-from engine.core.status import SequenceStatus
-from node.messages import Abort
+from engine.core.sequences.status import SequenceStatus
+from node.flow.messages import Abort
 from tests.simulation.world import (
     DECODE,
     PREFILL,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.plan import OnLayer
-from node.messages import BeginCopy, Effect, PushBlocks
+from engine.core.runner_contract import OnLayer
+from node.flow.messages import BeginCopy, Effect, PushBlocks
 from tests.fakes.fake_kv_network import Piece
 from tests.fakes.hash_runner import NUM_LAYERS
 from tests.simulation.world import (

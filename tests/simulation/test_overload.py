@@ -11,7 +11,7 @@ from bench.replay.replay import Replay, ReplaySetup
 from bench.replay.rows import BY_NAME
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 
 NUM_REQUESTS = 160
 MEAN_GAP_S = 0.5

@@ -7,9 +7,9 @@ from itertools import permutations
 import pytest
 
 from common.errors import HandoffFailed
-from engine.core.block_pool import BlockCounts
-from kv_transfer.connector import Commit, Landed, LandingFailed, Released
-from node.messages import Abort
+from engine.core.blocks.block_pool import BlockCounts
+from kv_transfer.contract import Commit, Landed, LandingFailed, Released
+from node.flow.messages import Abort
 from tests.fakes.fake_kv_network import Frame
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (

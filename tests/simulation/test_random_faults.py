@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import SchedulingConfig
 from common.ids import AttemptId
-from kv_transfer.connector import Commit
-from node.messages import Abort, RouterGone
+from common.settings.config import SchedulingConfig
+from kv_transfer.contract import Commit
+from node.flow.messages import Abort, RouterGone
 from tests.examples import everyday
 from tests.fakes.fake_kv_network import Frame
 from tests.fakes.hash_runner import NUM_LAYERS

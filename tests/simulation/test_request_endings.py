@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.core.planned_step import PlannedStep
-from engine.core.status import SequenceStatus
-from node.messages import Abort, RouterGone
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep
+from node.flow.messages import Abort, RouterGone
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, NodeSize, World, right_answer
 

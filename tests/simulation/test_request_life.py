@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import BLOCK_SIZE, DECODE, PREFILL, NodeSize, World, right_answer

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.connector import Ticket
+from kv_transfer.contract import Ticket
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
     LEASE_S,

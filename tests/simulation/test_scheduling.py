@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from common.config import SchedulingConfig
 from common.errors import Overloaded
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
-from engine.core.waiting_queue import WaitingQueue
-from kv_transfer.connector import Ticket
-from node.messages import Refused
+from common.settings.config import SchedulingConfig
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.sequences.waiting_queue import WaitingQueue
+from kv_transfer.contract import Ticket
+from node.flow.messages import Refused
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
 

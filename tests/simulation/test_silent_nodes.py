@@ -12,7 +12,7 @@ from typing import Any
 
 from common.ids import Incarnation
 from common.prompt_logprobs import PromptLogprobs
-from node.messages import RouterGone
+from node.flow.messages import RouterGone
 from tests.examples import everyday
 from tests.fakes.hash_runner import expected_prompt_logprobs
 from tests.simulation.test_drain import Cluster

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.core.planned_step import StepOutput
-from engine.core.sequence import Sequence
-from kv_transfer.connector import Commit
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_in_flight import StepOutput
+from kv_transfer.contract import Commit
 from tests.fakes.hash_runner import VOCAB_SIZE
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import NodeSize, World, assert_finished

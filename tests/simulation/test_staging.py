@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from common.config import SchedulingConfig
 from common.ids import AttemptId
-from engine.core.block_pool import BlockUse
-from engine.core.status import SequenceStatus
-from node.messages import Abort
+from common.settings.config import SchedulingConfig
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.sequences.status import SequenceStatus
+from node.flow.messages import Abort
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, ROUTER, NodeSize, World, ask_until_committed
 

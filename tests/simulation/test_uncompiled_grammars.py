@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import InvalidRequest, PdserveError
 from common.ids import Incarnation
-from engine.core.status import SequenceStatus
-from node.messages import Abort, Compiled, Drain, Message, RouterGone, Submit
+from engine.core.sequences.status import SequenceStatus
+from node.flow.messages import Abort, Compiled, Drain, Message, RouterGone, Submit
 from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, NodeSize, World, right_answer

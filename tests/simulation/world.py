@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.errors import Draining, Overloaded
 from common.ids import Incarnation
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, RequestOutput
-from common.token_budget import num_speculative_tokens
-from decode_node.request_flow import DecodeFlow, LandingPlace
-from engine.core.block_pool import BlockUse
-from engine.core.plan import OnLayer, OnQueued, Runner
+from common.settings.config import SchedulingConfig, SpeculationConfig
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import OnLayer, OnQueued, Runner
 from engine.core.scheduler import Scheduler
+from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop
-from node.flow_limits import FlowLimits
-from node.inbox import Inbox
-from node.messages import Answer, Effect, Message, Refused, Submit
-from node.node_flow import NodeFlow
-from node.perform_effects import NodeEffects
-from prefill_node.request_flow import PrefillFlow
+from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.flow_limits import FlowLimits
+from node.flow.inbox import Inbox
+from node.flow.messages import Answer, Effect, Message, Refused, Submit
+from node.flow.node_flow import NodeFlow
+from node.flow.perform_effects import NodeEffects
+from node.flow.prefill import PrefillFlow
 from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
 from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
 from tests.fakes.manual_clock import ManualClock

@@ -34,8 +34,8 @@ _ADVERTISE_THE_LINKS = f"""
 
     if "{CONTROL}" in os.environ:
         sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
-        import node.self_description as self_description
-        from kv_transfer.zmq_transport import ZmqTransport
+        import node.life.self_description as self_description
+        from kv_transfer.zmq.transport import ZmqTransport
 
         ZmqTransport.endpoint = property(lambda self: os.environ["{KV}"])
         own_record = self_description.node_record

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.latency import percentile
 from common.nodes import Role
+from common.observing.latency import percentile
 from tests.cluster.cluster import Cluster
 from tests.soak.clients import Ended, Try, outcomes
 from tests.soak.cluster import ROLES

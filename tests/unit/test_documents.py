@@ -58,4 +58,4 @@ def test_what_is_said_to_be_installed_is_in_the_checkout() -> None:
 
 def test_paths_are_found_on_the_pages() -> None:
     assert "router/app.py" in paths_on(ROOT / "CONTRIBUTING.md")
-    assert "engine/core/planner.py" in paths_on(ROOT / "docs" / "scheduling.md")
+    assert "engine/core/planning/planner.py" in paths_on(ROOT / "docs" / "scheduling.md")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from common import prompt_logprobs
-from common.config import ApiConfig, HandoffConfig
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
-from engine.runner import preparation
-from grammars import kept, trial_queue
+from common.settings.config import ApiConfig, HandoffConfig
+from engine.runner.grammars import compiling
+from grammars import kept
 from grammars.bounds import (
     MAX_DEPTH,
     MAX_EMBEDDED,
@@ -22,39 +22,34 @@ from grammars.bounds import (
 )
 from grammars.exact_numbers import GREATEST_INTEGER, LEAST_INTEGER, MAX_EXACT
 from grammars.gbnf import MAX_GBNF_CHARS, MAX_GBNF_RULES, MAX_GBNF_WORK
-from grammars.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
-from grammars.trial_server import MAX_TRIAL_S
+from grammars.trying import queue
+from grammars.trying.server import MAX_TRIAL_S
+from grammars.trying.trial import NODE_LIMITS, ROUTER_LIMITS, TrialLimits
 from grammars.weaker_schemas import MAX_TRIED_CHARS, MAX_TRIES
 from http_serving.bounded_connections import ConnectionLimits
-from kv_transfer.core import limits as kv
-from kv_transfer.rdma import rdma_lane
-from kv_transfer.zmq_transport import RECEIVER_HIGH_WATER_MARK
-from node import control_port, metrics_server, output_streams, router_calls
-from node.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
+from kv_transfer.lanes.rdma import rdma_lane
+from kv_transfer.shared import limits as kv
+from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
+from node.control import control_port, output_streams, router_calls
+from node.control.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
+from node.watch import metrics_server
 from pdserve.configuration.options import all_options
 from placement.records import MAX_VALUE_BYTES
 from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, arriving_bodies, middleware
+from router.api import tokenization
+from router.api.bodies import chat_messages, json_limits, tool_fields, unknown_fields
+from router.api.bodies.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
+from router.api.bodies.schemas import CompletionBody, parse_body
+from router.api.generation import ADMIN_SEATS
+from router.api.planning import body_planner, process
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
-from router.openai import (
-    chat_messages,
-    json_limits,
-    planning,
-    planning_process,
-    tokenization,
-    tool_fields,
-    unknown_fields,
-)
-from router.openai.api import ADMIN_SEATS
-from router.openai.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
-from router.openai.schemas import CompletionBody, parse_body
 from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
+from router.tools.formats import HERMES, LLAMA_JSON
 from tests.fakes.http_edge import declared_routes, make_edge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
@@ -113,10 +108,10 @@ ROUTER = {
     "texts in a body, names of fields included": str(json_limits.MAX_JSON_TEXTS),
     "commas in a body, outside of texts": str(json_limits.MAX_JSON_COMMAS),
     "nesting of a field of a body": f"{deepest_body()} levels",
-    f"bodies over {size(planning.MAX_THREAD_BODY_BYTES)} that wait to be planned": (
-        f"{size(planning_process.MAX_WAITING_BYTES)} together"
+    f"bodies over {size(body_planner.MAX_THREAD_BODY_BYTES)} that wait to be planned": (
+        f"{size(process.MAX_WAITING_BYTES)} together"
     ),
-    "time to plan such a body": f"{planning_process.MAX_PLAN_S:g} s",
+    "time to plan such a body": f"{process.MAX_PLAN_S:g} s",
     "body of `/detokenize`": size(tokenization.MAX_DETOKENIZE_BYTES),
     "`chat_template_kwargs`": str(chat_messages.MAX_VARIABLES),
     "characters of a name or a value in them": str(chat_messages.MAX_VARIABLE_CHARS),
@@ -177,7 +172,7 @@ ROUTER = {
     ),
     "JSON schemas in a Lark grammar": str(MAX_EMBEDDED),
     **trial_limits(ROUTER_LIMITS),
-    "grammars that wait to be compiled": str(trial_queue.MAX_WAITING),
+    "grammars that wait to be compiled": str(queue.MAX_WAITING),
     "time until a grammar is compiled": f"{MAX_TRIAL_S:g} s",
     "`priority`, up or down": str(MAX_PRIORITY),
     "characters of `x-request-id`": str(longest_request_id()),
@@ -207,7 +202,7 @@ CONTROL = {
     "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
     **trial_limits(NODE_LIMITS),
     "memory of the compiled grammars that are kept": size(kept.MAX_KEPT_BYTES),
-    "grammars that wait to be compiled": str(preparation.MAX_PREPARING),
+    "grammars that wait to be compiled": str(compiling.MAX_PREPARING),
     "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
 }
 KV = {

@@ -10,12 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine")
+OTHERS = ("grammars", "placement", "http_serving", "protos")
 MOST_ROUTER_ROOMS = 12
+MOST_MODULES = 15
 ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
 
 
-def packages() -> list[Path]:
-    return sorted(init.parent for top in MAPPED for init in (ROOT / top).rglob("__init__.py"))
+def packages(tops: tuple[str, ...] = MAPPED) -> list[Path]:
+    return sorted(init.parent for top in tops for init in (ROOT / top).rglob("__init__.py"))
 
 
 def children(package: Path) -> list[str]:
@@ -50,6 +52,13 @@ def test_a_map_names_no_module_that_is_gone(package: Path) -> None:
 
 def test_every_top_package_has_a_map() -> None:
     assert [top for top in MAPPED if len(ENTRY.findall(map_of(ROOT / top))) < 3] == []
+
+
+def test_a_package_is_seen_at_a_glance() -> None:
+    """Of a longer list nobody sees what belongs together: it has rooms."""
+    tops = (*MAPPED, *OTHERS)
+    modules = {p: len([m for m in p.glob("*.py") if m.stem[0] != "_"]) for p in packages(tops)}
+    assert {one: count for one, count in modules.items() if count > MOST_MODULES} == {}
 
 
 def test_the_router_has_few_rooms() -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_LINES = 400
+MOST_LINES = 450
 MOST_TEST_LINES = 600
 MOST_FUNCTION_LINES = 70
 
 # Longer than that, each with the reason why splitting would not make it clearer.
 LONG_FILES: dict[str, str] = {
-    "engine/core/scheduler.py": "the one writer of sequences and blocks, with one state",
     "router/core/request_flow.py": "one state machine, below its table",
 }
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -81,7 +80,12 @@ def most_lines(name: str) -> int:
 
 def test_the_walk_finds_the_tree() -> None:
     names = {name_of(path) for path in all_files()}
-    assert {"pyproject.toml", "common/config.py", "protos/pdserve_node.proto", ".ci/run"} <= names
+    assert {
+        "pyproject.toml",
+        "common/settings/config.py",
+        "protos/pdserve_node.proto",
+        ".ci/run",
+    } <= names
 
 
 def test_files_are_short() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.core import frames
+from kv_transfer.wire import frames
 from protos import pdserve_node_pb2 as pb
-from router.openai import schemas
+from router.api.bodies import schemas
 from tests.fakes.http_edge import declared_routes, make_edge
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.runner.framework import paddle
+from engine.runner.paddle_import import paddle
 from tools.mtp_training.batches import DRAFTS, Batch
 from tools.mtp_training.mtp_layer import KeyValue, MtpLayer, unit_rms
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from common.errors import ConfigError
-from engine.runner.framework import paddle
-from engine.runner.model_spec import DecoderSpec
-from engine.runner.rope import rotary_tables
+from engine.runner.paddle_import import paddle
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.rope import rotary_tables
 
 KeyValue = tuple[paddle.Tensor, paddle.Tensor]
 """Keys and values `[batch, rows, num_kv_heads, head_dim]`."""

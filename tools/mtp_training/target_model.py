@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from common.kv_layout import KVLayout
-from engine.runner.checkpoint import Checkpoint
+from common.kv.kv_layout import KVLayout
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.cpu.decoder import NumbaDecoder
+from engine.runner.cpu.step_buffers import StepShape
 from engine.runner.flat_batch import FlatBatch
-from engine.runner.framework import paddle, set_num_threads
-from engine.runner.kv_cache import KVCache
-from engine.runner.model_spec import read_decoder_spec
-from engine.runner.numba_decoder import NumbaDecoder
-from engine.runner.step_buffers import StepShape
+from engine.runner.paddle_import import paddle, set_num_threads
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
 from router.text.text_model import TextModel
 
 MAX_SEQUENCE = 512

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from engine.runner.framework import paddle
+from engine.runner.paddle_import import paddle
 from tools.mtp_training.batches import DRAFTS, make_batch, plan_batches
 from tools.mtp_training.drafting import Drafter
 from tools.mtp_training.mtp_layer import MtpLayer

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 from engine.core.policies.fixed_blocks import FixedBlocks
 from engine.core.policies.growth import GrowthColumns, GrowthView, growth_blocks, to_millionths
 from engine.core.policies.learned_outputs import LearnedOutputs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.policies.growth import GrowthView
 
 

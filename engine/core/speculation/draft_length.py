@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.core.plan import StepCosts
+from engine.core.runner_contract import StepCosts
 from engine.core.speculation.step_curve import StepCurve
 
 PROBE_SHARE = 0.01

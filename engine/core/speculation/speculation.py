@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.config import SpeculationConfig
-from common.token_budget import num_speculative_tokens
-from engine.core.plan import StepCosts
+from common.kv.token_budget import num_speculative_tokens
+from common.settings.config import SpeculationConfig
+from engine.core.runner_contract import StepCosts
 from engine.core.speculation.draft_length import (
     MEAN_WEIGHT,
     Acceptance,

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from engine.core.plan import StepCosts
+from engine.core.runner_contract import StepCosts
 
 _GROWTH = 1.25
 _MOST_ROWS = 65536

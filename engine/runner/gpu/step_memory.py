@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.runner.gpu.cuda_driver import Device, Memory
-from engine.runner.model_spec import DecoderSpec
+from engine.runner.weights.model_spec import DecoderSpec
 
 _ALIGNMENT = 256
 

@@ -12,8 +12,8 @@ import numpy as np
 from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.kernels.random_numbers import fill_bytes, fill_normal
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
-from engine.runner.model_spec import DecoderSpec
-from engine.runner.rope import rotary_tables
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.rope import rotary_tables
 
 _ELEMENT = 2
 _BLOCK = 1024

@@ -6,23 +6,17 @@ whose integer products are exact. The number of rows and columns in a tile, the 
 it and the width of the machine's vectors change nothing in a chain. So results are equal to the
 last bit however prompts are chunked and requests are batched.
 
-    linear          products with packed weights of any stored format, chosen by address (compiled)
-    packed          stored weights as panels in one piece of memory; block_layout: a panel's bytes
-    panel_product   rows times panels of floats; block_product: times panels of blocks, widened in
-                    registers; tile_product: two unpacked operands
-    byte_product    int8 rows times panels of blocks; byte_dot: by which instruction
-    byte_rows       rows in int8; rows: norms, and that, for a team
+    products/       rows times stored weights
+    sampling/       draws from rows of logits
+    norms           norms of rows, and rows in int8 for a team
     attention       paged attention with an online softmax
     attention_plan  the work items of a step's attention
     plain_rows      a step of plain decodes, laid out in one call
     kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool
-    sample_rows     draws from rows of logits; filters: top-k, top-p, min-p; draw: the draw itself
-    withhold        takes tokens that grammars do not allow out of rows of logits
-    row_scan        the largest logits of a row by block, and masks of the tokens near them
-    weights         e^-depth of many tokens; philox: the noise of the draws
     team            phases that a few threads share
+    compiled        functions that are called by address
     vector_ir, vector_math   LLVM's own vectors, and functions on them
 
 Compiled code is cached in a folder named after these sources: numba itself only checks the file of
@@ -37,7 +31,7 @@ from pathlib import Path
 
 import numba
 
-from common.code_cache import code_cache_folder
+from common.files.code_cache import code_cache_folder
 
 # Read when the kernels below are decorated.
 numba.config.CACHE_DIR = code_cache_folder(Path(__file__).parent)

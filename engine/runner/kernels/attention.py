@@ -27,13 +27,13 @@ from engine.runner.kernels.kv_slots import (
     transpose_halves,
     widen_slot,
 )
-from engine.runner.kernels.team import claim, finish, wait_for_all
-from engine.runner.kernels.tile_product import (
+from engine.runner.kernels.products.tile_product import (
     MAX_TILE_ROWS,
     MAX_TILE_VECTORS,
     tile_product,
     wide_tile_product,
 )
+from engine.runner.kernels.team import claim, finish, wait_for_all
 from engine.runner.kernels.vector_ir import LANES, prefetch_line
 from engine.runner.kernels.vector_math import (
     KEY_TILE,

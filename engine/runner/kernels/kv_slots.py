@@ -12,8 +12,8 @@ magnitude is below 2^-100 becomes zeros. One with an infinity or a NaN gets the 
 is broken stays visible. In either format, what is rounded up from the largest float is an infinity.
 
 Kernels take the cache as bytes, `[num_blocks, kv_heads, block_size, slot_bytes]`, and recognise the
-format by `item_bytes`. So one compilation serves all formats. `engine.runner.kv_formats` has the
-same functions in numpy and in Paddle.
+format by `item_bytes`. So one compilation serves all formats. `engine.runner.cache.kv_formats` has
+the same functions in numpy and in Paddle.
 """
 
 from __future__ import annotations

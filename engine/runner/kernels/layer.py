@@ -8,9 +8,9 @@ from __future__ import annotations
 from numba import njit
 
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
-from engine.runner.kernels.linear import gated_phase, gather_columns, linear_phase
+from engine.runner.kernels.norms import norm_phase, quantise_phase
+from engine.runner.kernels.products.linear import gated_phase, gather_columns, linear_phase
 from engine.runner.kernels.rotary import rotary_phase
-from engine.runner.kernels.rows import norm_phase, quantise_phase
 from engine.runner.kernels.team import new_progress, run_team
 
 _PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 4, 4

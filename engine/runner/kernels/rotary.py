@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from engine.runner.kernels.kv_slots import item_bytes, slot_at, store_slot
-from engine.runner.kernels.rows import ROWS_PER_SHARE, rms_norm_row
+from engine.runner.kernels.norms import ROWS_PER_SHARE, rms_norm_row
 from engine.runner.kernels.team import claim, finish, wait_for_all
 
 

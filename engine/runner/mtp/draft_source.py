@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.runner.block_formats import quantise
-from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor
 from engine.runner.mtp.mtp_weights import MtpWeights
-from engine.runner.quantised_source import QuantisedSource
-from engine.runner.tensor_source import TensorSource
+from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.stored_formats import quantise
+from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor
+from engine.runner.weights.tensor_source import TensorSource
 
 EMBEDDING_PROJECTION = "projection of the embedding"
 STATE_PROJECTION = "projection of the hidden state"

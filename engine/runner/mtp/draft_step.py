@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from common.errors import InternalError
-from engine.core.plan import DrawnTokens
-from engine.core.step_batch import StepBatch
+from engine.core.runner_contract import DrawnTokens
+from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, FlatBatch
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint, TensorFiles, layer_shapes
-from engine.runner.model_spec import DecoderSpec
-from engine.runner.tensor_source import TensorSource
+from engine.runner.weights.checkpoint import Checkpoint, TensorFiles, layer_shapes
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.tensor_source import TensorSource
 
 _logger = logging.getLogger("pdserve.engine")
 

@@ -6,10 +6,23 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.cpu.decoder import NumbaDecoder
+from engine.runner.cpu.layer_weights import (
+    KERNEL_LOCK,
+    NONE_1D,
+    NONE_2D,
+    load_layer,
+)
+from engine.runner.cpu.packed_weights import (
+    PackedPlan,
+    layer_plans,
+    pack_privately,
+    pack_shared,
+)
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
-from engine.runner.kernels.linear import gather_columns
-from engine.runner.kv_cache import KVCache
+from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.mtp.draft_source import (
     DRAFT_HEAD,
     EMBEDDING_PROJECTION,
@@ -17,19 +30,6 @@ from engine.runner.mtp.draft_source import (
     DraftSource,
 )
 from engine.runner.mtp.mtp_weights import MtpWeights
-from engine.runner.numba_decoder import NumbaDecoder
-from engine.runner.numba_layer import (
-    KERNEL_LOCK,
-    NONE_1D,
-    NONE_2D,
-    load_layer,
-)
-from engine.runner.packed_weights import (
-    PackedPlan,
-    layer_plans,
-    pack_privately,
-    pack_shared,
-)
 
 
 class NumbaMtp:

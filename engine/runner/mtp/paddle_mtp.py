@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from engine.runner.flat_batch import FlatBatch
-from engine.runner.framework import paddle
 from engine.runner.mtp.mtp_weights import MtpWeights
-from engine.runner.paddle_decoder import Linear, PaddleDecoder
+from engine.runner.paddle.decoder import Linear, PaddleDecoder
+from engine.runner.paddle_import import paddle
 
 
 class PaddleMtp:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.blocks import BlockHash, hash_full_blocks
 from common.ids import Incarnation
+from common.kv.blocks import BlockHash, hash_full_blocks
 from common.nodes import NodeLoad, NodeRecord
 from common.request import SamplingParams
 from common.token_rules import NO_RULES

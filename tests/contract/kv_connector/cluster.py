@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.clock import Clock
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import (
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
+from kv_transfer.connector.shell import TransportConnector
+from kv_transfer.contract import (
     Commit,
     ConnectorEvent,
     ConnectorFailed,
@@ -26,10 +27,9 @@ from kv_transfer.connector import (
     Ticket,
     TransferEnded,
 )
-from kv_transfer.core.lanes import VERIFY_AUTO
-from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, MAX_WAIT_S
-from kv_transfer.pool_memory import Bytes
-from kv_transfer.shell import TransportConnector
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.shared.lanes import VERIFY_AUTO
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S, MAX_WAIT_S
 from tests.contract.kv_connector.kinds import KINDS, MORE_KINDS, Kind, NodeOptions
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.stall_free_clock import StallFreeClock

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from common.clock import Clock
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import OnEvent
-from kv_transfer.core.effects import Peer
-from kv_transfer.core.lanes import VERIFY_AUTO
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import Bytes, host_pool
-from kv_transfer.shell import TransportConnector
-from kv_transfer.zmq_connector import ZmqConnector
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
+from kv_transfer.connector.shell import TransportConnector
+from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import Bytes, host_pool
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import VERIFY_AUTO
+from kv_transfer.zmq.connector import ZmqConnector
 from tests.fakes.fake_late_lane import Copier, FakeLateLane
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
 from tests.fakes.loopback_connector import LoopbackConnector, LoopbackNetwork, LoopbackTransport
@@ -187,7 +187,7 @@ class ShmKind(ZmqKind):
         self._shared: dict[int, Any] = {}
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
-        from kv_transfer.shm.shared_pool import SharedPool
+        from kv_transfer.lanes.shm.shared_pool import SharedPool
 
         shared = SharedPool(num_blocks * layout.block_bytes, is_touched=False)
         pool = shared.memory.reshape(shape_of_bytes(layout, num_blocks))
@@ -195,7 +195,7 @@ class ShmKind(ZmqKind):
         return pool
 
     def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
-        from kv_transfer.shm.shm_lane import ShmLane
+        from kv_transfer.lanes.shm.shm_lane import ShmLane
 
         return [ShmLane(layout, self._shared[pool.ctypes.data])]
 

@@ -9,12 +9,12 @@ import numpy as np
 import zmq
 
 from common.ids import Incarnation
-from kv_transfer.connector import Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Peer
-from kv_transfer.pieces import packed_sums, piece_sum
-from kv_transfer.pool_memory import Bytes
+from kv_transfer.contract import Ticket
+from kv_transfer.lanes.pieces import packed_sums, piece_sum
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import FromPeer, Parts
+from kv_transfer.wire import frames
 from tests.contract.kv_connector.cluster import LAYOUT, WAIT_S, Cluster, Node
 from tests.contract.kv_connector.kinds import LoopbackKind
 from tests.fakes.loopback_connector import LoopbackTransport

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from kv_transfer import endpoints
-from kv_transfer.connector import Landed, TransferEnded
-from kv_transfer.core.transfer_errors import PeerUnreachable
+from kv_transfer.contract import Landed, TransferEnded
+from kv_transfer.sending.transfer_errors import PeerUnreachable
+from kv_transfer.zmq import endpoints
 from tests.contract.kv_connector.cluster import (
     WAIT_S,
     Cluster,

@@ -13,9 +13,9 @@ import zmq
 
 from common.errors import ConfigError
 from common.ids import Incarnation
-from kv_transfer.connector import Landed, Ticket, TransferEnded
-from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S, Limits
-from kv_transfer.zmq_connector import ZmqConnector
+from kv_transfer.contract import Landed, Ticket, TransferEnded
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S, Limits
+from kv_transfer.zmq.connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     Cluster,

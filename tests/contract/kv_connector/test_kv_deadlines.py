@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from common.clock import MonotonicClock
-from kv_transfer.connector import Landed, TransferEnded
+from common.observing.clock import MonotonicClock
+from kv_transfer.contract import Landed, TransferEnded
 from tests.contract.kv_connector.cluster import (
     Cluster,
     assert_ended_once,

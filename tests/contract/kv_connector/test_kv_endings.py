@@ -13,17 +13,17 @@ import pytest
 
 from common.errors import LayoutMismatch
 from common.ids import Incarnation
-from kv_transfer import pieces
-from kv_transfer.connector import Landed, Released, TransferEnded
-from kv_transfer.core.effects import SendChunk
-from kv_transfer.core.limits import (
+from kv_transfer.connector.receiving_end import ReceivingEnd
+from kv_transfer.connector.sending_end import SendingEnd
+from kv_transfer.contract import Landed, Released, TransferEnded
+from kv_transfer.lanes import pieces
+from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.sending.effects import SendChunk
+from kv_transfer.shared.limits import (
     BESIDE_WINDOWS,
     MAX_REPEATS_PER_LANDING,
     MAX_REPEATS_PER_PIECE,
 )
-from kv_transfer.piece_rows import PieceRows
-from kv_transfer.receiving_end import ReceivingEnd
-from kv_transfer.sending_end import SendingEnd
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     PAIR_BYTES,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.connector import Commit, Landed, LandingFailed, Released, Ticket, TransferEnded
+from kv_transfer.contract import Commit, Landed, LandingFailed, Released, Ticket, TransferEnded
 from tests.contract.kv_connector.cluster import (
     TIME_STEP_S,
     Cluster,

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.kv_layout import KVLayout
-from kv_transfer.connector import ConnectorEvent, ConnectorFailed, Landed, TransferEnded
-from kv_transfer.connector_parts import ConnectorParts
-from kv_transfer.endpoints import parse_tcp
-from kv_transfer.receiving_end import ReceivingEnd
+from common.kv.kv_layout import KVLayout
+from kv_transfer.connector.connector_parts import ConnectorParts
+from kv_transfer.connector.receiving_end import ReceivingEnd
+from kv_transfer.contract import ConnectorEvent, ConnectorFailed, Landed, TransferEnded
+from kv_transfer.zmq.endpoints import parse_tcp
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     PAIR_BYTES,

@@ -14,17 +14,17 @@ import pytest
 import zmq
 
 from common.ids import Incarnation
-from kv_transfer.connector import Landed, LandingFailed, Ticket, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import DropReason
-from kv_transfer.core.header_seal import SEAL_BYTES, seal
-from kv_transfer.core.limits import (
+from kv_transfer.contract import Landed, LandingFailed, Ticket, TransferEnded
+from kv_transfer.lanes.pieces import packed_sums, piece_sum
+from kv_transfer.receiving.effects import DropReason
+from kv_transfer.shared.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_HEADER_BYTES,
     PROTOCOL_VERSION,
     Limits,
 )
-from kv_transfer.pieces import packed_sums, piece_sum
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import SEAL_BYTES, seal
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     WINDOW_BYTES,

@@ -11,14 +11,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from common.errors import HandoffFailed
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Landed, OnEvent, TransferEnded
-from kv_transfer.core.limits import Limits
-from kv_transfer.curve_keys import CurveKeys, new_curve_keys
-from kv_transfer.pool_memory import Bytes
-from kv_transfer.shell import TransportConnector
-from kv_transfer.zmq_connector import ZmqConnector
-from kv_transfer.zmq_gate import ZmqGate
+from common.kv.kv_layout import KVLayout
+from kv_transfer.connector.shell import TransportConnector
+from kv_transfer.contract import Landed, OnEvent, TransferEnded
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.shared.limits import Limits
+from kv_transfer.zmq.connector import ZmqConnector
+from kv_transfer.zmq.curve_keys import CurveKeys, new_curve_keys
+from kv_transfer.zmq.gate import ZmqGate
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     Cluster,

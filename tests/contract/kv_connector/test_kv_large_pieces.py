@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.blocks import blocks_for
-from common.kv_layout import KVLayout
-from kv_transfer import zmq_transport
-from kv_transfer.connector import Commit, Landed, TransferEnded
-from kv_transfer.core.limits import MAX_REPEATS_PER_PIECE
-from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pieces import Sums
-from kv_transfer.pool_memory import Bytes
+from common.kv.blocks import blocks_for
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import Commit, Landed, TransferEnded
+from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.pieces import Sums
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.shared.limits import MAX_REPEATS_PER_PIECE
+from kv_transfer.zmq import transport
 from tests.contract.kv_connector.cluster import Cluster, Node, cluster_of, error_of
 
-fused_copy = pytest.importorskip("kv_transfer.fused_copy", reason="wants numba")
-PartSender = pytest.importorskip("kv_transfer.zmq_parts").PartSender
+fused_copy = pytest.importorskip("kv_transfer.lanes.fused_copy", reason="wants numba")
+PartSender = pytest.importorskip("kv_transfer.zmq.parts").PartSender
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=4, head_dim=64, block_size=16, dtype="float32"
 )
@@ -113,7 +113,7 @@ def test_zmq_sends_parts_by_itself_or_through_pyzmq(
 
     monkeypatch.setattr(PartSender, "send", count)
     if not has_numba:
-        monkeypatch.setattr(zmq_transport, "_part_sender", lambda dealer: None)
+        monkeypatch.setattr(transport, "_part_sender", lambda dealer: None)
     with contextlib.closing(cluster_of("zmq")) as cluster:
         prefill, decode = pair(cluster)
         here = [0, 1, 2, 3, 4, 5, 6, 8, 10, 12]

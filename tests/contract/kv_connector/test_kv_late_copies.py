@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout, LayerShape
-from kv_transfer.connector import (
+from common.kv.kv_layout import KVLayout, LayerShape
+from kv_transfer.connector.receiving_end import ReceivingEnd
+from kv_transfer.connector.shell import TransportConnector
+from kv_transfer.contract import (
     ConnectorEvent,
     Landed,
     LandingFailed,
@@ -20,11 +22,9 @@ from kv_transfer.connector import (
     Ticket,
     TransferEnded,
 )
-from kv_transfer.core.limits import MAX_WAIT_S, Limits
-from kv_transfer.core.pool_shape import PoolShape
-from kv_transfer.pool_memory import Bytes, Pool
-from kv_transfer.receiving_end import ReceivingEnd
-from kv_transfer.shell import TransportConnector
+from kv_transfer.lanes.pool_memory import Bytes, Pool
+from kv_transfer.shared.limits import MAX_WAIT_S, Limits
+from kv_transfer.shared.pool_shape import PoolShape
 from tests.contract.kv_connector.cluster import (
     WAIT_S,
     Cluster,

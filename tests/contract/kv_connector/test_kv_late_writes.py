@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kv_transfer.connector import (
+from kv_transfer.contract import (
     ConnectorEvent,
     Landed,
     LandingFailed,
@@ -18,9 +18,9 @@ from kv_transfer.connector import (
     Ticket,
     TransferEnded,
 )
-from kv_transfer.core import frames
-from kv_transfer.core.effects import DropReason, Write
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.receiving.effects import DropReason, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.wire import frames
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     PAIR_BYTES,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.kv_layout import KVLayout, LayerShape
-from kv_transfer.connector import Landed, TransferEnded
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import Bytes, host_pool
-from kv_transfer.rdma.rdma_lane import RdmaLane
+from common.kv.kv_layout import KVLayout, LayerShape
+from kv_transfer.contract import Landed, TransferEnded
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import Bytes, host_pool
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from tests.contract.kv_connector.cluster import Cluster, commit_for, error_of, send
 from tests.contract.kv_connector.kinds import ZmqKind, shape_of_bytes
 from tests.fakes.fake_engine import FakeEngine

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
-from kv_transfer.core.limits import DEFAULT_PEER_TIMEOUT_S
+from kv_transfer.contract import Landed, LandingFailed, Released, TransferEnded
+from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S
 from tests.contract.kv_connector.cluster import (
     TIME_STEP_S,
     Cluster,

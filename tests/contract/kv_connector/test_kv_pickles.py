@@ -9,8 +9,8 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from kv_transfer.core.effects import DropReason
-from kv_transfer.core.header_seal import seal
+from kv_transfer.receiving.effects import DropReason
+from kv_transfer.wire.header_seal import seal
 from tests.contract.kv_connector.cluster import Cluster, Node
 from tests.contract.kv_connector.test_kv_hostile_peers import (
     Raw,

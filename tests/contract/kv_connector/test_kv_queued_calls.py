@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.connector import Landed, TransferEnded
-from kv_transfer.core.effects import SendChunk
-from kv_transfer.core.sender import Sender
-from kv_transfer.sending_end import SendingEnd
+from kv_transfer.connector.sending_end import SendingEnd
+from kv_transfer.contract import Landed, TransferEnded
+from kv_transfer.sending.effects import SendChunk
+from kv_transfer.sending.machine import Sender
 from kv_transfer.transport import Arrival
 from tests.contract.kv_connector.cluster import (
     PAIR_BYTES,

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from kv_transfer.connector import Landed, TransferEnded
+from kv_transfer.contract import Landed, TransferEnded
 from tests.contract.kv_connector.cluster import begin, cluster_of, error_of, send
 from tests.contract.kv_connector.kinds import FakeRdmaKind
 

@@ -12,19 +12,19 @@ from functools import partial
 from itertools import count, cycle, product
 from typing import Any
 
-from common.clock import MonotonicClock
 from common.ids import Incarnation
+from common.observing.clock import MonotonicClock
 from common.request import RequestOutput
-from decode_node.request_flow import DecodeFlow, LandingPlace
+from engine.core.planner_contract import Limits
 from engine.core.scheduler import Scheduler
-from engine.core.step_plan import Limits
 from engine.step_loop import StepLoop, start_step_thread
-from node.flow_limits import FlowLimits
-from node.inbox import Inbox
-from node.messages import Answer, Effect, Message
-from node.node_flow import NodeFlow
-from node.perform_effects import NodeEffects
-from prefill_node.request_flow import PrefillFlow
+from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.flow_limits import FlowLimits
+from node.flow.inbox import Inbox
+from node.flow.messages import Answer, Effect, Message
+from node.flow.node_flow import NodeFlow
+from node.flow.perform_effects import NodeEffects
+from node.flow.prefill import PrefillFlow
 from tests.contract.kv_connector.cluster import WAIT_S, Cluster
 from tests.contract.kv_connector.cluster import Node as KVNode
 from tests.fakes.hash_grammars import GRAMMARS

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer import pieces
-from kv_transfer.connector import Landed, Released, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer
-from kv_transfer.lane import Payload
-from kv_transfer.pool_memory import Pool
-from kv_transfer.receiving_end import ReceivingEnd
-from kv_transfer.shm.shm_lane import ShmLane
-from kv_transfer.workers import Finish
-from kv_transfer.zmq_connector import ZmqConnector
+from common.kv.kv_layout import KVLayout
+from kv_transfer.connector.receiving_end import ReceivingEnd
+from kv_transfer.connector.workers import Finish
+from kv_transfer.contract import Landed, Released, TransferEnded
+from kv_transfer.lanes import pieces
+from kv_transfer.lanes.lane import Payload
+from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
+from kv_transfer.wire import frames
+from kv_transfer.zmq.connector import ZmqConnector
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     WAIT_S,

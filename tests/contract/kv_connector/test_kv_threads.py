@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kv_transfer.connector import Landed, TransferEnded
+from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.transport import Transport
-from kv_transfer.zmq_transport import ZmqTransport
+from kv_transfer.zmq.transport import ZmqTransport
 from tests.contract.kv_connector.cluster import WAIT_S, Cluster, Node, send, wait_until
 
 FROM_ANY_THREAD = {"wake", "endpoint"}

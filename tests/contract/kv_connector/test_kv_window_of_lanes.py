@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.ids import Incarnation
-from kv_transfer.zmq_connector import ZmqConnector
+from kv_transfer.zmq.connector import ZmqConnector
 from tests.contract.kv_connector.cluster import LAYOUT, PAIR_BYTES
 
 

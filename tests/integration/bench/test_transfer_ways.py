@@ -14,9 +14,9 @@ from bench.transfer import connector_ends, plain, push_calls, threads, workload
 from bench.transfer.processes import Pair
 from bench.transfer.ways import Receiver, Sender, Span, Way
 from bench.transfer.workload import Memory, Workload
-from common.kv_layout import KVLayout
-from kv_transfer.curve_keys import new_curve_keys
-from kv_transfer.shm.shared_pool import SharedPool
+from common.kv.kv_layout import KVLayout
+from kv_transfer.lanes.shm.shared_pool import SharedPool
+from kv_transfer.zmq.curve_keys import new_curve_keys
 
 SMALL = KVLayout(
     model_digest="t", num_layers=2, num_kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16"

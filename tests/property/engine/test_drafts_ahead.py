@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from tests.fakes.hash_runner import VOCAB_SIZE, expected_tokens
 from tests.property.engine.test_scheduler_workloads import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers

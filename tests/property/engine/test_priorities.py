@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import Engine, make_request
 

@@ -11,8 +11,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.blocks import blocks_for
-from common.config import (
+from common.errors import ConfigError
+from common.kv.blocks import blocks_for
+from common.kv.token_budget import fit_max_model_len, tokens_per_seq
+from common.nodes import Role
+from common.settings.config import (
     Config,
     EngineConfig,
     HandoffConfig,
@@ -20,17 +23,14 @@ from common.config import (
     SchedulingConfig,
     SpeculationConfig,
 )
-from common.errors import ConfigError
-from common.nodes import Role
-from common.token_budget import fit_max_model_len, tokens_per_seq
-from engine.core.decode_plan import new_blocks
+from engine.core.planning.decode_plan import new_blocks
 from engine.core.policies.growth import growth_blocks
 from engine.core.policies.victims import (
     VICTIM_ORDERS,
     headroom_blocks,
     spare_recently_resumed,
 )
-from node.make_scheduler import max_chunk_tokens_of, speculation_of
+from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.test_victims import Decode
 from tests.unit.engine_core.policies.views import SummedReservation, View, summed

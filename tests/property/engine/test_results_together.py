@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.plan import DrawnTokens
-from engine.core.planned_step import PlannedStep, StepOutput
+from engine.core.runner_contract import DrawnTokens
+from engine.core.step.step_in_flight import PlannedStep, StepOutput
 from tests.unit.engine_core.build import Engine, make_prompt, make_request, state_of
 
 

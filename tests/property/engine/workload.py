@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from common.blocks import blocks_for
 from common.grammar import Grammar
+from common.kv.blocks import blocks_for
 from common.prompt_logprobs import PromptLogprobs
 from common.request import MAX_STOP_TOKEN_IDS
-from engine.core.planned_step import PlannedStep, StepOutput
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import StopRule
+from engine.core.planner_contract import StopRule
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep, StepOutput
 from tests.fakes.hash_runner import expected_prompt_logprobs, expected_tokens
 from tests.unit.engine_core.build import Engine, check_books, check_idle, make_prompt, make_request
 

@@ -13,26 +13,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.errors import PdserveError
-from kv_transfer.connector import Landed, LandingFailed, Released, Ticket, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import (
+from kv_transfer.connector.connector_parts import Effect
+from kv_transfer.contract import Landed, LandingFailed, Released, Ticket, TransferEnded
+from kv_transfer.receiving.effects import Dropped, OpenLane, Reply, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.sending.effects import (
     Connect,
     Disconnect,
-    Dropped,
-    Effect,
-    Emit,
-    OpenLane,
-    Peer,
-    Reply,
     SayHello,
     SendChunk,
     SendToPeer,
     TakeLane,
-    Write,
 )
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.receiver import Receiver
-from kv_transfer.core.sender import Sender
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Emit, Peer
+from kv_transfer.shared.limits import Limits
+from kv_transfer.wire import frames
 from tests.property.kv_transfer.machine_world import (
     COMMIT,
     DECODE,

@@ -8,10 +8,10 @@ import msgpack  # type: ignore[import-untyped]
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.core import frames
-from kv_transfer.core.header_seal import SEAL_BYTES, seal
-from kv_transfer.core.limits import MAX_HEADER_BYTES
+from common.kv.kv_layout import KVLayout
+from kv_transfer.shared.limits import MAX_HEADER_BYTES
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import SEAL_BYTES, seal
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"

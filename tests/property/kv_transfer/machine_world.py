@@ -17,32 +17,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Commit, KVEvent, Landed, Released, Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.block_arrays import run_lengths
-from kv_transfer.core.effects import (
+from common.kv.kv_layout import KVLayout
+from kv_transfer.connector.connector_parts import Effect
+from kv_transfer.contract import Commit, KVEvent, Landed, Released, Ticket
+from kv_transfer.receiving.effects import (
     CloseLane,
-    Connect,
-    Disconnect,
     Dropped,
-    Effect,
-    Emit,
     Fence,
     MoveSlab,
     OpenLane,
-    Peer,
     Reply,
+    Write,
+)
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.sending.effects import (
+    Connect,
+    Disconnect,
     SayHello,
     SendChunk,
     SendToPeer,
     TakeLane,
-    Write,
 )
-from kv_transfer.core.lanes import ONE_SIDED_LANES
-from kv_transfer.core.limits import BESIDE_WINDOWS, MAX_WAIT_S, Limits
-from kv_transfer.core.receiver import Receiver
-from kv_transfer.core.sender import Sender
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.block_arrays import run_lengths
+from kv_transfer.shared.effects import Emit, Peer
+from kv_transfer.shared.lanes import ONE_SIDED_LANES
+from kv_transfer.shared.limits import BESIDE_WINDOWS, MAX_WAIT_S, Limits
+from kv_transfer.wire import frames
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"

@@ -11,11 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.ids import AttemptId, Incarnation
-from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.effects import (
+from kv_transfer.contract import Landed, LandingFailed, Released, Ticket
+from kv_transfer.receiving.effects import (
     CloseLane,
-    Emit,
     Fence,
     MoveSlab,
     OpenLane,
@@ -23,8 +21,10 @@ from kv_transfer.core.effects import (
     Reply,
     Write,
 )
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.effects import Emit
+from kv_transfer.shared.limits import Limits
+from kv_transfer.wire import frames
 from tests.property.kv_transfer.frame_mutator import LAYOUT
 
 ME = Incarnation("d", 1)

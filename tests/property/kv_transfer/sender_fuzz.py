@@ -12,20 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.ids import AttemptId, Incarnation
-from kv_transfer.connector import Commit, Ticket, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import (
-    Connect,
-    Disconnect,
-    Emit,
-    Peer,
-    SendChunk,
-    SenderEffect,
-    SendToPeer,
-)
-from kv_transfer.core.lanes import ONE_SIDED_LANES, PULLING_LANES
-from kv_transfer.core.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT, Limits
-from kv_transfer.core.sender import Sender
+from kv_transfer.contract import Commit, Ticket, TransferEnded
+from kv_transfer.sending.effects import Connect, Disconnect, SendChunk, SenderEffect, SendToPeer
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Emit, Peer
+from kv_transfer.shared.lanes import ONE_SIDED_LANES, PULLING_LANES
+from kv_transfer.shared.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT, Limits
+from kv_transfer.wire import frames
 from tests.property.kv_transfer.frame_mutator import LAYOUT
 
 ME = Incarnation("p", 1)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from kv_transfer.connector import Ticket
+from kv_transfer.contract import Ticket
 from tests.property.kv_transfer.channel_world import ChannelWorld
 from tests.property.kv_transfer.machine_world import TICKET
 

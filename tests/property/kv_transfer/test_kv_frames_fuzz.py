@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import PeerProtocolError
-from kv_transfer.core import frames
-from kv_transfer.core.header_seal import seal
-from kv_transfer.core.limits import PROTOCOL_VERSION
+from kv_transfer.shared.limits import PROTOCOL_VERSION
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import seal
 
 SCALARS = st.one_of(
     st.none(),

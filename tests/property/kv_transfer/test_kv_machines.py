@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.connector import Landed, LandingFailed, Released, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.limits import MAX_REPEATS_PER_PIECE
+from kv_transfer.contract import Landed, LandingFailed, Released, TransferEnded
+from kv_transfer.shared.limits import MAX_REPEATS_PER_PIECE
+from kv_transfer.wire import frames
 from tests.property.kv_transfer.machine_world import (
     COMMIT,
     NUM_BLOCKS,

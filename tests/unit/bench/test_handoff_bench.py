@@ -11,7 +11,7 @@ from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
 from bench.handoff.prefill_end import Case
 from bench.handoff.slow_nodes import NUM_BLOCKS, SlowNodes
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
+from engine.core.runner_contract import SampleInput, ScheduledSequence
 from tests.fakes.hash_runner import layout as hash_layout
 
 MB = 1_000_000

@@ -26,8 +26,8 @@ from bench.perplexity import (
 )
 from bench.serving import cluster_arguments, cluster_names
 from bench.weight_folders import ALL_WEIGHTS
-from common.config import EngineConfig, ModelConfig
-from engine.core.plan import SampleInput, ScheduledSequence
+from common.settings.config import EngineConfig, ModelConfig
+from engine.core.runner_contract import SampleInput, ScheduledSequence
 from tests.unit.runner.running import GREEDY, load, logits_of
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from bench.planning import bodies, longest_stall_ms
-from common.config import ApiConfig
-from router.openai.json_limits import check_structure
-from router.openai.planning import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES
+from common.settings.config import ApiConfig
+from router.api.bodies.json_limits import check_structure
+from router.api.planning.body_planner import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES
 
 LARGEST = ApiConfig().max_body
 

@@ -13,8 +13,8 @@ from bench.replay.replay import Replay, ReplayResult, ReplaySetup, num_overruns
 from bench.replay.rows import BY_NAME, ROWS, Row
 from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest, read_trace
-from common.config import SchedulingConfig
-from engine.core.plan import ScheduledSequence
+from common.settings.config import SchedulingConfig
+from engine.core.runner_contract import ScheduledSequence
 from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.views import View
 

@@ -14,7 +14,7 @@ from bench.replay.rows import ROWS
 from bench.replay.step_cost import StepCost
 from bench.replay.tables import table_of
 from bench.replay.trace_file import TraceRequest, read_trace
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 
 EXCERPTS = Path(__file__).parents[3] / "bench" / "traces"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.speculation import Measured, SameAnswers, Serving, measure
-from engine.core.plan import DrawnTokens, StepCosts
+from engine.core.runner_contract import DrawnTokens, StepCosts
 from tests.unit.runner.mtp_running import load_with_mtp, step, write_inside
 from tests.unit.runner.tiny_checkpoints import prompt_of
 

@@ -10,8 +10,8 @@ import pytest
 from bench import structured
 from bench.structured import TimedMasks, formats, grammar_of
 from bench.structured_schemas import SCHEMAS
-from engine.core.step_batch import StepBatch
-from engine.runner.grammar_masks import PendingMasks
+from engine.core.step.step_batch import StepBatch
+from engine.runner.grammars.masks import PendingMasks
 from grammars.compiler import GrammarCompiler
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, PERSON, VOCAB_SIZE

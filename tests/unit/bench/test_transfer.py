@@ -9,7 +9,7 @@ import pytest
 from bench.transfer import __main__ as command
 from bench.transfer import workload
 from bench.transfer.processes import Move
-from kv_transfer.core.block_arrays import runs_of
+from kv_transfer.shared.block_arrays import runs_of
 
 
 @pytest.mark.parametrize("piece_kib", command.PIECE_KIB)

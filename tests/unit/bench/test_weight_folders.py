@@ -9,10 +9,10 @@ import pytest
 
 from bench.perplexity import Combination, load, score
 from bench.weight_folders import ALL_WEIGHTS, AS_F32, BLOCKS, WIDE, weight_folder
-from engine.runner.block_formats import dequantise, quantise
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.model_spec import read_decoder_spec
-from engine.runner.quantised_source import QuantisedSource
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.stored_formats import dequantise, quantise
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.unit.runner.test_gguf_models import FORMATS
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint

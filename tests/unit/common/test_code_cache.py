@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.code_cache import code_cache_folder
+from common.files.code_cache import code_cache_folder
 
 NOBODY = 65534
 SOURCES = Path(__file__).parent
@@ -78,12 +78,16 @@ def test_a_folder_that_a_variable_names_may_be_one_of_all(
 
 
 def test_all_kernels_are_in_such_folders() -> None:
-    filters = pytest.importorskip("engine.runner.kernels.filters", reason="wants numba")
-    from kv_transfer import fused_copy, zmq_parts
+    filters = pytest.importorskip("engine.runner.kernels.sampling.filters", reason="wants numba")
+    import kv_transfer
+    from engine.runner import kernels
+    from kv_transfer.lanes import fused_copy
+    from kv_transfer.zmq import parts
 
-    for module in (filters, fused_copy, zmq_parts):
-        assert module.__file__
-        folder = code_cache_folder(Path(module.__file__).parent)
+    packages = {filters: kernels, fused_copy: kv_transfer, parts: kv_transfer}
+    for module, package in packages.items():
+        assert package.__file__
+        folder = code_cache_folder(Path(package.__file__).parent)
         caches = [one._cache for one in vars(module).values() if hasattr(one, "_cache")]
         assert caches
         assert all(Path(cache.cache_path).is_relative_to(folder) for cache in caches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from common.file_stamp import file_stamp
+from common.files.file_stamp import file_stamp
 
 
 def test_a_stamp_differs_after_a_change_of_time_size_or_file(tmp_path: Path) -> None:

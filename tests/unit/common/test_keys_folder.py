@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common import keys_folder
 from common.errors import ConfigError
-from common.keys_folder import load_keys
+from common.files import keys_folder
+from common.files.keys_folder import load_keys
 from common.nodes import Role
 from pdserve.keys.certificates import CALLS, Holder
 from pdserve.keys.keys_init import HOLDERS

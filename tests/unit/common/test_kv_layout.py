@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import LayoutMismatch
-from common.kv_layout import KVLayout, LayerShape, check_compatible
+from common.kv.kv_layout import KVLayout, LayerShape, check_compatible
 
 LAYOUT = KVLayout(
     model_digest="w", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="bfloat16"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.latency import (
+from common.observing.latency import (
     LatencyTargets,
     RequestTiming,
     goodput_rps,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from common.ids import AttemptId
-from common.logs import MAX_MESSAGE_CHARS, log_fields, name_node, set_up_logs
+from common.observing.logs import MAX_MESSAGE_CHARS, log_fields, name_node, set_up_logs
 from pdserve.configuration.options import all_options
 
 log = logging.getLogger("pdserve.test")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.errors import ConfigError
-from common.memory_plan import DeviceMemory, MemoryPlan, kv_cache_bytes
+from common.kv.memory_plan import DeviceMemory, MemoryPlan, kv_cache_bytes
 
 GIB = 1 << 30
 HOST = DeviceMemory(16 * GIB, "the memory of this machine", 0.3)

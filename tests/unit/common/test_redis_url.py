@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.redis_url import RedisUrl, Topology, parse_redis_url
+from common.settings.redis_url import RedisUrl, Topology, parse_redis_url
 
 
 @pytest.mark.parametrize(

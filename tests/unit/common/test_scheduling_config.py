@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from common.config import Config, EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from common.nodes import Role
-from common.setting import Section
+from common.settings.config import (
+    Config,
+    EngineConfig,
+    ModelConfig,
+    SchedulingConfig,
+    SpeculationConfig,
+)
+from common.settings.setting import Section
 
 NODES = [Role.PREFILL, Role.DECODE, Role.MIXED]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.secret_files import secret_file_problem
+from common.files.secret_files import secret_file_problem
 
 ME, ANOTHER = 10001, 0
 

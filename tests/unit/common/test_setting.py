@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from common.setting import (
+from common.settings.setting import (
     POWER_OF_TWO,
     Form,
     Problem,

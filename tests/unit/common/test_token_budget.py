@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from common.errors import ConfigError
-from common.nodes import Role
-from common.token_budget import (
+from common.kv.token_budget import (
     DEFAULT_NUM_SPECULATIVE_TOKENS,
     fit_max_model_len,
     get_max_chunk_tokens,
     num_speculative_tokens,
     tokens_per_seq,
 )
+from common.nodes import Role
 
 METHODS = tuple(DEFAULT_NUM_SPECULATIVE_TOKENS)
 

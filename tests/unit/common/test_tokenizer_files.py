@@ -11,9 +11,9 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from common.errors import CheckpointError
+from common.files.tokenizer_files import known_ids, tokenizer_end_ids, within_vocabulary
 from common.grammar import Grammar, GrammarKind
-from common.tokenizer_files import known_ids, tokenizer_end_ids, within_vocabulary
-from engine.runner.model_spec import read_eos_token_ids
+from engine.runner.weights.model_spec import read_eos_token_ids
 from grammars.compiler import GrammarCompiler
 from router.text.text_model import TextModel
 from tests.fakes.http_edge import EOS, write_model_folder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.errors import InvalidRequest
-from common.tracing import NO_SPAN, NO_TRACING, is_traceparent, trace_id_of
-from common.tracing_config import TracingConfig
+from common.observing.tracing import NO_SPAN, NO_TRACING, is_traceparent, trace_id_of
+from common.settings.tracing_config import TracingConfig
 from protos.codec import request_from_proto, request_to_proto
 from tests.unit.engine_core.build import make_request
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.trusted_folder import why_untrusted
+from common.files.trusted_folder import why_untrusted
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from common.config import ApiConfig, ServerConfig
+from common.settings.config import ApiConfig, ServerConfig
 from pdserve.configuration.config_sources import OTHER_VARIABLES
 from pdserve.configuration.options import all_options
 from tools.requirements import pins

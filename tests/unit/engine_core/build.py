@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from common.config import SchedulingConfig, SpeculationConfig
 from common.ids import AttemptId
+from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import num_speculative_tokens
-from engine.core.cache_copy import CacheCopy, CopyKind
-from engine.core.forecast import Forecast
-from engine.core.planned_step import PlannedStep, StepOutput, StepOutputs, SwapCopy
+from common.settings.config import SchedulingConfig, SpeculationConfig
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.planner_contract import Limits, PoolView, SequenceView
+from engine.core.planning.forecast import Forecast
 from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits, PoolView, SequenceView
+from engine.core.step.step_in_flight import PlannedStep, StepOutput, StepOutputs, SwapCopy
 from tests.fakes.hash_runner import EOS_TOKEN_ID, HashRunner, LateCopy
 
 BLOCK_SIZE = 4

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.blocks import blocks_for
-from engine.core.planner import plan_step
+from common.kv.blocks import blocks_for
+from engine.core.planner_contract import Limits, PlanPolicy, StepPlan
+from engine.core.planning.planner import plan_step
 from engine.core.policies.growth import GrowthColumns, GrowthView
 from engine.core.policies.reservation import NoReservation, Reservation
 from engine.core.policies.victims import VICTIM_ORDERS
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits, PlanPolicy, StepPlan
+from engine.core.sequences.status import SequenceStatus
 
 BS = 64
 MANY = 1 << 20

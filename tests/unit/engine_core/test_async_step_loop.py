@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from common.errors import InternalError
-from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence, SequencesFailed
-from engine.core.planned_step import BlockCopy, PlannedStep, Pushes
+from engine.core.runner_contract import (
+    DrawnTokens,
+    OnLayer,
+    OnQueued,
+    ScheduledSequence,
+    SequencesFailed,
+)
+from engine.core.step.step_in_flight import BlockCopy, PlannedStep, Pushes
 from engine.step_loop import StepLoop
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.engine_core.test_step_loop import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.blocks import blocks_for
-from engine.core.decode_plan import new_blocks
+from common.kv.blocks import blocks_for
+from engine.core.planning.decode_plan import new_blocks
 from tests.unit.engine_core.policies.views import BLOCK_SIZE
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.core.block_pool import BlockCounts, BlockPool, BlockUse
+from engine.core.blocks.block_pool import BlockCounts, BlockPool, BlockUse
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int, int, int, int]:

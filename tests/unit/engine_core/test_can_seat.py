@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from tests.unit.engine_core.build import STRICT, Engine, make_prompt, make_request
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.chunk_work import chunk_work, tokens_within
-from engine.core.step_plan import StopRule
+from engine.core.planner_contract import StopRule
+from engine.core.planning.chunk_work import chunk_work, tokens_within
 from tests.unit.engine_core.planner_views import (
     admitted,
     decoding,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from tests.fakes.manual_clock import ManualClock
 

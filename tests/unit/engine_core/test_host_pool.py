@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.host_pool import HostPool
+from engine.core.blocks.host_pool import HostPool
 
 
 def test_places_are_taken_and_given_back() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.plan_ahead import AheadRule
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Admission, Chunk, StepPlan, StopRule
+from engine.core.planner_contract import Admission, AheadRule, Chunk, StepPlan, StopRule
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import STRICT, Engine, check_idle, make_request, status_of
 

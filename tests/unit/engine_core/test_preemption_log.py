@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from engine.core.block_pool import BlockCounts
-from engine.core.planned_step import Preempted
+from engine.core.blocks.block_pool import BlockCounts
+from engine.core.step.step_in_flight import Preempted
 from engine.preemption_log import LOG_EVERY_S, PreemptionLog
 from tests.unit.engine_core.build import STRICT, Engine, make_request
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.core.block_pool import BlockPool, BlockUse
-from engine.core.prefix_index import PrefixIndex
-from engine.core.sequence import Sequence
+from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.sequences.prefix_index import PrefixIndex
+from engine.core.sequences.sequence import Sequence
 from tests.unit.engine_core.build import BLOCK_SIZE, Engine, make_request
 
 A, B, C, D = (tuple(range(first, first + BLOCK_SIZE)) for first in (10, 20, 30, 40))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.blocks import hash_full_blocks
-from engine.core.prefix_cache import PrefixCache
+from common.kv.blocks import hash_full_blocks
+from engine.core.blocks.prefix_cache import PrefixCache
 
 
 def cache_of(*pairs: tuple[bytes, int]) -> PrefixCache:

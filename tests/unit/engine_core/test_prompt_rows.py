@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from engine.core.prompt_rows import prompt_rows
-from engine.core.seats import Seats
-from engine.core.step_batch import StepBatch
+from engine.core.sequences.seats import Seats
+from engine.core.step.prompt_rows import prompt_rows
+from engine.core.step.step_batch import StepBatch
 
 NUM_PROMPT = 10
 TOP = 2

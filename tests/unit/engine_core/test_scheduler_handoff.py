@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from common.request import FinishReason
-from engine.core.block_pool import BlockUse
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import (
     BLOCK_SIZE,

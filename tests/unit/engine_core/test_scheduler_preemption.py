@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import STRICT, Engine, check_idle, make_request, status_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.status import SequenceStatus
+from engine.core.sequences.status import SequenceStatus
 from tests.unit.engine_core.build import STRICT, Engine, make_request, status_of
 
 LEARNING: dict[str, Any] = {

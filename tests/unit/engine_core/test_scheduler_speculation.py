@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason, TokenLogprobs
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from tests.fakes.hash_runner import VOCAB_SIZE, expected_tokens
 from tests.unit.engine_core.build import STRICT, Engine, check_idle, make_request
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.core.planner_contract import StopRule
 from engine.core.statistics import SchedulerStatistics, StepCounters
-from engine.core.step_plan import StopRule
 from tests.unit.engine_core.build import STRICT, Engine, make_request
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from common.request import FinishReason, GenerationRequest
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
 from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
 from tests.unit.engine_core.build import (
     BLOCK_SIZE,

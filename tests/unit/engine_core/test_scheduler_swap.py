@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine.core.host_pool import HostPool
-from engine.core.planned_step import PlannedStep
-from engine.core.sequence import Sequence
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import StopRule
+from engine.core.blocks.host_pool import HostPool
+from engine.core.planner_contract import StopRule
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep
 from engine.core.swapping import Swapping
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import (

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from engine.core.sequence import Sequence
-from engine.core.status import TRANSITIONS, SequenceStatus, check_transition
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import TRANSITIONS, SequenceStatus, check_transition
 from tests.unit.engine_core.build import make_request
 
 _S = SequenceStatus

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
+from engine.core.planner_contract import StepPlan, StopRule
 from engine.core.policies.growth import MILLION, GrowthColumns
 from engine.core.policies.reservation import RESERVATION_POLICIES, NoReservation
-from engine.core.step_plan import StepPlan, StopRule
 from tests.unit.engine_core.planner_views import (
     BS,
     Pool,

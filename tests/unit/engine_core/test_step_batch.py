@@ -6,8 +6,8 @@ import numpy as np
 
 from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.core.step_batch import batch_of
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
 
 COLUMNS = ("starts", "num_tokens", "num_drafts", "is_sampled", "is_decode", "num_proposals")
 

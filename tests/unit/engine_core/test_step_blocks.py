@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.blocks import blocks_for
-from engine.core.admission_plan import admission_blocks
-from engine.core.step_plan import Admission, Chunk, Limits, StopRule
+from common.kv.blocks import blocks_for
+from engine.core.planner_contract import Admission, Chunk, Limits, StopRule
+from engine.core.planning.admission_plan import admission_blocks
 from tests.unit.engine_core.planner_views import (
     BS,
     MANY,

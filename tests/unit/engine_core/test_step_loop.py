@@ -9,12 +9,18 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from common.errors import InternalError, InvalidRequest, PdserveError
-from engine.core.block_pool import BlockCounts
-from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence, SequencesFailed
-from engine.core.planned_step import BlockCopy, PlannedStep, Preempted, Pushes
-from engine.core.sequence import Sequence as EngineSequence
-from engine.core.step_batch import batch_of
-from engine.core.step_plan import StopRule
+from engine.core.blocks.block_pool import BlockCounts
+from engine.core.planner_contract import StopRule
+from engine.core.runner_contract import (
+    DrawnTokens,
+    OnLayer,
+    OnQueued,
+    ScheduledSequence,
+    SequencesFailed,
+)
+from engine.core.sequences.sequence import Sequence as EngineSequence
+from engine.core.step.step_batch import batch_of
+from engine.core.step.step_in_flight import BlockCopy, PlannedStep, Preempted, Pushes
 from engine.step_loop import StepLoop, start_step_thread
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.engine_core.build import make_request

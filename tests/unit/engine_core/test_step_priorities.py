@@ -6,7 +6,7 @@ from math import ceil
 
 import pytest
 
-from engine.core.step_plan import Preemption, PreemptionReason, StepPlan, StopRule
+from engine.core.planner_contract import Preemption, PreemptionReason, StepPlan, StopRule
 from tests.unit.engine_core.planner_views import (
     Pool,
     admitted,

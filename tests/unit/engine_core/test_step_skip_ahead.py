@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.step_plan import StepPlan, StopRule
+from engine.core.planner_contract import StepPlan, StopRule
 from tests.unit.engine_core.planner_views import (
     BS,
     View,

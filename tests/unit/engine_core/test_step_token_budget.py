@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.token_budget import num_speculative_tokens, tokens_per_seq
-from engine.core.step_plan import Chunk, StopRule
+from common.kv.token_budget import num_speculative_tokens, tokens_per_seq
+from engine.core.planner_contract import Chunk, StopRule
 from tests.unit.engine_core.planner_views import (
     View,
     admitted,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason, SamplingParams
-from engine.core.stop_rules import end_tokens, until_end, withheld_token_ids
+from engine.core.sequences.stop_rules import end_tokens, until_end, withheld_token_ids
 
 EOS = 2
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.sequence import Sequence
-from engine.core.waiting_queue import WaitingQueue
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.waiting_queue import WaitingQueue
 from tests.unit.engine_core.build import make_request
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.errors import Overloaded
-from grammars import trial_queue
-from grammars.trial_queue import MAX_SLOTS, MAX_STOPS, TrialQueue
+from grammars.trying import queue as queue_module
+from grammars.trying.queue import MAX_SLOTS, MAX_STOPS, TrialQueue
 
 
 def started(queue: TrialQueue) -> list[int]:
@@ -124,7 +124,7 @@ def test_what_nobody_waits_for_is_forgotten() -> None:
 
 
 def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_queue, "MAX_WAITING", 2)
+    monkeypatch.setattr(queue_module, "MAX_WAITING", 2)
     queue = TrialQueue()
     for trial in range(3):
         queue.add(trial, "one")

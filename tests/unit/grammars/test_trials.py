@@ -18,13 +18,13 @@ import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
-from grammars import trial
-from grammars import trials as trials_module
 from grammars.gbnf import Gbnf
 from grammars.parts import GrammarParts, SchemaPart
-from grammars.trial import ROUTER_LIMITS, TrialLimits
-from grammars.trial_messages import Trial
-from grammars.trials import GrammarTrials
+from grammars.trying import trial
+from grammars.trying import trials as trials_module
+from grammars.trying.messages import Trial
+from grammars.trying.trial import ROUTER_LIMITS, TrialLimits
+from grammars.trying.trials import GrammarTrials
 from tests.cluster.processes import is_alive
 from tests.cluster.tiny_model import make_tiny_model
 from tests.cluster.waiting import wait_until
@@ -246,9 +246,9 @@ def test_no_fork_handler_runs_at_its_start(folder: Path) -> None:
 import ctypes, os
 from pathlib import Path
 from typing import Any
-from grammars.trials import GrammarTrials
-from grammars.trial import ROUTER_LIMITS, TrialLimits
-from grammars.trial_messages import Trial
+from grammars.trying.trials import GrammarTrials
+from grammars.trying.trial import ROUTER_LIMITS, TrialLimits
+from grammars.trying.messages import Trial
 from common.grammar import Grammar, GrammarKind
 count = 0
 @ctypes.CFUNCTYPE(None)

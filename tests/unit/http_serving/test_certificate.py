@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
 
-from common.config import ApiConfig
 from common.errors import ConfigError
+from common.settings.config import ApiConfig
 from http_serving.certificate import Certificate, checked_certificate, show_end
 from router.http.server import bind_http, serve_http
 from tests.fakes.http_edge import make_edge

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.kv_layout import Layer
-from kv_transfer.core.pool_shape import PoolShape
-from kv_transfer.pool_memory import Bytes, HostMemory, Pool
+from common.kv.kv_layout import Layer
+from kv_transfer.lanes.pool_memory import Bytes, HostMemory, Pool
+from kv_transfer.shared.pool_shape import PoolShape
 
 
 def kv_shape(num_layers: int, num_blocks: int, piece_bytes: int) -> PoolShape:

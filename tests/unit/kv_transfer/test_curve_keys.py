@@ -8,7 +8,7 @@ import pytest
 import zmq.auth
 
 from common.errors import ConfigError
-from kv_transfer.curve_keys import CurveKeys, load_curve_keys, new_curve_keys, write_curve_keys
+from kv_transfer.zmq.curve_keys import CurveKeys, load_curve_keys, new_curve_keys, write_curve_keys
 
 GOOD = new_curve_keys()
 

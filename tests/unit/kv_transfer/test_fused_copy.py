@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numba import njit
 from xxhash import xxh3_64_intdigest
 
-from kv_transfer import fused_copy
-from kv_transfer.fused_copy import (
+from kv_transfer.lanes import fused_copy
+from kv_transfer.lanes.fused_copy import (
     ALIGNMENT,
     BLOCK_BYTES,
     STRIPE_BYTES,

@@ -8,13 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import LandingFailed, Released, Ticket, TransferEnded
-from kv_transfer.core import frames, landings, sessions, unreachable
-from kv_transfer.core.effects import Emit, OpenLane
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.receiver import Receiver
-from kv_transfer.core.sender import Sender
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import LandingFailed, Released, Ticket, TransferEnded
+from kv_transfer.receiving import landings, sessions
+from kv_transfer.receiving.effects import OpenLane
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.sending import unreachable
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Emit
+from kv_transfer.shared.limits import Limits
+from kv_transfer.wire import frames
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"

@@ -7,21 +7,21 @@ import dataclasses
 import pytest
 
 from common.errors import PeerProtocolError
-from kv_transfer.core import frames
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.channels import Channel, Channels, InFlight
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import (
+from kv_transfer.sending.channels import Channel, Channels, InFlight
+from kv_transfer.sending.effects import (
     Connect,
     Disconnect,
-    Peer,
     SayHello,
     SenderEffect,
     SendToPeer,
     TakeLane,
 )
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.transfer import Source, Transfer
+from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.transfer import Source, Transfer
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_sender import (
     LAYOUT,
     LIMITS,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from common.kv_layout import KVLayout, LayerShape
-from kv_transfer.core.block_arrays import as_blocks, run_lengths, runs_of
-from kv_transfer.core.chunks import PieceSet, PushedPieces, split_chunks
-from kv_transfer.core.limits import LEAST_BLOCKS_PER_FRAME, Limits
+from common.kv.kv_layout import KVLayout, LayerShape
+from kv_transfer.shared.block_arrays import as_blocks, run_lengths, runs_of
+from kv_transfer.shared.chunks import PieceSet, PushedPieces, split_chunks
+from kv_transfer.shared.limits import LEAST_BLOCKS_PER_FRAME, Limits
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"

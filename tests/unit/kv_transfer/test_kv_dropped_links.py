@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.core import frames
-from kv_transfer.core.limits import WINDOWS_PER_NODE
-from kv_transfer.core.links import Links
+from kv_transfer.sending.links import Links
+from kv_transfer.shared.limits import WINDOWS_PER_NODE
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_windows import (
     LIMITS,
     PAIR_BYTES,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from common.ids import Incarnation
-from kv_transfer.core.effects import Peer
-from kv_transfer.fallbacks import Fallbacks
-from kv_transfer.pool_memory import host_pool
-from kv_transfer.transfer_metrics import TransferMetrics
+from kv_transfer.connector.fallbacks import Fallbacks
+from kv_transfer.connector.transfer_metrics import TransferMetrics
+from kv_transfer.lanes.pool_memory import host_pool
+from kv_transfer.shared.effects import Peer
 from tests.contract.kv_connector.cluster import LAYOUT
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
 

@@ -11,10 +11,8 @@ import pytest
 
 from common.errors import LayoutMismatch, PeerProtocolError
 from common.ids import Incarnation
-from common.kv_layout import DTYPE_BYTES, KVLayout, LayerShape, check_compatible
-from kv_transfer.core import frames
-from kv_transfer.core.header_seal import SEAL_BYTES, DamagedHeader, seal
-from kv_transfer.core.limits import (
+from common.kv.kv_layout import DTYPE_BYTES, KVLayout, LayerShape, check_compatible
+from kv_transfer.shared.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_DRAFT_TOKENS,
     MAX_HEADER_BYTES,
@@ -24,6 +22,8 @@ from kv_transfer.core.limits import (
     MAX_TRANSFERS_PER_LINK,
     PROTOCOL_VERSION,
 )
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import SEAL_BYTES, DamagedHeader, seal
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"

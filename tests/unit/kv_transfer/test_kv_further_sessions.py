@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from common.ids import Incarnation
-from kv_transfer.connector import Landed, LandingFailed
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Dropped, DropReason, OpenLane, Reply
-from kv_transfer.core.header_seal import DamagedHeader
-from kv_transfer.core.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.contract import Landed, LandingFailed
+from kv_transfer.receiving.effects import Dropped, DropReason, OpenLane, Reply
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import DamagedHeader
 from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,
     COMMIT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer.core.handshake import (
+from kv_transfer.shared.handshake import (
     HANDOFF_TABLE,
     LINK_TABLE,
     OPEN_STATES,

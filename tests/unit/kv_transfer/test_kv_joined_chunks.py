@@ -8,13 +8,14 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout, LayerShape
-from kv_transfer.connector import Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Peer, SendChunk, SenderEffect
-from kv_transfer.core.header_seal import SEAL_BYTES, seal
-from kv_transfer.core.limits import LEAST_BLOCKS_PER_FRAME, MAX_BLOCKS_PER_FRAME, Limits
-from kv_transfer.core.sender import Sender
+from common.kv.kv_layout import KVLayout, LayerShape
+from kv_transfer.contract import Ticket
+from kv_transfer.sending.effects import SendChunk, SenderEffect
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import LEAST_BLOCKS_PER_FRAME, MAX_BLOCKS_PER_FRAME, Limits
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import SEAL_BYTES, seal
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.connector import Landed, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.connections import Connections
-from kv_transfer.core.effects import Peer, Reply
-from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_MODES, verification
-from kv_transfer.core.sender import Sender
-from kv_transfer.lane import LaneFull
+from kv_transfer.contract import Landed, TransferEnded
+from kv_transfer.lanes.lane import LaneFull
+from kv_transfer.receiving.connections import Connections
+from kv_transfer.receiving.effects import Reply
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import LANES_BY_SPEED, VERIFY_MODES, verification
 from kv_transfer.transport import FromSession, Parts
+from kv_transfer.wire import frames
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     Cluster,

@@ -8,11 +8,11 @@ import random
 
 import pytest
 
-from kv_transfer.core import frames
-from kv_transfer.core.deadlines import MANY_OUTDATED, Deadlines
-from kv_transfer.core.limits import WINDOWS_PER_NODE
-from kv_transfer.core.links import Links
-from kv_transfer.core.sender import Sender
+from kv_transfer.sending.links import Links
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.deadlines import MANY_OUTDATED, Deadlines
+from kv_transfer.shared.limits import WINDOWS_PER_NODE
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.lines_run import lines_run
 from tests.unit.kv_transfer.test_kv_windows import (
     LIMITS,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from common.ids import Incarnation
-from kv_transfer import endpoints, name_lookup
-from kv_transfer.core.effects import Peer
-from kv_transfer.endpoints import is_number, look_up, parse_tcp
-from kv_transfer.name_lookup import NameLookup
+from kv_transfer.shared.effects import Peer
+from kv_transfer.zmq import endpoints, name_lookup
+from kv_transfer.zmq.endpoints import is_number, look_up, parse_tcp
+from kv_transfer.zmq.name_lookup import NameLookup
 
 WAIT_S = 20.0
 PEER, OTHER = (Peer(f"tcp://{name}.example:1", Incarnation(name, 1)) for name in "de")

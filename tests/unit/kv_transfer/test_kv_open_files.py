@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer import open_files
-from kv_transfer.connector import Landed, TransferEnded
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.transfer_errors import PeerUnreachable
-from kv_transfer.open_files import FEW, NEARLY_NONE, OpenFiles, files_left
-from kv_transfer.zmq_transport import ZmqTransport
+from kv_transfer.contract import Landed, TransferEnded
+from kv_transfer.sending.transfer_errors import PeerUnreachable
+from kv_transfer.shared.limits import Limits
+from kv_transfer.zmq import open_files
+from kv_transfer.zmq.open_files import FEW, NEARLY_NONE, OpenFiles, files_left
+from kv_transfer.zmq.transport import ZmqTransport
 from tests.contract.kv_connector.cluster import (
     LAYOUT,
     Cluster,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kv_transfer.connector import Landed, LandingFailed, Released
-from kv_transfer.core import frames
-from kv_transfer.core.effects import ReceiverEffect, Reply, Write
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.contract import Landed, LandingFailed, Released
+from kv_transfer.receiving.effects import ReceiverEffect, Reply, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,
     COMMIT,

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from kv_transfer import pieces
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.chunks import Chunk, split_chunks
-from kv_transfer.core.effects import Write
-from kv_transfer.core.frames import Data
-from kv_transfer.core.limits import DEFAULT_WINDOW_BYTES, Limits
-from kv_transfer.gather import Gatherer
-from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pool_memory import Bytes
+from kv_transfer.lanes import pieces
+from kv_transfer.lanes.gather import Gatherer
+from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.receiving.effects import Write
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk, split_chunks
+from kv_transfer.shared.limits import DEFAULT_WINDOW_BYTES, Limits
+from kv_transfer.wire.frames import Data
 from tests.unit.kv_transfer.pool_shapes import kv_pool
 
 NUM_BLOCKS = 40

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.connector import Commit, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import SendChunk, SenderEffect
-from kv_transfer.core.limits import MAX_BLOCKS_PER_PART, Limits
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.transfer import Transfer
+from kv_transfer.contract import Commit, TransferEnded
+from kv_transfer.sending.effects import SendChunk, SenderEffect
+from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.transfer import Transfer
+from kv_transfer.shared.limits import MAX_BLOCKS_PER_PART, Limits
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_sender import (
     DECODE,
     LAYOUT,

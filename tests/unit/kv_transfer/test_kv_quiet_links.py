@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from kv_transfer.connector import TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Disconnect, SendToPeer
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.transfer_errors import PeerUnreachable
+from kv_transfer.contract import TransferEnded
+from kv_transfer.sending.effects import Disconnect, SendToPeer
+from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.transfer_errors import PeerUnreachable
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_sender import (
     LAYOUT,
     LIMITS,

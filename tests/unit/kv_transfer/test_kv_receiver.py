@@ -7,26 +7,26 @@ import dataclasses
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Landed, LandingFailed, Released, Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.effects import (
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import Landed, LandingFailed, Released, Ticket
+from kv_transfer.receiving.effects import (
     CloseLane,
     Dropped,
     DropReason,
-    Emit,
     OpenLane,
     ReceiverEffect,
     Reply,
     Write,
 )
-from kv_transfer.core.limits import (
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.effects import Emit
+from kv_transfer.shared.limits import (
     MAX_BLOCKS_PER_FRAME,
     MAX_REMEMBERED_EPOCHS,
     MAX_REMEMBERED_OUTCOMES,
     Limits,
 )
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.lines_run import lines_run
 
 LAYOUT = KVLayout(

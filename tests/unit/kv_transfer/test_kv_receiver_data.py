@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kv_transfer.connector import KVEvent, Landed, LandingFailed, Released
-from kv_transfer.core import frames
-from kv_transfer.core.chunks import BlockSums
-from kv_transfer.core.effects import Dropped, DropReason, Write
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.contract import KVEvent, Landed, LandingFailed, Released
+from kv_transfer.receiving.effects import Dropped, DropReason, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.chunks import BlockSums
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,
     COMMIT,

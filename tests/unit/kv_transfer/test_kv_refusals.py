@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from kv_transfer.connector import LandingFailed, Released
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Dropped, DropReason, Emit, Reply, Write
+from kv_transfer.contract import LandingFailed, Released
+from kv_transfer.receiving.effects import Dropped, DropReason, Reply, Write
+from kv_transfer.shared.effects import Emit
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_receiver import P, data, events, hello, land, receiver, ticket
 
 NUM_BLOCKS = 4

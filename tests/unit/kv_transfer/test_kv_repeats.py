@@ -9,19 +9,20 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.connector import Commit, Landed, LandingFailed, Released, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.damaged import DamagedPieces
-from kv_transfer.core.effects import Dropped, DropReason, ReceiverEffect, Reply, SendChunk, Write
-from kv_transfer.core.header_seal import SEAL_BYTES, DamagedHeader, seal
-from kv_transfer.core.limits import (
+from kv_transfer.contract import Commit, Landed, LandingFailed, Released, TransferEnded
+from kv_transfer.receiving.damaged import DamagedPieces
+from kv_transfer.receiving.effects import Dropped, DropReason, ReceiverEffect, Reply, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.sending.effects import SendChunk
+from kv_transfer.shared.limits import (
     LEAST_BLOCKS_PER_FRAME,
     MAX_DAMAGED_HEADERS,
     MAX_REPEATS_PER_LANDING,
     MAX_REPEATS_PER_PIECE,
     MAX_REPEATS_PER_TRANSFER,
 )
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import SEAL_BYTES, DamagedHeader, seal
 from tests.unit.kv_transfer import test_kv_sender as sending
 from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,

@@ -6,12 +6,12 @@ import pytest
 
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
-from kv_transfer.connector import LandingFailed, Released
-from kv_transfer.core import frames
-from kv_transfer.core.effects import OpenLane, Reply
-from kv_transfer.core.header_seal import DamagedHeader
-from kv_transfer.core.limits import MAX_WAIT_S
-from kv_transfer.core.receiver import Receiver
+from kv_transfer.contract import LandingFailed, Released
+from kv_transfer.receiving.effects import OpenLane, Reply
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.limits import MAX_WAIT_S
+from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import DamagedHeader
 from tests.unit.kv_transfer.test_kv_receiver import (
     BEGIN,
     LAYOUT,

@@ -8,23 +8,22 @@ import pytest
 
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Commit, Ticket, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import (
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import Commit, Ticket, TransferEnded
+from kv_transfer.sending.effects import (
     Connect,
     Disconnect,
-    Emit,
-    Peer,
     SayHello,
     SendChunk,
     SenderEffect,
     SendToPeer,
     TakeLane,
 )
-from kv_transfer.core.limits import MAX_TRANSFERS_PER_LINK, Limits
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.unreachable import FIRST_PAUSE_S
+from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.unreachable import FIRST_PAUSE_S
+from kv_transfer.shared.effects import Emit, Peer
+from kv_transfer.shared.limits import MAX_TRANSFERS_PER_LINK, Limits
+from kv_transfer.wire import frames
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=4, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"

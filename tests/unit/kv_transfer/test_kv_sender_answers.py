@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from common.ids import Incarnation
-from kv_transfer.connector import TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import SendToPeer
-from kv_transfer.core.sender import Sender
+from kv_transfer.contract import TransferEnded
+from kv_transfer.sending.effects import SendToPeer
+from kv_transfer.sending.machine import Sender
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_sender import (
     DECODE,
     LAYOUT,

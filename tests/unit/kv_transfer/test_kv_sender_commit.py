@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kv_transfer.connector import Commit, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import SendToPeer
+from kv_transfer.contract import Commit, TransferEnded
+from kv_transfer.sending.effects import SendToPeer
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_sender import (
     PEER,
     ends,

@@ -7,11 +7,11 @@ import math
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.connector import Commit
-from kv_transfer.core import frames
-from kv_transfer.core.effects import SenderEffect
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.sender import Sender
+from kv_transfer.contract import Commit
+from kv_transfer.sending.effects import SenderEffect
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.limits import Limits
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_windows import (
     NUM_BLOCKS,
     PAIR_BYTES,

@@ -8,13 +8,14 @@ from collections import deque
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import KVEvent, LandingFailed, Released, Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Emit, Fence, MoveSlab, OpenLane, ReceiverEffect, Reply
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.receiver import Receiver
-from kv_transfer.core.slab_fences import NO_LEASE
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import KVEvent, LandingFailed, Released, Ticket
+from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, Reply
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.receiving.slab_fences import NO_LEASE
+from kv_transfer.shared.effects import Emit
+from kv_transfer.shared.limits import Limits
+from kv_transfer.wire import frames
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"

@@ -10,11 +10,10 @@ from collections.abc import Hashable
 import pytest
 
 from common.ids import AttemptId
-from kv_transfer.connector import Commit, TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import Connect, Emit, SenderEffect, SendToPeer
-from kv_transfer.core.link import RECONNECT_AFTER_S
-from kv_transfer.core.link_rates import (
+from kv_transfer.contract import Commit, TransferEnded
+from kv_transfer.sending.effects import Connect, SenderEffect, SendToPeer
+from kv_transfer.sending.link import RECONNECT_AFTER_S
+from kv_transfer.sending.link_rates import (
     MIN_SPAN_S,
     REMEMBERED_S,
     SLOW_FACTOR,
@@ -25,8 +24,10 @@ from kv_transfer.core.link_rates import (
     UsualRates,
     is_slow,
 )
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.transfer_errors import TransferSlow
+from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.transfer_errors import TransferSlow
+from kv_transfer.shared.effects import Emit
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_windows import (
     LAYOUT,
     LIMITS,

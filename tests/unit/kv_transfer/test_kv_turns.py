@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer.connector import Commit
-from kv_transfer.core import frames
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.transfer import Source, Transfer
-from kv_transfer.core.turns import Turns
+from kv_transfer.contract import Commit
+from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.transfer import Source, Transfer
+from kv_transfer.sending.turns import Turns
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_sender import LAYOUT, LIMITS, ME, PEER, WELCOME, chunks, ticket
 
 

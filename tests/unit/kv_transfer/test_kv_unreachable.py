@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from common.ids import Incarnation
 from common.nodes import MAX_KV_UNREACHABLE
-from kv_transfer.connector import TransferEnded
-from kv_transfer.core import frames
-from kv_transfer.core.effects import (
-    Connect,
-    Disconnect,
-    Peer,
-    PeerAnswers,
-    PeerSilent,
-    SayHello,
-)
-from kv_transfer.core.limits import MAX_REMEMBERED_PEERS
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.transfer_errors import PeerUnreachable
-from kv_transfer.core.unreachable import (
+from kv_transfer.contract import TransferEnded
+from kv_transfer.sending.effects import Connect, Disconnect, PeerAnswers, PeerSilent, SayHello
+from kv_transfer.sending.machine import Sender
+from kv_transfer.sending.transfer_errors import PeerUnreachable
+from kv_transfer.sending.unreachable import (
     FIRST_PAUSE_S,
     MAX_OWN_TRIES,
     MOST_PAUSE_S,
     UnreachablePeers,
 )
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import MAX_REMEMBERED_PEERS
+from kv_transfer.wire import frames
 from tests.unit.kv_transfer.lines_run import lines_run
 from tests.unit.kv_transfer.test_kv_sender import (
     LAYOUT,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
-from kv_transfer.connector import Ticket
-from kv_transfer.core import frames
-from kv_transfer.core.effects import OpenLane, Peer, Reply, SendChunk, SenderEffect
-from kv_transfer.core.limits import MAX_FRAMES_IN_FLIGHT, Limits
-from kv_transfer.core.receiver import Receiver
-from kv_transfer.core.sender import Sender
-from kv_transfer.core.sessions import Session
-from kv_transfer.core.window_shares import ACTIVE_S, WindowShares
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import Ticket
+from kv_transfer.receiving.effects import OpenLane, Reply
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.receiving.sessions import Session
+from kv_transfer.receiving.window_shares import ACTIVE_S, WindowShares
+from kv_transfer.sending.effects import SendChunk, SenderEffect
+from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import MAX_FRAMES_IN_FLIGHT, Limits
+from kv_transfer.wire import frames
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=4, num_kv_heads=1, head_dim=2, block_size=4, dtype="float16"

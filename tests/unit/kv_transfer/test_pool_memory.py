@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from common.ids import Incarnation
-from common.kv_layout import KVLayout, Layer, LayerShape
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer
-from kv_transfer.core.limits import Limits
-from kv_transfer.core.pool_shape import PoolShape
-from kv_transfer.inline_lane import InlineLane
-from kv_transfer.piece_rows import PieceRows
-from kv_transfer.pool_memory import Pool, as_pool, host_pool
-from kv_transfer.rdma.rdma_lane import RdmaLane
+from common.kv.kv_layout import KVLayout, Layer, LayerShape
+from kv_transfer.lanes.inline_lane import InlineLane
+from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.pool_memory import Pool, as_pool, host_pool
+from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import Limits
+from kv_transfer.shared.pool_shape import PoolShape
 from tests.fakes.device_memory import DeviceMemory
 from tests.fakes.fake_engine import FakeEngine
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.rdma.aliases import Aliases
+from kv_transfer.lanes.rdma.aliases import Aliases
 
 SIZE = 3 * mmap.PAGESIZE
 

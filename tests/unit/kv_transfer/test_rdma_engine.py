@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from kv_transfer.rdma import mooncake_engine
-from kv_transfer.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
+from kv_transfer.lanes.rdma import mooncake_engine
+from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
 
 
 class Library:

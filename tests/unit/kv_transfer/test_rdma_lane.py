@@ -13,15 +13,15 @@ import pytest
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.effects import Peer
-from kv_transfer.lane import Broken, LaneFull, Ready
-from kv_transfer.pool_memory import Bytes
-from kv_transfer.rdma import rdma_lane
-from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
-from kv_transfer.rdma.peer_writer import Engine, PeerWriter
-from kv_transfer.rdma.rdma_lane import COOL_DOWN_S, RdmaLane
+from kv_transfer.lanes.lane import Broken, LaneFull, Ready
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.lanes.rdma import rdma_lane
+from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
+from kv_transfer.lanes.rdma.peer_writer import Engine, PeerWriter
+from kv_transfer.lanes.rdma.rdma_lane import COOL_DOWN_S, RdmaLane
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.manual_clock import ManualClock

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from common.errors import HandoffFailed
-from kv_transfer.rdma import peer_writer
-from kv_transfer.rdma.peer_writer import MAX_BATCH_RANGES, MAX_SLEEP_S, PeerWriter
-from kv_transfer.rdma.slabs import Ranges
+from kv_transfer.lanes.rdma import peer_writer
+from kv_transfer.lanes.rdma.peer_writer import MAX_BATCH_RANGES, MAX_SLEEP_S, PeerWriter
+from kv_transfer.lanes.rdma.slabs import Ranges
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
 

@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv_layout import Layer
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.chunks import Chunk
-from kv_transfer.core.pool_shape import PoolShape
-from kv_transfer.rdma.slabs import (
+from common.kv.kv_layout import Layer
+from kv_transfer.lanes.rdma.slabs import (
     MAX_REGIONS,
     MAX_SLABS,
     PlacedPool,
@@ -18,6 +15,9 @@ from kv_transfer.rdma.slabs import (
     ranges_of,
     slabbed,
 )
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.pool_shape import PoolShape
 from tests.unit.kv_transfer.pool_shapes import kv_shape
 
 PIECE = 8

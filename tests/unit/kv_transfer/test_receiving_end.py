@@ -7,21 +7,21 @@ from collections import deque
 import numpy as np
 import pytest
 
-from common.clock import MonotonicClock
 from common.errors import PeerProtocolError
-from kv_transfer.connector_parts import ConnectorParts
-from kv_transfer.core import frames
-from kv_transfer.core.block_arrays import as_blocks
-from kv_transfer.core.effects import CloseLane, OpenLane, Reply, Write
-from kv_transfer.core.frames import Frame
-from kv_transfer.lane import Lane
-from kv_transfer.pool_memory import host_pool
-from kv_transfer.receiving_end import ReceivingEnd
-from kv_transfer.shm.shared_pool import SharedPool
-from kv_transfer.shm.shm_lane import ShmLane
-from kv_transfer.transfer_metrics import TransferMetrics
+from common.observing.clock import MonotonicClock
+from kv_transfer.connector.connector_parts import ConnectorParts
+from kv_transfer.connector.receiving_end import ReceivingEnd
+from kv_transfer.connector.transfer_metrics import TransferMetrics
+from kv_transfer.connector.workers import Job, Workers
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pool_memory import host_pool
+from kv_transfer.lanes.shm.shared_pool import SharedPool
+from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.receiving.effects import CloseLane, OpenLane, Reply, Write
+from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.transport import Parts
-from kv_transfer.workers import Job, Workers
+from kv_transfer.wire import frames
+from kv_transfer.wire.frames import Frame
 from tests.unit.kv_transfer.test_kv_receiver import BEGIN, LAYOUT, LIMITS, ME, SENDER, ticket
 
 NUM_BLOCKS = 4

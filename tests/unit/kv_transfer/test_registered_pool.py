@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kv_transfer.pool_memory import Bytes
-from kv_transfer.rdma.aliases import Aliases
-from kv_transfer.rdma.registered_pool import RegisteredPool
-from kv_transfer.rdma.slabs import slabbed
+from kv_transfer.lanes.pool_memory import Bytes
+from kv_transfer.lanes.rdma.aliases import Aliases
+from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
+from kv_transfer.lanes.rdma.slabs import slabbed
 from tests.fakes.fake_engine import FakeEngine
 from tests.unit.kv_transfer.pool_shapes import kv_pool
 

@@ -18,9 +18,9 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
-from kv_transfer.shm.huge_pages import HUGE_PAGE_BYTES
-from kv_transfer.shm.shared_pool import NotShared, SharedPool, map_pool
+from common.kv.kv_layout import KVLayout
+from kv_transfer.lanes.shm.huge_pages import HUGE_PAGE_BYTES
+from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
@@ -112,7 +112,7 @@ def test_what_is_mapped_outlives_its_owner() -> None:
 _OWNER = """
 import os, signal, sys
 import numpy as np
-from kv_transfer.shm.shared_pool import SharedPool
+from kv_transfer.lanes.shm.shared_pool import SharedPool
 pool = SharedPool({num_bytes}, is_touched=True)
 pool.memory[:] = 7
 sys.stdout.buffer.write(pool.offer({num_blocks}))

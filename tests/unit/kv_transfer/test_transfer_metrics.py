@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from common.errors import HandoffFailed
-from common.histogram import Histogram, HistogramView
 from common.ids import Incarnation
-from kv_transfer.core.effects import Peer
-from kv_transfer.core.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
-from kv_transfer.transfer_metrics import MAX_REMEMBERED_PEERS, TransferMetrics
+from common.observing.histogram import Histogram, HistogramView
+from kv_transfer.connector.transfer_metrics import MAX_REMEMBERED_PEERS, TransferMetrics
+from kv_transfer.sending.transfer_errors import PeerUnreachable, TransferAborted, TransferSlow
+from kv_transfer.shared.effects import Peer
 
 D1, D2 = (Peer(f"tcp://h:{n}", Incarnation(f"d{n}", 1)) for n in (1, 2))
 KIB = 1024

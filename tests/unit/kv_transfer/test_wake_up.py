@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.wake_up import WakeUp
+from kv_transfer.zmq.wake_up import WakeUp
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kv_transfer.workers import Finish, Workers
+from kv_transfer.connector.workers import Finish, Workers
 
 WITHIN_S = 10.0
 

@@ -11,7 +11,7 @@ import pytest
 _CHURN = """
 import resource, threading
 import numpy as np
-from kv_transfer import zmq_transport
+from kv_transfer.zmq import transport
 
 def num_faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -25,7 +25,7 @@ def churn():
     print((num_faults() - before) // 20)
 
 if {keeps}:
-    zmq_transport._keep_freed_memory()
+    transport._keep_freed_memory()
 thread = threading.Thread(target=churn)
 thread.start()
 thread.join()
@@ -51,14 +51,14 @@ def test_the_pages_of_a_frame_are_mapped_once() -> None:
 def test_it_costs_no_memory_by_itself() -> None:
     script = """
 from pathlib import Path
-from kv_transfer import zmq_transport
+from kv_transfer.zmq import transport
 
 def peak_kib():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 before = peak_kib()
-zmq_transport._keep_freed_memory()
+transport._keep_freed_memory()
 print(peak_kib() - before)
 """
     done = subprocess.run(

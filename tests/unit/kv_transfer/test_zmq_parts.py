@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from kv_transfer.zmq_parts import PartSender
+from kv_transfer.zmq.parts import PartSender
 
 HEADER = memoryview(b"header")
 

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 import zmq
 
-from kv_transfer import zmq_readiness
-from kv_transfer.zmq_readiness import Readiness, Socket
+from kv_transfer.zmq import readiness as zmq_readiness
+from kv_transfer.zmq.readiness import Readiness, Socket
 
 SOON_S = 10.0
 """Never waited for in a test that passes."""

@@ -13,11 +13,11 @@ import pytest
 import zmq
 
 from common.ids import Incarnation
-from kv_transfer import endpoints
-from kv_transfer.core.effects import Peer
-from kv_transfer.core.limits import Limits
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import Limits
 from kv_transfer.transport import FromPeer, FromSession, NoConnection
-from kv_transfer.zmq_transport import (
+from kv_transfer.zmq import endpoints
+from kv_transfer.zmq.transport import (
     KERNELS_CHOICE,
     LOCAL_SEND_BUFFER_BYTES,
     MAX_UNSENT,

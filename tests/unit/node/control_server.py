@@ -11,21 +11,21 @@ from common.grammar import Grammar
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
-from kv_transfer.connector import Ticket
-from node.control_service import ControlService
-from node.drain import NodeDrain
-from node.ignored_priorities import IgnoredPriorities
-from node.inbox import Inbox
-from node.messages import (
+from kv_transfer.contract import Ticket
+from node.control.control_service import ControlService
+from node.control.drain import NodeDrain
+from node.control.ignored_priorities import IgnoredPriorities
+from node.control.output_streams import OutputStreams
+from node.control.router_calls import Replies
+from node.control.tickets import ticket_to_proto
+from node.flow.inbox import Inbox
+from node.flow.messages import (
     Answer,
     Message,
     RouterGone,
     Submit,
 )
-from node.output_streams import OutputStreams
-from node.router_calls import Replies
-from node.step_progress import StepProgress
-from node.tickets import ticket_to_proto
+from node.flow.step_progress import StepProgress
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope, request_to_proto

@@ -10,15 +10,15 @@ from typing import Any
 
 import grpc.aio
 
-from common.clock import MonotonicClock
-from common.config import Config, SpeculationConfig
 from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
+from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, RequestOutput
-from decode_node.node import decode_flow_maker
-from kv_transfer.connector import OnEvent
-from node.engine_node import EngineNode
-from node.node_parts import LoadedModel, NodeConnector, NodeParts
+from common.settings.config import Config, SpeculationConfig
+from kv_transfer.contract import OnEvent
+from node.life.decode_node import decode_flow_maker
+from node.life.engine_node import EngineNode
+from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope, request_to_proto

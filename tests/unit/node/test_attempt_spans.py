@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from common.ids import Incarnation
-from engine.core.sequence import Sequence
+from engine.core.sequences.sequence import Sequence
 from kv_transfer.transfer_timing import TransferTiming
-from node.attempt_spans import record_attempt
-from node.attempt_table import HANDED_OFF, Attempt
+from node.flow.attempt_table import HANDED_OFF, Attempt
+from node.watch.attempt_spans import record_attempt
 from tests.fakes.recorded_tracing import RecordedTracing
 from tests.unit.engine_core.build import make_request
 

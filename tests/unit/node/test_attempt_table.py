@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from common.ids import AttemptId, Incarnation
-from engine.core.sequence import Sequence
-from node import attempt_table
-from node.attempt_table import Attempt, AttemptTable
+from engine.core.sequences.sequence import Sequence
+from node.flow import attempt_table
+from node.flow.attempt_table import Attempt, AttemptTable
 from tests.unit.engine_core.build import make_request
 
 R1, R2 = Incarnation("r", 1), Incarnation("r", 2)

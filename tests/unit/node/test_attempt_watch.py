@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from common.tracing import NO_TRACING
-from node.attempt_table import AttemptTable
-from node.attempt_watch import AttemptWatch
+from common.observing.tracing import NO_TRACING
+from node.flow.attempt_table import AttemptTable
+from node.watch.attempt_watch import AttemptWatch
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.node.test_attempt_spans import attempt_with
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from node.connector_watch import MOST_TURN_S, TurnWatch
-from node.step_progress import TICK_S
+from node.flow.step_progress import TICK_S
+from node.life.connector_watch import MOST_TURN_S, TurnWatch
 
 NUM_LOOKS = round(MOST_TURN_S / TICK_S)
 

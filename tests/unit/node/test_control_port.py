@@ -12,8 +12,13 @@ import grpc.aio
 import pytest
 
 from common.errors import ConfigError
-from node.control_port import MAX_CONNECTIONS, MAX_METADATA_BYTES, SERVER_OPTIONS, ControlPort
-from node.control_service import MAX_MESSAGE_BYTES
+from node.control.control_port import (
+    MAX_CONNECTIONS,
+    MAX_METADATA_BYTES,
+    SERVER_OPTIONS,
+    ControlPort,
+)
+from node.control.control_service import MAX_MESSAGE_BYTES
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 

@@ -14,9 +14,11 @@ from common.errors import Overloaded, PeerProtocolError
 from common.ids import AttemptId
 from common.nodes import Role
 from common.request import FinishReason
-from kv_transfer.connector import Ticket
-from node import control_service, inbox, output_streams, router_calls
-from node.messages import (
+from kv_transfer.contract import Ticket
+from node.control import control_service, output_streams, router_calls
+from node.control.tickets import ticket_from_proto
+from node.flow import inbox
+from node.flow.messages import (
     Abort,
     Accepted,
     Refused,
@@ -25,7 +27,6 @@ from node.messages import (
     StartedLocally,
     Submit,
 )
-from node.tickets import ticket_from_proto
 from protos import pdserve_node_pb2 as pb
 from tests.fakes.node_caller import NodeCaller
 from tests.unit.node.control_server import (

@@ -12,19 +12,19 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from common.config import Config
 from common.ids import Incarnation
 from common.nodes import Role
-from decode_node.node import decode_flow_maker
-from engine.core.planned_step import PlannedStep
+from common.settings.config import Config
 from engine.core.scheduler import Scheduler
-from kv_transfer import shell
-from kv_transfer.connector import OnEvent
-from node import connector_watch, engine_node, step_thread
-from node.control_port import SERVER_OPTIONS
-from node.engine_node import EngineNode
-from node.node_flow import NodeFlow
-from node.node_parts import LoadedModel, NodeConnector, NodeParts
+from engine.core.step.step_in_flight import PlannedStep
+from kv_transfer.connector import shell
+from kv_transfer.contract import OnEvent
+from node.control.control_port import SERVER_OPTIONS
+from node.flow.node_flow import NodeFlow
+from node.life import connector_watch, engine_node, step_thread
+from node.life.decode_node import decode_flow_maker
+from node.life.engine_node import EngineNode
+from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from placement import first_answer
 from placement.store import PlacementUnavailable
 from protos import pdserve_node_pb2 as pb

@@ -8,8 +8,8 @@ import pytest
 
 from common.grammar import Grammar, GrammarKind
 from common.request import GenerationRequest
-from engine.core.step_plan import Limits
-from node.flow_limits import FlowLimits
+from engine.core.planner_contract import Limits
+from node.flow.flow_limits import FlowLimits
 from tests.unit.engine_core.build import make_request
 
 LIMITS = FlowLimits(vocab_size=100, max_model_len=40, max_queued_requests=1)

@@ -8,9 +8,9 @@ import pytest
 
 from common.errors import Draining, HandoffFailed, Overloaded
 from common.ids import AttemptId, Incarnation
-from kv_transfer.connector import LandingFailed
-from node.inbox import MAX_ABORTS, Inbox
-from node.messages import Abort, Message, RouterGone, Submit
+from kv_transfer.contract import LandingFailed
+from node.flow.inbox import MAX_ABORTS, Inbox
+from node.flow.messages import Abort, Message, RouterGone, Submit
 from tests.unit.engine_core.build import make_request
 
 ROUTER = Incarnation("r", 1)

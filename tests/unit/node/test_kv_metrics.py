@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from common.errors import HandoffFailed
 from common.ids import Incarnation
 from common.nodes import KVLink
-from kv_transfer.core.effects import Peer
-from kv_transfer.statistics import ConnectorStatistics
-from kv_transfer.transfer_metrics import TransferMetrics
-from node.kv_metrics import KvCollector, kv_links
+from kv_transfer.connector.statistics import ConnectorStatistics
+from kv_transfer.connector.transfer_metrics import TransferMetrics
+from kv_transfer.shared.effects import Peer
+from node.watch.kv_metrics import KvCollector, kv_links
 from tests.unit.node.test_metrics import samples
 
 PEER = Peer("tcp://h:1", Incarnation("d", 1))

@@ -10,7 +10,7 @@ import pytest
 from common.errors import StaleEpoch
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
-from node.lease_keeper import RENEWALS_PER_LEASE, SECONDS_PER_WARNING, LeaseKeeper
+from node.life.lease_keeper import RENEWALS_PER_LEASE, SECONDS_PER_WARNING, LeaseKeeper
 from placement.store import PlacementRefused, PlacementUnavailable
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.memory_store import MemoryStore
@@ -191,7 +191,7 @@ async def test_the_lease_is_renewed_several_times_in_its_length(
 
         async def __aexit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr("node.lease_keeper.asyncio.timeout", OverAtOnce)
+    monkeypatch.setattr("node.life.lease_keeper.asyncio.timeout", OverAtOnce)
     with pytest.raises(asyncio.CancelledError):
         await world.keeper().run()
     assert set(slept) == {LEASE_S / RENEWALS_PER_LEASE}

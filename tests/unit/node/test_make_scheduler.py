@@ -6,9 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import Config, EngineConfig, HandoffConfig, SchedulingConfig, SpeculationConfig
 from common.nodes import Role
-from node.make_scheduler import (
+from common.settings.config import (
+    Config,
+    EngineConfig,
+    HandoffConfig,
+    SchedulingConfig,
+    SpeculationConfig,
+)
+from node.life.make_scheduler import (
     make_scheduler,
     max_chunk_tokens_of,
     plans_ahead,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.memory_plan import MemoryPlan
-from node.memory_metrics import MemoryCollector
+from common.kv.memory_plan import MemoryPlan
+from node.watch.memory_metrics import MemoryCollector
 
 
 def shown(collector: MemoryCollector) -> dict[str, float]:

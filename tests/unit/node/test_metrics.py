@@ -13,16 +13,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigError
-from common.histogram import HistogramView
 from common.nodes import Role
-from engine.core.block_pool import BlockCounts
+from common.observing.histogram import HistogramView
+from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.plan import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.core.statistics import SchedulerStatistics, StepCounters
-from node.grammar_metrics import GrammarCollector
-from node.messages import NodeStatistics
-from node.metrics import NodeCollector
-from node.step_progress import StepProgress
+from node.flow.messages import NodeStatistics
+from node.flow.step_progress import StepProgress
+from node.watch.grammar_metrics import GrammarCollector
+from node.watch.metrics import NodeCollector
 from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import make_request
 from tests.unit.node.running_node import WAIT_S, node_config, running_node

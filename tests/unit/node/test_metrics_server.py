@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from common.errors import ConfigError
-from node.metrics_server import LIMITS, MetricsServer, bind_metrics
+from node.watch.metrics_server import LIMITS, MetricsServer, bind_metrics
 from tests.fakes.other_paths import WAYS
 
 

@@ -13,20 +13,20 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.clock import MonotonicClock
-from common.config import Config
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.observing.clock import MonotonicClock
 from common.request import FinishReason, RequestOutput
-from decode_node.node import decode_flow_maker
-from engine.core.plan import OnLayer, OnQueued
-from kv_transfer.connector import OnEvent
-from node import drain as drain_module
-from node import engine_node
-from node.engine_node import EngineNode
-from node.inbox import Inbox
-from node.messages import Drain, Message, Submit
-from node.node_parts import LoadedModel, NodeConnector, NodeParts
+from common.settings.config import Config
+from engine.core.runner_contract import OnLayer, OnQueued
+from kv_transfer.contract import OnEvent
+from node.control import drain as drain_module
+from node.flow.inbox import Inbox
+from node.flow.messages import Drain, Message, Submit
+from node.life import engine_node
+from node.life.decode_node import decode_flow_maker
+from node.life.engine_node import EngineNode
+from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope, request_to_proto

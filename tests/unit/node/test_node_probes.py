@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from common.errors import StaleEpoch
-from node import engine_node
+from node.life import engine_node
 from pdserve.local_cluster.free_ports import free_loopback_port
 from protos import pdserve_node_pb2 as pb
 from tests.fakes.http_server import eventually

@@ -11,8 +11,8 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import RequestOutput
-from node import output_streams
-from node.output_streams import Batch, OutputStreams, RouterStream
+from node.control import output_streams
+from node.control.output_streams import Batch, OutputStreams, RouterStream
 from protos import pdserve_node_pb2 as pb
 
 R1, R2 = Incarnation("r", 1), Incarnation("q", 1)

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from engine.core.cache_copy import CacheCopy, CopyKind
-from node.messages import BeginCopy, CheckCopies, Copied, Message, PushBlocks
-from node.perform_effects import NodeEffects
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from node.flow.messages import BeginCopy, CheckCopies, Copied, Message, PushBlocks
+from node.flow.perform_effects import NodeEffects
 
 
 class Copy:

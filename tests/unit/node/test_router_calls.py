@@ -11,10 +11,10 @@ import pytest
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from common.nodes import Role
-from node.ignored_priorities import IgnoredPriorities
-from node.inbox import Inbox
-from node.messages import Accepted, Answer, Compiled, Refused, Submit
-from node.router_calls import Replies, RouterCalls
+from node.control.ignored_priorities import IgnoredPriorities
+from node.control.router_calls import Replies, RouterCalls
+from node.flow.inbox import Inbox
+from node.flow.messages import Accepted, Answer, Compiled, Refused, Submit
 from protos import pdserve_node_pb2 as pb
 from tests.fakes.stopped_time import StoppedTime
 from tests.unit.node.control_server import REQUEST, ROUTER, reserve

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from common.config import Config, ServerConfig, SpeculationConfig
 from common.ids import Incarnation
 from common.nodes import Role
-from node.self_description import advertised_host, advertised_kv_host, node_record
+from common.settings.config import Config, ServerConfig, SpeculationConfig
+from node.life.self_description import advertised_host, advertised_kv_host, node_record
 from tests.fakes.hash_runner import HashRunner
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from common.errors import DeadlineUnreachable
 from common.ids import AttemptId, Incarnation
-from engine.core.sequence import Sequence
-from engine.core.waiting_queue import WaitingQueue
-from node.attempt_table import Attempt
-from node.shedding import Shedding
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.waiting_queue import WaitingQueue
+from node.flow.attempt_table import Attempt
+from node.flow.shedding import Shedding
 from tests.unit.engine_core.build import make_request
 
 

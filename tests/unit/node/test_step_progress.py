@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.plan import StepCosts
-from node.step_progress import (
+from engine.core.runner_contract import StepCosts
+from node.flow.step_progress import (
     LEAST_LIMIT_S,
     MOST_LIMIT_S,
     TICK_S,

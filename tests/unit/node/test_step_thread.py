@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from engine.core.plan import ScheduledSequence
-from node.node_flow import NodeFlow
-from node.step_thread import StepThread
+from engine.core.runner_contract import ScheduledSequence
+from node.flow.node_flow import NodeFlow
+from node.life.step_thread import StepThread
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.engine_core.test_step_loop import ScriptedFlow, ScriptedInbox, ScriptedRunner
 

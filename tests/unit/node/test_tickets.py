@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import InvalidRequest
 from common.ids import AttemptId, Incarnation
-from kv_transfer.connector import Ticket
-from node.tickets import MAX_ENDPOINT_LENGTH, ticket_from_proto, ticket_to_proto
+from kv_transfer.contract import Ticket
+from node.control.tickets import MAX_ENDPOINT_LENGTH, ticket_from_proto, ticket_to_proto
 from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ID_LENGTH
 

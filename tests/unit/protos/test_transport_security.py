@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from common.keys_folder import ROUTER_NAME, Keys
+from common.files.keys_folder import ROUTER_NAME, Keys
 from pdserve.keys.certificates import CALLS, SERVES, Holder
 from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb

@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from common.blocks import blocks_for
-from common.config import SpeculationConfig
 from common.ids import AttemptId, Incarnation
+from common.kv.blocks import blocks_for
 from common.request import GenerationRequest, SamplingParams
-from engine.core.plan import StepCosts
+from common.settings.config import SpeculationConfig
+from engine.core.planner_contract import Limits
+from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step_plan import Limits
 from engine.runner.model_runner import ModelRunner
 from engine.step_loop import StepLoop
-from kv_transfer.connector import Commit, Ticket, TransferEnded
-from node.flow_limits import FlowLimits
-from node.inbox import Inbox
-from node.messages import Effect, Message, Submit
-from node.perform_effects import NodeEffects
-from prefill_node.request_flow import PrefillFlow
+from kv_transfer.contract import Commit, Ticket, TransferEnded
+from node.flow.flow_limits import FlowLimits
+from node.flow.inbox import Inbox
+from node.flow.messages import Effect, Message, Submit
+from node.flow.perform_effects import NodeEffects
+from node.flow.prefill import PrefillFlow
 from tests.fakes.manual_clock import ManualClock
 
 ROUTER = Incarnation("r", 1)

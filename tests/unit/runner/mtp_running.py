@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.request import SamplingParams
-from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
-from engine.runner.load import load_model_runner
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start.load import load_model_runner
 from tests.unit.runner.running import GREEDY
 from tests.unit.runner.tiny_checkpoints import (
     CONFIGS,

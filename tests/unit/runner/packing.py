@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor, row_bytes
-from engine.runner.kernels.packed import PackedWeight, pack_into, packed_bytes, packed_view
+from engine.runner.kernels.products.packed import (
+    PackedWeight,
+    pack_into,
+    packed_bytes,
+    packed_view,
+)
+from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor, row_bytes
 
 NONE = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)

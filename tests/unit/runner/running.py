@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.runner.host_draw import HostDraw
-from engine.runner.load import load_model_runner
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.runner.drawing.host_draw import HostDraw
+from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.model_runner import ModelRunner
-from engine.runner.sampler import SampledRows, Sampler
+from engine.runner.start.load import load_model_runner
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 

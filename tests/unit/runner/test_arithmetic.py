@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, LayoutMismatch
-from common.kv_layout import check_compatible
-from engine.runner.arithmetic import Arithmetic, decoder_products, integer_weights, stored_formats
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.kernels.linear import BYTES
-from engine.runner.model_spec import DecoderSpec, read_decoder_spec
-from engine.runner.packed_weights import PackedPlan, decoder_plans
-from engine.runner.quantised_source import QuantisedSource
+from common.kv.kv_layout import check_compatible
+from engine.runner.cpu.packed_weights import PackedPlan, decoder_plans
+from engine.runner.kernels.products.linear import BYTES
+from engine.runner.start.arithmetic import (
+    Arithmetic,
+    decoder_products,
+    integer_weights,
+    stored_formats,
+)
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.weights.quantised_source import QuantisedSource
 from tests.unit.runner.mtp_running import load_with_mtp, write_inside
 from tests.unit.runner.packing import packed, stored
 from tests.unit.runner.running import load

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
-from engine.core.plan import ScheduledSequence
-from engine.core.step_batch import batch_of
+from common.kv.kv_layout import KVLayout
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
-from engine.runner.framework import paddle
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
 from engine.runner.kernels.attention_plan import PART_ROWS, PIECE_KEYS, plan_attention
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
-from engine.runner.kv_cache import KVCache
-from engine.runner.model_spec import DecoderSpec, read_decoder_spec
-from engine.runner.paddle_attention import PaddleAttention
+from engine.runner.paddle.attention import PaddleAttention
+from engine.runner.paddle_import import paddle
+from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from tests.unit.runner.reference_decoder import causal_attention
 from tests.unit.runner.running import unscaled_keys
 from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint

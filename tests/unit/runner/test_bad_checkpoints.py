@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.model_spec import read_decoder_spec, read_eos_token_ids
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec, read_eos_token_ids
 from tests.unit.runner.running import load
 from tests.unit.runner.tiny_checkpoints import (
     CONFIGS,
@@ -60,9 +60,9 @@ def test_no_folder(tmp_path: Path) -> None:
 def test_a_broken_checkpoint_is_told_before_paddle_is_imported(tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from common.config import EngineConfig, ModelConfig\n"
+        "from common.settings.config import EngineConfig, ModelConfig\n"
         "from common.errors import CheckpointError\n"
-        "from engine.runner.load import load_model_runner\n"
+        "from engine.runner.start.load import load_model_runner\n"
         "try:\n"
         "    load_model_runner(ModelConfig(model=sys.argv[1]), EngineConfig())\n"
         "except CheckpointError:\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.load import load_model_runner
-from engine.runner.model_spec import read_decoder_spec
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.runner.start.load import load_model_runner
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
 from tests.unit.runner.mtp_running import load_with_mtp, only, step
 from tests.unit.runner.tiny_checkpoints import (
     CONFIGS,

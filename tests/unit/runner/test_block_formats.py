@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from engine.runner.block_formats import QUANTISERS, dequantise, quantise
-from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor, row_bytes
+from engine.runner.weights.stored_formats import QUANTISERS, dequantise, quantise
+from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor, row_bytes
 
 SHAPE = (9, 768)
 
@@ -47,7 +47,9 @@ def test_every_block_has_the_reference_values(format_name: str, seed: int) -> No
 def test_rows_in_many_parts_are_the_same(format_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = BlockTensor(format_name, SHAPE, random_rows(format_name, 3))
     whole = dequantise(tensor)
-    monkeypatch.setattr("engine.runner.block_formats._PART_BYTES", 2 * tensor.rows.shape[1])
+    monkeypatch.setattr(
+        "engine.runner.weights.stored_formats._PART_BYTES", 2 * tensor.rows.shape[1]
+    )
     np.testing.assert_array_equal(dequantise(tensor), whole)
 
 

@@ -7,9 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from engine.runner.block_formats import dequantise
-from engine.runner.block_tensor import BLOCK_SIZES, BlockTensor
-from engine.runner.kernels.linear import (
+from engine.runner.kernels.products.linear import (
     DIRECT,
     GATED_TILES,
     PANELS,
@@ -18,9 +16,11 @@ from engine.runner.kernels.linear import (
     gather_columns,
     linear,
 )
-from engine.runner.kernels.packed import pack_into, packed_bytes
-from engine.runner.kernels.panel_product import TILE_ROWS
+from engine.runner.kernels.products.packed import pack_into, packed_bytes
+from engine.runner.kernels.products.panel_product import TILE_ROWS
 from engine.runner.kernels.vector_ir import LANES
+from engine.runner.weights.stored_formats import dequantise
+from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor
 from tests.unit.runner.packing import (
     NONE,
     NONE_2D,

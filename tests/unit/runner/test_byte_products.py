@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.block_formats import dequantise
-from engine.runner.kernels import byte_dot
-from engine.runner.kernels.block_layout import CODES, LAYOUTS
-from engine.runner.kernels.byte_dot import available
-from engine.runner.kernels.byte_product import byte_kernel
-from engine.runner.kernels.byte_rows import RECORD_BYTES, STEP_AT, SUM_AT
-from engine.runner.kernels.linear import BYTES, gated_linear, linear
-from engine.runner.kernels.rows import quantise_rows
+from engine.runner.kernels.norms import quantise_rows
+from engine.runner.kernels.products import byte_dot
+from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
+from engine.runner.kernels.products.byte_dot import available
+from engine.runner.kernels.products.byte_product import byte_kernel
+from engine.runner.kernels.products.byte_rows import RECORD_BYTES, STEP_AT, SUM_AT
+from engine.runner.kernels.products.linear import BYTES, gated_linear, linear
+from engine.runner.weights.stored_formats import dequantise
 from tests.unit.runner.packing import BLOCK_FORMATS, NONE, NONE_2D, fma, normal, packed, stored
 
 

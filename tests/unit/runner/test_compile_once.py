@@ -8,7 +8,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from engine.runner.compile_once import alone_on_machine, compile_once, compile_together
+from engine.runner.cpu.compile_once import alone_on_machine, compile_once, compile_together
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def test_a_second_one_waits_for_the_first(monkeypatch: pytest.MonkeyPatch) -> No
     """The lock belongs to an open file, so a thread stands for a process."""
     order: list[str] = []
     waiting = threading.Event()
-    monkeypatch.setattr("common.cache_folder.time.sleep", lambda _: waiting.set())
+    monkeypatch.setattr("common.files.cache_folder.time.sleep", lambda _: waiting.set())
 
     def second() -> None:
         with compile_once("kernels"):
@@ -40,7 +40,7 @@ def test_what_is_compiled_takes_no_lock(cache: Path, monkeypatch: pytest.MonkeyP
     with compile_once("kernels"):
         pass
     monkeypatch.setattr(
-        "engine.runner.compile_once.locked", lambda _: pytest.fail("waits for nothing")
+        "engine.runner.cpu.compile_once.locked", lambda _: pytest.fail("waits for nothing")
     )
     with compile_once("kernels"), compile_once("kernels"):
         pass
@@ -111,7 +111,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_one_process_measures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     waiting = threading.Event()
-    monkeypatch.setattr("common.cache_folder.time.sleep", lambda _: waiting.set())
+    monkeypatch.setattr("common.files.cache_folder.time.sleep", lambda _: waiting.set())
 
     def second() -> None:
         with alone_on_machine():
@@ -129,7 +129,7 @@ def test_one_process_measures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_process_that_does_not_end_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("engine.runner.compile_once._ALONE_WAIT_S", 0.0)
+    monkeypatch.setattr("engine.runner.cpu.compile_once._ALONE_WAIT_S", 0.0)
     ran = []
     with alone_on_machine():
         other = threading.Thread(target=lambda: ran.append(_measured_beside()))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numba
 import pytest
 
-from engine.runner.compile_progress import NUM_KERNELS, logged_compilation
+from engine.runner.start.compile_progress import NUM_KERNELS, logged_compilation
 from tests.fakes.manual_clock import ManualClock
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
-from engine.runner import device_copies
-from engine.runner.device_copies import GpuSide
-from engine.runner.framework import paddle
-from engine.runner.kv_cache import KVCache
+from common.kv.kv_layout import KVLayout
+from engine.runner.cache import device_copies
+from engine.runner.cache.device_copies import GpuSide
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.paddle_import import paddle
 
 NUM_BLOCKS = 6
 BLOCK_IDS = [4, 1, 2]

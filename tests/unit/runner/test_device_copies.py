@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.runner import device_copies
-from engine.runner.device_copies import DeviceCopies, copying_thread
+from engine.runner.cache import device_copies
+from engine.runner.cache.device_copies import DeviceCopies, copying_thread
 
 NUM_LAYERS, BLOCK_BYTES, NUM_BLOCKS = 3, 10, 20
 

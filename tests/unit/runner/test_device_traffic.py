@@ -12,10 +12,10 @@ import pytest
 
 from common.request import SamplingParams
 from common.token_rules import TokenRules
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.runner import assemble, cache_size
-from engine.runner.kv_cache import KVCache
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start import assemble, cache_size
 from tests.fakes import fused_operators
 from tests.fakes.counting_device import CountingDevice
 from tests.unit.runner.running import host_draw, load, scheduled

@@ -7,11 +7,11 @@ import pytest
 
 from common.request import SamplingParams
 from common.token_rules import TokenRules
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.core.step_batch import batch_of
-from engine.runner.allowed_tokens import AllowedTokens
-from engine.runner.sampler import Sampler, sampled_rows
-from engine.runner.token_rules import AllowedMasks
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
+from engine.runner.drawing.sampler import Sampler, sampled_rows
+from engine.runner.drawing.token_rules import AllowedMasks
+from engine.runner.grammars.allowed_tokens import AllowedTokens
 from tests.unit.runner.test_verification import drawn_from
 
 VOCAB = 97

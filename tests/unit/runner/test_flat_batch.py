@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
-from engine.core.step_batch import StepBatch
+from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from tests.unit.engine_core.build import BLOCK_SIZE, Engine, make_request
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numba import int64, njit
 
-from engine.runner.kernels.linear import gated_linear, gather_columns, linear
-from engine.runner.kernels.panel_product import PANEL_ROWS, panel_product
-from engine.runner.kernels.rows import rms_norm
+from engine.runner.kernels.norms import rms_norm
+from engine.runner.kernels.products.linear import gated_linear, gather_columns, linear
+from engine.runner.kernels.products.panel_product import PANEL_ROWS, panel_product
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import KEY_TILE, silu_product, softmax_tile
 from tests.unit.runner.packing import NONE, NONE_2D, floats, normal

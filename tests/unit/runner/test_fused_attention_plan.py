@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.runner import assemble
-from engine.runner.framework import paddle
-from engine.runner.fused_check import flash_problem, paged_problem
 from engine.runner.model_runner import ModelRunner
-from engine.runner.model_spec import DecoderSpec, read_decoder_spec
+from engine.runner.paddle.fused_check import flash_problem, paged_problem
+from engine.runner.paddle_import import paddle
+from engine.runner.start import assemble
+from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from tests.fakes import fused_operators
 from tests.fakes.fused_operators import flash_operator, paged_operator
 from tests.unit.runner.running import load, logits_of, scheduled
@@ -183,7 +183,7 @@ def test_verify_rows_take_the_paged_operator_and_one_call_per_layer(
 def test_many_chunks_gather_the_keys_of_few_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.runner import fused_attention
+    from engine.runner.paddle import fused_attention
 
     runner = fused_runner(folder, monkeypatch)
     prompts = [prompt_of(20 + 5 * i, i) for i in range(6)]

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import CheckpointError
-from engine.runner.block_tensor import BLOCK_SIZES, row_bytes
-from engine.runner.gguf_file import GgufFile
+from engine.runner.weights.gguf_file import GgufFile
+from engine.runner.weights.stored_tensor import BLOCK_SIZES, row_bytes
 from tests.fakes.tiny_gguf import WriteGguf, write_tiny_gguf
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
 from tests.unit.runner.running import load, logits_in_chunks, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of
 from tests.unit.runner.tiny_gguf import FAMILIES, K_CONFIG, write_pair

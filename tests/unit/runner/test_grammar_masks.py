@@ -19,11 +19,11 @@ from llguidance import LLMatcher
 from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
-from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence
-from engine.core.step_batch import StepBatch, batch_of
-from engine.runner import held_matcher
-from engine.runner.allowed_tokens import AllowedTokens
-from engine.runner.grammar_masks import MAX_FORCED, GrammarMasks
+from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
+from engine.core.step.step_batch import StepBatch, batch_of
+from engine.runner.grammars import held_matcher
+from engine.runner.grammars.allowed_tokens import AllowedTokens
+from engine.runner.grammars.masks import MAX_FORCED, GrammarMasks
 from grammars import kept
 from grammars.compiler import GrammarCompiler
 from tests.cluster.tiny_model import EOS_TOKEN_ID as TINY_EOS_TOKEN_ID

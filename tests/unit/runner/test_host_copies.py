@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig
 from common.errors import ConfigError, InternalError
-from common.kv_layout import KVLayout
-from engine.runner.host_pool import HostPool
-from engine.runner.kv_cache import KVCache
-from engine.runner.load import load_model_runner
+from common.kv.kv_layout import KVLayout
+from common.settings.config import EngineConfig, ModelConfig
+from engine.runner.cache.host_pool import HostPool
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.start.load import load_model_runner
 from tests.unit.runner.mtp_running import chunk, ids, load_with_mtp, only, step, write_inside
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 

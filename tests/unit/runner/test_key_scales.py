@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner import assemble, paddle_decoder
-from engine.runner import key_scales as scales
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.kv_formats import widened_slots
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.cache.kv_formats import widened_slots
+from engine.runner.paddle import decoder
+from engine.runner.start import assemble
+from engine.runner.weights import key_scales as scales
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
 from tests.unit.runner.running import load, logits_in_chunks
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 
@@ -73,7 +74,7 @@ def test_division_changes_no_bit_where_keys_are_not_rounded(
     folder = with_large_biases(tmp_path, name)
     wanted = logits_in_chunks(load(folder, attention_backend=backend), PROMPT, TABLE, 17)
     # Divide in float32 as well.
-    for module in (scales, paddle_decoder):
+    for module in (scales, decoder):
         monkeypatch.setattr(module, "has_key_scales", lambda spec, stored: True)
     divided = load(folder, attention_backend=backend)
     np.testing.assert_array_equal(logits_in_chunks(divided, PROMPT, TABLE, 17), wanted)

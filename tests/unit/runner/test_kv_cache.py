@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
-from engine.runner.framework import paddle
-from engine.runner.kv_cache import KVCache
+from common.kv.kv_layout import KVLayout
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.paddle_import import paddle
 
 NUM_BLOCKS = 6
 

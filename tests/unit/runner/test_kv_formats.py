@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.framework import paddle
+from engine.runner.cache.kv_formats import stored_items, stored_slots, widened_items, widened_slots
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
 from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
 from engine.runner.kernels.kv_slots import item_bytes, store_slot, widen_slot
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress
-from engine.runner.kv_formats import stored_items, stored_slots, widened_items, widened_slots
 from engine.runner.model_runner import ModelRunner
+from engine.runner.paddle_import import paddle
 from tests.unit.runner.running import (
     load,
     logits_in_chunks,

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.blocks import blocks_for
-from engine.core.plan import SequencesFailed
-from engine.runner import cache_size
-from engine.runner.kv_cache import KVCache
+from common.kv.blocks import blocks_for
+from engine.core.runner_contract import SequencesFailed
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
+from engine.runner.start import cache_size
 from tests.unit.runner.exporting import PrefillNode
 from tests.unit.runner.mtp_running import chunk, load_with_mtp, only, step, write_inside
 from tests.unit.runner.running import load, scheduled

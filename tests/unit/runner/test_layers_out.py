@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.runner.layers_out import MAX_UNDER_WAY, LayersOut
+from engine.runner.cache.layers_out import MAX_UNDER_WAY, LayersOut
 
 
 class Device:

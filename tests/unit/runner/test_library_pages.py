@@ -8,7 +8,7 @@ from pathlib import Path
 import numba
 import pytest
 
-from engine.runner.library_pages import release_pages, unchanged_mappings
+from engine.runner.cpu.library_pages import release_pages, unchanged_mappings
 
 LLVM = "libllvmlite.so"
 SMAPS = """\

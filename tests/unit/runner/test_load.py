@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig, SpeculationConfig
 from common.errors import ConfigError, InternalError
-from engine.core.plan import ScheduledSequence, SequencesFailed
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.core.runner_contract import ScheduledSequence, SequencesFailed
 from engine.runner.kernels.attention_plan import PIECE_KEYS
-from engine.runner.load import load_model_runner
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.start.load import load_model_runner
+from engine.runner.weights.model_spec import read_decoder_spec
 from tests.unit.runner.running import load, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, mtp_weights_of, write_checkpoint
 
@@ -63,7 +63,7 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "paddle", None)  # importing it is a ModuleNotFoundError
-    monkeypatch.delitem(sys.modules, "engine.runner.framework", raising=False)
+    monkeypatch.delitem(sys.modules, "engine.runner.paddle_import", raising=False)
     with pytest.raises(
         ConfigError, match=r"wanted pip install '\.\[cpu\]', or '\.\[gpu\]' with Paddle"
     ):
@@ -82,7 +82,7 @@ def test_other_pieces_of_keys_are_another_layout(
 ) -> None:
     """They are merged in another order, which changes the last bits of long contexts."""
     now = load(folder, attention_backend="numba").layout.fingerprint
-    monkeypatch.setattr("engine.runner.assemble.PIECE_KEYS", PIECE_KEYS // 2)
+    monkeypatch.setattr("engine.runner.start.assemble.PIECE_KEYS", PIECE_KEYS // 2)
     assert load(folder, attention_backend="numba").layout.fingerprint != now
 
 
@@ -150,7 +150,7 @@ def test_a_step_may_be_larger_than_the_budget_of_prompts(folder: Path) -> None:
 def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling the first time takes up to a minute: wrong settings are reported before."""
     monkeypatch.setattr(
-        "engine.runner.common_kernels.compile_common_kernels", lambda: pytest.fail("compiles")
+        "engine.runner.start.common_kernels.compile_common_kernels", lambda: pytest.fail("compiles")
     )
 
 

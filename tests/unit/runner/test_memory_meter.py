@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.memory_meter import (
+from engine.runner.start.memory_meter import (
     GpuMeter,
     HostMeter,
     group_limit_bytes,
@@ -152,7 +152,7 @@ def test_the_memory_of_a_gpu_is_what_its_allocator_held() -> None:
 
 
 def test_paddle_has_what_the_meter_of_a_gpu_calls() -> None:
-    from engine.runner.framework import paddle
+    from engine.runner.paddle_import import paddle
 
     for name in (
         "get_device_properties",

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from common.errors import ConfigError
 from common.ids import AttemptId
-from common.memory_plan import DeviceMemory
+from common.kv.memory_plan import DeviceMemory
+from common.kv.token_budget import get_max_chunk_tokens, tokens_per_seq
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
-from common.token_budget import get_max_chunk_tokens, tokens_per_seq
-from engine.core.plan import ScheduledSequence
-from engine.core.step_batch import batch_of
+from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
+from engine.runner.cache.kv_cache import HostMemory
+from engine.runner.cpu.step_buffers import StepShape
 from engine.runner.flat_batch import BatchLimits
-from engine.runner.kv_cache import HostMemory
-from engine.runner.load import load_model_runner
 from engine.runner.model_runner import ModelRunner
-from engine.runner.profile_step import profile_batches
-from engine.runner.step_buffers import StepShape
+from engine.runner.start.load import load_model_runner
+from engine.runner.start.profile_step import profile_batches
 from tests.equality.pressure import BLOCK_SIZE, Node
 from tests.unit.runner.mtp_running import TARGETS, write_inside
 from tests.unit.runner.running import logits_of, scheduled

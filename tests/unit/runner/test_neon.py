@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.kernels.block_layout import CODES, LAYOUTS
-from engine.runner.kernels.byte_rows import RECORD_BYTES
+from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
+from engine.runner.kernels.products.byte_rows import RECORD_BYTES
 from engine.runner.kernels.vector_ir import LANES
 from tests.unit.runner.aarch64 import compiled, kernel_name
 from tests.unit.runner.packing import BLOCK_FORMATS, normal, packed, stored

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError
-from engine.runner import packed_weights
-from engine.runner.block_formats import dequantise
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.kernels.linear import gather_columns
-from engine.runner.kernels.packed import PackedWeight
-from engine.runner.model_spec import read_decoder_spec
-from engine.runner.packed_weights import decoder_plans, pack_privately, pack_shared
-from engine.runner.quantised_source import QuantisedSource
-from engine.runner.rope import halves_first
-from engine.runner.tensor_source import TensorSource
-from engine.runner.weight_memory import WeightMemory
+from engine.runner.cpu import packed_weights
+from engine.runner.cpu.packed_weights import decoder_plans, pack_privately, pack_shared
+from engine.runner.cpu.weight_memory import WeightMemory
+from engine.runner.kernels.products.linear import gather_columns
+from engine.runner.kernels.products.packed import PackedWeight
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.rope import halves_first
+from engine.runner.weights.stored_formats import dequantise
+from engine.runner.weights.tensor_source import TensorSource
 from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
 
 HEADER = packed_weights._HEADER_BYTES

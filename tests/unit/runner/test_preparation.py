@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
-from engine.runner import preparation
-from engine.runner.grammar_masks import GrammarMasks
+from engine.runner.grammars import compiling
+from engine.runner.grammars.masks import GrammarMasks
 from grammars import kept
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.fakes.slow_compiler import WAIT_S, SlowCompiler
@@ -52,7 +52,7 @@ def test_a_refused_grammar_is_an_error_of_each_request_that_waits() -> None:
 
 
 def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "MAX_PREPARING", 1)
+    monkeypatch.setattr(compiling, "MAX_PREPARING", 1)
     compiler = SlowCompiler()
     masks = masks_of(compiler)
     one = masks.prepare(GOOD)

@@ -14,7 +14,7 @@ KERNEL_ON_A_THREAD = """
 import os, threading
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import numba, numpy
-from engine.runner.framework import set_num_threads
+from engine.runner.paddle_import import set_num_threads
 
 @numba.njit(parallel=True)
 def kernel(numbers):

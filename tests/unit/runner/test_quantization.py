@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from engine.runner.block_formats import QUANTISERS, dequantise, quantise
-from engine.runner.checkpoint import Checkpoint, expected_shapes
-from engine.runner.model_spec import read_decoder_spec
-from engine.runner.quantised_source import QuantisedSource
+from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.stored_formats import QUANTISERS, dequantise, quantise
 from tests.unit.runner.running import load, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import (
     CONFIGS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.runner.step_buffers import StepBuffers
+from engine.runner.cpu.step_buffers import StepBuffers
 
 MIB = 1 << 20
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runner.block_tensor import BLOCK_SIZES
 from engine.runner.model_runner import ModelRunner
-from engine.runner.quantised_source import WIDE_FORMATS
+from engine.runner.weights.quantised_source import WIDE_FORMATS
+from engine.runner.weights.stored_tensor import BLOCK_SIZES
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.unit.runner.running import load, logits_in_chunks, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import prompt_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
-from engine.runner.framework import paddle
-from engine.runner.kv_cache import KVCache
-from kv_transfer.shm.shared_pool import SharedPool, map_pool
+from common.kv.kv_layout import KVLayout
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.paddle_import import paddle
+from kv_transfer.lanes.shm.shared_pool import SharedPool, map_pool
 
 NUM_BLOCKS = 6
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
-from engine.runner.kernels import attention, layer, linear, sample_rows, withhold
+from engine.runner.kernels import attention, layer
+from engine.runner.kernels.products import linear
+from engine.runner.kernels.sampling import sample_rows, withhold
 
 
 def called_by(*modules: ModuleType) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
-from engine.core.plan import DrawnTokens
+from engine.core.runner_contract import DrawnTokens
+from engine.runner.cpu.decoder import NumbaDecoder
+from engine.runner.cpu.step_buffers import RowBuffer, StepBuffers
 from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS
 from engine.runner.model_runner import ModelRunner
-from engine.runner.numba_decoder import NumbaDecoder
-from engine.runner.step_buffers import RowBuffer, StepBuffers
 from tests.unit.runner.mtp_running import chunk, load_with_mtp, step, write_inside
 from tests.unit.runner.running import load, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint

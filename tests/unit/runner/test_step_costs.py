@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.core.plan import ScheduledSequence, StepCosts
+from engine.core.runner_contract import ScheduledSequence, StepCosts
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.step_costs import DecodeShape, measure_step_costs
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.runner.kernels.tile_product import MAX_TILE_ROWS, _tiles
+from engine.runner.kernels.products.tile_product import MAX_TILE_ROWS, _tiles
 from engine.runner.kernels.vector_ir import LANES
 from tests.unit.runner.packing import chained, normal
 

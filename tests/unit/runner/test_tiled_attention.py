@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.kv_layout import KVLayout
-from engine.core.plan import ScheduledSequence
-from engine.core.step_batch import batch_of as step_batch_of
-from engine.runner.attention_tiles import TileLimits, plan_tiles
+from common.kv.kv_layout import KVLayout
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of as step_batch_of
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
-from engine.runner.framework import paddle
-from engine.runner.kv_cache import KVCache
-from engine.runner.model_spec import DecoderSpec, read_decoder_spec
-from engine.runner.paddle_attention import PaddleAttention
+from engine.runner.paddle.attention import PaddleAttention
+from engine.runner.paddle.attention_tiles import TileLimits, plan_tiles
+from engine.runner.paddle_import import paddle
+from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from tests.unit.runner.running import load, logits_of, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 

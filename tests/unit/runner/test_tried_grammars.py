@@ -13,10 +13,10 @@ import pytest
 
 from common.errors import InvalidRequest, PdserveError
 from common.grammar import Grammar, GrammarKind
-from engine.runner.grammar_masks import GrammarMasks
+from engine.runner.grammars.masks import GrammarMasks
 from grammars.compiler import STACK_BYTES, GrammarCompiler
-from grammars.trial import NODE_LIMITS, ROUTER_LIMITS
-from grammars.trials import GrammarTrials
+from grammars.trying.trial import NODE_LIMITS, ROUTER_LIMITS
+from grammars.trying.trials import GrammarTrials
 from tests.cluster.tiny_model import make_tiny_model
 from tests.fakes.hostile_grammars import BOUNDED, LONG
 

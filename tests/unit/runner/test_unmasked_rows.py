@@ -12,14 +12,14 @@ from llguidance import LLMatcher
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.token_rules import TokenRules
-from engine.core.plan import DrawnTokens, ScheduledSequence
-from engine.core.step_batch import StepBatch, batch_of
-from engine.runner.allowed_tokens import AllowedTokens
-from engine.runner.grammar_masks import GrammarMasks
-from engine.runner.held_matcher import HeldMatcher
-from engine.runner.host_draw import add_draws
-from engine.runner.sampler import Sampler, sampled_rows
-from engine.runner.verification import Draws
+from engine.core.runner_contract import DrawnTokens, ScheduledSequence
+from engine.core.step.step_batch import StepBatch, batch_of
+from engine.runner.drawing.host_draw import add_draws
+from engine.runner.drawing.sampler import Sampler, sampled_rows
+from engine.runner.drawing.verification import Draws
+from engine.runner.grammars.allowed_tokens import AllowedTokens
+from engine.runner.grammars.held_matcher import HeldMatcher
+from engine.runner.grammars.masks import GrammarMasks
 from tests.fakes import hash_grammars
 from tests.fakes.hash_grammars import EOS_TOKEN_ID, VOCAB_SIZE, allowed_after
 from tests.fakes.tool_grammars import GRAMMARS

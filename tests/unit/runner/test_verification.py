@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams, TokenLogprobs
-from engine.core.plan import DrawnTokens, SampleInput, ScheduledSequence, SequencesFailed
-from engine.core.step_batch import batch_of
+from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence, SequencesFailed
+from engine.core.step.step_batch import batch_of
 from engine.runner.decoder import Decoder
-from engine.runner.host_draw import HostDraw
+from engine.runner.drawing.host_draw import HostDraw
+from engine.runner.drawing.sampler import sampled_rows
+from engine.runner.drawing.verification import accept_drafts
 from engine.runner.model_runner import ModelRunner
-from engine.runner.sampler import sampled_rows
-from engine.runner.verification import accept_drafts
 from tests.unit.runner.mtp_running import ids, only, slots, step
 from tests.unit.runner.running import load
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.runner import weight_memory
-from engine.runner.weight_memory import WeightMemory
+from engine.runner.cpu import weight_memory
+from engine.runner.cpu.weight_memory import WeightMemory
 
 FLOATS, BYTES = np.dtype(np.float32), np.dtype(np.int8)
 

@@ -10,10 +10,10 @@ from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
 
 SERVE = """
 import sys
-from common.config import EngineConfig, ModelConfig
+from common.settings.config import EngineConfig, ModelConfig
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.runner.load import load_model_runner
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.runner.start.load import load_model_runner
 
 backend = sys.argv[2]
 called = []

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.block_formats import dequantise, quantise
+from engine.runner.weights.stored_formats import dequantise, quantise
 
 VOCAB_SIZE = 97
 _COMMON: dict[str, Any] = {

@@ -10,11 +10,11 @@ import gguf
 import numpy as np
 from gguf import quants
 
-from engine.runner.block_formats import dequantise
-from engine.runner.block_tensor import BlockTensor
-from engine.runner.checkpoint import expected_shapes
-from engine.runner.gguf_weights import gguf_name
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.gguf_weights import gguf_name
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.stored_formats import dequantise
+from engine.runner.weights.stored_tensor import BlockTensor
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.unit.runner.packing import stored
 from tests.unit.runner.tiny_checkpoints import (

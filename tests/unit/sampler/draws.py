@@ -8,10 +8,10 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from common.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
-from engine.core.plan import SampleInput
-from engine.core.seats import Seats
-from engine.core.stop_rules import withheld_token_ids
-from engine.runner.sampler import SampledRows, Sampler, token_logprobs
+from engine.core.runner_contract import SampleInput
+from engine.core.sequences.seats import Seats
+from engine.core.sequences.stop_rules import withheld_token_ids
+from engine.runner.drawing.sampler import SampledRows, Sampler, token_logprobs
 from tests.unit.sampler.test_filters import noise_of, reference_kept
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from engine.core.plan import SampleInput
-from engine.runner.device_noise import DeviceNoise
-from engine.runner.device_sampler import DeviceSampler
-from engine.runner.framework import paddle
-from engine.runner.kernels.philox import philox_blocks
-from engine.runner.sampler import Sampler
+from engine.core.runner_contract import SampleInput
+from engine.runner.drawing.device_noise import DeviceNoise
+from engine.runner.drawing.device_sampler import DeviceSampler
+from engine.runner.drawing.sampler import Sampler
+from engine.runner.kernels.sampling.philox import philox_blocks
+from engine.runner.paddle_import import paddle
 from tests.unit.sampler.draws import draw_all
 
 EOS = frozenset({3})

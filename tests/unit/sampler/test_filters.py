@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.runner.kernels.draw import draw, gumbel_noise
-from engine.runner.kernels.filters import kept_prefix, likeliest
-from engine.runner.kernels.philox import philox_blocks
-from engine.runner.kernels.row_scan import BLOCK
+from engine.runner.kernels.sampling.draw import draw, gumbel_noise
+from engine.runner.kernels.sampling.filters import kept_prefix, likeliest
+from engine.runner.kernels.sampling.philox import philox_blocks
+from engine.runner.kernels.sampling.row_scan import BLOCK
 
 # Upper 0.1 % points of the chi-square distribution.
 CHI_SQUARE_0_999 = {3: 16.27, 7: 24.32, 9: 27.88}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from engine.core.plan import SampleInput
-from engine.runner.head_draw import Head, draw_from_head
+from engine.core.runner_contract import SampleInput
+from engine.runner.drawing.head_draw import Head, draw_from_head
 
 VOCAB_SIZE = 1000
 LOGITS = np.array([5.0, 4.0, 3.0, 2.0, 0.0], np.float32)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from engine.runner.kernels.philox import largest_word, philox_blocks
+from engine.runner.kernels.sampling.philox import largest_word, philox_blocks
 
 UINT32 = st.integers(0, 2**32 - 1)
 

@@ -9,12 +9,12 @@ import pytest
 
 from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.core.step_batch import StepBatch, batch_of
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import StepBatch, batch_of
+from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
+from engine.runner.drawing.prompt_scores import find_prompt_logprobs
+from engine.runner.drawing.sampler import token_logprobs
 from engine.runner.flat_batch import BatchLimits, flatten
-from engine.runner.host_draw import MAX_SAMPLED_ROWS
-from engine.runner.prompt_scores import find_prompt_logprobs
-from engine.runner.sampler import token_logprobs
 
 VOCAB = 50
 LIMITS = BatchLimits(max_tokens=500, max_len=500, num_blocks=40, block_size=16, vocab_size=VOCAB)

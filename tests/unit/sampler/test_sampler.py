@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
-from engine.core.plan import SampleInput
-from engine.runner.sampler import Sampler
+from engine.core.runner_contract import SampleInput
+from engine.runner.drawing.sampler import Sampler
 from tests.unit.sampler.draws import draw_all, expected_token, rows_of, sample_one
 
 VOCAB = 8

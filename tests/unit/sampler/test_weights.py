@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from engine.runner.kernels.row_scan import least_shallow
-from engine.runner.kernels.sample_rows import Scratch, _total_weight
+from engine.runner.kernels.sampling.row_scan import least_shallow
+from engine.runner.kernels.sampling.sample_rows import Scratch, _total_weight
+from engine.runner.kernels.sampling.top_p_weights import (
+    SHALLOW_ROW,
+    SHORTLIST_DEPTHS,
+    write_weights,
+)
 from engine.runner.kernels.vector_ir import LANES
-from engine.runner.kernels.weights import SHALLOW_ROW, SHORTLIST_DEPTHS, write_weights
 
 TEMPERATURES = st.one_of(
     st.sampled_from([1e-5, 0.1, 0.7, 0.8, 1.0, 1.3, 2.0]),

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
-from engine.core.plan import SampleInput, ScheduledSequence
-from engine.core.step_batch import batch_of
-from engine.runner.allowed_tokens import AllowedTokens
-from engine.runner.host_draw import add_draws
-from engine.runner.kernels.withhold import WITHHELD, withhold
-from engine.runner.sampler import Sampler, sampled_rows
-from engine.runner.verification import Draws
+from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.core.step.step_batch import batch_of
+from engine.runner.drawing.host_draw import add_draws
+from engine.runner.drawing.sampler import Sampler, sampled_rows
+from engine.runner.drawing.verification import Draws
+from engine.runner.grammars.allowed_tokens import AllowedTokens
+from engine.runner.kernels.sampling.withhold import WITHHELD, withhold
 
 VOCAB = 77
 """Not a whole number of words."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from common.config import SchedulingConfig
-from common.token_budget import num_speculative_tokens
-from engine.core.planner import plan_step
+from common.kv.token_budget import num_speculative_tokens
+from common.settings.config import SchedulingConfig
+from engine.core.planner_contract import Limits, PlanPolicy, SequenceView, StepPlan
+from engine.core.planning.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
-from engine.core.status import SequenceStatus
-from engine.core.step_plan import Limits, PlanPolicy, SequenceView, StepPlan
+from engine.core.sequences.status import SequenceStatus
 from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.views import BLOCK_SIZE
 

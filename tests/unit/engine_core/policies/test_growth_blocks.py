@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.policies.growth import growth_blocks, growth_tokens, to_millionths
 from tests.unit.engine_core.policies.views import BLOCK_SIZE, View, policy
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 from engine.core.policies.growth import MILLION
 from engine.core.policies.new_token_ratio import estimated_ratio_ppm
 from engine.core.policies.reservation import make_reservation

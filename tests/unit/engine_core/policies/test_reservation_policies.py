@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 from engine.core.policies.reservation import (
     RESERVATION_POLICIES,
     FixedBlocks,

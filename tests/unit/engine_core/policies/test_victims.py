@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from common.blocks import blocks_for
+from common.kv.blocks import blocks_for
 from engine.core.policies.victims import (
     VICTIM_ORDERS,
     headroom_blocks,

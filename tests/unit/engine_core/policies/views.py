@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from common.config import SchedulingConfig
+from common.settings.config import SchedulingConfig
 from engine.core.policies.growth import GrowthColumns, GrowthView
 from engine.core.policies.reservation import Reservation, make_reservation
 from engine.core.policies.reserve import Summed

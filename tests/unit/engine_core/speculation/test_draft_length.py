@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.plan import StepCosts
+from engine.core.runner_contract import StepCosts
 from engine.core.speculation.draft_length import (
     CHANCE_DISCOUNT,
     PROBE_SHARE,

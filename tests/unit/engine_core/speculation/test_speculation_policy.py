@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import SpeculationConfig
-from engine.core.plan import StepCosts
+from common.settings.config import SpeculationConfig
+from engine.core.runner_contract import StepCosts
 from engine.core.speculation.draft_length import Acceptance
 from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.speculation import Speculation, make_speculation

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.replay.step_cost import StepCost
-from engine.core.plan import ScheduledSequence, StepCosts
+from engine.core.runner_contract import ScheduledSequence, StepCosts
 from engine.core.speculation.draft_length import DraftLength
 from engine.core.speculation.step_curve import StepCurve
 from tests.unit.engine_core.speculation.test_draft_length import powers

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.cache_folder import build_once, cache_root, full_path
 from common.errors import CheckpointError, ConfigError
+from common.files.cache_folder import build_once, cache_root, full_path
 
 
 def test_the_cache_folder_is_the_most_specific_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_of_two_at_once_one_builds_and_the_other_waits(
         seen.append((build_once(tmp_path / "thing", build) / "file").read_text())
 
     # The only sleep is the one between two tries to get the lock.
-    monkeypatch.setattr("common.cache_folder.time.sleep", wait_for_the_lock)
+    monkeypatch.setattr("common.files.cache_folder.time.sleep", wait_for_the_lock)
     threads = [threading.Thread(target=use) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -101,7 +101,7 @@ def test_of_two_at_once_one_builds_and_the_other_waits(
 
 
 def test_a_lock_held_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.cache_folder._BUILD_WAIT_S", -1.0)
+    monkeypatch.setattr("common.files.cache_folder._BUILD_WAIT_S", -1.0)
     with (tmp_path / ".thing.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(CheckpointError, match=r"\.thing\.lock: another process has held it"):
@@ -124,7 +124,7 @@ def test_a_killed_build_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from common.cache_folder import build_once\n"
+        "from common.files.cache_folder import build_once\n"
         "def build(folder):\n"
         "    (folder / 'half').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

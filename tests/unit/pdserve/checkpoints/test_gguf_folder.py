@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint
-from engine.runner.model_spec import read_decoder_spec
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
 from pdserve.checkpoints.gguf_folder import gguf_folder_cached, make_gguf_folder
 
 WriteGguf = Callable[..., Path]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from common.config import SpeculationConfig
 from common.errors import CheckpointError
-from engine.runner.checkpoint import Checkpoint, TensorFiles, layer_shapes
-from engine.runner.model_spec import DecoderSpec, RopeSpec, read_decoder_spec
+from common.settings.config import SpeculationConfig
 from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
+from engine.runner.weights.checkpoint import Checkpoint, TensorFiles, layer_shapes
+from engine.runner.weights.model_spec import DecoderSpec, RopeSpec, read_decoder_spec
 from pdserve.checkpoints import speculative_model
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.unit.runner.tiny_checkpoints import (

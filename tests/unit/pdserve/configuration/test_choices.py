@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.kv_layout import DTYPE_BYTES, STORED_BYTES
+from common.kv.kv_layout import DTYPE_BYTES, STORED_BYTES
 from engine.core.policies.reservation import RESERVATION_POLICIES
 from engine.core.policies.victims import VICTIM_ORDERS
-from engine.runner.block_formats import QUANTISERS
-from kv_transfer.core.lanes import LANES_BY_SPEED, VERIFY_AUTO, VERIFY_MODES
+from engine.runner.weights.stored_formats import QUANTISERS
+from kv_transfer.shared.lanes import LANES_BY_SPEED, VERIFY_AUTO, VERIFY_MODES
 from pdserve.configuration.options import all_options
 from router.core.policies import POLICIES
 from router.tools.formats import FORMATS

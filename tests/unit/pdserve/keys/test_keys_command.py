@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.keys_folder import load_keys
+from common.files.keys_folder import load_keys
 from common.nodes import Role
 from pdserve.cli import main
 from pdserve.keys import keys_init

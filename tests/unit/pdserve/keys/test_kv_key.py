@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.curve_keys import load_curve_keys
+from kv_transfer.zmq.curve_keys import load_curve_keys
 from pdserve.cli import main
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from common.redis_url import MOST_SOCKET_PATH_BYTES
+from common.settings.redis_url import MOST_SOCKET_PATH_BYTES
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs
 
 HOLD = """
 import sys
-from common.redis_url import MOST_SOCKET_PATH_BYTES
+from common.settings.redis_url import MOST_SOCKET_PATH_BYTES
 from pdserve.local_cluster.run_folder import RunFolder
 with RunFolder() as run:
     (run.private / "router.toml").write_text("secret")

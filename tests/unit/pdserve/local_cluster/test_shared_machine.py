@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, EngineConfig
 from common.nodes import Role
+from common.settings.config import Config, EngineConfig
 from pdserve.configuration.flags import UP_MEMORY_FRACTION
 from pdserve.local_cluster.cluster_plan import ClusterSize, plan_cluster
 

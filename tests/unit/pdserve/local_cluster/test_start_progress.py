@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.runner.compile_progress import PROGRESS
+from engine.runner.start.compile_progress import PROGRESS
 from pdserve.local_cluster.start_progress import compiled_kernels, last_words
 
 

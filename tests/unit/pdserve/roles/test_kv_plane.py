@@ -13,18 +13,18 @@ from typing import NoReturn, cast
 import numpy as np
 import pytest
 
-from common.config import Config, HandoffConfig, ServerConfig
 from common.errors import ConfigError
 from common.ids import AttemptId, Incarnation
-from common.kv_layout import KVLayout
+from common.kv.kv_layout import KVLayout
 from common.nodes import Role
-from kv_transfer.connector import Commit, ConnectorEvent, Landed, Ticket
-from kv_transfer.curve_keys import new_curve_keys, write_curve_keys
-from kv_transfer.rdma.mooncake_engine import RdmaUnavailable
-from kv_transfer.shm import shm_lane
-from kv_transfer.shm.shared_pool import NotShared
-from kv_transfer.zmq_connector import ZmqConnector
-from node.node_parts import LoadedModel
+from common.settings.config import Config, HandoffConfig, ServerConfig
+from kv_transfer.contract import Commit, ConnectorEvent, Landed, Ticket
+from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
+from kv_transfer.lanes.shm import shm_lane
+from kv_transfer.lanes.shm.shared_pool import NotShared
+from kv_transfer.zmq.connector import ZmqConnector
+from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
+from node.life.node_parts import LoadedModel
 from pdserve.roles import kv_plane
 from pdserve.roles.kv_plane import KVPlane
 from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane

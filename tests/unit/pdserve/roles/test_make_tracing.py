@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from common.clock import MonotonicClock
-from common.config import Config
 from common.errors import ConfigError
 from common.nodes import Role
-from common.tracing import NO_SPAN, NO_TRACING
-from common.tracing_config import TracingConfig
+from common.observing.clock import MonotonicClock
+from common.observing.tracing import NO_SPAN, NO_TRACING
+from common.settings.config import Config
+from common.settings.tracing_config import TracingConfig
 from pdserve.local_cluster.free_ports import free_loopback_port
 from pdserve.roles import otel
 from pdserve.roles.make_tracing import make_tracing
@@ -41,8 +41,8 @@ def test_off_is_nothing() -> None:
 
 def test_a_node_without_traces_imports_nothing_of_them() -> None:
     code = (
-        "import sys, pdserve.roles.make_tracing, pdserve.roles.engine_role, node.engine_node, "
-        "decode_node.node, prefill_node.node\n"
+        "import sys, pdserve.roles.make_tracing, pdserve.roles.engine_role, node.life.engine_node, "
+        "node.life.decode_node, node.life.prefill_node\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.config import ApiConfig
+from common.settings.config import ApiConfig
 from tests.fakes.http_edge import make_edge
 
 PAGE = "https://chat.example.org"

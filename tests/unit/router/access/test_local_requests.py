@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.config import ApiConfig, Config, ModelConfig, SecurityConfig, ServerConfig
 from common.nodes import Role
+from common.settings.config import ApiConfig, Config, ModelConfig, SecurityConfig, ServerConfig
 from tests.fakes.http_edge import make_edge
 
 PATH = "/v1/models"

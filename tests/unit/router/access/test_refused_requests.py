@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ApiConfig, Config, ModelConfig
 from common.nodes import Role
+from common.settings.config import ApiConfig, Config, ModelConfig
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.access.spaced_lines import LINE_EVERY_S

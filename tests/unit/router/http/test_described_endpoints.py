@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from common.config import Config, ModelConfig
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, StaleEpoch
 from common.ids import Incarnation
 from common.nodes import Role
+from common.settings.config import Config, ModelConfig
 from common.version import VERSION
+from router.api.tokenization import MAX_DETOKENIZE_BYTES
 from router.cluster.described_cluster import CLUSTER
 from router.cluster.drain import DrainingNode, UnknownNode
 from router.cluster.view import node_json, placement_json
 from router.live.described_events import HISTORY, SNAPSHOT
 from router.live.feed import LiveFeed
-from router.openai.tokenization import MAX_DETOKENIZE_BYTES
 from router.text.text_model import TextModel
 from router.watch.recent_placements import RecentPlacements
 from tests.fakes.http_edge import Edge, FakeCluster, make_edge
 from tests.fakes.live_readings import node, placed, reading
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.router.openai.test_described_answers import check
+from tests.unit.router.api.test_described_answers import check
 
 PROBES = {"/health", "/ready"}
 DRAIN = "/v1/cluster/drain"

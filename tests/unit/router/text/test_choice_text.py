@@ -12,7 +12,7 @@ from router.core.generation import TokenChunk
 from router.text.choice_text import ChoiceText, Delta, LogprobEntry
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.call_search import call_search
-from router.tools.hermes import HERMES
+from router.tools.formats import HERMES
 from tests.fakes.http_edge import chunks, tiny_model
 
 MODEL = tiny_model()

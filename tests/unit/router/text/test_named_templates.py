@@ -13,7 +13,7 @@ from router.text.chat_template import ChatOptions
 from router.text.conversation import ChatSettings, Conversation
 from router.text.model_files import read_chat_templates
 from router.tools.fenced import FENCED
-from router.tools.hermes import HERMES
+from router.tools.formats import HERMES
 from tests.fakes.http_edge import make_edge, says
 from tests.fakes.tool_models import HERMES_TEMPLATE, WEATHER, model_with
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from router.tools.answer_parser import PIECE_CHARS, AnswerParser, AnswerSyntax
 from router.tools.call_parser import CallParser
 from router.tools.fenced import FENCED
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
+from router.tools.formats import HERMES, LLAMA_JSON
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.thinking import ThinkingFormat
 

@@ -9,8 +9,7 @@ import pytest
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.call_search import call_search
 from router.tools.fenced import FENCED
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
+from router.tools.formats import HERMES, LLAMA_JSON
 from router.tools.thinking import ThinkingFormat
 
 HERMES_CALL = HERMES.call_text("now", "{}")

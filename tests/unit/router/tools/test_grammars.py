@@ -13,10 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from router.tools.call_format import CallFormat
 from router.tools.definitions import Tool, ToolUse
 from router.tools.fenced import FENCED
-from router.tools.formats import FORMATS
+from router.tools.formats import FORMATS, HERMES, LLAMA_JSON
 from router.tools.grammars import GrammarWriter
-from router.tools.hermes import HERMES
-from router.tools.llama_json import LLAMA_JSON
 from router.tools.thinking import ThinkingFormat
 
 WEATHER = Tool(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import NodeLost
 from common.ids import AttemptId, Incarnation
-from common.tracing import NO_SPAN
+from common.observing.tracing import NO_SPAN
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import MAX_SHOWN_CHOICES, MAX_SHOWN_NODES, RequestWatch

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from router.openai import endpoints
-from router.openai.endpoints import Endpoint
-from router.openai.request_plan import RequestKind
+from router.api import endpoints
+from router.api.endpoints import Endpoint
+from router.api.planning.request_plan import RequestKind
 from tests.fakes.http_edge import make_edge
 from tests.fakes.recorded_tracing import RecordedTracing
 

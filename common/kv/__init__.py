@@ -1,0 +1,7 @@
+"""The KV cache in numbers.
+
+kv_layout     the shape of a KV cache, and its fingerprint
+blocks        block arithmetic and block hashes
+token_budget  how many tokens a step, a sequence and a pool can hold
+memory_plan   how a node's memory is divided into the largest step and the KV cache
+"""

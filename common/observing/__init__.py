@@ -1,0 +1,8 @@
+"""Time and observation.
+
+clock      monotonic and manual clocks
+histogram  counts of values by size
+latency    TTFT, TPOT, goodput: what they mean
+logs       log lines as text or JSON
+tracing    the interface of traces, and the one that records nothing
+"""

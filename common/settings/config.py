@@ -1,0 +1,381 @@
+"""The configuration of one process: frozen, validated as a whole, read once at the edge.
+
+Each field declares its help text and the values that it may have, so that flags, `PDSERVE_…`
+variables, the TOML file, `--help` and error messages come from one place. The first line of a
+section's docstring is its title in `--help`. `problems()` returns every broken rule, not only the
+first; each names all values that enter it and what would satisfy it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field, fields
+
+from common.kv.kv_layout import DTYPE_BYTES
+from common.kv.token_budget import num_speculative_tokens, tokens_per_seq
+from common.model_names import MOST_NAMES, are_model_names
+from common.nodes import Role
+from common.settings.api_config import ApiConfig
+from common.settings.redis_url import parse_redis_url
+from common.settings.scheduling_config import SchedulingConfig, SpeculationConfig
+from common.settings.setting import POWER_OF_TWO, SHARE, Form, Problem, Section, setting
+from common.settings.tracing_config import TracingConfig
+
+__all__ = [
+    "ApiConfig",
+    "Config",
+    "EngineConfig",
+    "HandoffConfig",
+    "ModelConfig",
+    "PlacementConfig",
+    "SchedulingConfig",
+    "SecurityConfig",
+    "ServerConfig",
+    "SpeculationConfig",
+    "TracingConfig",
+]
+
+
+def _is_redis_url(url: str) -> bool:
+    try:
+        parse_redis_url(url)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_host(host: str) -> bool:
+    try:
+        return not host or not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return _HOST_NAME.fullmatch(host) is not None
+
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
+MOST_DRAIN_S = 3600
+_PORTS = (0, 65535)
+_ADVERTISED = Form("a host name or an IP address, without port and brackets", _is_host)
+_NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
+_MODEL_NAMES = Form(f"at most {MOST_NAMES} different names, separated by commas", are_model_names)
+_CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
+_MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
+_KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
+_REDIS_URL = Form(
+    "redis://host:port/db, rediss://…, redis+sentinel://host,host/service, "
+    "redis+cluster://host,host or unix://…",
+    _is_redis_url,
+)
+_IDENTIFIER = Form("letters, digits and underscores", str.isidentifier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Section):
+    """Where this process listens, and what it logs."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    advertise_host: str = setting(
+        "",
+        "name or address under which routers and other nodes reach this node",
+        note="default: host, or this machine's name where host is 0.0.0.0 or ::",
+        form=_ADVERTISED,
+    )
+    port: int = setting(
+        0,
+        "HTTP port of a router, gRPC port of a node",
+        note="0: 8000 for a router, any free port for a node",
+        between=_PORTS,
+    )
+    kv_port: int = setting(0, "KV port of a decode node", note="0: any free port", between=_PORTS)
+    kv_host: str = setting(
+        "",
+        "address that the KV port listens on, where KV has its own network",
+        note="default: host",
+    )
+    kv_advertise: str = setting(
+        "",
+        "name or address under which other nodes reach the KV port",
+        note="default: kv_host where that is set, else advertise_host",
+        form=_ADVERTISED,
+    )
+    metrics_port: int = setting(
+        0, "HTTP port of a node's Prometheus metrics", note="0: any free port", between=_PORTS
+    )
+    node_id: str = setting(
+        "", "stable name of this node", note="default: role, host and port", form=_NODE_ID
+    )
+    log_level: str = setting(
+        "info", "least severe level that is logged", one_of=("debug", "info", "warning", "error")
+    )
+    log_format: str = setting("human", "how log lines are written", one_of=("human", "json"))
+    drain_timeout_s: float = setting(
+        30.0,
+        "time for running requests while draining; a node then hands them over, a router ends them",
+        note="default of a router: request_timeout_s, at most an hour",
+        unit="seconds",
+        between=(0, MOST_DRAIN_S),
+    )
+    stay_drained: bool = setting(
+        False, "after `pdserve drain`, a node does not exit, but waits for SIGTERM"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(Section):
+    """Which model is served."""
+
+    model: str = setting("", "checkpoint", form=_CHECKPOINT)
+    served_model_name: str = setting(
+        "",
+        "name in the API; requests may use further names behind commas too",
+        note="default: the checkpoint's name",
+        form=_MODEL_NAMES,
+    )
+    dtype: str = setting(
+        "auto", "compute type", note="auto: float32 on a CPU", one_of=("auto", *DTYPE_BYTES)
+    )
+    activation_dtype: str = setting(
+        "auto",
+        "what products with quantised weights compute in",
+        note="auto: int8 in the CPU kernels, each row in blocks of 32, faster and less exact",
+        one_of=("auto", "float32", "int8"),
+    )
+    quantization: str = setting(
+        "none",
+        "quantise wide weights while they are loaded, embedding and head in 8 bits",
+        one_of=("none", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"),
+    )
+    max_model_len: int = setting(
+        0, "longest prompt and output in tokens", note="0: what the model allows", form=_MODEL_LEN
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Section):
+    """Budgets and memory of a node."""
+
+    max_num_seqs: int = setting(32, "maximum number of running sequences", between=(1, 4096))
+    max_num_batched_tokens: int = setting(
+        8192, "maximum number of tokens that one step computes", at_least=1
+    )
+    block_size: int = setting(64, "tokens per KV block", form=POWER_OF_TWO, at_most=1024)
+    memory_fraction: float = setting(
+        0.0,
+        "share of memory that a node takes: of the GPU, or on a CPU of the machine or container",
+        note="0: 0.9 of a GPU or of a container's limit, 0.3 of a machine",
+        between=SHARE,
+    )
+    kv_cache_memory: int = setting(
+        0,
+        "memory of the KV cache, such as 512MiB",
+        note="0: what the largest step leaves of memory_fraction",
+        unit="bytes",
+        form=_KV_CACHE_MEMORY,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "what the KV cache stores of a number",
+        note="auto: as computed; int8: a byte, and a scale per token and head",
+        one_of=("auto", "float32", "bfloat16", "int8"),
+    )
+    enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
+    attention_backend: str = setting(
+        "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")
+    )
+    num_threads: int = setting(
+        0,
+        "CPU threads of the engine",
+        note="0: all cores; with up one, if nodes outnumber them",
+        at_least=0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffConfig(Section):
+    """How prompts move from a prefill node to a decode node."""
+
+    local_prefill_threshold: int = setting(
+        64,
+        "a decode node computes prompts itself up to this many uncached tokens",
+        note="0: none; its steps and its memory are then planned for decoding alone",
+        at_least=0,
+    )
+    lease_s: float = setting(
+        30.0, "time until an idle reservation expires", unit="seconds", between=(0.1, 3600)
+    )
+    kv_window: int = setting(
+        32 << 20,
+        "maximum unacknowledged KV of each connection of a node pair",
+        unit="bytes",
+        at_least=1 << 16,
+    )
+    kv_lanes: int = setting(
+        1,
+        "connections of a node pair over zmq, and threads that hash and copy KV",
+        note="of two nodes that differ the smaller number counts",
+        between=(1, 16),
+    )
+    kv_transport: str = setting(
+        "auto",
+        "how KV travels",
+        note="auto: shm on one host, else rdma where both nodes have it, else zmq",
+        one_of=("auto", "shm", "rdma", "zmq"),
+    )
+    kv_verify: str = setting(
+        "auto",
+        "checksums of KV",
+        note="commit: one per transfer; block: one per block; auto: block, but off over rdma",
+        one_of=("auto", "off", "commit", "block"),
+    )
+    rdma_devices: str = setting("", "RDMA devices, separated by commas", note="default: all")
+    kv_key: str = setting(
+        "", "file made by `pdserve kv-key`, the same on all nodes: encrypts KV over zmq"
+    )
+    max_queued_requests: int = setting(
+        256, "maximum number of requests that wait on a node; it refuses more", at_least=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementConfig(Section):
+    """Which node runs a request."""
+
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "address of the placement store: a Redis, its Sentinels, or nodes of a Redis Cluster",
+        form=_REDIS_URL,
+    )
+    cluster: str = setting(
+        "default", "name of the cluster, when several share one Redis", form=_IDENTIFIER
+    )
+    node_lease_s: float = setting(
+        5.0, "time until a silent node counts as gone", unit="seconds", between=(0.2, 600)
+    )
+    placement_policy: str = setting(
+        "prefix_affinity",
+        "how a router chooses nodes",
+        one_of=("round_robin", "least_loaded", "prefix_affinity"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig(Section):
+    """What protects this process from others on the network."""
+
+    keys: str = setting(
+        "", "this process's folder made by `pdserve keys init`: DIR/router or DIR/node"
+    )
+    insecure: bool = setting(
+        False, "let others reach this process without keys, on a network where all are trusted"
+    )
+    open_api: bool = setting(
+        False,
+        "serve clients of a router without an API key although `keys` has some; draining a node "
+        "still needs an administrator's",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything one process needs to know. Sections apply to the roles that use them."""
+
+    role: Role
+    server: ServerConfig = field(default_factory=ServerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    handoff: HandoffConfig = field(default_factory=HandoffConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+
+    def problems(self) -> list[Problem]:
+        """Return every broken rule; none when the configuration can start."""
+        sections = [getattr(self, one.name) for one in fields(self) if one.name != "role"]
+        wrong = [problem for section in sections for problem in section.problems()]
+        return wrong + self._port_problems() + self._budget_problems()
+
+    def _port_problems(self) -> list[Problem]:
+        """Return the ports of a node that are the same on one address: the second cannot open."""
+        server = self.server
+        if self.role is Role.ROUTER:
+            return []
+        places: dict[tuple[str, int], str] = {}
+        wrong = []
+        for key, host in (
+            ("port", server.host),
+            ("kv_port", server.kv_host or server.host),
+            ("metrics_port", server.host),
+        ):
+            port = getattr(server, key)
+            first = places.setdefault((host, port), key)
+            if port and first != key:
+                text = f"{key} is {port}, as {first} is: wanted another port, or 0 for any free one"
+                wrong.append(Problem((key, first), text))
+        return wrong
+
+    def _budget_problems(self) -> list[Problem]:
+        """Return the broken rules between sections. Values that enter them must be right first."""
+        engine, scheduling, speculation = self.engine, self.scheduling, self.speculation
+        if engine.problems() or scheduling.problems() or speculation.problems():
+            return []
+        wrong = []
+        budget, granularity = engine.max_num_batched_tokens, scheduling.chunk_granularity
+        if granularity > engine.block_size:
+            wrong.append(
+                Problem(
+                    ("chunk_granularity", "block_size"),
+                    f"chunk_granularity is {granularity}: wanted at most "
+                    f"block_size = {engine.block_size}",
+                )
+            )
+        if self.role is Role.PREFILL and budget < granularity:
+            wrong.append(
+                Problem(
+                    ("max_num_batched_tokens", "chunk_granularity"),
+                    f"max_num_batched_tokens is {budget}: wanted at least "
+                    f"chunk_granularity = {granularity}, one chunk",
+                )
+            )
+        if self.role in (Role.DECODE, Role.MIXED):
+            wrong += self._decode_budget_problems()
+        return wrong
+
+    def _decode_budget_problems(self) -> list[Problem]:
+        """Return what a step cannot hold: every sequence's token with its drafts, and a chunk.
+
+        A decode node computes prompts too: short ones, and those of preempted sequences.
+        """
+        budget, seats = self.engine.max_num_batched_tokens, self.engine.max_num_seqs
+        granularity = self.scheduling.chunk_granularity
+        method = self.speculation.speculative_method
+        drafts = num_speculative_tokens(method, self.speculation.num_speculative_tokens)
+        per_seq = tokens_per_seq(method, self.speculation.num_speculative_tokens)
+        keys = ["max_num_batched_tokens", "max_num_seqs", "speculative_method"]
+        entered = f"max_num_seqs = {seats} sequences of 1 token (speculative_method = {method})"
+        if drafts:
+            keys.insert(2, "num_speculative_tokens")
+            entered = (
+                f"max_num_seqs = {seats} sequences of {per_seq} tokens (1 and "
+                f"num_speculative_tokens = {drafts} of speculative_method = {method})"
+            )
+        wrong = []
+        if budget < seats * per_seq:
+            fewer = f", or max_num_seqs at most {budget // per_seq}" if budget >= per_seq else ""
+            text = (
+                f"max_num_batched_tokens is {budget}: wanted at least {seats * per_seq} for "
+                f"{entered}{fewer}"
+            )
+            wrong.append(Problem(tuple(keys), text))
+        if granularity > per_seq and budget < (seats - 1) * per_seq + granularity:
+            most = (budget - granularity) // per_seq + 1
+            fewer = f", or max_num_seqs at most {most}" if most > 0 else ""
+            text = (
+                f"max_num_batched_tokens is {budget}: wanted at least "
+                f"{(seats - 1) * per_seq + granularity} for all but one of {entered}, and a "
+                f"chunk of chunk_granularity = {granularity} tokens for the last{fewer}"
+            )
+            wrong.append(Problem((*keys, "chunk_granularity"), text))
+        return wrong

@@ -1,0 +1,176 @@
+"""The pool of KV blocks: each is free, cached, running, reserved, receiving or quarantined.
+
+A *cached* block can be found by its hash and has no references; it can be evicted. A *running*
+block is referenced by one or more sequences. A *receiving* block is written by another node; a
+*reserved* block is held with it for the first output tokens. Both have one owner. A *quarantined*
+block has no owner: its landing is closed, but its writer may not know that yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from common.kv.blocks import BlockHash
+from engine.core.blocks.prefix_cache import PrefixCache
+
+
+class BlockUse(Enum):
+    """What a block that is neither free nor cached is held for."""
+
+    RUNNING = "running"
+    RESERVED = "reserved"
+    RECEIVING = "receiving"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCounts:
+    """The number of blocks in each state; the sum is `num_blocks`."""
+
+    free: int
+    cached: int
+    running: int
+    reserved: int
+    receiving: int
+    quarantined: int
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now: free, or cached and evictable."""
+        return self.free + self.cached
+
+
+class BlockPool:
+    """Ownership of `num_blocks` blocks. Misuse raises `ValueError`: no block is freed twice."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.prefix_cache = PrefixCache()
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._evictable: dict[int, None] = {}  # least recently released first
+        self._references = [0] * num_blocks
+        self._use: dict[int, BlockUse] = {}
+        self._num_used = dict.fromkeys(BlockUse, 0)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return len(self._free) + len(self._evictable)
+
+    def is_evictable(self, block_id: int) -> bool:
+        """Return whether the block is cached and has no references."""
+        return block_id in self._evictable
+
+    def is_unshared(self, block_id: int) -> bool:
+        """Return whether the block has exactly one reference: releasing that makes it available."""
+        return self._references[block_id] == 1
+
+    def allocate(self, count: int, use: BlockUse) -> list[int]:
+        """Take `count` blocks, free ones first, then the least recently used cached ones.
+
+        Raises `ValueError` when fewer are available.
+        """
+        if count > self.num_available:
+            raise ValueError(f"asked for {count} blocks, {self.num_available} are available")
+        taken = [self._take_one() for _ in range(count)]
+        for block_id in taken:
+            self._references[block_id] = 1
+            self._set_use(block_id, use)
+        return taken
+
+    def acquire_cached(self, block_ids: Iterable[int]) -> None:
+        """Add a reference to each of `block_ids`, which the prefix cache found.
+
+        Raises `ValueError` for a block that is neither cached nor running.
+        """
+        for block_id in block_ids:
+            if block_id in self._evictable:
+                del self._evictable[block_id]
+                self._set_use(block_id, BlockUse.RUNNING)
+            elif self._use.get(block_id) is not BlockUse.RUNNING:
+                raise ValueError(f"block {block_id} cannot be shared: it holds no finished KV")
+            self._references[block_id] += 1
+
+    def start_running(self, block_ids: Iterable[int]) -> None:
+        """Give received or reserved blocks to a running sequence.
+
+        Raises `ValueError` for a block without owner.
+        """
+        for block_id in block_ids:
+            if self._references[block_id] == 0:
+                raise ValueError(f"block {block_id} has no owner")
+            self._num_used[self._use[block_id]] -= 1
+            self._set_use(block_id, BlockUse.RUNNING)
+
+    def quarantine(self, block_ids: Iterable[int]) -> list[int]:
+        """Quarantine the receiving ones of `block_ids`, until `release`, and return them."""
+        taken = [b for b in block_ids if self._use.get(b) is BlockUse.RECEIVING]
+        for block_id in taken:
+            self._num_used[BlockUse.RECEIVING] -= 1
+            self._set_use(block_id, BlockUse.QUARANTINED)
+        return taken
+
+    def publish(self, block_id: int, block_hash: BlockHash) -> None:
+        """Make a running block findable by its hash; `ValueError` if it does not run.
+
+        Its KV must be complete and verified.
+        """
+        if self._use.get(block_id) is not BlockUse.RUNNING:
+            raise ValueError(f"block {block_id} is not running and cannot be published")
+        self.prefix_cache.insert(block_hash, block_id)
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Drop one reference each; without any, a block is cached if findable, else free.
+
+        Later blocks are released first, so that a prefix is evicted after its continuations. Raises
+        `ValueError` for a block without references, and for a receiving block: that one is
+        quarantined until its writer is known to have stopped.
+        """
+        for block_id in reversed(list(block_ids)):
+            if self._references[block_id] == 0:
+                raise ValueError(f"block {block_id} is released but has no owner")
+            if self._use[block_id] is BlockUse.RECEIVING:
+                raise ValueError(f"block {block_id} is released but another node may write it")
+            self._references[block_id] -= 1
+            if self._references[block_id] == 0:
+                self._num_used[self._use.pop(block_id)] -= 1
+                if self.prefix_cache.holds(block_id):
+                    self._evictable[block_id] = None
+                else:
+                    self._free.append(block_id)
+
+    def counts(self) -> BlockCounts:
+        """Return the number of blocks in each state."""
+        return BlockCounts(
+            free=len(self._free),
+            cached=len(self._evictable),
+            running=self._num_used[BlockUse.RUNNING],
+            reserved=self._num_used[BlockUse.RESERVED],
+            receiving=self._num_used[BlockUse.RECEIVING],
+            quarantined=self._num_used[BlockUse.QUARANTINED],
+        )
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless every block is in exactly one state."""
+        places = [*self._free, *self._evictable, *self._use]
+        assert sorted(places) == list(range(self.num_blocks)), "a block is lost or in two states"
+        held = {b for b, count in enumerate(self._references) if count > 0}
+        assert held == set(self._use), "references and uses disagree"
+        uses = list(self._use.values())
+        assert all(uses.count(use) == n for use, n in self._num_used.items()), "uses miscounted"
+        assert all(self.prefix_cache.holds(b) for b in self._evictable), "cached but not findable"
+        assert not any(self.prefix_cache.holds(b) for b in self._free), "free but findable"
+
+    def _set_use(self, block_id: int, use: BlockUse) -> None:
+        self._use[block_id] = use
+        self._num_used[use] += 1
+
+    def _take_one(self) -> int:
+        if self._free:
+            return self._free.pop()
+        block_id = next(iter(self._evictable))
+        del self._evictable[block_id]
+        self.prefix_cache.forget(block_id)
+        return block_id

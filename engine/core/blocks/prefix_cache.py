@@ -1,0 +1,43 @@
+"""Map prefixes to the blocks that hold their KV. Hashes and ids only: the pool owns the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.kv.blocks import BlockHash
+
+
+class PrefixCache:
+    """A map from block hash to block and back.
+
+    A hash covers all tokens before it, so a match of consecutive hashes from the first block on is
+    a match of the whole prefix.
+    """
+
+    def __init__(self) -> None:
+        self._block_of: dict[BlockHash, int] = {}
+        self._hash_of: dict[int, BlockHash] = {}
+
+    def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
+        """Return the blocks of the longest cached prefix, in order."""
+        found: list[int] = []
+        for block_hash in block_hashes:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def insert(self, block_hash: BlockHash, block_id: int) -> None:
+        """Make a block findable. If its hash is known already, the first block stays in the map."""
+        if block_hash not in self._block_of and block_id not in self._hash_of:
+            self._block_of[block_hash] = block_id
+            self._hash_of[block_id] = block_hash
+
+    def holds(self, block_id: int) -> bool:
+        """Return whether the block is findable."""
+        return block_id in self._hash_of
+
+    def forget(self, block_id: int) -> None:
+        """Remove a block that is about to be overwritten."""
+        del self._block_of[self._hash_of.pop(block_id)]

@@ -1,0 +1,58 @@
+"""The prefix cache, used by sequences: find a sequence's cached blocks, publish its new ones."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from common.kv.blocks import BlockHash, hash_block, root_hash
+from engine.core.blocks.block_pool import BlockPool
+from engine.core.sequences.sequence import Sequence
+
+
+class PrefixIndex:
+    """Hashes full blocks of known tokens, once each, and finds or publishes them in `pool`.
+
+    Hashes start from `fingerprint` and the request's salt, so that KV of another model or layout,
+    or of requests with another salt, is never found.
+    """
+
+    def __init__(
+        self, pool: BlockPool, *, block_size: int, fingerprint: str, is_enabled: bool
+    ) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._fingerprint = fingerprint
+        self._root_hash = root_hash(fingerprint)
+        self._is_enabled = is_enabled
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Return the cached blocks that hold the start of the sequence's known tokens, in order.
+
+        The last known token is never included: it must be computed, because the next token is drawn
+        from its output. Where log probabilities of the prompt are wanted, all of it is computed.
+        """
+        if not self._is_enabled or sequence.needs_prompt_rows:
+            return []
+        num_hashes = (sequence.num_known - 1) // self._block_size
+        self._extend_hashes(sequence, num_hashes)
+        return self._pool.prefix_cache.match(islice(sequence.block_hashes, num_hashes))
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make every block findable whose tokens are all known and computed."""
+        num_full = sequence.num_computed // self._block_size
+        if num_full <= sequence.num_hashed_blocks or not self._is_enabled:
+            return
+        self._extend_hashes(sequence, num_full)
+        for index in range(sequence.num_hashed_blocks, num_full):
+            self._pool.publish(sequence.block_table[index], sequence.block_hashes[index])
+        sequence.num_hashed_blocks = num_full
+
+    def _extend_hashes(self, sequence: Sequence, count: int) -> None:
+        size = self._block_size
+        hashes = sequence.block_hashes
+        for index in range(len(hashes), count):
+            parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)
+            hashes.append(hash_block(parent, sequence.tokens(index * size, (index + 1) * size)))
+
+    def _root(self, salt: str) -> BlockHash:
+        return root_hash(self._fingerprint, salt) if salt else self._root_hash

@@ -1,0 +1,177 @@
+"""The seated sequences as arrays, one row per seat, changed in place: what every step reads.
+
+A `Sequence` is the truth about itself; a row repeats the parts that a step reads for hundreds of
+sequences at once: tokens, blocks and sampling parameters. `Scheduler.check` compares the two. Only
+the tokens of plain decodes are written here alone, and read by their sequence when it needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+import numpy.typing as npt
+
+from common.request import SamplingParams
+from common.token_rules import NO_RULES
+from engine.core.policies.growth import GrowthColumns
+from engine.core.sequences.sequence import NO_SEAT, Sequence
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+NOT_ASKED = -1
+"""The number of log probabilities per token where none are asked for."""
+
+SAMPLING_COLUMNS = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("repetition_penalty", np.float64),
+        ("presence_penalty", np.float64),
+        ("frequency_penalty", np.float64),
+        ("seed", np.uint64),
+        ("num_logprobs", np.int64),
+        ("min_tokens", np.int64),
+        ("has_penalties", np.int64),
+    ]
+)
+"""One row of sampling parameters. `num_logprobs` can be `NOT_ASKED`."""
+
+
+def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
+    """Return the values of `SAMPLING_COLUMNS`, in their order."""
+    return (
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.seed,
+        NOT_ASKED if params.logprobs is None else params.logprobs,
+        params.min_tokens,
+        params.has_penalties,
+    )
+
+
+class Seats:
+    """Rows of `num_seats` seats. The row of an empty seat has zeros in all counts.
+
+    A row of `block_tables` has zeros behind the blocks that are held.
+
+    Drafts stand behind the known tokens of `token_ids` while a step verifies them. Memory of a row
+    is touched as far as its sequence reaches, never `max_len` tokens at once.
+    """
+
+    def __init__(self, num_seats: int, max_len: int, max_blocks: int) -> None:
+        # One column more, so that the place behind the last token can be read for every token.
+        self.token_ids = np.zeros((num_seats, max_len + 1), np.int32)
+        self.block_tables = np.zeros((num_seats, max_blocks), np.int32)
+        self.num_prompt: Ints = np.zeros(num_seats, np.int64)
+        self.num_known: Ints = np.zeros(num_seats, np.int64)
+        self.num_blocks: Ints = np.zeros(num_seats, np.int64)
+        self.max_new_tokens: Ints = np.zeros(num_seats, np.int64)
+        self.sampling = np.zeros(num_seats, SAMPLING_COLUMNS)
+        self.has_grammar: Bools = np.zeros(num_seats, np.bool_)
+        self.has_rules: Bools = np.zeros(num_seats, np.bool_)
+        self.num_prompt_logprobs: Ints = np.full(num_seats, NOT_ASKED, np.int64)
+        self.params: list[SamplingParams | None] = [None] * num_seats
+        self._free = list(range(num_seats - 1, -1, -1))
+
+    def take(self, sequence: Sequence) -> None:
+        """Seat a sequence that has no blocks yet."""
+        seat = self._free.pop()
+        sequence.seat = seat
+        row = self.token_ids[seat]
+        row[: sequence.num_prompt] = sequence.prompt_token_ids
+        row[sequence.num_prompt : sequence.num_known] = sequence.output_token_ids
+        sequence.row = row
+        self.num_prompt[seat] = sequence.num_prompt
+        self.num_known[seat] = sequence.num_known
+        self.max_new_tokens[seat] = sequence.max_new_tokens
+        self.set_params(seat, sequence.request.sampling)
+
+    def set_params(self, seat: int, params: SamplingParams) -> None:
+        """Write the sampling parameters of a seat."""
+        self.params[seat] = params
+        self.sampling[seat] = _sampling_row(params)
+        self.has_grammar[seat] = params.grammar is not None
+        self.has_rules[seat] = params.rules != NO_RULES
+        asked = params.prompt_logprobs
+        self.num_prompt_logprobs[seat] = NOT_ASKED if asked is None else asked
+
+    def leave(self, sequence: Sequence) -> None:
+        """Empty the sequence's seat."""
+        seat = sequence.seat
+        self.block_tables[seat, : self.num_blocks[seat]] = 0
+        for column in (self.num_prompt, self.num_known, self.num_blocks, self.max_new_tokens):
+            column[seat] = 0
+        self.params[seat] = None
+        self.has_grammar[seat] = self.has_rules[seat] = False
+        self.num_prompt_logprobs[seat] = NOT_ASKED
+        self._free.append(seat)
+        sequence.leave_row()
+        sequence.seat = NO_SEAT
+
+    def add_blocks(self, sequence: Sequence, block_ids: Items[int]) -> None:
+        """Append `block_ids` to the block table of a seated sequence and to its row."""
+        held = len(sequence.block_table)
+        sequence.block_table += block_ids
+        self.block_tables[sequence.seat, held : held + len(block_ids)] = block_ids
+        self.num_blocks[sequence.seat] = held + len(block_ids)
+
+    def write_drafts(self, sequence: Sequence, token_ids: Items[int]) -> None:
+        """Write drafts behind the sequence's known tokens."""
+        known = sequence.num_known
+        self.token_ids[sequence.seat, known : known + len(token_ids)] = token_ids
+
+    def append(self, sequence: Sequence, token_ids: Items[int]) -> None:
+        """Append tokens that were appended to the sequence."""
+        known = sequence.num_known
+        self.token_ids[sequence.seat, known - len(token_ids) : known] = token_ids
+        self.num_known[sequence.seat] = known
+
+    def append_one_each(self, rows: Ints, known: Ints, token_ids: Ints) -> None:
+        """Append one token to each of these seats, which have `known` tokens."""
+        self.token_ids[rows, known] = token_ids
+        self.num_known[rows] = known + 1
+
+    def num_lacking(self, rows: Ints, num_known: Ints, block_size: int) -> Ints:
+        """Return how many more blocks each of these seats needs for so many tokens."""
+        missing: Ints = -(-num_known // block_size) - self.num_blocks.take(rows)
+        return np.maximum(missing, 0)
+
+    def growth(self) -> GrowthColumns:
+        """Return what a reservation reads of every seat, as copies; empty seats need nothing."""
+        return GrowthColumns(
+            num_known=self.num_known.copy(),
+            num_output=self.num_known - self.num_prompt,
+            max_new_tokens=self.max_new_tokens.copy(),
+            num_held_blocks=self.num_blocks.copy(),
+        )
+
+    def check(self, seated: Items[Sequence]) -> None:
+        """Raise `AssertionError` unless each row says what its sequence says."""
+        seats = [sequence.seat for sequence in seated]
+        everyone = sorted([*seats, *self._free])
+        assert everyone == list(range(len(self.num_known))), "a seat is lost or taken twice"
+        for sequence, seat in zip(seated, seats, strict=True):
+            known = sequence.tokens(0, sequence.num_known)
+            held = len(sequence.block_table)
+            assert self.num_prompt[seat] == sequence.num_prompt, "prompt miscounted in a row"
+            assert self.num_known[seat] == sequence.num_known, "tokens miscounted in a row"
+            assert self.num_blocks[seat] == held, "blocks miscounted in a row"
+            assert self.max_new_tokens[seat] == sequence.max_new_tokens, "another limit in a row"
+            row = self.token_ids[seat]
+            assert sequence.row is not None, "no row to read tokens from"
+            assert np.shares_memory(sequence.row, row), "tokens are read from another row"
+            assert row[: sequence.num_known].tolist() == list(known), "other tokens in a row"
+            table = self.block_tables[seat, :held]
+            assert table.tolist() == sequence.block_table, "other blocks in a row"
+        for seat in self._free:
+            assert self.num_blocks[seat] == self.num_known[seat] == 0, "an empty seat holds blocks"
+        is_behind = np.arange(self.block_tables.shape[1]) >= self.num_blocks[:, None]
+        assert not self.block_tables[is_behind].any(), "a block behind those that are held"

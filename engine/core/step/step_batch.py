@@ -1,0 +1,199 @@
+"""The sequences of one step, as arrays for the runner and one by one for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from common.prompt_logprobs import PromptLogprobs
+from engine.core.planner_contract import Chunk
+from engine.core.runner_contract import ScheduledSequence
+from engine.core.sequences.seats import Seats
+from engine.core.sequences.sequence import Sequence as SeatedSequence
+
+Ints = npt.NDArray[np.int64]
+
+
+class StepBatch(Sequence[ScheduledSequence]):
+    """Entry `i` computes `num_tokens[i]` tokens of row `rows[i]` of `seats` from `starts[i]` on.
+
+    The last `num_drafts[i]` of them are drafts, which stand behind the row's known tokens. Where
+    `is_sampled[i]`, tokens are drawn after the last known token and after each draft.
+    Where `is_decode[i]`, a decoding sequence computes its last known token, and drafts.
+    `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
+    `ScheduledSequence`, which the runner does not read. With `is_plain` every entry computes its
+    last known token, without drafts, and draws the next one.
+
+    The runner writes what it found of `prompt_rows` into `prompt_logprobs`, by entry.
+    """
+
+    def __init__(
+        self,
+        seats: Seats,
+        rows: npt.ArrayLike,
+        starts: npt.ArrayLike,
+        num_tokens: npt.ArrayLike,
+        num_drafts: npt.ArrayLike,
+        is_sampled: npt.ArrayLike,
+        view: Callable[[int], ScheduledSequence],
+        *,
+        is_plain: bool = False,
+    ) -> None:
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self.seats = seats
+        self.rows: Ints = np.asarray(rows, np.int64)
+        self.starts: Ints = np.asarray(starts, np.int64)
+        self.num_tokens: Ints = np.asarray(num_tokens, np.int64)
+        self.num_drafts: Ints = np.asarray(num_drafts, np.int64)
+        self.is_sampled = np.asarray(is_sampled, np.bool_)
+        self.is_decode = np.zeros(len(self.rows), np.bool_)
+        self.num_proposals: Ints = np.zeros(len(self.rows), np.int64)
+        self.is_plain = is_plain
+        self._view = view
+        self._views: list[ScheduledSequence] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledSequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ScheduledSequence]: ...
+    def __getitem__(self, index: int | slice) -> ScheduledSequence | list[ScheduledSequence]:
+        if not self._views:
+            self._views = [self._view(i) for i in range(len(self.rows))]
+        return self._views[index]
+
+    def drafts(self, entry: int) -> list[int]:
+        """Return the drafts of an entry."""
+        row, end = self.rows[entry], self.starts[entry] + self.num_tokens[entry]
+        drafts: list[int] = self.seats.token_ids[row, end - self.num_drafts[entry] : end].tolist()
+        return drafts
+
+    def only(self, entries: Sequence[int]) -> StepBatch:
+        """Return the part of the batch with these entries."""
+        kept = np.array(entries, np.int64)
+        part = StepBatch(
+            self.seats,
+            self.rows[kept],
+            self.starts[kept],
+            self.num_tokens[kept],
+            self.num_drafts[kept],
+            self.is_sampled[kept],
+            lambda i: self[entries[i]],
+            is_plain=self.is_plain,
+        )
+        part.is_decode = self.is_decode[kept]
+        part.num_proposals = self.num_proposals[kept]
+        found = self.prompt_logprobs
+        part.prompt_logprobs = {i: found[e] for i, e in enumerate(entries) if e in found}
+        return part
+
+
+def planned_batch(
+    seats: Seats,
+    rows: Ints,
+    sequences: Sequence[SeatedSequence],
+    chunks: Mapping[int, Chunk],
+    num_decodes: int,
+) -> StepBatch:
+    """Return the batch that computes a chunk of each of `sequences`, which hold their blocks.
+
+    They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
+    drafts behind it. `chunks` are by entry; an entry without one is a plain decode.
+    """
+    known = seats.num_known.take(rows)
+    starts, num_tokens, num_drafts = known - 1, np.ones_like(known), np.zeros_like(known)
+    is_plain = num_decodes == len(sequences) and not any(c.num_drafts for c in chunks.values())
+    if is_plain:
+        is_sampled = num_tokens.astype(np.bool_)
+    else:
+        starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
+        entries = list(chunks)
+        num_tokens[entries] = [chunk.num_tokens for chunk in chunks.values()]
+        num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]
+        is_sampled = starts + num_tokens == known
+        num_tokens += num_drafts
+    batch = StepBatch(
+        seats,
+        rows,
+        starts,
+        num_tokens,
+        num_drafts,
+        is_sampled,
+        lambda entry: _view(sequences[entry], batch, entry),
+        is_plain=is_plain,
+    )
+    batch.is_decode[:num_decodes] = True
+    return batch
+
+
+def _view(sequence: SeatedSequence, batch: StepBatch, entry: int) -> ScheduledSequence:
+    """Return an entry of `batch` with the sequence's own tokens and blocks."""
+    num_drafts = int(batch.num_drafts[entry])
+    start = int(batch.starts[entry])
+    end = start + int(batch.num_tokens[entry]) - num_drafts
+    is_sampled = bool(batch.is_sampled[entry])
+    return ScheduledSequence(
+        sequence.sequence_id,
+        [*sequence.tokens(start, end), *sequence.draft_token_ids[:num_drafts]],
+        start,
+        sequence.block_table,
+        sequence.sample_input() if is_sampled else None,
+        num_drafts,
+        int(batch.num_proposals[entry]),
+        None if is_sampled else sequence.tokens(end, end + 1)[0],
+    )
+
+
+def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
+    """Return entries that no scheduler made as a batch over seats of their own.
+
+    Without a known next token, it is -1. Raises `ValueError` for penalties with a `sample` whose
+    tokens do not end where the entry's known tokens do.
+    """
+    longest = max((max(0, e.start) + len(e.token_ids) for e in entries), default=0)
+    histories = [_history(entry) for entry in entries]
+    widest = max((len(entry.block_table) for entry in entries), default=0)
+    seats = Seats(len(entries), max([longest, *map(len, histories)]), max(widest, 1))
+    for row, (entry, history) in enumerate(zip(entries, histories, strict=True)):
+        first, end = max(0, entry.start), max(0, entry.start) + len(entry.token_ids)
+        tokens = seats.token_ids[row]
+        tokens[: len(history)] = history
+        tokens[first:end] = entry.token_ids
+        if entry.sample is None:
+            tokens[end] = -1 if entry.next_token_id is None else entry.next_token_id
+        else:
+            seats.num_known[row] = end - entry.num_drafts
+            if entry.sample.params.has_penalties and len(history) != seats.num_known[row]:
+                raise ValueError(
+                    f"{len(history)} tokens before the draw: wanted {seats.num_known[row]}"
+                )
+            seats.num_prompt[row] = seats.num_known[row] - entry.sample.output_index
+            seats.set_params(row, entry.sample.params)
+        seats.block_tables[row, : len(entry.block_table)] = entry.block_table
+        seats.num_blocks[row] = len(entry.block_table)
+    batch = StepBatch(
+        seats,
+        range(len(entries)),
+        [entry.start for entry in entries],
+        [len(entry.token_ids) for entry in entries],
+        [entry.num_drafts for entry in entries],
+        [entry.sample is not None for entry in entries],
+        lambda i: entries[i],
+        is_plain=all(e.sample and len(e.token_ids) == 1 and not e.num_drafts for e in entries),
+    )
+    batch.num_proposals[:] = [entry.num_proposals for entry in entries]
+    return batch
+
+
+def _history(entry: ScheduledSequence) -> list[int]:
+    sample = entry.sample
+    return [] if sample is None else [*sample.prompt_token_ids, *sample.output_token_ids]
+
+
+EMPTY_BATCH = batch_of(())
+"""A batch without entries."""

@@ -1,0 +1,182 @@
+"""A step between the scheduler and its callers: what to compute, and the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Generic, TypeVar, overload
+
+from common.prompt_logprobs import PromptLogprobs
+from common.request import FinishReason, TokenLogprobs
+from engine.core.blocks.block_pool import BlockCounts
+from engine.core.planner_contract import StopRule
+from engine.core.runner_contract import DrawnTokens
+from engine.core.sequences.seats import Ints
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
+
+E_co = TypeVar("E_co", covariant=True)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Output tokens that one step added to `sequence`, from `first_index` on, in order.
+
+    With `finish_reason`, the output ends with the last of them. `logprobs` has one entry per token
+    if the request asked for them, else none. With the first token come those of the prompt, if the
+    request asked for them and the prompt was computed here.
+    """
+
+    sequence: Sequence
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class StepOutputs(Items[StepOutput]):
+    """The outputs of a step, in the order of its batch.
+
+    Nearly all are one more token of a sequence that goes on. Those are kept as columns, and made
+    one by one when the first of them is read: by then the next step may run. `others` are the rest,
+    by their place among all, in order: prompts that have ended, ends, accepted drafts.
+    """
+
+    def __init__(
+        self,
+        sequences: Items[Sequence],
+        first_indices: Ints,
+        drawn: Items[DrawnTokens],
+        others: Mapping[int, StepOutput],
+    ) -> None:
+        self.others = others
+        self._sequences = sequences
+        self._first_indices = first_indices
+        self._drawn = drawn
+        self._outputs: list[StepOutput] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sequences) + len(self.others)
+
+    def __iter__(self) -> Iterator[StepOutput]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> StepOutput: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StepOutput]: ...
+    def __getitem__(self, index: int | slice) -> StepOutput | list[StepOutput]:
+        return self._all()[index]
+
+    def _all(self) -> list[StepOutput]:
+        if self._outputs is None:
+            self._outputs = list(
+                map(
+                    StepOutput,
+                    self._sequences,
+                    self._first_indices.tolist(),
+                    [one.token_ids for one in self._drawn],
+                    [one.logprobs for one in self._drawn],
+                    repeat(None),
+                )
+            )
+            for place, output in self.others.items():
+                self._outputs.insert(place, output)
+        return self._outputs
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy whole blocks between the cache and host memory, pairwise."""
+
+    block_ids: list[int]
+    host_block_ids: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class SwapCopy:
+    """Copy whole blocks of a sequence to host memory (`is_out`) or back, beside the steps."""
+
+    sequence: Sequence
+    block_ids: list[int]
+    host_block_ids: list[int]
+    is_out: bool
+    held_host_block_ids: list[int] = field(default_factory=list)
+    """Host blocks to be released when the copy has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """The preemptions of one step: for blocks and for more urgent requests, and what they changed.
+
+    `num_lost_tokens` had been computed and are computed again, unless they are in the prefix cache
+    or in host memory when their sequence resumes. `blocks` is the pool after the step was planned.
+    """
+
+    num_for_blocks: int
+    num_for_priority: int
+    num_lost_tokens: int
+    ratio_before: float
+    ratio_after: float
+    blocks: BlockCounts
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """The input of the runner, in this order: `swap_outs`, `swap_ins`, `batch`.
+
+    `swap_copies` begin before `batch`, in this order, and `Scheduler.end_copy` takes their ends.
+    `sequences` are those of the batch. The transfers of `reserved` may begin. `starved` sequences
+    can never get the block they need and must be finished.
+    """
+
+    batch: StepBatch = EMPTY_BATCH
+    sequences: list[Sequence] = field(default_factory=list)
+    reserved: list[Sequence] = field(default_factory=list)
+    starved: list[Sequence] = field(default_factory=list)
+    swap_outs: list[BlockCopy] = field(default_factory=list)
+    swap_ins: list[BlockCopy] = field(default_factory=list)
+    swap_copies: list[SwapCopy] = field(default_factory=list)
+    num_preempted: int = 0
+    num_tokens: int = 0
+    num_lost_tokens: int = 0
+    preempted: Preempted | None = None
+    """What the step's preemptions changed; None if there were none."""
+    took_s: float = 0.0
+    """Seconds that the runner took; 0 if they are not known, or the step failed in part."""
+    stopped_by: StopRule = StopRule.NOTHING_WAITS
+    """The rule that ended the admissions."""
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether the next plan may differ from this one without a new event."""
+        begun = self.reserved or self.swap_copies
+        return bool(self.sequences or begun or self.num_preempted or self.starved)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether it verifies drafts, or lets the runner propose some to a sequence that stays."""
+        if self.batch.num_drafts.any():
+            return True
+        proposing = self.batch.num_proposals.nonzero()[0]
+        return any(not self.sequences[entry].is_exported for entry in proposing)
+
+    def only(self, entries: Items[int]) -> PlannedStep:
+        """Return the part of the step that computed these indices of the batch."""
+        return PlannedStep(self.batch.only(entries), [self.sequences[entry] for entry in entries])
+
+
+@dataclass(frozen=True, slots=True)
+class Pushes(Generic[E_co]):
+    """Effects that send what a step computes: `before` the step, and `of_layer(l)` after layer l.
+
+    `of_layer` is called during the step, once for each layer; None if no layer is pushed.
+    """
+
+    before: Items[E_co]
+    of_layer: Callable[[int], Items[E_co]] | None

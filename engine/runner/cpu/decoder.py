@@ -1,0 +1,203 @@
+"""The decoder on CPU kernels, in float32, on weights packed for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numba import get_num_threads, set_num_threads
+
+from common.errors import ConfigError
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.cpu.layer_weights import (
+    KERNEL_LOCK,
+    NONE_1D,
+    NONE_2D,
+    load_layer,
+)
+from engine.runner.cpu.packed_weights import decoder_plans, pack_privately, pack_shared
+from engine.runner.cpu.step_buffers import StepBuffers, StepShape
+from engine.runner.cpu.weight_memory import WeightMemory
+from engine.runner.flat_batch import FlatBatch
+from engine.runner.kernels.attention import STATE_LANES
+from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
+from engine.runner.kernels.layer import whole_layer
+from engine.runner.kernels.norms import quantise_rows, rms_norm
+from engine.runner.kernels.products.linear import gather_columns, linear
+from engine.runner.kernels.vector_ir import LANES
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.rope import rotary_tables
+from engine.runner.weights.tensor_source import TensorSource
+
+
+def unsupported_size(spec: DecoderSpec) -> str:
+    """Return which size the kernels' sixteen lanes do not divide, in words; empty if none."""
+    for name in ("hidden_size", "intermediate_size", "head_dim"):
+        size = getattr(spec, name)
+        if size % LANES:
+            return f"{name} is {size}: the CPU kernels require a multiple of {LANES}"
+    return ""
+
+
+AttentionWork = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Items and merges of an `AttentionPlan`, and the buffer for its parts."""
+
+
+class _Buffers:
+    """Buffers of all steps. What a layer leaves in them is free for an MTP layer."""
+
+    def __init__(
+        self, spec: DecoderSpec, shape: StepShape, made: StepBuffers, *, with_bytes: bool
+    ) -> None:
+        rows, width = shape.num_tokens, spec.hidden_size
+        attended = spec.num_heads * spec.head_dim
+        self.hidden = made.rows(rows, width)
+        self.normed = made.rows(rows, width)
+        self.qkv = made.rows(rows, spec.qkv_size)
+        self.attended = made.rows(rows, attended)
+        self.gated = made.rows(rows, spec.intermediate_size)
+        self.chosen = made.rows(shape.num_logits_rows, width)
+        self.final = made.rows(shape.num_logits_rows, width)
+        self.logits = made.rows(shape.num_logits_rows, spec.vocab_size)
+        widest = max(width, attended, spec.intermediate_size)
+        # Two bytes per value: int8, with the scales and sums of its blocks.
+        self.quantised = made.rows(rows, widest // 2 if with_bytes else 0)
+        self.parts = made.rows(PART_ROWS, spec.head_dim + STATE_LANES)
+
+    def first(self, count: int) -> _Rows:
+        """Return the first rows of those that layers use."""
+        return _Rows(
+            count=count,
+            hidden=self.hidden.first(count),
+            normed=self.normed.first(count),
+            qkv=self.qkv.first(count),
+            attended=self.attended.first(count),
+            gated=self.gated.first(count),
+            quantised=self.quantised.first(count),
+        )
+
+
+@dataclass(slots=True)
+class _Rows:
+    """A step's part of the buffers, `[count, …]` each."""
+
+    count: int
+    hidden: np.ndarray
+    normed: np.ndarray
+    qkv: np.ndarray
+    attended: np.ndarray
+    gated: np.ndarray
+    quantised: np.ndarray
+
+
+class NumbaDecoder:
+    """A `decoder.Decoder`. One thread at a time may use all of a process's instances.
+
+    An MTP layer shares the public parts: packed weights, tables, constants and buffers.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        checkpoint: TensorSource,
+        cache: KVCache,
+        max_len: int,
+        shape: StepShape,
+        *,
+        with_bytes: bool = False,
+        packed_folder: Path | None = None,
+    ) -> None:
+        """Load the weights.
+
+        `with_bytes`: products of quantised weights take activations in int8. Below `packed_folder`
+        are the packed weights that nodes of this machine share (None: private memory). Raises
+        `ConfigError` for sizes that the kernels cannot divide.
+        """
+        problem = unsupported_size(spec)
+        if problem:
+            raise ConfigError(f"attention_backend is numba, but {problem}; wanted paddle")
+        self.num_layers = spec.num_layers
+        self.spec = spec
+        self.num_threads = get_num_threads()
+        self.epsilon = np.float32(spec.rms_epsilon)
+        self.cosines, self.sines = rotary_tables(spec, max_len)
+        self.memory = WeightMemory()
+        self.shape, self.step_buffers = shape, StepBuffers()
+        self.with_bytes = with_bytes
+        self.buffers = _Buffers(spec, shape, self.step_buffers, with_bytes=with_bytes)
+        self._rows = self.buffers.first(0)
+        self.use_cache(cache)
+        plans = decoder_plans(spec)
+        with KERNEL_LOCK:
+            if packed_folder is None:
+                packed = pack_privately(checkpoint, plans, self.memory, with_bytes=with_bytes)
+            else:
+                packed = pack_shared(checkpoint, plans, packed_folder, with_bytes=with_bytes)
+        self.shared_bytes = 0
+        if packed_folder is not None:
+            self.shared_bytes = sum(weight.data.nbytes for weight in packed.values())
+        self.embedding = packed["embedding"]
+        self.head = packed.get("head", self.embedding)
+        self._final_norm = checkpoint.read("model.norm.weight")
+        self.layers = [
+            load_layer(checkpoint, f"model.layers.{i}.", spec, packed, cache.layout.dtype)
+            for i in range(spec.num_layers)
+        ]
+
+    def use_cache(self, cache: KVCache) -> None:
+        """Keep keys and values in `cache` from now on."""
+        self._kv = [(layer[0], layer[1]) for layer in cache.slots()]
+
+    def begin(self, batch: FlatBatch) -> np.ndarray:
+        rows = batch.token_ids.size
+        set_num_threads(self.num_threads)  # numba stores it per thread, and this one may be new
+        if rows != self._rows.count:  # most steps have as many rows as the one before
+            self._rows = self.buffers.first(rows)
+        self._batch = batch
+        self._attention = self.plan_attention(batch.row_starts, batch.positions)
+        hidden = self._rows.hidden
+        gather_columns(self.embedding.table, batch.token_ids, hidden)
+        return hidden
+
+    def plan_attention(self, row_starts: np.ndarray, positions: np.ndarray) -> AttentionWork:
+        """Return the work of a step's attention, for the kernels."""
+        spec = self.spec
+        group = spec.num_heads // spec.num_kv_heads
+        plan = plan_attention(row_starts, positions, spec.num_kv_heads, group, self.num_threads)
+        return plan.items, plan.merges, self.buffers.parts.first(PART_ROWS)
+
+    def run_layer(self, index: int, hidden: np.ndarray) -> None:
+        layer, batch, rows = self.layers[index], self._batch, self._rows
+        keys, values = self._kv[index]
+        with KERNEL_LOCK:
+            whole_layer(
+                hidden, layer.input_norm, layer.qkv.table, layer.qkv_bias, layer.head_norms,
+                layer.output.table, layer.output_bias, layer.mlp_norm, layer.gate_up.table,
+                layer.gate_up_bias, layer.down.table, layer.down_bias, keys, values, self.epsilon,
+                self.cosines, self.sines, layer.scales, batch.positions, batch.slots,
+                batch.block_tables, self._attention, rows.normed, rows.qkv, rows.attended,
+                rows.gated, rows.quantised, self.num_threads,
+            )  # fmt: skip
+
+    def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:
+        """Write `states` `[rows, hidden_size]` after the final norm into `out`."""
+        with KERNEL_LOCK:
+            rms_norm(states, self._final_norm, self.epsilon, out)
+
+    def quantised_rows(self, count: int) -> np.ndarray:
+        """Return the buffer of `count` rows in int8, empty where products take float32."""
+        return self.buffers.quantised.first(count)
+
+    def logits(self, hidden: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        buffers = self.buffers
+        normed = buffers.final.first(len(rows))
+        self.apply_final_norm(buffers.chosen.copy_rows(hidden, rows), normed)
+        out, quantised = buffers.logits.first(len(rows)), self.quantised_rows(len(rows))
+        with KERNEL_LOCK:
+            if self.with_bytes:
+                quantise_rows(normed, quantised)
+            linear(
+                normed, self.head.table, NONE_1D, NONE_2D, quantised, out, self.num_threads
+            )  # fmt: skip
+        return out

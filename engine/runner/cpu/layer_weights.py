@@ -1,0 +1,96 @@
+"""One decoder layer's weights for the CPU kernels.
+
+A mixture-of-experts layer attaches here: `load_layer` takes one MLP's `gate_up` and `down`; with
+experts they become one pair per expert, and `kernels.layer` chooses by row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.runner.kernels.products.packed import PackedWeight
+from engine.runner.kernels.vector_ir import LANES
+from engine.runner.weights.key_scales import key_scales
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.rope import halves_first
+from engine.runner.weights.tensor_source import TensorSource
+
+NONE_1D = np.zeros(0, np.float32)
+NONE_2D = np.zeros((0, 0), np.float32)
+"""Stands for an absent bias, norm or residual."""
+KERNEL_LOCK = threading.Lock()
+"""Held around all parallel kernels.
+
+numba's simplest thread pool ends the process when two threads enter it at once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NumbaLayer:
+    """One layer's weights; empty arrays for parts that the family does not have."""
+
+    input_norm: np.ndarray
+    qkv: PackedWeight
+    qkv_bias: np.ndarray
+    head_norms: np.ndarray
+    scales: np.ndarray
+    output: PackedWeight
+    output_bias: np.ndarray
+    mlp_norm: np.ndarray
+    gate_up: PackedWeight
+    gate_up_bias: np.ndarray
+    down: PackedWeight
+    down_bias: np.ndarray
+
+
+def load_layer(
+    files: TensorSource,
+    prefix: str,
+    spec: DecoderSpec,
+    packed: Mapping[str, PackedWeight],
+    stored: str,
+) -> NumbaLayer:
+    """Return the layer whose tensors' names begin with `prefix`.
+
+    `packed` has its weights, as `packed_weights.layer_plans` names them. The KV cache stores
+    numbers as `stored`.
+    """
+    divisors = key_scales(files, prefix, spec, stored)
+    qkv = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+    rotated = spec.head_dim if spec.is_rope_interleaved else 0
+    head_norms = NONE_2D
+    if spec.has_head_norms:
+        norms = [files.read(f"{prefix}self_attn.{n}_norm.weight") for n in "qk"]
+        head_norms = np.stack([halves_first(n, rotated) if rotated else n for n in norms])
+    gate_up_bias = NONE_1D
+    if spec.has_mlp_bias:
+        names = (f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj")
+        biases = [files.read(f"{name}.bias").reshape(-1, LANES) for name in names]
+        gate_up_bias = np.stack(biases, axis=1).reshape(-1)
+    return NumbaLayer(
+        input_norm=files.read(f"{prefix}input_layernorm.weight"),
+        qkv=packed[f"{prefix}qkv"],
+        qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
+        head_norms=head_norms,
+        scales=np.stack([np.float32(spec.head_dim**-0.5) * divisors, 1 / divisors]),
+        output=packed[f"{prefix}output"],
+        output_bias=(
+            _biases(files, [f"{prefix}self_attn.o_proj"]) if spec.has_output_bias else NONE_1D
+        ),
+        mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
+        gate_up=packed[f"{prefix}gate_up"],
+        gate_up_bias=gate_up_bias,
+        down=packed[f"{prefix}down"],
+        down_bias=_biases(files, [f"{prefix}mlp.down_proj"]) if spec.has_mlp_bias else NONE_1D,
+    )
+
+
+def _biases(files: TensorSource, names: list[str], rotated: int = 0) -> np.ndarray:
+    biases = [files.read(f"{name}.bias") for name in names]
+    if rotated:
+        biases[:2] = [halves_first(bias, rotated) for bias in biases[:2]]
+    return np.concatenate(biases)

@@ -1,0 +1,218 @@
+"""A decoder's weights, repacked once for the CPU kernels into a file that all nodes share.
+
+The file has a header of one page, then one packed weight after another (`kernels.packed`). Its name
+is a digest of what is packed, and of the form in which it is. It is mapped read-only, so nodes of a
+machine share one copy in its page cache. A file that is cut off, or holds other bytes than were
+written, is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import CheckpointError
+from common.files.cache_folder import build_once, rebuild
+from engine.runner.cpu.weight_memory import WeightMemory
+from engine.runner.kernels.products import block_layout, packed
+from engine.runner.kernels.products.packed import (
+    PackedWeight,
+    pack_into,
+    packed_bytes,
+    packed_view,
+)
+from engine.runner.weights import quantised_source, rope, stored_formats
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.rope import halves_first
+from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.tensor_source import TensorSource
+
+_HEADER_BYTES = mmap.PAGESIZE
+_CODE = (stored_formats, block_layout, packed, quantised_source, rope)
+"""What decides the bytes of a packed weight. Its sources are a part of every file's name."""
+_FILE_NAME = "weights.packed"
+_LOG_EVERY_BYTES = 256 << 20
+
+_logger = logging.getLogger("pdserve.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlan:
+    """One packed weight: tensors with equal inputs, whose outputs are in this order.
+
+    The first `num_rotated` (query and key) have heads of neighbouring rotary pairs of size
+    `head_dim`, which are reordered, halves first.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    num_rotated: int = 0
+    head_dim: int = 0
+
+    def tensors(self, source: TensorSource) -> list[BlockTensor]:
+        """Return the stored rows in the order in which they are packed."""
+        tensors = [source.blocks(name) for name in self.names]
+        rotated = [self._reordered(tensor) for tensor in tensors[: self.num_rotated]]
+        return rotated + tensors[self.num_rotated :]
+
+    def formats_and_shapes(self, source: TensorSource) -> list[tuple[str, tuple[int, int]]]:
+        """Return the format and (outputs, inputs) of each tensor, reading none."""
+        return [source.format_and_shape(name) for name in self.names]
+
+    def _reordered(self, tensor: BlockTensor) -> BlockTensor:
+        rows = halves_first(tensor.rows, self.head_dim)
+        return BlockTensor(tensor.format, tensor.shape, rows)
+
+
+def layer_plans(spec: DecoderSpec, prefix: str) -> list[PackedPlan]:
+    """Return the packed weights of one layer, whose tensors' names begin with `prefix`."""
+    num_rotated = 2 if spec.is_rope_interleaved else 0
+    qkv = tuple(f"{prefix}self_attn.{name}_proj.weight" for name in "qkv")
+    gate_up = tuple(f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up"))
+    return [
+        PackedPlan(f"{prefix}qkv", qkv, num_rotated, spec.head_dim),
+        PackedPlan(f"{prefix}output", (f"{prefix}self_attn.o_proj.weight",)),
+        PackedPlan(f"{prefix}gate_up", gate_up),
+        PackedPlan(f"{prefix}down", (f"{prefix}mlp.down_proj.weight",)),
+    ]
+
+
+def decoder_plans(spec: DecoderSpec) -> list[PackedPlan]:
+    """Return all packed weights of a decoder, in the order in which they are in the file."""
+    plans = [PackedPlan("embedding", ("model.embed_tokens.weight",))]
+    if not spec.has_tied_embeddings:
+        plans.append(PackedPlan("head", ("lm_head.weight",)))
+    for layer in range(spec.num_layers):
+        plans += layer_plans(spec, f"model.layers.{layer}.")
+    return plans
+
+
+@cache
+def _code_digest() -> str:
+    digest = hashlib.sha256()
+    for module in _CODE:
+        digest.update(Path(module.__file__ or "").read_bytes())
+    return digest.hexdigest()
+
+
+def pack_privately(
+    source: TensorSource, plans: Sequence[PackedPlan], memory: WeightMemory, *, with_bytes: bool
+) -> dict[str, PackedWeight]:
+    """Return the packed weights by key, in memory of this process.
+
+    `with_bytes` chooses int8 activations.
+    """
+    return {
+        plan.key: _pack_tensors(plan.tensors(source), memory, with_bytes=with_bytes)
+        for plan in plans
+    }
+
+
+def _pack_tensors(
+    tensors: Sequence[BlockTensor], memory: WeightMemory, *, with_bytes: bool
+) -> PackedWeight:
+    """Return tensors with equal inputs as one packed weight, in memory of this process."""
+    described = [(tensor.format, tensor.shape) for tensor in tensors]
+    data = memory.zeros((packed_bytes(described),), np.dtype(np.uint8))
+    pack_into(tensors, data)
+    return packed_view(described, data, with_bytes=with_bytes)
+
+
+def pack_shared(
+    source: TensorSource, plans: Sequence[PackedPlan], folder: Path, *, with_bytes: bool
+) -> dict[str, PackedWeight]:
+    """Return the packed weights by key, in the mapped file below `folder`, made on first use.
+
+    Raises `CheckpointError` when the file cannot be written, or is wrong again after it was made
+    anew.
+    """
+    described = {plan.key: plan.formats_and_shapes(source) for plan in plans}
+    sizes = {key: packed_bytes(one) for key, one in described.items()}
+    plans_json = [asdict(plan) for plan in plans]
+    identity = [
+        _code_digest(), source.identity(), source.stamps(), plans_json, list(described.items())
+    ]  # fmt: skip
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    home = folder / key[:32]
+
+    def build(building: Path) -> None:
+        _write(building / _FILE_NAME, key, source, plans, sizes)
+
+    build_once(home, build)
+    data, problem = _mapped(home / _FILE_NAME, key, sum(sizes.values()))
+    if problem:
+        _logger.warning("%s: %s: it is made anew", home / _FILE_NAME, problem)
+        rebuild(home, build, lambda: not _mapped(home / _FILE_NAME, key, sum(sizes.values()))[1])
+        data, problem = _mapped(home / _FILE_NAME, key, sum(sizes.values()))
+    if data is None:
+        raise CheckpointError(f"{home / _FILE_NAME}: {problem}, after it was made anew")
+    weights, start = {}, 0
+    for name, size_bytes in sizes.items():
+        weights[name] = packed_view(
+            described[name], data[start : start + size_bytes], with_bytes=with_bytes
+        )
+        start += size_bytes
+    return weights
+
+
+def _write(
+    path: Path,
+    key: str,
+    source: TensorSource,
+    plans: Sequence[PackedPlan],
+    sizes: dict[str, int],
+) -> None:
+    total = sum(sizes.values())
+    with path.open("w+b") as file:
+        # With blocks of its own a full disk is an error here, and not a signal at a later write.
+        os.posix_fallocate(file.fileno(), 0, _HEADER_BYTES + total)
+        mapped = mmap.mmap(file.fileno(), _HEADER_BYTES + total)
+        data = np.frombuffer(mapped, np.uint8)[_HEADER_BYTES:]
+        start = logged = 0
+        for plan in plans:
+            if start >= logged:
+                _logger.info(
+                    "packing the weights for this machine's kernels: %d of %d MB",
+                    start >> 20, total >> 20,
+                )  # fmt: skip
+                logged += _LOG_EVERY_BYTES
+            end = start + sizes[plan.key]
+            pack_into(plan.tensors(source), data[start:end])
+            start = end
+        header = json.dumps({"key": key, "size": total, "crc32": zlib.crc32(data.data)}).encode()
+        mapped[: len(header)] = header
+        mapped.flush()
+        os.fsync(file.fileno())
+
+
+def _mapped(path: Path, key: str, size_bytes: int) -> tuple[np.ndarray | None, str]:
+    """Return the data of the file at `path`, uint8 and read-only; or what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            if length != _HEADER_BYTES + size_bytes:
+                return None, f"{length} bytes: wanted {_HEADER_BYTES + size_bytes}"
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            mapped = mmap.mmap(file.fileno(), length, flags=flags, prot=mmap.PROT_READ)
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    whole = np.frombuffer(mapped, np.uint8)
+    data = whole[_HEADER_BYTES:]
+    wanted = {"key": key, "size": size_bytes, "crc32": zlib.crc32(data.data)}
+    try:
+        found = json.loads(bytes(whole[:_HEADER_BYTES]).rstrip(b"\0"))
+    except ValueError:
+        return None, "the header is broken"
+    if found != wanted:
+        return None, f"the header says {found}: wanted {wanted}"
+    return data, ""

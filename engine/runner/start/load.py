@@ -1,0 +1,169 @@
+"""From a configuration to a runner that is ready to execute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import CheckpointError, ConfigError
+from common.files.tokenizer_files import known_ids
+from common.kv.token_budget import num_speculative_tokens
+from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.runner.grammars.masks import GrammarMasks
+from engine.runner.mtp.mtp_weights import read_mtp_weights
+from engine.runner.start.cpu_settings import check_cpu_settings
+from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
+from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
+from engine.runner.weights.quantised_source import WIDE_FORMATS, QuantisedSource
+from engine.runner.weights.tensor_source import TensorSource
+from grammars.compiler import GrammarCompiler
+from grammars.trying.trial import NODE_LIMITS
+from grammars.trying.trials import GrammarTrials
+
+if TYPE_CHECKING:
+    from engine.runner.cache.kv_cache import HostMemory
+    from engine.runner.model_runner import ModelRunner
+    from engine.runner.start.memory_meter import MemoryMeter
+
+_logger = logging.getLogger("pdserve.engine")
+
+_NO_SPECULATION = SpeculationConfig()
+
+
+def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int], Checkpoint]:
+    """Return what the folder `model.model` describes, its end tokens, and its weights, unread.
+
+    Raises `CheckpointError` about the folder, and `ConfigError` for a `max_model_len` that does
+    not fit it.
+    """
+    folder = Path(model.model)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder: wanted one with config.json and weights")
+    spec = read_decoder_spec(folder)
+    eos_token_ids = known_ids(read_eos_token_ids(folder), spec.vocab_size)
+    checkpoint = Checkpoint(folder, spec)
+    if model.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
+            "the model's max_position_embeddings"
+        )
+    return spec, eos_token_ids, checkpoint
+
+
+def load_model_runner(
+    model: ModelConfig,
+    engine: EngineConfig,
+    *,
+    speculation: SpeculationConfig = _NO_SPECULATION,
+    swap_space: int = 0,
+    max_chunk_tokens: int | None = None,
+    host_memory: HostMemory | None = None,
+    meter: MemoryMeter | None = None,
+    packed_folder: Path | None = None,
+    on_imported: Callable[[], object] = lambda: None,
+) -> ModelRunner:
+    """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
+
+    `swap_space` bytes of host memory hold blocks that were swapped out. No step has more than
+    `max_chunk_tokens` tokens (None: `engine.max_num_batched_tokens`). With the speculative method
+    mtp the drafting layer is read too, from its own file or from the checkpoint. `host_memory`
+    allocates the memory behind `kv_bytes` (None: private memory). Unless `engine.kv_cache_memory`
+    is set, the largest step is computed once, and the cache takes what that leaves of the node's
+    share, which `meter` measures (None: on this machine's device). Below `packed_folder` are the
+    weights for the CPU kernels, one copy for all nodes of the machine (None: private memory).
+    `on_imported` is called when Paddle is imported where it is needed, because Paddle installs
+    signal handlers.
+
+    Raises `CheckpointError`, before any weight is read, when the folder is missing, broken or
+    unsupported, and `ConfigError` when a setting does not fit the model or the machine.
+    """
+    folder = Path(model.model)
+    spec, eos_token_ids, checkpoint = checked_checkpoint(model)
+    mtp = None
+    if speculation.speculative_method == "mtp":
+        mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
+    source = _quantised(checkpoint, spec, model.quantization)
+    _prepare(model, engine, spec, on_imported)
+    from engine.runner.start.assemble import assemble_runner
+
+    num_drafts = num_speculative_tokens(
+        speculation.speculative_method, speculation.num_speculative_tokens
+    )
+    # Loaded before the largest step is measured: the plan includes the memory of its tables.
+    grammars = _masks(folder, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0)
+    runner = assemble_runner(
+        model,
+        engine,
+        spec,
+        source,
+        eos_token_ids,
+        mtp,
+        num_drafts=num_drafts,
+        swap_space=swap_space,
+        max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
+        host_memory=host_memory,
+        meter=meter,
+        packed_folder=packed_folder,
+    )
+    runner.grammars = grammars
+    return runner
+
+
+def _prepare(
+    model: ModelConfig, engine: EngineConfig, spec: DecoderSpec, on_imported: Callable[[], object]
+) -> None:
+    """Import Paddle or compile the kernels, whichever computes the model.
+
+    Either takes seconds or more, so a wrong path, a broken file or a setting that wants a GPU is
+    reported before.
+    """
+    from engine.runner.cpu.decoder import unsupported_size
+    from engine.runner.paddle_import import has_gpu, import_paddle, set_num_threads
+
+    if not has_gpu():
+        check_cpu_settings(model, engine)
+    needs_paddle = engine.attention_backend == "paddle" or has_gpu() or bool(unsupported_size(spec))
+    if needs_paddle:
+        import_paddle()
+    on_imported()
+    set_num_threads(engine.num_threads)
+    if not needs_paddle:
+        from engine.runner.cpu.library_pages import release_pages
+        from engine.runner.start.common_kernels import compile_common_kernels
+
+        compile_common_kernels()
+        release_pages("libllvmlite.so")  # computing does not need LLVM
+
+
+def _masks(
+    folder: Path, vocab_size: int, eos_token_ids: frozenset[int], *, proposes: bool
+) -> GrammarMasks | None:
+    """Return the masks of the model's tokenizer; None where grammars cannot be followed."""
+    from engine.runner.start.memory_meter import return_freed_memory
+
+    try:
+        trials = GrammarTrials(folder, folder.name, vocab_size, eos_token_ids, NODE_LIMITS)
+        grammars = GrammarCompiler.load(folder, vocab_size, eos_token_ids, trials.weigh)
+    except CheckpointError as error:  # a tokenizer may have more ids than the model
+        _logger.warning("answers under grammars are refused: %s", error)
+        return None
+    if grammars is None:
+        return None
+    return_freed_memory()  # reading a tokenizer takes about twice what is kept of it
+    return GrammarMasks(grammars, vocab_size, eos_token_ids, proposes=proposes)
+
+
+def _quantised(checkpoint: Checkpoint, spec: DecoderSpec, quantization: str) -> TensorSource:
+    """Return the weights as they will be computed with."""
+    if quantization == "none":
+        return checkpoint
+    for name in expected_shapes(spec):
+        stored, _ = checkpoint.format_and_shape(name)
+        if stored not in WIDE_FORMATS:
+            raise ConfigError(
+                f"quantization is {quantization}, but {name} is {stored}: wanted none, or weights "
+                f"in {', '.join(WIDE_FORMATS)}"
+            )
+    return QuantisedSource(checkpoint, quantization.upper())

@@ -1,0 +1,66 @@
+"""Weights that are quantised while they are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from engine.runner.weights.stored_formats import quantise
+from engine.runner.weights.stored_tensor import BLOCK_SIZES, BlockTensor
+from engine.runner.weights.tensor_source import TensorSource
+
+_KEPT_AT_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
+"""Rounding these costs the most accuracy, and they are a small part of a large model."""
+WIDE_FORMATS = ("F32", "F16", "BF16")
+"""What is quantised."""
+
+
+class QuantisedSource(TensorSource):
+    """The weights of `source`, of which those of products are in blocks of `format_name`.
+
+    Embedding and head are in Q8_0. What is in blocks already, norms, biases, and weights whose rows
+    are no whole blocks stay as they are.
+    """
+
+    def __init__(self, source: TensorSource, format_name: str) -> None:
+        """Take the formats from `block_formats.QUANTISERS`."""
+        self._source, self._format = source, format_name
+        self.metadata = source.metadata
+
+    def names(self) -> Iterable[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(name)
+
+    def check(
+        self,
+        source: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: Sequence[str] | None = None,
+    ) -> None:
+        self._source.check(source, name, shape, dtypes)
+
+    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
+        stored, shape = self._source.format_and_shape(name)
+        wanted = "Q8_0" if name in _KEPT_AT_8_BITS else self._format
+        is_kept = (
+            stored not in WIDE_FORMATS
+            or len(self._source.shape(name)) != 2
+            or shape[1] % BLOCK_SIZES[wanted][0] != 0
+        )
+        return stored if is_kept else wanted, shape
+
+    def blocks(self, name: str) -> BlockTensor:
+        wanted, _ = self.format_and_shape(name)
+        if wanted == self._source.format_and_shape(name)[0]:
+            return self._source.blocks(name)
+        return quantise(self._source.read(name), wanted)
+
+    def identity(self) -> str:
+        return hashlib.sha256(f"{self._source.identity()} {self._format}".encode()).hexdigest()
+
+    def stamps(self) -> list[list[int]]:
+        return self._source.stamps()

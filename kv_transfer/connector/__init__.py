@@ -1,0 +1,11 @@
+"""What all connectors share: one thread, one queue of effects, two ends.
+
+shell             the connector
+connector_parts   what the ends share
+sending_end       the sending machine, the pool it reads, its end of every lane
+receiving_end     the receiving machine, the pool it writes, the fence of `revoke`
+fallbacks         pairs that do without a faster lane: why, until when
+transfer_metrics  times and bytes of each transfer and landing
+workers           threads that hash and copy
+statistics        a snapshot of all counters
+"""

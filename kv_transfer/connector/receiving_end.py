@@ -1,0 +1,277 @@
+"""The receiving half of a connector: its machine, the pool it writes, its end of every lane."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import assert_never
+
+from common.errors import HandoffFailed, PeerProtocolError
+from kv_transfer.connector.connector_parts import ConnectorParts
+from kv_transfer.connector.workers import Finish
+from kv_transfer.contract import Ticket
+from kv_transfer.lanes import pieces
+from kv_transfer.lanes.lane import LateCopyingLane
+from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.receiving.effects import CloseLane, Fence, MoveSlab, OpenLane, Reply, Write
+from kv_transfer.receiving.machine import Receiver
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.chunks import BlockSums
+from kv_transfer.shared.lanes import LANES_BY_SPEED
+from kv_transfer.transport import Parts
+from kv_transfer.wire import frames
+
+
+class ReceivingEnd:
+    """The receiving half of a connector.
+
+    Any thread may call `expect`, `revoke` and the properties; everything else belongs to the
+    connector's thread. The machine is called under a lock, and its effects go into the connector's
+    queue. Its sizes are read without the lock, so that metrics are there while a thread hangs in
+    it. The workers copy without the lock: the machine counts copies, and releases the blocks of a
+    landing behind the last one.
+    """
+
+    def __init__(self, parts: ConnectorParts) -> None:
+        self._pool = parts.pool
+        self._rows = PieceRows()
+        self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
+        self._transport = parts.transport
+        self._lanes = parts.lanes
+        self._copying = parts.copying
+        self._copying_late = parts.copying_late
+        self._one_sided = parts.one_sided
+        self._metrics = parts.metrics
+        self._clock = parts.clock
+        self._effects = parts.effects
+        self._workers = parts.workers
+        slabs = (lane.blocks_per_slab for lane in self._one_sided.values())
+        self._machine = Receiver(
+            parts.incarnation,
+            parts.layout,
+            parts.limits,
+            num_blocks=parts.pool.num_blocks,
+            verify=parts.verify,
+            blocks_per_slab=min(slabs, default=None),
+        )
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.bytes_received = 0
+        self._checksum_failures = dict.fromkeys(self._lanes, 0)
+        # Copies under way by session, and the lanes of sessions that ended meanwhile.
+        self._num_copies: Counter[bytes] = Counter()
+        self._left_open: dict[bytes, str] = {}
+
+    @property
+    def num_landings(self) -> int:
+        return self._machine.num_landings
+
+    @property
+    def num_sessions(self) -> int:
+        return self._machine.num_sessions
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        return self._machine.num_quarantined_blocks
+
+    @property
+    def checksum_failures(self) -> dict[str, int]:
+        """Messages with a wrong sum, by lane."""
+        return self._checksum_failures.copy()
+
+    # -- the contract ----------------------------------------------------------------------------
+
+    def expect(self, ticket: Ticket, sender_deadline_s: float) -> None:
+        """Open a landing; `ValueError` on misuse and after `close`."""
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("the KV connector is closed")
+            self._machine.on_expect(ticket, sender_deadline_s, self._clock.now_s())
+
+    def revoke(self, lease_token: int) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_revoke(lease_token))
+
+    # -- events of the network --------------------------------------------------------------------
+
+    def on_message(self, session: bytes, parts: Parts) -> None:
+        now_s = self._clock.now_s()
+        sizes = [part.nbytes for part in parts[1:]]
+        with self._lock:
+            try:
+                frame = frames.decode_message(parts)
+                effects = self._machine.on_frame(session, frame, sizes, now_s)
+            except PeerProtocolError as error:
+                effects = self._machine.on_malformed(session, error)
+        for effect in effects:
+            if isinstance(effect, Write):
+                # Counted before the acknowledgement behind it is sent.
+                self._count(effect, now_s)
+                self._write(effect, parts[1:])
+            else:
+                self._effects.append(effect)
+
+    def tick(self) -> None:
+        with self._lock:
+            self._machine.on_files(is_short=self._transport.is_short_of_files)
+            self._effects.extend(self._machine.on_tick(self._clock.now_s()))
+
+    def next_deadline_s(self) -> float | None:
+        with self._lock:
+            return self._machine.next_deadline_s()
+
+    def refuse(self) -> None:
+        """Accept no more landings; open ones may still be written."""
+        with self._lock:
+            self._is_closed = True
+
+    def close(self) -> None:
+        """Close the machine, when no lane and no worker can write the pool any more."""
+        with self._lock:
+            self._effects.extend(self._machine.on_close())
+
+    # -- effects ---------------------------------------------------------------------------------
+
+    def perform(self, effect: Reply | OpenLane | CloseLane | MoveSlab | Fence) -> None:
+        match effect:
+            case Reply(session, frame):
+                self._transport.reply(session, [memoryview(frames.encode(frame))])
+            case OpenLane(session, offers):
+                self._open_lane(session, offers)
+            case CloseLane(session, lane):
+                self._left_open[session] = lane
+                self._close_unused(session)
+            case MoveSlab(lane, slab):
+                self._move_slab(lane, slab)
+            case Fence(lane, slab):
+                self._fence(lane, slab)
+            case _:
+                assert_never(effect)
+
+    def _count(self, write: Write, now_s: float) -> None:
+        num_bytes = len(write.target_blocks) * self._block_bytes[write.data.layer]
+        self.bytes_received += num_bytes
+        self._metrics.on_piece(write.data.lease_token, write.lane, num_bytes, now_s)
+
+    def _write(self, write: Write, parts: Parts) -> None:
+        """Have the pieces copied into the pool if the lane copies, and verified there."""
+        self._num_copies[write.session] += 1
+        late = self._copying_late.get(write.lane)
+        if late is None:
+            self._workers.run(lambda: self._copy(write, parts))
+        else:
+            self._begin_copy(late, write, parts)
+
+    def _may_write(self, write: Write) -> bool:
+        with self._lock:
+            return self._machine.may_write(write)
+
+    def _begin_copy(self, lane: LateCopyingLane, write: Write, parts: Parts) -> None:
+        if not self._may_write(write):
+            self._on_unwritten(write, None)
+            return
+        try:
+            lane.begin_copy(write, parts, self._pool)
+        except PeerProtocolError as error:
+            self._on_unwritten(write, error)
+
+    def take_copied(self) -> None:
+        """Record the copies that are over, on lanes that complete them later."""
+        for lane in self._copying_late.values():
+            for copied in lane.take_copied():
+                if copied.error is not None:
+                    self._on_failed(copied.write, copied.error)
+                else:
+                    self._verified(copied.write, copied.sums)()
+
+    def _copy(self, write: Write, parts: Parts) -> Finish:
+        """Copy and verify; runs on any thread."""
+        lane = self._copying.get(write.lane)
+        if not self._may_write(write):
+            return partial(self._on_unwritten, write, None)
+        try:
+            found = lane.copy(write, parts, self._pool) if lane else self._sums_of_written(write)
+        except PeerProtocolError as error:
+            return partial(self._on_unwritten, write, error)
+        return self._verified(write, found)
+
+    def _verified(self, write: Write, found: pieces.Sums) -> Finish:
+        """Return what is to be done with the sums of a copy."""
+        if write.verify == "block":
+            damaged = pieces.damaged_ordinals(write.data, found)
+            if damaged:
+                detail = pieces.describe_damage(write.data, found)
+                return partial(self._on_corrupt, write, damaged, detail)
+        num_blocks = len(write.target_blocks)
+        sums = pieces.block_sums(found, num_blocks) if write.verify == "commit" else None
+        return partial(self._on_written, write, sums)
+
+    def _sums_of_written(self, write: Write) -> pieces.Sums:
+        """Return the sums of what the sender wrote by itself."""
+        if write.verify == "off":
+            return pieces.NO_SUMS
+        ordinals = as_blocks(write.data.ordinals)
+        return self._rows.sums(self._pool, write.data.layer, write.target_blocks, ordinals)
+
+    # Results of copies.
+
+    def _on_written(self, write: Write, sums: BlockSums | None) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_written(write, sums))
+        self._on_copy_ended(write.session)
+
+    def _on_unwritten(self, write: Write, error: PeerProtocolError | None) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_unwritten(write))
+            if error is not None:
+                self._effects.extend(self._machine.on_malformed(write.session, error))
+        self._on_copy_ended(write.session)
+
+    def _on_failed(self, write: Write, error: HandoffFailed) -> None:
+        with self._lock:
+            self._effects.extend(self._machine.on_copy_failed(write, error))
+        self._on_copy_ended(write.session)
+
+    def _on_corrupt(self, write: Write, damaged: frozenset[int], detail: str) -> None:
+        self._checksum_failures[write.lane] += 1
+        with self._lock:
+            self._effects.extend(self._machine.on_corrupt(write, damaged, detail))
+        self._on_copy_ended(write.session)
+
+    def _on_copy_ended(self, session: bytes) -> None:
+        self._num_copies[session] -= 1
+        if not self._num_copies[session]:
+            del self._num_copies[session]
+            self._close_unused(session)
+
+    def _close_unused(self, session: bytes) -> None:
+        """Close the lane of a session that is over when nothing is copied from it."""
+        if session in self._left_open and session not in self._num_copies:
+            self._lanes[self._left_open.pop(session)].drop(session)
+
+    def _open_lane(self, session: bytes, offers: Mapping[str, bytes]) -> None:
+        left, chosen, reply = self._left_open.pop(session, ""), "", b""
+        for name in LANES_BY_SPEED:
+            lane = self._lanes.get(name)
+            answer = lane.open(session, offers[name]) if lane and name in offers else None
+            if answer is not None:
+                chosen, reply = name, answer
+                break
+        if left and left != chosen:
+            # The session has the id of an earlier one, from which may still be copied.
+            self._left_open[session] = left
+            self._close_unused(session)
+        with self._lock:
+            self._effects.extend(self._machine.on_lane(session, chosen, reply, offers))
+
+    def _move_slab(self, name: str, slab: int) -> None:
+        lane_reply = self._one_sided[name].move(slab)
+        with self._lock:
+            self._effects.extend(self._machine.on_moved(name, lane_reply, self._clock.now_s()))
+
+    def _fence(self, name: str, slab: int) -> None:
+        self._one_sided[name].fence(slab)
+        with self._lock:
+            self._effects.extend(self._machine.on_fenced(self._clock.now_s()))

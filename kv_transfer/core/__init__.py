@@ -1,1 +1,0 @@
-"""The machines of a handoff, pure: see the map in `kv_transfer`."""

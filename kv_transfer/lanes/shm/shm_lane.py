@@ -1,0 +1,107 @@
+"""The lane between nodes of one host: DATA frames name blocks, the receiver copies them.
+
+The sender's pool is shared memory that receivers map read-only. The receiver stays the only writer
+of its own pool, so a sender that is late or stops changes no block there: a frame of an old
+generation is dropped before memory is touched, as on every lane.
+
+The source may change while it is copied, if its transfer has ended and the receiver does not know
+it yet. Such bytes are never landed: a sender sends COMMIT only when every piece was acknowledged,
+that is copied, while the blocks were still held for the transfer. The sender computes checksums in
+its pool and the receiver of the copied bytes, to find any other error.
+
+When a sender dies, its memory stays readable for receivers that have it mapped. They unmap it when
+the session ends, which the sender's silence causes.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from common.errors import PeerProtocolError
+from common.kv.kv_layout import KVLayout
+from kv_transfer.lanes.lane import Payload
+from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.pieces import NO_SUMS, Sums
+from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
+from kv_transfer.receiving.effects import Write
+from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.effects import Peer
+from kv_transfer.transport import Parts
+
+logger = logging.getLogger("pdserve.kv_transfer")
+
+
+class ShmLane:
+    """A `lane.CopyingLane`."""
+
+    name = "shm"
+
+    def __init__(self, layout: KVLayout, shared: SharedPool | None = None) -> None:
+        """Make the lane.
+
+        `shared` holds the connector's own pool; None: this end only receives. Raises `ValueError`
+        when it holds another pool.
+        """
+        self._rows = PieceRows()
+        self._layout = layout
+        self._shared = shared
+        self._offer: bytes | None = None
+        if shared is not None:
+            num_blocks, rest = divmod(shared.memory.size, layout.block_bytes)
+            if num_blocks == 0 or rest:
+                raise ValueError(
+                    f"a pool of {shared.memory.size} bytes: wanted blocks of {layout.block_bytes}"
+                )
+            self._offer = shared.offer(num_blocks)
+        self._source_of: dict[bytes, Pool] = {}
+
+    # The sender's end.
+
+    def offer(self, peer: Peer) -> bytes | None:
+        return self._offer
+
+    def accept(self, peer: Peer, reply: bytes) -> None:
+        logger.info("KV to %s goes through shared memory", peer)
+
+    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+        layer, blocks = chunk.layer, chunk.source_blocks
+        sums = self._rows.sums(pool, layer, blocks, chunk.ordinals) if is_summed else NO_SUMS
+        return Payload(source_blocks=tuple(blocks.tolist()), sums=sums)
+
+    def forget(self, peer: Peer) -> None:
+        pass
+
+    # The receiver's end.
+
+    def open(self, session: bytes, offer: bytes) -> bytes | None:
+        try:
+            self._source_of[session] = map_pool(offer, self._layout)
+        except NotShared as error:
+            logger.info("shared memory was offered and cannot be used: %s", error)
+            return None
+        return b""
+
+    def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
+        self._check_sources(write)
+        return self._rows.copy_blocks(write, self._source_of[write.session], pool)
+
+    def _check_sources(self, write: Write) -> None:
+        """Raise `PeerProtocolError` for blocks outside the sender's pool, or without such a pool.
+
+        A function of its own: a traceback keeps its frames' variables alive, and the mapped memory
+        must be released in time.
+        """
+        if write.session not in self._source_of:
+            raise PeerProtocolError("DATA without shared memory: wanted the sender's pool")
+        num_blocks = self._source_of[write.session].num_blocks
+        last = max(write.data.source_blocks)
+        if last >= num_blocks:
+            raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
+
+    def drop(self, session: bytes) -> None:
+        # The memory is unmapped with the last view of it.
+        self._source_of.pop(session, None)
+
+    def close(self) -> None:
+        self._source_of.clear()

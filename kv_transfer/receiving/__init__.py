@@ -1,0 +1,12 @@
+"""The receiving machine of a handoff, pure: a decode node's side.
+
+machine        the machine
+sessions       connected senders; connections: how they begin and end
+window_shares  what each of them may send
+landings       all handoffs, with their blocks; landing: one of them
+copies         what is being copied, and what waits for that
+quarantine     blocks that a sender may still write
+slab_fences    how those of a dead sender come back
+effects        what the machine asks its connector to do
+damaged        pieces that are asked for again
+"""

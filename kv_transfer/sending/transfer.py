@@ -1,0 +1,284 @@
+"""The sender's record of one transfer: pushed pieces, pending chunks, the commit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import HandoffFailed, PeerProtocolError
+from kv_transfer.contract import Commit, Ticket
+from kv_transfer.shared.block_arrays import Blocks, as_blocks
+from kv_transfer.shared.chunks import (
+    BlockSums,
+    Chunk,
+    PieceSet,
+    PushedPieces,
+    add_to_digest,
+    split_chunks,
+)
+from kv_transfer.shared.handshake import HANDOFF_TABLE, HandoffState, HandoffStep, advance
+from kv_transfer.shared.limits import (
+    MAX_BLOCKS_PER_PART,
+    MAX_DRAFT_TOKENS,
+    MAX_REPEATS_PER_TRANSFER,
+)
+from kv_transfer.wire.frames import CommitFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The pool that is read; `max_blocks` of each layer fit into one chunk."""
+
+    num_blocks: int
+    max_blocks: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.max_blocks)
+
+
+@dataclass(slots=True)
+class _Push:
+    """Pushed blocks of a layer, of which the first `num_split` are in chunks."""
+
+    layer: int
+    ordinals: Sequence[int] | Blocks
+    source_blocks: Sequence[int] | Blocks
+    num_split: int = 0
+
+
+class Transfer:
+    """State, pending chunks and deadline of one `open`.
+
+    Pushed blocks become chunks only shortly before they are sent, so a push costs the same for any
+    number of blocks. `misuse` is what its owner did wrong: such a transfer sends nothing more.
+
+    `num_in_flight` chunks were sent and are not acknowledged. `has_promised` is whether a COMMIT
+    was ever sent: only then can the peer have committed. `committing_since_s` is when a tick first
+    saw that everything was pushed. `is_begun` is whether pieces may be sent on this connection: on
+    a one-sided lane not before the receiver has registered the writer. `may_spread` is whether they
+    may be sent on further ones: not before the receiver knows the transfer.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        source: Source,
+        *,
+        deadline_at_s: float,
+        now_s: float,
+        priority: int = 0,
+    ) -> None:
+        self.ticket = ticket
+        self.priority = priority
+        self.state = HandoffState.TRANSFERRING
+        self.deadline_at_s = deadline_at_s
+        self.pending: deque[Chunk] = deque()
+        self.misuse: HandoffFailed | None = None
+        self._source = source
+        self._pushes: deque[_Push] = deque()
+        self._num_unsplit = 0
+        self._num_repeats = 0
+        self._targets = as_blocks(ticket.target_block_ids)
+        self._pushed = PushedPieces(source.num_layers, self._targets.size)
+        self._commit: Commit | None = None
+        self._is_commit_sent = False
+        self.has_promised = False
+        self.is_begun = self.may_spread = False
+        self.num_in_flight = 0
+        self._num_acknowledged = 0
+        self.opened_at_s = now_s
+        self.committing_since_s: float | None = None
+        self._summed = PieceSet(source.num_layers, self._targets.size)
+        self._digest = 0
+
+    @property
+    def token(self) -> int:
+        return self.ticket.lease_token
+
+    @property
+    def num_pushed(self) -> int:
+        """The pieces, each of one block and layer."""
+        return self._pushed.count
+
+    @property
+    def num_remaining(self) -> int:
+        """The pushed pieces that were not acknowledged; those pushed twice may count twice."""
+        return max(0, self._pushed.count + self._num_unsplit - self._num_acknowledged)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing more is sent, although the transfer has not ended."""
+        return self.state is HandoffState.ABORTING or self.misuse is not None
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether there are pieces to be sent."""
+        return bool(self.pending or self._pushes)
+
+    def acknowledge(self, chunk: Chunk) -> None:
+        """Record that the peer consumed a chunk."""
+        self.num_in_flight -= 1
+        self._num_acknowledged += len(chunk)
+
+    @property
+    def prefill_s(self) -> float:
+        """How long the prompt took, with its time in the queue; for one that is committing."""
+        return (self.committing_since_s or self.opened_at_s) - self.opened_at_s
+
+    def waiting_s(self, now_s: float) -> float:
+        """Return for how long it was seen to wait for its bytes alone; call it now and then."""
+        if self.state is not HandoffState.COMMITTING or not self.num_remaining:
+            return 0.0
+        if self.committing_since_s is None:
+            self.committing_since_s = now_s
+        return now_s - self.committing_since_s
+
+    def on_suspended(self, span_s: float, now_s: float) -> None:
+        """Leave out `span_s` until now, in which this process stood still; the deadline stays."""
+        self.opened_at_s = min(now_s, self.opened_at_s + span_s)
+        if self.committing_since_s is not None:
+            self.committing_since_s = min(now_s, self.committing_since_s + span_s)
+
+    def advance(self, step: HandoffStep) -> bool:
+        """Apply `step` if the table allows it; return whether it did."""
+        state = advance(HANDOFF_TABLE, self.state, step)
+        self.state = state or self.state
+        return state is not None
+
+    def push(
+        self, layer: int, ordinals: Sequence[int] | Blocks, source_blocks: Sequence[int] | Blocks
+    ) -> None:
+        """Queue the pieces that were not pushed before, whatever their number."""
+        if self.state is HandoffState.COMMITTING:
+            self._stop("push after commit")
+        elif not 0 <= layer < self._source.num_layers:
+            self._stop(f"layer {layer}: wanted 0 to {self._source.num_layers - 1}")
+        elif len(ordinals) != len(source_blocks):
+            self._stop(f"{len(ordinals)} ordinals for {len(source_blocks)} source blocks")
+        else:
+            self._pushes.append(_Push(layer, ordinals, source_blocks))
+            self._num_unsplit += len(ordinals)
+
+    def split_pushes(self, num_wanted: int) -> None:
+        """Make chunks of pushed blocks until there are `num_wanted`, if there are so many."""
+        while self._pushes and len(self.pending) < num_wanted:
+            self._split_part(self._pushes[0])
+
+    def _split_part(self, push: _Push) -> None:
+        # Whole chunks, so that none is short before the last part.
+        max_blocks = self._source.max_blocks[push.layer]
+        num_chunks = max(1, MAX_BLOCKS_PER_PART // max_blocks)
+        part = slice(push.num_split, push.num_split + num_chunks * max_blocks)
+        ordinals = self._checked("ordinal", push.ordinals[part], self._targets.size)
+        blocks = self._checked("source block", push.source_blocks[part], self._source.num_blocks)
+        if ordinals is None or blocks is None:
+            return
+        new = self._pushed.add(push.layer, ordinals, blocks)
+        self.pending.extend(self._split(push.layer, ordinals[new], blocks[new]))
+        push.num_split += ordinals.size
+        self._num_unsplit -= ordinals.size
+        if push.num_split == len(push.ordinals):
+            self._pushes.popleft()
+
+    def _checked(self, name: str, numbers: Sequence[int] | Blocks, limit: int) -> Blocks | None:
+        """Return the numbers as an array; None, and stop, where one is not below `limit`."""
+        with suppress(ValueError):
+            blocks = as_blocks(numbers)
+            if not blocks.size or blocks.max() < limit:
+                return blocks
+        is_good = (isinstance(one, int | np.integer) and 0 <= one < limit for one in numbers)
+        wrong = next((one for one, good in zip(numbers, is_good, strict=True) if not good), "")
+        self._stop(f"{name} {wrong!r:.80}: wanted 0 to {limit - 1}")
+        return None
+
+    def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[Chunk]:
+        max_blocks = self._source.max_blocks[layer]
+        return split_chunks(layer, ordinals, source_blocks, max_blocks=max_blocks)
+
+    def _stop(self, misuse: str) -> None:
+        self.misuse = HandoffFailed(f"lease {self.token:#x}: {misuse}")
+        self.drop_pieces()
+
+    def drop_pieces(self) -> None:
+        """Send none of the pieces that were not sent yet."""
+        self.pending.clear()
+        self._pushes.clear()
+        self._num_unsplit = 0
+
+    def targets_of(self, chunk: Chunk) -> Blocks:
+        """Return the target block of each block of a chunk."""
+        return self._targets[chunk.ordinals]
+
+    def commit(self, commit: Commit) -> None:
+        """Store the commit: nothing more is pushed."""
+        if self.state is HandoffState.COMMITTING:
+            self._stop("committed twice")
+        elif len(commit.draft_token_ids) > MAX_DRAFT_TOKENS:
+            self._stop(
+                f"{len(commit.draft_token_ids)} draft tokens: wanted at most {MAX_DRAFT_TOKENS}"
+            )
+        elif self.advance(HandoffStep.COMMIT):
+            self._commit = commit
+
+    def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
+        """Queue unacknowledged chunks of a broken connection again, in their old order."""
+        self._is_commit_sent = False
+        self.requeue(unacknowledged)
+
+    def requeue(self, unacknowledged: Sequence[Chunk]) -> None:
+        """Queue chunks again that were lost with one of several connections."""
+        self.num_in_flight -= len(unacknowledged)
+        if not self.is_stopped:
+            # A chunk joined for the old lane may be too large for a frame of the new one.
+            parts = [
+                part
+                for chunk in unacknowledged
+                for part in self._split(chunk.layer, chunk.ordinals, chunk.source_blocks)
+            ]
+            self.pending.extendleft(reversed(parts))
+
+    def repeat(self, layer: int, ordinals: Sequence[int]) -> None:
+        """Queue pieces again, which arrived damaged.
+
+        Raises `PeerProtocolError` for pieces that were not pushed, and when asked too often.
+        """
+        found = [self._pushed.source_of(layer, ordinal) for ordinal in ordinals]
+        blocks = [block for block in found if block is not None]
+        if len(blocks) < max(1, len(ordinals)):
+            raise PeerProtocolError(f"REPEAT of layer {layer} names pieces that were not sent")
+        self._num_repeats += 1
+        if self._num_repeats > MAX_REPEATS_PER_TRANSFER:
+            raise PeerProtocolError(f"more than {MAX_REPEATS_PER_TRANSFER} REPEAT for one transfer")
+        self._num_acknowledged -= len(blocks)  # The damaged ones will count once more.
+        self.pending.extend(self._split(layer, as_blocks(ordinals), as_blocks(blocks)))
+
+    def add_sums(self, chunk: Chunk, sums: BlockSums) -> None:
+        """Add the piece sums of the chunk's blocks, keys and values together, to the digest."""
+        is_new = self._summed.add(chunk.layer, chunk.ordinals)
+        self._digest = add_to_digest(self._digest, sums[is_new])
+
+    def take_commit(self) -> CommitFrame | None:
+        """Return the COMMIT frame, once per connection, when every piece was consumed.
+
+        Not before: a source block that is reused after a transfer ended in an error might still be
+        read by a frame that was not sent yet. Without a COMMIT none of that can ever be landed.
+        """
+        is_due = self.state is HandoffState.COMMITTING and not self.has_pieces and not self.misuse
+        if not is_due or self.num_in_flight or self._is_commit_sent or self._commit is None:
+            return None
+        self._is_commit_sent = True
+        self.has_promised = True
+        return CommitFrame(
+            lease_token=self.token,
+            generation=self.ticket.generation,
+            num_pieces=self._pushed.count,
+            digest=self._digest,
+            num_tokens=self._commit.num_tokens,
+            first_token_id=self._commit.first_token_id,
+            draft_token_ids=self._commit.draft_token_ids,
+        )

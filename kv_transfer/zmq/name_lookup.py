@@ -1,0 +1,130 @@
+"""Host names of peers, resolved beside the connector's thread: a slow answer delays no other peer.
+
+Each name is asked for in a thread of its own, at most `MAX_LOOK_UPS` at once. The address of a peer
+is remembered while the peer answers there: another incarnation of a node is another peer, so the
+address cannot change under it, and a link that is opened again after an idle time asks no name
+server. A peer that does not answer there is looked up again. An answer that comes after its
+connection was given up is remembered too: otherwise the answers of a name server that always takes
+longer than that would never be used.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.limits import MAX_PEERS
+from kv_transfer.zmq import endpoints
+
+logger = logging.getLogger("pdserve.kv_transfer")
+
+MAX_LOOK_UPS = 32
+SLOW_S = 1.0
+"""A name server that takes longer is logged."""
+
+Found = str | Exception
+"""An address, or why there is none."""
+
+
+class NameLookup:
+    """Belongs to the connector's thread; `wake` is called, on any thread, when `take` has more."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._known: OrderedDict[Peer, str] = OrderedDict()
+        self._tried: dict[Peer, str] = {}
+        self._lock = threading.Lock()
+        self._waiting: deque[str] = deque()
+        self._peers_of: dict[str, set[Peer]] = {}
+        self._num_threads = 0
+        self._found: list[tuple[Peer, Found]] = []
+
+    # Addresses of peers.
+
+    def try_known(self, peer: Peer) -> str | None:
+        """Return the address of `peer` if it is known; it must answer there to stay known."""
+        address = self._known.pop(peer, None)
+        if address is not None:
+            self._tried[peer] = address
+        return address
+
+    def remember(self, peer: Peer, address: str) -> None:
+        """Keep an address for the next `try_known`."""
+        self._known[peer] = address
+        if len(self._known) > MAX_PEERS:
+            self._known.popitem(last=False)
+
+    def answered(self, peer: Peer) -> None:
+        """Record that `peer` was heard."""
+        address = self._tried.pop(peer, None)
+        if address is not None:
+            self.remember(peer, address)
+
+    def closed(self, peer: Peer) -> None:
+        """Record that the connection to `peer` is closed."""
+        self._tried.pop(peer, None)
+
+    # Names.
+
+    def ask(self, peer: Peer, host: str) -> None:
+        """Look up the name of `peer`; the result comes by `take`."""
+        with self._lock:
+            if host in self._peers_of:
+                self._peers_of[host].add(peer)
+                return
+            self._peers_of[host] = {peer}
+            self._waiting.append(host)
+            if self._num_threads == MAX_LOOK_UPS:
+                return
+            self._num_threads += 1
+        thread = threading.Thread(target=self._run, name="pdserve-kv-names", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Take back a thread that does not start; the others, if there are any, do its work."""
+        with self._lock:
+            self._num_threads -= 1
+            while self._waiting and not self._num_threads:
+                self._note(self._waiting.popleft(), error)
+        self._wake()
+
+    def take(self) -> list[tuple[Peer, Found]]:
+        """Return the results that came since the last call."""
+        if not self._found:
+            return []
+        with self._lock:
+            found, self._found = self._found, []
+            return found
+
+    def _run(self) -> None:
+        while (host := self._next_name()) is not None:
+            began_at_s = time.monotonic()
+            found: Found
+            try:
+                found = endpoints.look_up(host)
+            except Exception as error:  # Whatever it is, this thread has other names to look up.
+                found = error
+            span_s = time.monotonic() - began_at_s
+            if span_s > SLOW_S:
+                logger.warning("resolving the name %s took %.1f s", host, span_s)
+            with self._lock:
+                self._note(host, found)
+            self._wake()
+
+    def _note(self, host: str, found: Found) -> None:
+        """Keep a result for `take`; the caller has the lock."""
+        self._found += [(peer, found) for peer in self._peers_of.pop(host)]
+
+    def _next_name(self) -> str | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._num_threads -= 1
+            return None

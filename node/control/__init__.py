@@ -1,0 +1,10 @@
+"""Routers call a node here.
+
+control_port     the gRPC port and its bounds
+control_service  gRPC messages to values and back
+router_calls     the calls on one router's stream, each answered once
+output_streams   one token stream per router
+drain            leaving in order
+ignored_priorities  says once that priorities of requests do not count here
+tickets          tickets of decode nodes, to and from the wire
+"""

@@ -1,0 +1,176 @@
+"""The node's gRPC service: messages to values for the step thread, its answers back to messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from common.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    LayoutMismatch,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+)
+from common.ids import Incarnation
+from common.nodes import Role
+from common.observing.clock import Clock
+from node.control.drain import NodeDrain
+from node.control.ignored_priorities import IgnoredPriorities
+from node.control.output_streams import OutputStreams, RouterStream
+from node.control.router_calls import PrepareGrammar, Replies, RouterCalls
+from node.control.tickets import ticket_to_proto
+from node.flow.inbox import Inbox
+from node.flow.messages import (
+    Accepted,
+    Answer,
+    Refused,
+    Reserved,
+    StartedLocally,
+)
+from node.flow.step_progress import StepProgress
+from protos import pdserve_node_pb2 as pb
+from protos import pdserve_node_pb2_grpc as pb_grpc
+from protos.codec import check_envelope, refusal_to_proto, to_ms
+from protos.output_batches import outputs_to_proto
+from protos.rpc_errors import status_of
+
+MAX_MESSAGE_BYTES = 16 << 20
+GREETING_TIMEOUT_S = 5.0
+USUAL_REFUSALS = (DeadlineExceeded, Draining, InvalidRequest, LayoutMismatch, Overloaded)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ControlService(pb_grpc.NodeServicer):
+    """Checks the envelopes, passes calls to `RouterCalls`, and sends answers and outputs back.
+
+    `refusals` counts refused reservations and prompts by the error's code; it belongs to the event
+    loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        incarnation: Incarnation,
+        role: Role,
+        inbox: Inbox,
+        replies: Replies,
+        streams: OutputStreams,
+        clock: Clock,
+        drain: NodeDrain,
+        progress: StepProgress,
+        prepare_grammar: PrepareGrammar,
+        priorities: IgnoredPriorities,
+    ) -> None:
+        self._incarnation = incarnation
+        self._role = role
+        self._inbox = inbox
+        self._replies = replies
+        self._streams = streams
+        self._clock = clock
+        self._drain = drain
+        self._progress = progress
+        self._prepare_grammar = prepare_grammar
+        self._priorities = priorities
+        # Zero from the start, so that Prometheus sees the first refusal as a rise.
+        self.refusals = Counter({error.code: 0 for error in USUAL_REFUSALS})
+
+    async def Stream(  # noqa: N802
+        self, messages: AsyncIterator[pb.RouterMessage], context: Context
+    ) -> AsyncIterator[pb.NodeMessage]:
+        """Take one router's calls; yield replies, outputs, and heartbeats."""
+        try:
+            router = check_envelope(await _first_envelope(messages), self._incarnation)
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+        stream = self._streams.open(router)
+        calls = RouterCalls(
+            router,
+            self._role,
+            self._inbox,
+            self._replies,
+            self._clock,
+            answer=partial(self._answer, stream),
+            prepare_grammar=self._prepare_grammar,
+            priorities=self._priorities,
+        )
+        listening = asyncio.create_task(self._listen(messages, calls, stream))
+        try:
+            async for replies, outputs in self._streams.read(stream):
+                yield pb.NodeMessage(
+                    replies=replies,
+                    outputs=outputs_to_proto(outputs) if outputs else None,
+                    stuck_ms=round(1000 * self._progress.stuck_s),
+                    echo=stream.echo,
+                )
+        finally:
+            listening.cancel()
+            calls.close()
+        if listening.done() and not listening.cancelled():
+            wrong = listening.result()
+            if wrong is not None:
+                await context.abort(status_of(wrong), str(wrong))
+
+    async def _listen(
+        self, messages: AsyncIterator[pb.RouterMessage], calls: RouterCalls, stream: RouterStream
+    ) -> PdserveError | None:
+        """Take messages until the router ends the stream; return the error of an invalid one."""
+        try:
+            async for message in messages:
+                stream.echo = message.echo or stream.echo
+                await calls.take(message)
+        except PdserveError as wrong:
+            return wrong
+        finally:
+            self._streams.close(stream)
+        return None
+
+    def _answer(self, stream: RouterStream, call_id: int, answer: Answer) -> None:
+        match answer:
+            case Reserved(ticket):
+                reply = pb.Reply(call_id=call_id, ticket=ticket_to_proto(ticket))
+            case StartedLocally(num_cached_tokens):
+                local = pb.LocalStart(num_cached_tokens=num_cached_tokens)
+                reply = pb.Reply(call_id=call_id, local=local)
+            case Accepted():
+                reply = pb.Reply(call_id=call_id, accepted=pb.Accepted())
+            case Refused():
+                reply = pb.Reply(call_id=call_id, refusal=self._refusal(answer))
+        self._streams.reply(stream, reply)
+
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: Context
+    ) -> pb.DrainReply:
+        """Begin to drain: the node ends when it holds nothing any more."""
+        try:
+            check_envelope(request.envelope, self._incarnation)
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+        self._drain.requested.set()
+        return pb.DrainReply(timeout_ms=to_ms(self._drain.timeout_s))
+
+    def _refusal(self, refused: Refused) -> pb.Refusal:
+        self.refusals[refused.error.code] += 1
+        return refusal_to_proto(
+            refused.error, free_blocks=refused.free_blocks, free_seats=refused.free_seats
+        )
+
+
+async def _first_envelope(messages: AsyncIterator[pb.RouterMessage]) -> pb.Envelope:
+    try:
+        async with asyncio.timeout(GREETING_TIMEOUT_S):
+            return (await anext(messages)).envelope
+    except StopAsyncIteration:
+        raise PeerProtocolError("the stream ended before its first envelope") from None
+    except TimeoutError:
+        raise PeerProtocolError(
+            f"the stream sent no envelope within {GREETING_TIMEOUT_S:g} s"
+        ) from None

@@ -1,0 +1,15 @@
+"""A node's decisions, and how they are carried out: pure where nothing else is said.
+
+node_flow         the decisions around the scheduler: messages in, effects out
+prefill           the life of a request on a prefill node; decode: on a decode or mixed node
+flow_limits       which requests a node could never answer
+messages          messages to the step thread, and the effects that it wants
+current_load      the node's load as routers see it
+copies_under_way  copies of KV blocks, and what follows their ends
+shedding          when a queued request would end, and whether that is too late
+attempt_table     the attempts on a node: who asked for them, until when
+attempt_outputs   what a node says in a router's stream about an attempt
+step_progress     whether steps end, by how long they usually take
+inbox             the bounded queue of messages to the step thread (threads)
+perform_effects   performs the effects that the step thread wants (I/O)
+"""

@@ -1,0 +1,45 @@
+"""Copies of KV blocks that a flow began and whose ends it waits for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from engine.core.blocks.cache_copy import CacheCopy
+from node.flow.messages import BeginCopy, Copied, Effect, PushBlocks
+
+CHECK_S = 0.001
+"""How soon an idle node looks again whether a copy has ended."""
+
+OnEnd = Callable[[Exception | None], list[Effect]]
+"""Takes the end of a copy, or why it failed."""
+
+
+class CopiesUnderWay:
+    """What is to be done at the end of each copy."""
+
+    def __init__(self) -> None:
+        self._on_end: dict[int, OnEnd] = {}
+        self._numbers = count(1)
+        self._check_at_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._on_end)
+
+    def begin(self, copy: CacheCopy, on_end: OnEnd, push: PushBlocks | None = None) -> BeginCopy:
+        """Return the effect that begins a copy; `on_end` is called once, at its end."""
+        number = next(self._numbers)
+        self._on_end[number] = on_end
+        return BeginCopy(number, copy, push)
+
+    def end(self, message: Copied) -> list[Effect]:
+        """Handle the end of a copy."""
+        return self._on_end.pop(message.number)(message.error)
+
+    def on_check(self, now_s: float) -> None:
+        """Record that the copies are looked at now."""
+        self._check_at_s = now_s + CHECK_S
+
+    def next_check_s(self) -> float | None:
+        """Return when an idle node must look again; None: there is no copy."""
+        return self._check_at_s if self._on_end else None

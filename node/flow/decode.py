@@ -1,0 +1,283 @@
+"""The life of a request on a decode node, from reservation to the last token. Pure.
+
+Reserve ──► refused
+   ├──────► StartedLocally ────────────────────► tokens 0, 1, … ──► finished
+   └──────► (waits) ──► Reserved ──► landed ──► staged ──► tokens 1, 2, … ──► finished
+                            └──────────┴──► failed, expired, aborted: the seat is free at once; the
+                                            blocks are quarantined until nobody can write them
+
+KV is staged when steps read other memory than the one it landed in (on a GPU); elsewhere a sequence
+starts as soon as it has landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from common.errors import HandoffFailed, InternalError, Overloaded
+from common.ids import Incarnation
+from common.kv.blocks import blocks_for
+from common.request import RequestOutput
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.scheduler import Scheduler
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_in_flight import PlannedStep, StepOutputs
+from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
+from node.flow.attempt_outputs import emit_tokens
+from node.flow.attempt_table import Attempt
+from node.flow.flow_limits import FlowLimits
+from node.flow.messages import (
+    CloseLanding,
+    Effect,
+    Emit,
+    OpenLanding,
+    Reply,
+    Reserved,
+    StartedLocally,
+    Submit,
+)
+from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
+
+NewLeaseToken = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingPlace:
+    """What a decode node writes into its tickets: where KV lands, and in which layout.
+
+    A tensor-parallel node would attach here: one endpoint and one fingerprint for each rank, in the
+    place and in `Ticket`, with the same target blocks on every rank.
+    """
+
+    node: Incarnation
+    kv_endpoint: str
+    fingerprint: str
+    kv_description: str
+    lease_s: float
+
+
+class DecodeFlow(NodeFlow):
+    """Decisions of a decode or mixed node.
+
+    With `needs_staging`, landed KV is copied before a step may read it.
+
+    A prompt, with the answer so far, of at most `local_prefill_threshold` uncached tokens is
+    computed here, without a prefill node; None: every prompt is. `new_lease_token` draws random
+    tokens for the flow.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        limits: FlowLimits,
+        *,
+        local_prefill_threshold: int | None,
+        place: LandingPlace,
+        new_lease_token: NewLeaseToken,
+        needs_staging: bool,
+    ) -> None:
+        super().__init__(scheduler, limits)
+        self._local_prefill_threshold = local_prefill_threshold
+        self._place = place
+        self._new_lease_token = new_lease_token
+        self._generation = 0
+        self._needs_staging = needs_staging
+        self._staging: set[int] = set()
+        """Lease tokens of landings whose KV is being copied."""
+        self._quarantined: dict[int, Sequence] = {}
+        """By lease token: sequences whose landing is revoked, but may still be written."""
+
+    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
+        request = message.request
+        sequence = Sequence(next(self._sequence_ids), request)
+        num_cached = self.scheduler.num_cached_tokens(sequence)
+        attempt = Attempt(
+            request.id,
+            message.router,
+            sequence,
+            now_s + request.deadline_s,
+            message.received_at_s,
+        )
+        if (
+            message.must_prefill_locally
+            or self._ends_with_first_token(sequence)
+            or self._prefills_locally(sequence.num_known - num_cached)
+        ):
+            attempt.answer = StartedLocally(num_cached)
+            self.attempts.add(attempt)
+            self._queue(attempt, message)
+            return [Reply(message.reply_to, attempt.answer)]
+        sequence.has_remote_kv = True
+        full = self._why_not_queued(sequence, message)
+        if full is not None:
+            return [self._refuse(message, full)]
+        attempt.waiting_replies.append(message.reply_to)
+        self.attempts.add(attempt)
+        self._queue(attempt, message)
+        return []
+
+    def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
+        """Return why a reservation is refused that may not wait: there is no room for it."""
+        if not sequence.has_remote_kv or message.may_wait or self.scheduler.can_seat(sequence):
+            return None
+        return self._why_full()
+
+    def _prefills_locally(self, num_uncached: int) -> bool:
+        limit = self._local_prefill_threshold
+        return limit is None or num_uncached <= limit
+
+    def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for sequence in step.reserved:
+            attempt = self.attempts.of_sequence(sequence)
+            assert attempt is not None, "a reserved sequence belongs to an attempt"
+            ticket = self._ticket(attempt, now_s)
+            attempt.answer = Reserved(ticket)
+            self.attempts.set_lease(attempt, ticket.lease_token)
+            effects.append(OpenLanding(ticket))
+            waiting = attempt.take_waiting_replies()
+            effects += [Reply(reply_to, attempt.answer) for reply_to in waiting]
+        return effects
+
+    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
+        attempt = self.attempts.of_lease(event.lease_token)
+        match event:
+            case Landed() if attempt is not None:
+                attempt.landed_at_s = now_s
+                return self._on_landed(attempt, event)
+            case LandingFailed(_, error) if attempt is not None:
+                return self._fail(attempt, error)
+            case Landed(lease_token) | Released(lease_token):
+                # `Landed` too: the landing was complete before it was revoked.
+                effects: list[Effect] = []
+                if attempt is not None:
+                    effects = self._fail(attempt, HandoffFailed("the landing ended without KV"))
+                self._end_quarantine(lease_token)
+                return effects
+        return []
+
+    def _end_quarantine(self, lease_token: int) -> None:
+        """Free the blocks of this landing, which nobody can write any more."""
+        sequence = self._quarantined.pop(lease_token, None)
+        if sequence is not None:
+            self.scheduler.end_quarantine(sequence)
+
+    def _on_landed(self, attempt: Attempt, event: Landed) -> list[Effect]:
+        sequence, commit = attempt.sequence, event.commit
+        problem = self._problem_with_commit(sequence, commit)
+        if problem:
+            effects = self._fail(attempt, HandoffFailed(problem))
+            self._end_quarantine(event.lease_token)
+            return effects
+        if self._needs_staging:
+            self._staging.add(event.lease_token)
+            copy = CacheCopy(CopyKind.STAGE_IN, self._target_blocks(sequence))
+            return [self._copies.begin(copy, partial(self._on_staged, event.lease_token, commit))]
+        return self._start(attempt, commit)
+
+    def _on_staged(self, lease_token: int, commit: Commit, error: Exception | None) -> list[Effect]:
+        attempt = self.attempts.of_lease(lease_token)
+        effects: list[Effect] = []
+        if attempt is not None and error is not None:
+            effects = self._fail(attempt, InternalError(f"landed KV was not copied in: {error!r}"))
+        elif attempt is not None:
+            effects = self._start(attempt, commit)
+        self._staging.remove(lease_token)
+        self._end_quarantine(lease_token)
+        return effects
+
+    def _start(self, attempt: Attempt, commit: Commit) -> list[Effect]:
+        """Let a sequence decode whose KV is where steps read it."""
+        sequence = attempt.sequence
+        self.attempts.clear_lease(attempt)
+        # The prefill node may be configured to draft more tokens than this one verifies.
+        drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
+        first = self.scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
+        if first.finish_reason is not None:
+            attempt.outcome = first.finish_reason.value
+            self.attempts.remove(attempt)
+        started = RequestOutput(
+            id=attempt.id,
+            first_index=sequence.num_output,
+            num_cached_tokens=sequence.num_cached_tokens,
+            is_started=True,
+            finish_reason=first.finish_reason,
+        )
+        return [Emit(attempt.router, started)]
+
+    def _problem_with_commit(self, sequence: Sequence, commit: Commit) -> str:
+        if commit.num_tokens != sequence.num_known:
+            return (
+                f"the commit is for {commit.num_tokens} tokens, "
+                f"the reservation for {sequence.num_known}"
+            )
+        vocab_size = self._limits.vocab_size
+        if not 0 <= commit.first_token_id < vocab_size:
+            return (
+                f"the commit's first token is {commit.first_token_id}: "
+                f"the vocabulary has {vocab_size}"
+            )
+        if not all(0 <= token_id < vocab_size for token_id in commit.draft_token_ids):
+            return (
+                f"the commit's drafts are {list(commit.draft_token_ids)}: "
+                f"the vocabulary has {vocab_size}"
+            )
+        return ""
+
+    def _ends_with_first_token(self, sequence: Sequence) -> bool:
+        """Return whether nothing would be left to decode after the KV has landed."""
+        num_left = sequence.request.sampling.max_tokens - sequence.num_output
+        return num_left == 1 or sequence.num_known + 1 >= self._limits.max_model_len
+
+    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
+        effects: list[Effect] = []
+        for output in outputs:
+            attempt = self.attempts.of_sequence(output.sequence)
+            assert attempt is not None, "a running sequence belongs to an attempt"
+            if output.finish_reason is not None:
+                self.attempts.remove(attempt)
+            effects.append(emit_tokens(attempt, output))
+        return effects
+
+    def _release(self, attempt: Attempt) -> list[Effect]:
+        lease_token = attempt.lease_token
+        self._finish(attempt)
+        self.attempts.remove(attempt)
+        if lease_token is None:
+            return []
+        self._quarantined[lease_token] = attempt.sequence
+        if lease_token in self._staging:
+            return []  # the landing is closed, and the blocks are free when their copy has ended
+        return [CloseLanding(lease_token)]
+
+    def _ticket(self, attempt: Attempt, now_s: float) -> Ticket:
+        sequence = attempt.sequence
+        self._generation += 1
+        return Ticket(
+            attempt=attempt.id,
+            decode_node=self._place.node,
+            kv_endpoint=self._place.kv_endpoint,
+            lease_token=self._new_lease_token(),
+            generation=self._generation,
+            target_block_ids=self._target_blocks(sequence),
+            num_cached_tokens=sequence.num_cached_tokens,
+            fingerprint=self._place.fingerprint,
+            kv_description=self._place.kv_description,
+            lease_s=min(self._place.lease_s, attempt.deadline_at_s - now_s),
+        )
+
+    def _target_blocks(self, sequence: Sequence) -> tuple[int, ...]:
+        """Return the blocks of the known tokens that were not cached here."""
+        size = self.scheduler.limits.block_size
+        first = sequence.num_cached_tokens // size
+        return tuple(sequence.block_table[first : blocks_for(sequence.num_known, size)])
+
+    def _why_full(self) -> Overloaded:
+        scheduler = self.scheduler
+        return Overloaded(
+            f"no room: {max(scheduler.num_free_seats, 0)} seats and "
+            f"{scheduler.pool.num_available} blocks are free, {len(scheduler.waiting)} wait",
+            retry_after_s=RETRY_AFTER_S,
+        )

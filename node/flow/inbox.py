@@ -1,0 +1,72 @@
+"""The bounded queue of messages to the step thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from common.errors import Draining, Overloaded
+from node.flow.messages import Abort, Message, Submit
+
+MAX_ABORTS = 4096
+
+
+class Inbox:
+    """Many threads put, one takes. Requests are refused while `max_requests` wait here.
+
+    Lost routers and KV events are never refused: there are only a few for each accepted request.
+    Aborts, each message for many attempts, are refused while `MAX_ABORTS` messages wait. The caller
+    then stops reading from the router until there is room.
+    """
+
+    def __init__(self, *, max_requests: int) -> None:
+        self._condition = threading.Condition()
+        self._messages: deque[Message] = deque()
+        self._max_requests = max_requests
+        self._num_requests = 0
+        self._num_aborts = 0
+        self._is_closed = False
+
+    def put(self, message: Message) -> None:
+        """Queue a message.
+
+        Raises `Overloaded` when there is no room for it, and `Draining` for a request to a node
+        that stops.
+        """
+        with self._condition:
+            if isinstance(message, Submit):
+                if self._is_closed:
+                    raise Draining("the node is stopping")
+                if self._num_requests >= self._max_requests:
+                    raise Overloaded(f"{self._num_requests} requests wait in the inbox")
+                self._num_requests += 1
+            if isinstance(message, Abort):
+                if self._num_aborts >= MAX_ABORTS:
+                    raise Overloaded(f"{self._num_aborts} messages of aborts wait in the inbox")
+                self._num_aborts += 1
+            self._messages.append(message)
+            self._condition.notify()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when there is a message, the inbox is closed, or the time is up."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._messages or self._is_closed, timeout_s)
+
+    def take_all(self) -> list[Message]:
+        """Return all waiting messages, oldest first, without blocking."""
+        with self._condition:
+            taken = list(self._messages)
+            self._messages.clear()
+            self._num_requests = self._num_aborts = 0
+            return taken
+
+    def close(self) -> None:
+        """Wake the taker for the last time; from now on requests are refused."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed

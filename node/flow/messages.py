@@ -1,0 +1,225 @@
+"""Messages to the step thread, the answers to calls, and the effects that it wants, as values.
+
+The flows that read these messages only return effects, so a recorded inbox reproduces a bug.
+`reply_to` identifies a waiting call and has no other meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import PdserveError
+from common.ids import AttemptId, Incarnation
+from common.request import GenerationRequest, RequestOutput
+from engine.core.blocks.cache_copy import CacheCopy
+from engine.core.statistics import SchedulerStatistics
+from kv_transfer.contract import Commit, ConnectorEvent, Ticket
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """A router requests a reservation (decode node) or the prefill of a prompt (prefill node).
+
+    The call came at `received_at_s`; a busy step thread reads it a step later.
+    """
+
+    request: GenerationRequest
+    router: Incarnation
+    reply_to: int
+    received_at_s: float
+    ticket: Ticket | None = None
+    must_prefill_locally: bool = False
+    may_wait: bool = False
+    is_compiling: bool = False
+    """Its grammar is being compiled: `Compiled` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The grammar of a `Submit`, that with this `reply_to`, is compiled, or cannot be followed."""
+
+    attempt: AttemptId
+    reply_to: int
+    error: PdserveError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A router aborts attempts. Unknown ids are remembered: their request may still arrive."""
+
+    router: Incarnation
+    attempts: tuple[AttemptId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterGone:
+    """The token stream of a router ended: nobody reads the outputs of its attempts."""
+
+    router: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The node is to leave: running attempts have `timeout_s` to finish. The first one counts."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The copy with this number has ended, with an error or without; it uses no block any more."""
+
+    number: int
+    error: Exception | None = None
+
+
+Message = Submit | Compiled | Abort | RouterGone | Drain | Copied | ConnectorEvent
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Blocks and a seat are held; the prompt's KV may be written to them."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class StartedLocally:
+    """This node computes the prompt itself."""
+
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A prefill node accepted the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The call was refused: why, and how much room the node has."""
+
+    error: PdserveError
+    free_blocks: int = 0
+    free_seats: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatistics:
+    """A node's statistics at one moment. `num_transfers` includes open landings."""
+
+    scheduler: SchedulerStatistics
+    num_transfers: int
+
+
+Answer = Reserved | StartedLocally | Accepted | Refused
+
+# --- effects ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a waiting call."""
+
+    reply_to: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Send an output to the router that asked for it."""
+
+    router: Incarnation
+    output: RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLanding:
+    """Allow the ticket's sender to write its blocks."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCopies:
+    """Look which copies have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLanding:
+    """Revoke a landing: its sender is told, and the event `Released` says when it has ended."""
+
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransfer:
+    """Begin to write into a ticket's blocks; the transfer ends within `deadline_s`.
+
+    `priority` is that of the request, where the node schedules by priority.
+    """
+
+    ticket: Ticket
+    deadline_s: float
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PushBlocks:
+    """Send a layer of these blocks, which can be read; None: all layers."""
+
+    lease_token: int
+    layer: int | None
+    ordinals: tuple[int, ...]
+    source_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCopy:
+    """Begin a copy of blocks, beside the steps; `Copied` follows.
+
+    `push` is performed before that if the copy is good, so that it need not wait for a turn.
+    """
+
+    number: int
+    copy: CacheCopy
+    push: PushBlocks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTransfer:
+    """End a transfer whose blocks were all pushed."""
+
+    lease_token: int
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTransfer:
+    """Abort a transfer."""
+
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The node is empty: no sequence, no transfer, no landing, no block in quarantine."""
+
+
+Effect = (
+    Reply
+    | Emit
+    | OpenLanding
+    | BeginCopy
+    | CheckCopies
+    | CloseLanding
+    | OpenTransfer
+    | PushBlocks
+    | CommitTransfer
+    | AbortTransfer
+    | Drained
+)

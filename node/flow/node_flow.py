@@ -1,0 +1,395 @@
+"""What prefill and decode nodes decide alike: aborts, lost routers, deadlines and failures.
+
+Pure: events and the time come in, effects go out. A role adds what it does with a request
+(`_submit`), with KV events, with a step's outputs, and how it releases an attempt (`_release`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Items
+from itertools import count
+
+from common.errors import (
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PoolExhausted,
+)
+from common.ids import AttemptId
+from common.nodes import NodeLoad
+from common.request import FinishReason
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.runner_contract import DrawnTokens
+from engine.core.scheduler import Scheduler
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutputs, SwapCopy
+from kv_transfer.contract import ConnectorFailed, KVEvent
+from node.flow.attempt_outputs import emit_error
+from node.flow.attempt_table import Attempt, AttemptTable
+from node.flow.copies_under_way import CopiesUnderWay
+from node.flow.current_load import current_load
+from node.flow.flow_limits import FlowLimits
+from node.flow.messages import (
+    Abort,
+    CheckCopies,
+    Compiled,
+    Copied,
+    Drain,
+    Drained,
+    Effect,
+    Message,
+    NodeStatistics,
+    Refused,
+    Reply,
+    RouterGone,
+    Submit,
+)
+from node.flow.shedding import Shedding
+
+RETRY_AFTER_S = 1.0
+
+
+class NodeFlow(ABC):
+    """The decisions of one engine node.
+
+    Any thread may read `load` and `statistics`: they are replaced whole.
+    """
+
+    def __init__(self, scheduler: Scheduler, limits: FlowLimits) -> None:
+        self.scheduler = scheduler
+        self.attempts = AttemptTable()
+        self._sequence_ids = count(1)
+        self._limits = limits
+        self._shedding = Shedding()
+        self.is_draining = False
+        self._hand_over_at_s: float | None = None
+        self._has_said_drained = False
+        self._unreported: StepOutputs | None = None
+        self._copies = CopiesUnderWay()
+        self._compiling: dict[AttemptId, Submit] = {}
+        """Attempts that the scheduler does not know yet: their grammar is being compiled."""
+        self.statistics = self._current_statistics()
+        self.load = self._current_load()
+
+    # --- events -------------------------------------------------------------------------------
+
+    def on_message(self, message: Message, now_s: float) -> list[Effect]:
+        """Handle one message. Raises `InternalError` after a bug in the KV connector."""
+        effects = self.report()
+        return effects + self._on_message(message, now_s)
+
+    def _on_message(self, message: Message, now_s: float) -> list[Effect]:
+        match message:
+            case Submit():
+                return self._on_submit(message, now_s)
+            case Compiled():
+                return self._on_compiled(message)
+            case Abort():
+                return self._on_abort(message)
+            case RouterGone():
+                return [
+                    e for one in self.attempts.of_router(message.router) for e in self._drop(one)
+                ]
+            case Drain(timeout_s):
+                return self._on_drain(timeout_s, now_s)
+            case Copied():
+                return self._copies.end(message)
+            case ConnectorFailed(error):
+                # Stop at once: blocks that are released after this could still be written.
+                raise InternalError("the KV connector met a bug") from error
+            case _:
+                return self._on_kv_event(message, now_s)
+
+    def on_time(self, now_s: float) -> list[Effect]:
+        """Fail attempts past their deadline; while draining, report when nothing is left."""
+        due_s = self._next_due_s()
+        effects = self.report() if due_s is not None and due_s <= now_s else []
+        for attempt in self.attempts.expired(now_s):
+            if not attempt.is_over:
+                error = DeadlineExceeded("the request's deadline passed on the node")
+                effects += self._fail(attempt, error)
+        if self._hand_over_at_s is not None and now_s >= self._hand_over_at_s:
+            self._hand_over_at_s = None
+            effects += self._hand_over()
+        if self.is_draining and self.is_empty and not self._has_said_drained:
+            self._has_said_drained = True
+            effects.append(Drained())
+        if self._copies:
+            self._copies.on_check(now_s)
+            effects.append(CheckCopies())
+        return effects
+
+    def next_deadline_s(self) -> float | None:
+        """Return when `on_time` must be called next; None: nothing is due."""
+        return _earliest(self._next_due_s(), self._copies.next_check_s())
+
+    def _next_due_s(self) -> float | None:
+        return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no attempt, no block in quarantine and no copy."""
+        return not (len(self.attempts) or self.scheduler.quarantined or self._copies)
+
+    def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
+        """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
+        step = self.scheduler.plan()
+        self._shedding.on_step(now_s, self.scheduler.waiting)
+        effects = self.report() if step.starved else []
+        # Before any other effect: what the copies read was written by the steps before this one.
+        effects += [self._begin_swap(copy) for copy in step.swap_copies]
+        effects += self._on_reserved(step, now_s)
+        for sequence in step.sequences:
+            attempt = self.attempts.of_sequence(sequence)
+            if attempt is None:
+                continue
+            if attempt.computing_since_s is None:
+                attempt.computing_since_s = now_s
+            if attempt.first_token_at_s is None and attempt.landed_at_s is None:
+                attempt.num_chunks += 1
+        for sequence in step.starved:
+            attempt = self.attempts.of_sequence(sequence)
+            assert attempt is not None, "a running sequence belongs to an attempt"
+            effects += self._fail(attempt, self._why_starved(sequence))
+        self._publish_snapshots()
+        return step, effects
+
+    def plan_ahead(self, step: PlannedStep) -> None:
+        """Decide, while `step` runs, what the next one could run."""
+        self.scheduler.plan_ahead(step)
+
+    def end_step(self, step: PlannedStep, results: Items[DrawnTokens | None], now_s: float) -> None:
+        """Record a step's results; `report` tells of them."""
+        outputs = self.scheduler.apply(step, results)
+        for output in outputs.others.values():
+            attempt = self.attempts.of_sequence(output.sequence)
+            if attempt is not None and (output.first_index == 0 or output.sequence.is_exported):
+                attempt.first_token_at_s = now_s
+            if attempt is not None and output.finish_reason is not None:
+                self._shedding.on_end(attempt, now_s)
+        self._unreported = outputs
+
+    def report(self) -> list[Effect]:
+        """Return the effects that report the latest results; none if that was done.
+
+        An event that may end an attempt reports first, so that its tokens come before its end.
+        """
+        if self._unreported is None:
+            return []
+        outputs, self._unreported = self._unreported, None
+        effects = self._on_outputs(outputs)
+        self._publish_snapshots()
+        return effects
+
+    def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> list[Effect]:
+        """End the sequences of a step that failed with a typed error; all others go on."""
+        failure = error if isinstance(error, PdserveError) else InternalError(f"a step: {error!r}")
+        effects = self.report()
+        for sequence in step.sequences:
+            attempt = self.attempts.of_sequence(sequence)
+            if attempt is not None and not attempt.is_over:
+                effects += self._fail(attempt, failure)
+        return effects
+
+    def on_stop(self) -> list[Effect]:
+        """Fail every attempt, because the node stops."""
+        effects = self.report()
+        for attempt in self.attempts.all():
+            if not attempt.is_over:
+                effects += self._fail(attempt, NodeLost("the node is stopping"))
+        return effects
+
+    def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
+        """Return the pushes of blocks for a step; None unless this is a prefill node."""
+        return None
+
+    # --- what a role adds ---------------------------------------------------------------------
+
+    @abstractmethod
+    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
+        """Take a new, valid request."""
+
+    @abstractmethod
+    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
+        """Handle the end of a landing or a transfer, or the release of its blocks."""
+
+    @abstractmethod
+    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
+        """Report the tokens that a step drew."""
+
+    @abstractmethod
+    def _release(self, attempt: Attempt) -> list[Effect]:
+        """Release an attempt that is not over: its sequence, blocks, landing or transfer."""
+
+    def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
+        """Answer reservations that now hold their blocks; only a decode node has any."""
+        return []
+
+    def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
+        """Return why a sequence may not wait for a seat; only a decode node has such ones."""
+        return None
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _begin_swap(self, swap: SwapCopy) -> Effect:
+        kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
+
+        def on_end(error: Exception | None) -> list[Effect]:
+            self.scheduler.end_copy(swap, is_good=error is None)
+            return []
+
+        return self._copies.begin(CacheCopy(kind, swap.block_ids, swap.host_block_ids), on_end)
+
+    def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
+        """Begin to drain: refuse reservations that wait for room; other nodes can take them."""
+        if self.is_draining:
+            return []
+        self.is_draining = True
+        self._hand_over_at_s = now_s + timeout_s
+        self._publish_snapshots()
+        leaving = Draining("this node is draining")
+        return [
+            effect
+            for attempt in self.attempts.all()
+            if attempt.waiting_replies
+            for effect in self._fail(attempt, leaving)
+        ]
+
+    def _hand_over(self) -> list[Effect]:
+        """Fail running attempts, which their routers continue on other nodes.
+
+        A prompt whose KV is being sent stays: it requires no further step, only acknowledgements.
+        """
+        late = Draining("this node is draining, and its time to finish is over")
+        return [
+            effect
+            for attempt in self.attempts.all()
+            if not attempt.is_over and attempt.sequence.status is not SequenceStatus.EXPORTING
+            for effect in self._fail(attempt, late)
+        ]
+
+    def _on_submit(self, message: Submit, now_s: float) -> list[Effect]:
+        attempt_id = message.request.id
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None and attempt.router == message.router and not attempt.is_over:
+            if attempt.answer is not None:
+                return [Reply(message.reply_to, attempt.answer)]
+            attempt.waiting_replies.append(message.reply_to)
+            return []
+        if attempt is not None or self.attempts.is_closed(attempt_id):
+            return [self._refuse(message, InvalidRequest(f"attempt {attempt_id} is over"))]
+        if self.is_draining:
+            return [self._refuse(message, Draining("this node is draining"))]
+        problem = self._limits.problem_with(
+            message.request, self.scheduler.limits, self.scheduler.pool.num_blocks
+        )
+        if problem is not None:
+            return [self._refuse(message, problem)]
+        num_waiting = len(self.scheduler.waiting) + len(self._compiling)
+        if num_waiting >= self._limits.max_queued_requests:
+            full = Overloaded(
+                f"{num_waiting} requests wait on this node",
+                retry_after_s=RETRY_AFTER_S,
+            )
+            return [self._refuse(message, full)]
+        late = self._shedding.refusal(message.request, self.scheduler.waiting)
+        if self._limits.sheds and late is not None:
+            return [self._refuse(message, late)]
+        return self._submit(message, now_s)
+
+    def _queue(self, attempt: Attempt, message: Submit) -> None:
+        """Pass a sequence to the scheduler, but not before its grammar is compiled.
+
+        A step under a grammar that is not compiled would make all its other requests wait.
+        """
+        if message.is_compiling:
+            self._compiling[attempt.id] = message
+        else:
+            self.scheduler.add(attempt.sequence)
+
+    def _on_compiled(self, message: Compiled) -> list[Effect]:
+        held = self._compiling.get(message.attempt)
+        if held is None or held.reply_to != message.reply_to:
+            return []  # the attempt is over, or this tells of a call that asked again
+        attempt = self.attempts.get(message.attempt)
+        assert attempt is not None, "an attempt is held until it is over"
+        error = message.error or self._why_not_queued(attempt.sequence, held)
+        if error is not None:
+            return self._fail(attempt, error)
+        del self._compiling[attempt.id]
+        self.scheduler.add(attempt.sequence)
+        return []
+
+    def _finish(self, attempt: Attempt, *, keep_blocks: bool = False) -> None:
+        """End an attempt's sequence, whether the scheduler knows it yet or not."""
+        if self._compiling.pop(attempt.id, None) is None:
+            self.scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)
+        else:
+            attempt.sequence.move_to(SequenceStatus.FINISHED)
+
+    def _on_abort(self, message: Abort) -> list[Effect]:
+        effects: list[Effect] = []
+        for attempt_id in message.attempts:
+            attempt = self.attempts.get(attempt_id)
+            if attempt is None:
+                self.attempts.close(attempt_id)
+            elif attempt.router == message.router:
+                effects += self._drop(attempt)
+        return effects
+
+    def _drop(self, attempt: Attempt) -> list[Effect]:
+        """End an attempt without an output; calls that still wait are refused."""
+        if attempt.is_over:
+            return []
+        attempt.outcome = FinishReason.ABORT.value
+        waiting = attempt.take_waiting_replies()
+        gone = Refused(InvalidRequest(f"attempt {attempt.id} was aborted"))
+        return [*(Reply(reply_to, gone) for reply_to in waiting), *self._release(attempt)]
+
+    def _fail(self, attempt: Attempt, error: PdserveError) -> list[Effect]:
+        """End an attempt with a typed error, in the reply to a waiting call or in the stream."""
+        attempt.outcome = error.code
+        waiting = attempt.take_waiting_replies()
+        effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]
+        if not waiting:
+            effects.append(emit_error(attempt, error))
+        return effects + self._release(attempt)
+
+    def _why_starved(self, sequence: Sequence) -> PoolExhausted:
+        return PoolExhausted(
+            f"the request has {sequence.num_known} tokens and needs another KV block: this node's "
+            f"{self.scheduler.pool.num_blocks} blocks are in use, and nothing is left to preempt"
+        )
+
+    def _refuse(self, message: Submit, error: PdserveError) -> Reply:
+        pool = self.scheduler.pool
+        refusal = Refused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
+        return Reply(message.reply_to, refusal)
+
+    def _publish_snapshots(self) -> None:
+        """Replace the load and statistics that other threads read."""
+        self.statistics = self._current_statistics()
+        self.load = self._current_load()
+
+    def _current_statistics(self) -> NodeStatistics:
+        return NodeStatistics(
+            scheduler=self.scheduler.statistics(), num_transfers=self.attempts.num_leases
+        )
+
+    def _current_load(self) -> NodeLoad:
+        return current_load(
+            self.scheduler,
+            self.statistics.scheduler,
+            num_compiling=len(self._compiling),
+            is_draining=self.is_draining,
+        )
+
+
+def _earliest(*times_s: float | None) -> float | None:
+    return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -1,0 +1,267 @@
+"""The life of a request on a prefill node, from the prompt to the last acknowledged block. Pure.
+
+A request that continues an answer carries the tokens that it has. They are computed behind the
+prompt, and the next token is drawn in place of token 0.
+
+    Prefill ──► refused
+       └──────► accepted ──► chunks, pushed as they are computed ──► token 0 ──► committed ──► ended
+                   │                                                    └► it ends the output: the
+                   └► aborted, expired, failed: the transfer is          transfer is aborted
+                      aborted, and its end frees the blocks
+
+The blocks that a step completes are known before it runs, so they are sent layer by layer while it
+runs. Blocks that were pushed are not changed or freed until the connector reports the end of the
+transfer: a prompt is never preempted, and a step that fails ends its transfers.
+
+Where transfers read other memory than steps compute in (on a GPU), cached blocks are copied there
+beside the steps. They are pushed when their copy has ended, and the commit follows the last push. A
+transfer that ends earlier keeps its blocks until its copies have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from common.errors import InternalError, InvalidRequest, LayoutMismatch, PeerProtocolError
+from common.kv.blocks import blocks_for
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.scheduler import Scheduler
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput, StepOutputs
+from kv_transfer.contract import Commit, KVEvent, Ticket, TransferEnded
+from node.flow.attempt_outputs import emit_tokens
+from node.flow.attempt_table import HANDED_OFF, Attempt
+from node.flow.flow_limits import FlowLimits
+from node.flow.messages import (
+    AbortTransfer,
+    Accepted,
+    CommitTransfer,
+    Effect,
+    OpenTransfer,
+    PushBlocks,
+    Reply,
+    Submit,
+)
+from node.flow.node_flow import NodeFlow
+
+_Span = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Lease token, ordinals, source blocks."""
+
+
+@dataclass(slots=True)
+class _Staging:
+    """Copies of one transfer under way, and what waits for their end."""
+
+    num_copies: int = 0
+    commit: Commit | None = None
+    end: TransferEnded | None = None
+
+
+class PrefillFlow(NodeFlow):
+    """Decisions of a prefill node."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        limits: FlowLimits,
+        *,
+        fingerprint: str,
+        kv_description: str,
+        needs_staging: bool,
+    ) -> None:
+        super().__init__(scheduler, limits)
+        self._needs_staging = needs_staging
+        self._staging: dict[int, _Staging] = {}
+        """By lease token: copies out, of blocks that are to be pushed."""
+        self._fingerprint = fingerprint
+        self._kv_description = kv_description
+        self._tickets: dict[int, Ticket] = {}
+
+    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
+        request, ticket = message.request, message.ticket
+        problem = self._problem_with_ticket(message)
+        if problem is not None:
+            return [self._refuse(message, problem)]
+        sequence = Sequence(next(self._sequence_ids), request, is_exported=ticket is not None)
+        attempt = Attempt(
+            request.id,
+            message.router,
+            sequence,
+            now_s + request.deadline_s,
+            message.received_at_s,
+            answer=Accepted(),
+        )
+        self.attempts.add(attempt)
+        self._queue(attempt, message)
+        effects: list[Effect] = [Reply(message.reply_to, Accepted())]
+        if ticket is not None:
+            self.attempts.set_lease(attempt, ticket.lease_token)
+            self._tickets[ticket.lease_token] = ticket
+            # Opened at once: an open transfer renews its lease while the prompt waits here.
+            priority = request.priority if self.scheduler.has_priorities else 0
+            effects.append(OpenTransfer(ticket, request.deadline_s, priority))
+        return effects
+
+    def _problem_with_ticket(self, message: Submit) -> InvalidRequest | LayoutMismatch | None:
+        request, ticket = message.request, message.ticket
+        if ticket is None:
+            if request.sampling.max_tokens == 1:
+                return None
+            return InvalidRequest(
+                f"max_tokens is {request.sampling.max_tokens} and there is no ticket: "
+                "a prefill node alone draws one token"
+            )
+        if ticket.fingerprint != self._fingerprint:
+            return LayoutMismatch(
+                f"KV layouts differ: here {self._kv_description} ({self._fingerprint}), on "
+                f"{ticket.decode_node} {ticket.kv_description} ({ticket.fingerprint})"
+            )
+        size = self.scheduler.limits.block_size
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        num_targets = blocks_for(num_tokens, size) - ticket.num_cached_tokens // size
+        if ticket.num_cached_tokens % size or num_targets != len(ticket.target_block_ids):
+            return InvalidRequest(
+                f"the ticket has {len(ticket.target_block_ids)} blocks from token "
+                f"{ticket.num_cached_tokens} on: wanted {num_targets} blocks of {size} tokens"
+            )
+        if ticket.lease_token in self._tickets:
+            return InvalidRequest(f"lease {ticket.lease_token:#x} is in use by another attempt")
+        return None
+
+    def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
+        """Return the pushes for a step.
+
+        Blocks that are complete already are sent at once, those that the step completes after each
+        of its layers.
+        """
+        before: list[Effect] = []
+        spans: list[_Span] = []
+        starts = step.batch.starts.tolist()
+        ends = (step.batch.starts + step.batch.num_tokens).tolist()
+        for sequence, start, end in zip(step.sequences, starts, ends, strict=True):
+            attempt = self._attempt_of(sequence)
+            if attempt.lease_token is None:
+                continue
+            size = self.scheduler.limits.block_size
+            is_last = end == sequence.num_known
+            for span in self._take_spans(attempt, start // size):
+                before.append(self._push_cached(span))
+            spans += self._take_spans(attempt, blocks_for(end, size) if is_last else end // size)
+        if not spans:
+            return Pushes(before, None) if before else None
+        return Pushes(before, lambda layer: [PushBlocks(s[0], layer, s[1], s[2]) for s in spans])
+
+    def _push_cached(self, span: _Span) -> Effect:
+        """Push blocks that were computed before this step; first copy them where that is needed."""
+        lease_token, ordinals, block_ids = span
+        push = PushBlocks(lease_token, None, ordinals, block_ids)
+        if not self._needs_staging:
+            return push
+        self._staging.setdefault(lease_token, _Staging()).num_copies += 1
+        copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
+        return self._copies.begin(copy, partial(self._on_staged_out, lease_token), push)
+
+    def _on_staged_out(self, lease_token: int, error: Exception | None) -> list[Effect]:
+        staging = self._staging[lease_token]
+        staging.num_copies -= 1
+        if staging.num_copies == 0:
+            del self._staging[lease_token]
+        attempt = self.attempts.of_lease(lease_token)
+        assert attempt is not None, "an attempt keeps its lease until its copies have ended"
+        effects: list[Effect] = []
+        if error is not None and not attempt.is_over and staging.end is None:
+            wrong = InternalError(f"computed KV was not copied out: {error!r}")
+            effects += self._fail(attempt, wrong)
+        if staging.num_copies == 0:
+            if staging.end is not None:
+                effects += self._on_transfer_ended(attempt, staging.end)
+            elif staging.commit is not None and not attempt.is_over:
+                effects.append(CommitTransfer(lease_token, staging.commit))
+        return effects
+
+    def _take_spans(self, attempt: Attempt, end: int) -> list[_Span]:
+        """Return the blocks up to `end` that were not pushed, as no span or one, and mark them.
+
+        The mark stays when the step fails, because its transfers are aborted.
+        """
+        assert attempt.lease_token is not None
+        size = self.scheduler.limits.block_size
+        skip = self._tickets[attempt.lease_token].num_cached_tokens // size
+        start = max(attempt.num_pushed_blocks, skip)
+        if end <= start:
+            return []
+        attempt.num_pushed_blocks = end
+        source_blocks = tuple(attempt.sequence.block_table[start:end])
+        return [(attempt.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
+
+    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
+        return [e for output in outputs for e in self._on_first_token(output)]
+
+    def _on_first_token(self, output: StepOutput) -> list[Effect]:
+        attempt = self._attempt_of(output.sequence)
+        effects: list[Effect] = [emit_tokens(attempt, output)]
+        if attempt.lease_token is None:
+            self.attempts.remove(attempt)
+            return effects
+        if output.finish_reason is not None:
+            attempt.is_over = True
+            return [*effects, AbortTransfer(attempt.lease_token)]
+        sequence = attempt.sequence
+        commit = Commit(
+            num_tokens=sequence.num_prompt + output.first_index,
+            first_token_id=output.token_ids[0],
+            draft_token_ids=tuple(sequence.proposed_token_ids),
+        )
+        staging = self._staging.get(attempt.lease_token)
+        if staging is not None:
+            staging.commit = commit
+            return effects
+        return [*effects, CommitTransfer(attempt.lease_token, commit)]
+
+    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
+        attempt = self.attempts.of_lease(event.lease_token)
+        if attempt is None or not isinstance(event, TransferEnded):
+            return []
+        staging = self._staging.get(event.lease_token)
+        if staging is not None:
+            staging.end = event
+            return []
+        return self._on_transfer_ended(attempt, event)
+
+    def _on_transfer_ended(self, attempt: Attempt, event: TransferEnded) -> list[Effect]:
+        del self._tickets[event.lease_token]
+        self.attempts.clear_lease(attempt)
+        attempt.transfer = event.timing
+        error = event.error
+        if error is None and attempt.sequence.status is not SequenceStatus.EXPORTING:
+            error = PeerProtocolError("the transfer was acknowledged before it was committed")
+        if error is not None and not attempt.is_over:
+            return self._fail(attempt, error)
+        if attempt.sequence.status is SequenceStatus.EXPORTING:
+            self.scheduler.release(attempt.sequence)
+        attempt.outcome = attempt.outcome or HANDED_OFF
+        self.attempts.remove(attempt)
+        return []
+
+    def _attempt_of(self, sequence: Sequence) -> Attempt:
+        attempt = self.attempts.of_sequence(sequence)
+        assert attempt is not None, "a scheduled sequence belongs to an attempt"
+        return attempt
+
+    def _release(self, attempt: Attempt) -> list[Effect]:
+        if attempt.lease_token is None:
+            self._end_sequence(attempt)
+            self.attempts.remove(attempt)
+            return []
+        attempt.is_over = True
+        if attempt.sequence.status is not SequenceStatus.EXPORTING:
+            self._finish(attempt, keep_blocks=True)
+        return [AbortTransfer(attempt.lease_token)]
+
+    def _end_sequence(self, attempt: Attempt) -> None:
+        if attempt.sequence.status is SequenceStatus.EXPORTING:
+            self.scheduler.release(attempt.sequence)
+        else:
+            self._finish(attempt)

@@ -1,0 +1,13 @@
+"""How a node starts, lives and ends.
+
+engine_node       a running node: its parts made in order, supervised, stopped in reverse order
+node_parts        the concrete parts of a node and their contracts
+prefill_node      the flow of a prefill node, made; decode_node: of a decode or mixed node
+request_path      control service, inbox, step thread and token streams, connected
+step_thread       the step loop in its thread, until a stop, a crash or a stall
+connector_watch   whether the KV connector's thread makes turns
+lease_keeper      the node's lease in the placement store
+model_loading     waits at the start that a stop ends
+make_scheduler    the scheduler that a configuration asks for
+self_description  the node's record in the placement store, its limits and its log lines
+"""

@@ -1,0 +1,98 @@
+"""Renews the node's lease in the placement store, with its record and load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from common.errors import StaleEpoch
+from common.nodes import NodeLoad, NodeRecord
+from common.observing.clock import Clock
+from placement.store import (
+    PlacementRefused,
+    PlacementSlow,
+    PlacementStore,
+    PlacementUnavailable,
+)
+
+log = logging.getLogger("pdserve.node")
+
+RENEWALS_PER_LEASE = 4
+SECONDS_PER_WARNING = 60.0
+"""How often a failure that lasts is logged again."""
+
+
+class LeaseKeeper:
+    """Sends heartbeats. Each carries the whole record, so an emptied store fills again by itself.
+
+    While the store is unavailable or refuses writes, the node serves on and retries; only new nodes
+    cannot join. `failures` counts the heartbeats without success, by the error's code.
+    """
+
+    def __init__(
+        self,
+        store: PlacementStore,
+        record: NodeRecord,
+        current_load: Callable[[], NodeLoad],
+        *,
+        lease_s: float,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._current_load = current_load
+        self._lease_s = lease_s
+        self._clock = clock
+        self.failures = Counter(
+            {kind.code: 0 for kind in (PlacementUnavailable, PlacementSlow, PlacementRefused)}
+        )
+        self._num_failed = 0
+        self._warned_at_s = 0.0
+        self._has_news = asyncio.Event()
+
+    def renew_soon(self) -> None:
+        """Send the next heartbeat at once, because the load has changed significantly."""
+        self._has_news.set()
+
+    async def run(self) -> None:
+        """Renew until cancelled. Raises `StaleEpoch` when a later incarnation holds the lease."""
+        while True:
+            self._has_news.clear()
+            await self.renew()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_s / RENEWALS_PER_LEASE):
+                    await self._has_news.wait()
+
+    async def renew(self) -> None:
+        """Send one heartbeat. Raises `StaleEpoch` when a later incarnation holds the lease."""
+        try:
+            await self._store.heartbeat(self._record, self._current_load(), lease_s=self._lease_s)
+        except PlacementUnavailable as error:
+            self._on_failure(error)
+        except StaleEpoch:
+            log.error("another process took over as %s", self._record.node_id)
+            raise
+        else:
+            if self._num_failed:
+                log.info("the lease is renewed again, after %d failures", self._num_failed)
+            self._num_failed = 0
+
+    def _on_failure(self, error: PlacementUnavailable) -> None:
+        self.failures[error.code] += 1
+        self._num_failed += 1
+        now_s = self._clock.now_s()
+        if self._num_failed == 1 or now_s - self._warned_at_s >= SECONDS_PER_WARNING:
+            self._warned_at_s = now_s
+            log.warning(
+                "the lease was not renewed (failure %d), serving on: %s", self._num_failed, error
+            )
+
+    async def leave(self) -> None:
+        """Take the node out of placement."""
+        try:
+            await self._store.leave(self._record.incarnation)
+        except PlacementUnavailable as error:
+            log.warning("could not leave the placement store; the lease will expire: %s", error)

@@ -1,0 +1,126 @@
+"""The path of requests through a node: control service, inbox, step thread, token streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from common.ids import Incarnation
+from common.nodes import NodeLoad
+from common.settings.config import Config
+from node.control.control_service import ControlService
+from node.control.drain import NodeDrain
+from node.control.ignored_priorities import IgnoredPriorities
+from node.control.output_streams import OutputStreams
+from node.control.router_calls import Replies
+from node.flow.inbox import Inbox
+from node.flow.messages import NodeStatistics, RouterGone
+from node.flow.perform_effects import NodeEffects
+from node.flow.step_progress import StepProgress, expected_step_s
+from node.life.connector_watch import wait_for_hang
+from node.life.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
+from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
+from node.life.step_thread import StepThread
+from node.watch.attempt_watch import AttemptWatch
+from node.watch.kv_metrics import kv_links
+
+
+class RequestPath:
+    """The parts of a node that a request passes, connected. Belongs to the event loop.
+
+    `service` takes the calls; `start_step_thread` runs the loop that computes the answers;
+    `progress` tells whether that loop makes progress.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        parts: NodeParts,
+        incarnation: Incarnation,
+        model: LoadedModel,
+        connector: NodeConnector,
+        inbox: Inbox,
+        drain: NodeDrain,
+    ) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        self._model = model
+        self._connector = connector
+        self._inbox = inbox
+        self._drain = drain
+        self._clock = parts.clock
+        self._ready_at_s = parts.clock.now_s()
+        largest_s = expected_step_s(model.step_costs, max_chunk_tokens_of(config))
+        self.progress = StepProgress(largest_s)
+        scheduler = make_scheduler(config, model)
+        self._is_async = plans_ahead(config, model)
+        self._flow = parts.make_flow(scheduler, model, incarnation, connector)
+        self._streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
+        replies = Replies(loop)
+        self.service = ControlService(
+            incarnation=incarnation,
+            role=config.role,
+            inbox=inbox,
+            replies=replies,
+            streams=self._streams,
+            clock=parts.clock,
+            drain=drain,
+            progress=self.progress,
+            prepare_grammar=model.prepare_grammar,
+            priorities=IgnoredPriorities(are_enabled=config.scheduling.enable_priority_scheduling),
+        )
+        self._effects = NodeEffects(
+            connector,
+            replies,
+            self._streams,
+            model,
+            on_drained=drain.on_drained,
+            on_copied=inbox.put,
+        )
+        self._watch = AttemptWatch(self._flow.attempts, parts.tracing, loop, parts.clock)
+
+    def statistics(self) -> NodeStatistics:
+        """Return what the step thread published last."""
+        return self._flow.statistics
+
+    def load(self) -> NodeLoad:
+        """Return the load for the next heartbeat."""
+        kv = self._connector.statistics()
+        return replace(
+            self._flow.load,
+            kv_links=kv_links(kv),
+            kv_unreachable=kv.unreachable,
+            is_draining=self._drain.is_on,
+            uptime_s=int(self._clock.now_s() - self._ready_at_s),
+        )
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """Reservations and prompts refused, by the error's code."""
+        return self.service.refusals
+
+    def start_step_thread(self, on_crash: Callable[[], object]) -> StepThread:
+        """Start the step thread; `on_crash` is called on the event loop if it dies of an error."""
+        return StepThread(
+            inbox=self._inbox,
+            flow=self._flow,
+            runner=self._model,
+            perform=self._effects.perform_effect,
+            flush=self._flush,
+            on_crash=lambda: self._loop.call_soon_threadsafe(on_crash),
+            clock=self._clock,
+            is_async=self._is_async,
+        )
+
+    async def wait_for_hung_connector(self) -> None:
+        """Return when the KV connector's thread hangs."""
+        await wait_for_hang(self._connector)
+
+    def end_streams(self) -> None:
+        """Let every token stream send what it has and end. The step thread has stopped before."""
+        self._streams.stop()
+
+    def _flush(self) -> None:
+        """End a turn of the step thread: tokens leave first, then ended attempts are reported."""
+        self._streams.flush()
+        self._watch.look()

@@ -1,0 +1,102 @@
+"""What a node publishes about itself: its record in the placement store, limits, log lines."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import asdict
+
+from common.addresses import host_port
+from common.ids import Incarnation
+from common.kv.token_budget import num_speculative_tokens
+from common.model_names import model_names
+from common.nodes import NodeRecord
+from common.settings.config import Config, ServerConfig
+from common.version import PROTOCOL_VERSION, VERSION
+from kv_transfer.shared.limits import PROTOCOL_VERSION as KV_PROTOCOL_VERSION
+from node.flow.flow_limits import FlowLimits
+from node.life.make_scheduler import speculation_of
+from node.life.node_parts import LoadedModel
+
+log = logging.getLogger("pdserve.node")
+
+
+def node_record(
+    config: Config, model: LoadedModel, incarnation: Incarnation, port: int, metrics_port: int
+) -> NodeRecord:
+    """Return the record with which the node registers; the ports are those it listens on."""
+    host = advertised_host(config.server)
+    return NodeRecord(
+        node_id=incarnation.node_id,
+        epoch=incarnation.epoch,
+        role=config.role,
+        control_address=host_port(host, port),
+        metrics_address=host_port(host, metrics_port),
+        model=model_names(config.model.served_model_name)[0],
+        fingerprint=model.layout.fingerprint,
+        block_size=config.engine.block_size,
+        num_blocks=model.num_blocks,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_model_len=model.max_model_len,
+        kv_description=kv_description(config, model),
+        speculative_method=speculation_of(config).speculative_method,
+        version=VERSION,
+        protocol=PROTOCOL_VERSION,
+        kv_protocol=KV_PROTOCOL_VERSION,
+        has_grammars=model.has_grammars,
+        has_token_rules=True,
+        has_prompt_logprobs=True,
+        kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
+    )
+
+
+def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:
+    """Return what a node of this configuration accepts with this model."""
+    return FlowLimits(
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        max_queued_requests=config.handoff.max_queued_requests,
+        sheds=config.scheduling.shed,
+        has_grammars=model.has_grammars,
+    )
+
+
+def kv_description(config: Config, model: LoadedModel) -> str:
+    """Describe the layout of the node's KV cache, for messages about layouts that differ."""
+    has_mtp = config.speculation.speculative_method == "mtp"
+    return f"{model.layout.description}, {'with' if has_mtp else 'without'} mtp"
+
+
+def advertised_host(server: ServerConfig) -> str:
+    """Return the name or address under which others reach what the node listens on."""
+    if server.advertise_host:
+        return server.advertise_host
+    return _reachable(server.host)
+
+
+def advertised_kv_host(server: ServerConfig) -> str:
+    """Return the name or address under which other nodes reach the KV port."""
+    if server.kv_advertise:
+        return server.kv_advertise
+    return _reachable(server.kv_host) if server.kv_host else advertised_host(server)
+
+
+def _reachable(host: str) -> str:
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104
+
+
+def log_loaded_model(config: Config, model: LoadedModel) -> None:
+    """Log what configuration and checkpoint resulted in: cache, lengths, drafts, scheduling."""
+    speculation = speculation_of(config)
+    most = num_speculative_tokens(
+        speculation.speculative_method, speculation.num_speculative_tokens
+    )
+    log.info(
+        "%s: %d blocks, sequences of up to %d tokens, %s",
+        kv_description(config, model),
+        model.num_blocks,
+        model.max_model_len,
+        f"at most {most} drafts by {speculation.speculative_method}" if most else "no drafts",
+    )
+    settings = asdict(config.scheduling)
+    log.info("scheduling: %s", ", ".join(f"{key}={value}" for key, value in settings.items()))

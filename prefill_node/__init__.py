@@ -1,1 +1,0 @@
-"""The prefill node: computes prompts in chunks, draws the first token, sends KV blocks."""

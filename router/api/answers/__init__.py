@@ -1,0 +1,13 @@
+"""From tokens to what clients get.
+
+answer                 the sink of all choices of a request, on its way to its client
+chat_and_completions   OpenAI's two shapes of an answer, streamed and whole
+chat_parts             the answer of a chat that thinks or calls functions
+items                  an answer as a list of items: thoughts, texts and calls
+responses              these as events and answers of `/v1/responses`
+messages               these as events and answers of Anthropic's `/v1/messages`
+prompt_logprobs_json   log probabilities of a prompt, in vLLM's shape
+json_parts             JSON of what may be long, in parts
+turns                  long work on the event loop: one piece in a turn, whosever it is
+described_answers      answers, events and errors as JSON schemas, for `/openapi.json`
+"""

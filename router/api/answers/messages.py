@@ -1,0 +1,126 @@
+"""The answer of Anthropic's `/v1/messages`: events about content blocks, and the whole message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from common.request import FinishReason
+from router.api.answers.chat_parts import call_id
+from router.api.answers.items import Item, ItemKind, ItemsFormat
+from router.http.errors import ApiError, anthropic_error
+from router.http.sse import named_event, to_json
+from router.tools.json_extent import JsonExtent
+
+
+class MessageFormat(ItemsFormat):
+    """`/v1/messages`. Its first event has the tokens that were in a cache."""
+
+    ping = named_event("ping", {"type": "ping"})
+    begins_early = False
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream that failed."""
+        return named_event("error", anthropic_error(error))
+
+    def _begin(self) -> Iterator[bytes]:
+        yield _event("message_start", {"message": {**self._message(None, None), "content": []}})
+
+    def _open_item(self, item: Item) -> Iterator[bytes]:
+        block = self._block(item, "")
+        if item.kind is ItemKind.CALL:
+            block["input"] = {}
+        yield _event("content_block_start", {"index": item.number, "content_block": block})
+
+    def _more(self, item: Item, text: str) -> bytes:
+        match item.kind:
+            case ItemKind.CALL:
+                delta = {"type": "input_json_delta", "partial_json": text}
+            case ItemKind.THINKING:
+                delta = {"type": "thinking_delta", "thinking": text}
+            case ItemKind.TEXT:
+                delta = {"type": "text_delta", "text": text}
+        return _event("content_block_delta", {"index": item.number, "delta": delta})
+
+    def _close(self, item: Item) -> Iterator[bytes]:
+        yield _event("content_block_stop", {"index": item.number})
+
+    def _end(self) -> Iterator[bytes]:
+        reason, sequence = self._stop()
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        yield _event("message_delta", {"delta": delta, "usage": self._counts()})
+        yield _event("message_stop", {})
+
+    def _answer(self) -> str:
+        message = to_json(self._message(*self._stop()))
+        blocks = ",".join(self._whole_block(item) for item in self._items)
+        return f'{message[:-1]},"content":[{blocks}]}}'
+
+    def _whole_block(self, item: Item) -> str:
+        block = to_json(self._block(item, item.text))
+        if item.kind is not ItemKind.CALL:
+            return block
+        return f'{block[:-1]},"input":{_object(item.text)}}}'
+
+    def _message(self, reason: str | None, sequence: str | None) -> dict[str, Any]:
+        """Return a message without its content."""
+        return {
+            "id": self._head.id.replace("-", "_"),
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "usage": self._counts(),
+        }
+
+    def _stop(self) -> tuple[str, str | None]:
+        if self._finish is FinishReason.LENGTH:
+            return "max_tokens", None
+        if isinstance(self._stop_reason, str):
+            return "stop_sequence", self._stop_reason
+        return ("tool_use" if self._has_calls else "end_turn"), None
+
+    def _counts(self) -> dict[str, Any]:
+        cached = self._usage.cached_tokens
+        return {
+            "input_tokens": self._usage.prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self._usage.completion_tokens,
+        }
+
+    def _block(self, item: Item, text: str) -> dict[str, Any]:
+        """Return a block; of a call, without its input."""
+        if item.kind is ItemKind.THINKING:
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        if item.kind is ItemKind.TEXT:
+            return {"type": "text", "text": text}
+        called = "toolu" + call_id(self._head.id, 0, item.number).removeprefix("call")
+        return {"type": "tool_use", "id": called, "name": item.name}
+
+
+def _object(text: str) -> str:
+    """Return the arguments of a call as the model wrote them; `{}` where the answer was cut off.
+
+    They are not read and written again: Python's numbers and texts do not hold all of JSON.
+    """
+    try:
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+    except ValueError:
+        return "{}"
+    except RecursionError:
+        # The grammar of the answer has made it JSON, however deep, but it may have no end.
+        extent = JsonExtent()
+        extent.end_in(text)
+        return text if extent.is_over else "{}"
+    return text
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return named_event(kind, {"type": kind, **fields})

@@ -1,0 +1,16 @@
+"""What clients send: bodies, read and checked.
+
+body_encoding     the encoding of a body: UTF-8, and no other
+json_limits       bounds on a body's structure, checked before it is parsed
+schemas           the request bodies, and what becomes of every field
+unknown_fields    fields that the server does not know: a warning each, or a refusal
+checked_fields    bounds of fields, and fields that go together
+tool_fields       the fields about tools: which there are, which may be called
+response_format   from the fields that constrain an answer to its grammar
+chat_messages     chat messages as chat templates expect them
+left_out          parts that the server does not have and agents always send
+client_tools      tools that a client knows as something else than a function
+messages/         bodies of Anthropic's `/v1/messages` as chats
+responses/        bodies of `/v1/responses` as chats
+places            where clients of these wrote the parts of a chat, for errors
+"""

@@ -1,0 +1,172 @@
+"""Messages of a chat request as the plain dictionaries that chat templates know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.errors import InvalidRequest
+from router.api.bodies.json_limits import check_depth
+from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
+from router.text.chat_template import ChatOptions
+
+MAX_VARIABLES = 32
+MAX_VARIABLE_CHARS = 256
+"""Of a variable's name and of its value. Templates may repeat them for each message."""
+MAX_ARGUMENTS_DEPTH = 64
+"""Objects and lists within each other in the arguments of a call; templates recurse into them."""
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return role, content as text, and the other fields of a message where they are given.
+
+    The arguments of calls are objects, as templates expect them. `developer` is OpenAI's newer name
+    for `system`; templates know `system` alone. Several text parts become lines of one text. Raises
+    `InvalidRequest` for anything that is not text.
+    """
+    if not messages:
+        raise InvalidRequest("messages is empty: wanted at least one message", param="messages")
+    return [_template_message(i, message) for i, message in enumerate(messages)]
+
+
+def template_options(body: ChatBody, tools: Sequence[Mapping[str, Any]] = ()) -> ChatOptions:
+    """Return what a template is told besides the messages.
+
+    Raises `InvalidRequest` for a final message that cannot be continued.
+    """
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt are both true: wanted one of them",
+            param="continue_final_message",
+        )
+    if continues and body.messages[-1].role != "assistant":
+        raise InvalidRequest(
+            f"continue_final_message is true and the last message's role is "
+            f"{body.messages[-1].role}: wanted assistant",
+            param="continue_final_message",
+        )
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if len(variables) > MAX_VARIABLES:
+        raise InvalidRequest(
+            f"chat_template_kwargs has {len(variables)} fields: wanted at most {MAX_VARIABLES}",
+            param="chat_template_kwargs",
+        )
+    for name, value in variables.items():
+        if len(name) > MAX_VARIABLE_CHARS or len(str(value)) > MAX_VARIABLE_CHARS:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name[:40]} is too long: wanted at most "
+                f"{MAX_VARIABLE_CHARS} characters",
+                param="chat_template_kwargs",
+            )
+    return ChatOptions(
+        variables=variables,
+        has_generation_prompt=body.add_generation_prompt is not False,
+        continues_final_message=continues,
+        tools=tools,
+    )
+
+
+def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
+    for name in message.not_supported:
+        if (message.model_extra or {}).get(name):
+            field = f"messages.{index}.{name}"
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    plain: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _text(f"messages.{index}.content", message),
+    }
+    if message.name is not None:
+        plain["name"] = message.name
+    thought = message.reasoning_content
+    if thought is None:
+        thought = message.reasoning  # vLLM's name for it
+    if thought is not None:
+        plain["reasoning_content"] = thought
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if message.role != "assistant":
+            field = f"messages.{index}.tool_calls"
+            raise InvalidRequest(
+                f"{field} belongs to a message of the role {message.role}: wanted assistant",
+                param=field,
+            )
+        plain["tool_calls"] = [
+            _template_call(f"messages.{index}.tool_calls.{number}", call)
+            for number, call in enumerate(message.tool_calls)
+        ]
+    return plain
+
+
+def _template_call(field: str, call: ToolCall) -> dict[str, Any]:
+    arguments = _arguments(f"{field}.function.arguments", call.function.arguments)
+    known = {} if call.id is None else {"id": call.id}
+    function = {"name": call.function.name, "arguments": arguments}
+    return {**known, "type": "function", "function": function}
+
+
+def _arguments(field: str, arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call that was made earlier, none where its text is no object.
+
+    A call that `max_tokens` cut off comes back in a client's history. Templates know objects alone.
+    """
+    if arguments is None or isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            arguments = {}
+        except RecursionError:
+            raise InvalidRequest(
+                f"{field} has more than {MAX_ARGUMENTS_DEPTH} levels: wanted at most "
+                f"{MAX_ARGUMENTS_DEPTH}",
+                param=field,
+            ) from None
+        if not isinstance(arguments, dict):
+            arguments = {}
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(
+            f"{field} is of type {type(arguments).__name__}: wanted the text of a JSON object",
+            param=field,
+        )
+    check_depth(arguments, MAX_ARGUMENTS_DEPTH, field)
+    try:
+        # Escapes in the text may spell what is no text, and a tokenizer takes none of that.
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{field} is not valid Unicode: it holds half of a surrogate pair", param=field
+        ) from None
+    return arguments
+
+
+def _text(field: str, message: ChatMessage) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role == "assistant":
+            return ""
+        raise InvalidRequest(f"{field} is missing", param=field)
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise InvalidRequest(
+                f'{field}.{index} is not a content part: wanted {{"type": "text", "text": …}}',
+                param=f"{field}.{index}",
+            )
+        kind = part["type"]
+        # A refusal is what the assistant said, and comes back in a client's history.
+        if kind != "text" and (kind != "refusal" or message.role != "assistant"):
+            raise InvalidRequest(
+                f"{field}.{index}.type is {kind[:40]!r}: this server takes text alone",
+                param=f"{field}.{index}.type",
+            )
+        if not isinstance(part.get(kind), str):
+            where = f"{field}.{index}.{kind}"
+            raise InvalidRequest(f"{where} is not text", param=where)
+        texts.append(part[kind])
+    return "\n".join(texts)

@@ -1,0 +1,148 @@
+"""The fields of a chat that are about tools: which tools there are, and which may be called.
+
+The fields are read here and not by their declaration, because what is wrong is named in the words
+of the API: `tools.3.function.name`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.errors import InvalidRequest
+from router.api.bodies.json_limits import check_depth
+from router.tools.definitions import Tool, ToolUse
+
+MAX_TOOLS = 128
+MAX_NAME_CHARS = 128
+MAX_SCHEMA_DEPTH = 64
+"""Objects and lists within each other in `parameters`."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def tool_use(tools: list[Any] | None, choice: Any, *, is_parallel: bool | None) -> ToolUse | None:
+    """Return the tools of a request and what may be done with them; None where none may be called.
+
+    Raises `InvalidRequest` for tools or a choice that are not as in OpenAI's documentation.
+    """
+    defined = _tools(tools or [])
+    mode, names = _choice(choice, [tool.name for tool in defined])
+    if mode == "none" or not defined:
+        return None
+    return ToolUse(
+        tools=defined,
+        callable_names=frozenset(names),
+        must_call=mode in ("required", "function"),
+        is_named=mode == "function",
+        # The one function that is named is called once.
+        is_parallel=is_parallel is not False and mode != "function",
+    )
+
+
+def _tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"tools has {len(tools)} entries: wanted at most {MAX_TOOLS}", param="tools"
+        )
+    defined = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(tools))
+    names: set[str] = set()
+    for index, tool in enumerate(defined):
+        if tool.name in names:
+            raise InvalidRequest(
+                f"tools names the function {tool.name!r} twice: wanted different names",
+                param=f"tools.{index}.function.name",
+            )
+        names.add(tool.name)
+    return defined
+
+
+def _tool(tool: Any, field: str) -> Tool:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind != "function":
+        raise _wrong(f"{field}.type", kind, "function, the one kind that this server has")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise _wrong(f"{field}.function", function, "an object with a name")
+    name, description = function.get("name"), function.get("description")
+    if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not _NAME.fullmatch(name):
+        wanted = f"1 to {MAX_NAME_CHARS} letters, digits, underscores, dashes and dots"
+        raise _wrong(f"{field}.function.name", name, wanted)
+    if description is not None and not isinstance(description, str):
+        raise _wrong(f"{field}.function.description", description, "text")
+    strict = function.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise _wrong(f"{field}.function.strict", strict, "true or false")
+    return Tool(
+        name=name,
+        description=description,
+        parameters=_parameters(function.get("parameters"), f"{field}.function.parameters"),
+        is_strict=bool(strict),
+    )
+
+
+def _parameters(schema: Any, field: str) -> Mapping[str, Any] | None:
+    if schema is None:
+        return None
+    if not isinstance(schema, Mapping):
+        raise _wrong(field, schema, "a JSON schema of an object")
+    if schema.get("type", "object") != "object":
+        raise _wrong(f"{field}.type", schema["type"], "object: arguments have names")
+    check_depth(schema, MAX_SCHEMA_DEPTH, field)
+    return schema or None
+
+
+def _choice(choice: Any, names: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the mode, and the names of the functions that may be called."""
+    if choice is None or choice in ("none", "auto"):
+        return choice or "auto", names
+    if choice == "required":
+        return "required", _known(names, names, "tools")
+    if not isinstance(choice, Mapping):
+        raise _wrong("tool_choice", choice, "none, auto, required or an object")
+    kind = choice.get("type")
+    if kind == "function":
+        return "function", _known([_function_name(choice, "tool_choice")], names, "tool_choice")
+    if kind != "allowed_tools":
+        raise _wrong("tool_choice.type", kind, "function or allowed_tools")
+    allowed = choice.get("allowed_tools")
+    field = "tool_choice.allowed_tools"
+    if not isinstance(allowed, Mapping):
+        raise _wrong(field, allowed, "an object with mode and tools")
+    mode, tools = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required"):
+        raise _wrong(f"{field}.mode", mode, "auto or required")
+    if not isinstance(tools, list) or not tools:
+        raise _wrong(f"{field}.tools", tools, "a list of functions")
+    allowed_names = [
+        _function_name(tool, f"{field}.tools.{index}") for index, tool in enumerate(tools)
+    ]
+    return mode, _known(allowed_names, names, f"{field}.tools")
+
+
+def _function_name(tool: Any, field: str) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise _wrong(f"{field}.function.name", name, "the name of a function in tools")
+    return name
+
+
+def _known(chosen: Sequence[str], names: Sequence[str], field: str) -> Sequence[str]:
+    if not names:
+        raise InvalidRequest("tool_choice asks for a call and tools is empty", param="tool_choice")
+    for name in chosen:
+        if name not in names:
+            raise InvalidRequest(
+                f"{field} names the function {name[:MAX_NAME_CHARS]!r}, which is not in tools",
+                param=field,
+            )
+    return chosen
+
+
+def _wrong(field: str, value: Any, wanted: str) -> InvalidRequest:
+    if value is None:
+        return InvalidRequest(f"{field} is missing: wanted {wanted}", param=field)
+    shown = repr(value[:64]) if isinstance(value, str) else f"of type {type(value).__name__}"
+    return InvalidRequest(f"{field} is {shown}: wanted {wanted}", param=field)

@@ -1,0 +1,130 @@
+"""Where a body is planned: on the event loop, on a thread, or by the planning process.
+
+What holds the interpreter's lock stops every stream of the router, on a thread as well. The bounds
+are such that no body stops it for 50 ms; `bench.planning` measures it. Each grammar that is new to
+this router is tried in a process of its own, where clients take turns, and every one in GBNF is
+translated there. No body waits for another one's grammar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NoReturn, Protocol
+
+from common.grammar import Grammar
+from grammars.gbnf import Gbnf
+from grammars.trying.messages import Trial, Verdict
+from router.api.planning.process import LargeBodies
+from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
+from router.text.text_model import TextModel
+
+INLINE_BODY_BYTES = 8 << 10
+"""Bodies up to this size are planned on the event loop, so the slowest text counts: digits, each a
+token of its own."""
+MAX_THREAD_BODY_BYTES = 128 << 10
+"""Larger bodies are planned by the planning process; on a thread, parsing counts."""
+MAX_REMEMBERED_BYTES = 4 << 20
+"""Of the texts of grammars that are known to compile."""
+
+
+class Trials(Protocol):
+    """Tries grammars without holding up the event loop: `grammars.trying.trials.GrammarTrials`."""
+
+    def begin(self, trial: Trial, client: str = "") -> Future[Verdict]:
+        """Ask for a trial; clients take turns."""
+
+
+@dataclass
+class _NeedsTranslation(Exception):
+    """A body holds a grammar whose translation takes long."""
+
+    gbnf: Gbnf
+
+
+def _leave_to_a_trial(gbnf: Gbnf) -> NoReturn:
+    raise _NeedsTranslation(gbnf)
+
+
+class BodyPlanner:
+    """Plans the bodies of one model's requests."""
+
+    def __init__(self, text_model: TextModel, large_bodies: LargeBodies, trials: Trials) -> None:
+        self._model = text_model
+        self._large_bodies = large_bodies
+        self._trials = trials
+        # One thread: each further one would hold the interpreter's lock as often as the loop.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
+        self._followed: dict[Grammar, Grammar] = {}
+        self._followed_bytes = 0
+
+    async def plan(
+        self, kind: RequestKind, body: bytes, max_model_len: int, client: str = ""
+    ) -> RequestPlan:
+        """Return the plan of `body` for at most `max_model_len` tokens in all.
+
+        Where grammars of several clients wait, `client` has its turn. Raises what `Planner`,
+        `LargeBodies` and a trial raise.
+        """
+        try:
+            plan = await self._planned(kind, body, max_model_len, _leave_to_a_trial)
+        except _NeedsTranslation as needs:
+            verdict = await asyncio.wrap_future(self._trials.begin(Trial(needs.gbnf), client))
+            lark = verdict.instead
+            assert lark is not None
+            plan = await self._planned(kind, body, max_model_len, lambda gbnf: lark)
+        grammar = plan.grammar
+        if grammar is None:
+            return plan
+        followed = self._followed.get(grammar)
+        if followed is None:
+            trial = Trial(grammar, plan.grammar_parts)
+            verdict = await asyncio.wrap_future(self._trials.begin(trial, client))
+            followed = verdict.instead or grammar
+            self._remember(grammar, followed)
+        return plan if followed == grammar else _following(plan, followed)
+
+    async def _planned(
+        self,
+        kind: RequestKind,
+        body: bytes,
+        max_model_len: int,
+        translate: Callable[[Gbnf], Grammar],
+    ) -> RequestPlan:
+        if len(body) > MAX_THREAD_BODY_BYTES:
+            return await self._large_bodies.plan(kind, body, max_model_len)
+        planner = Planner(
+            self._model,
+            max_model_len,
+            draw_seed=lambda: secrets.randbits(64),
+            translate=translate,
+        )
+        if len(body) <= INLINE_BODY_BYTES:
+            return planner.plan(kind, body)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, planner.plan, kind, body)
+
+    def _remember(self, grammar: Grammar, followed: Grammar) -> None:
+        """Note what is followed where a request has `grammar`, and that it compiles."""
+        if grammar in self._followed:
+            return
+        self._followed[grammar] = followed
+        self._followed_bytes += _weight(grammar, followed)
+        while self._followed_bytes > MAX_REMEMBERED_BYTES:
+            oldest = next(iter(self._followed))
+            self._followed_bytes -= _weight(oldest, self._followed.pop(oldest))
+
+
+def _following(plan: RequestPlan, grammar: Grammar) -> RequestPlan:
+    """Return the same plan with another grammar of all choices."""
+    choices = tuple(
+        replace(one, sampling=replace(one.sampling, grammar=grammar)) for one in plan.choices
+    )
+    return replace(plan, choices=choices)
+
+
+def _weight(grammar: Grammar, followed: Grammar) -> int:
+    return len(grammar.text) + (0 if followed is grammar else len(followed.text))
