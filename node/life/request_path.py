@@ -91,7 +91,7 @@ class RequestPath:
             kv_links=kv_links(kv),
             kv_unreachable=kv.unreachable,
             is_draining=self._drain.is_on,
-            uptime_s=int(self._clock.now_s() - self._ready_at_s),
+            uptime_s=max(1, round(self._clock.now_s() - self._ready_at_s)),
         )
 
     @property

@@ -50,7 +50,7 @@ def post(cluster: Cluster, body: str) -> httpx.Response:
 
 def planning_pid(router: ServeProcess) -> int:
     (pid,) = router.children()
-    assert "planning_child" in Path(f"/proc/{pid}/cmdline").read_text()
+    assert "planning.child" in Path(f"/proc/{pid}/cmdline").read_text()
     return pid
 
 

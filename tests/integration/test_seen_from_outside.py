@@ -151,7 +151,11 @@ def test_a_handoff_is_measured_where_it_left_and_where_it_landed(
     assert receiver["pdserve_kv_quarantined_blocks", transport] == 0
 
     def pairs() -> list[str]:
-        return status_table(fetch_cluster(cluster.url)).partition("KV transfer:\n")[2].split("\n")
+        return (
+            status_table(fetch_cluster(cluster.url), is_wide=True)
+            .partition("KV transfer:\n")[2]
+            .split("\n")
+        )
 
     # A heartbeat carries it there.
     wait_until(
@@ -168,7 +172,7 @@ def test_status_shows_drafts_and_addresses(cluster: Cluster, api: Api) -> None:
     counted = cluster.status("decode-1")
 
     def row() -> list[str]:
-        table = status_table(fetch_cluster(cluster.url)).splitlines()
+        table = status_table(fetch_cluster(cluster.url), is_wide=True).splitlines()
         return [line for line in table if line.startswith("decode-1")][1].split()
 
     share = f"{counted.num_accepted} of {counted.num_drafted}"
@@ -187,4 +191,4 @@ def test_a_prefill_node_that_fits_no_decode_node_is_named(cluster: Cluster) -> N
     assert "blocks of 32, float32" in warning
     assert "decode-1 (" in warning
     assert "blocks of 16, float32" in warning
-    assert "Warning: prefill-odd" in status_table(fetch_cluster(cluster.url))
+    assert "Warning: prefill-odd" in status_table(fetch_cluster(cluster.url), is_wide=True)

@@ -30,12 +30,10 @@ from tests.rdma.vm.image import ROOT, CannotBuild, Image, make_image, pack
 
 TREE = (
     "common",
-    "decode_node",
     "engine",
     "grammars",
     "kv_transfer",
     "node",
-    "prefill_node",
     "tests/__init__.py",
     "tests/contract/kv_connector",
     "tests/fakes",
