@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -29,11 +31,15 @@ from tests.cluster.beside import served_beside
 from tests.cluster.cluster import Cluster
 from tests.cluster.memory import forget_peak, memory_of
 from tests.cluster.waiting import wait_until
+from tests.fakes.hostile_grammars import LONG
 from tests.fakes.other_paths import WAYS
 
 pytestmark = pytest.mark.timeout(300)
 
 MIB = 1 << 20
+LARGE_BODY_BYTES = 256 << 10
+LONGEST_DELAY_S = 0.1
+"""Of a new schema and a large body, beside grammars of another client that take long."""
 LONGEST_ANSWER_S = 120.0
 MOST_GROWTH_BYTES = 512 * MIB
 """Of the router, at the worst moment: bodies that arrive may be 256 MiB, some of them twice."""
@@ -261,3 +267,42 @@ def test_viewers_of_one_key_leave_places_to_others(attacker: Attacker) -> None:
         statuses = [watch(attacker.key, open_streams) for _ in range(40)]
         assert statuses == [200] * MAX_VIEWERS_PER_KEY + [503] * (40 - MAX_VIEWERS_PER_KEY)
         assert watch(attacker.admin, open_streams) == 200
+
+
+def test_grammars_of_one_client_keep_no_other_waiting(
+    keyed_api: Api, attacker: Attacker, keys: Path
+) -> None:
+    """A dozen that compile until a limit stops them, beside new schemas of another client."""
+    # G13.
+    (name, *_) = LONG
+    file = keys / "router/api_keys.json"
+    many = replace(attacker, key=add_api_key(file, "many"))
+    short: Fields = {"prompt": "Hi"}
+    wait_until(lambda: many.status("/tokenize", short) == 200, "the router knows the key")
+
+    def begin_long(number: int) -> socket.socket:
+        schema = json.loads(LONG[name].text) | {"title": f"another {number}"}
+        body = json.dumps({"model": "tiny", "prompt": "Hi", "guided_json": schema}).encode()
+        client = socket.create_connection(("127.0.0.1", many.port), 30)
+        client.sendall(many.head("POST", COMPLETIONS, len(body)) + body)
+        return client
+
+    def took_s(number: int) -> float:
+        key = f"p{number}"
+        schema = {"type": "object", "properties": {key: {}}, "required": [key]}
+        began_s = time.monotonic()
+        keyed_api.complete("Hi", max_tokens=1, guided_json=schema)
+        keyed_api.complete("Hi", max_tokens=1, metadata="x" * LARGE_BODY_BYTES)
+        return time.monotonic() - began_s
+
+    in_peace_s = sorted(took_s(number) for number in range(15))
+    with ExitStack() as open_sockets:
+        hostile = [open_sockets.enter_context(begin_long(number)) for number in range(12)]
+        beside_s = sorted(took_s(number) for number in range(100, 160))
+        are_answered, _, _ = select.select(hostile, [], [], 0)
+        assert len(are_answered) < len(hostile) / 2, "they were no load"
+    revoke_api_key(file, "many")
+    median_s = beside_s[len(beside_s) // 2] - in_peace_s[len(in_peace_s) // 2]
+    most_s = beside_s[len(beside_s) * 95 // 100]
+    print(f"a new schema and a large body: {median_s:.3f} s later; 95 % in {most_s:.3f} s")
+    assert median_s < LONGEST_DELAY_S
