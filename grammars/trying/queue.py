@@ -1,9 +1,9 @@
 """Which grammars are tried at a time: every client has its turn, and long trials make room.
 
-A trial that has computed for long is old. Where one of another client waits that has fewer slots,
-or where all slots are with old ones, an old one is stopped: it is tried again from its beginning,
-behind those that were never tried, and leaves the last slot to them. No I/O and no clock: whoever
-runs the trials says which are old.
+A client has all slots but one. A trial that has computed for long is old. Where one of another
+client waits that has fewer slots, or where all slots that a client may have are with old ones, an
+old one is stopped: it is tried again from its beginning, behind those that were never tried, and
+leaves the last slot to them. No I/O and no clock: whoever runs the trials says which are old.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from common.errors import Overloaded
 
 MAX_SLOTS = 3
 """Trials that run at a time, each in a process of its own."""
+MAX_SLOTS_OF_A_CLIENT = 2
+"""The last slot is free for the next client, who would wait until one of the others is old."""
 MAX_WAITING = 256
 """Trials that wait for a slot."""
 MAX_STOPS = 3
@@ -65,6 +67,8 @@ class TrialQueue:
             return None
         if self._new:
             client = self._next_client()
+            if self._num_running(client) >= MAX_SLOTS_OF_A_CLIENT:
+                return None
             trial = self._new[client].popleft()
             if self._new[client]:
                 self._new.move_to_end(client)
@@ -86,16 +90,23 @@ class TrialQueue:
 
         It is one of the client that has most of them, and of these the one that began last.
         """
-        if not self._new or len(self._running) < MAX_SLOTS:
+        if not self._new:
             return None
+        client = self._next_client()
         # The order of what runs is that in which it began.
         old = [trial for trial, one in reversed(self._running.items()) if one.is_old]
-        if not old:
+        if (num_own := self._num_running(client)) >= MAX_SLOTS_OF_A_CLIENT:
+            old = [trial for trial in old if self._running[trial].client == client]
+            must_stop = len(old) == num_own
+        elif old and len(self._running) >= MAX_SLOTS:
+            old.sort(key=lambda one: -self._num_running(self._running[one].client))
+            most = self._num_running(self._running[old[0]].client)
+            must_stop = len(old) == MAX_SLOTS or most > num_own
+        else:
+            must_stop = False
+        if not must_stop:
             return None
-        trial = max(old, key=lambda one: self._num_running(self._running[one].client))
-        most = self._num_running(self._running[trial].client)
-        if len(old) < MAX_SLOTS and most <= self._num_running(self._next_client()):
-            return None
+        trial = old[0]
         del self._running[trial]
         self._stopped.append(trial)
         self._num_stops[trial] = self._num_stops.get(trial, 0) + 1

@@ -30,29 +30,47 @@ def test_clients_take_turns() -> None:
     assert started(queue) == [0, 6, 7]
     for trial in (0, 6, 7):
         queue.remove(trial)
-    assert started(queue) == [1, 2, 3]
+    assert started(queue) == [1, 2]
+
+
+def test_a_client_leaves_a_slot_to_the_next_one() -> None:
+    queue = TrialQueue()
+    for trial in range(3):
+        queue.add(trial, "greedy")
+    assert started(queue) == [0, 1]
+    assert queue.next_to_stop() is None, "its own are young"
+    queue.add(3, "late")
+    assert started(queue) == [3]
 
 
 def test_a_young_trial_is_left_alone_and_an_old_one_makes_room_for_who_waits() -> None:
     queue = TrialQueue()
-    for trial in range(3):
-        queue.add(trial, "greedy")
-    assert started(queue) == [0, 1, 2]
-    queue.add(3, "late")
+    for trial, client in enumerate(("greedy", "greedy", "late")):
+        queue.add(trial, client)
+    assert started(queue) == [0, 2, 1]
+    queue.add(3, "third")
     assert queue.next_to_stop() is None, "all are young"
-    age(queue, 0)
+    age(queue, 0, 2)
     assert queue.next_to_stop() == 0, "its client has more slots"
     assert started(queue) == [3]
-    age(queue, 1, 2)
+    age(queue, 1)
     assert queue.next_to_stop() is None, "nobody waits"
     queue.add(4, "late")
-    assert queue.next_to_stop() == 2, "its client has more slots still"
+    assert queue.next_to_stop() is None, "no client has more than it"
+    age(queue, 3)
+    assert queue.next_to_stop() == 3, "all are old, and it began last"
     assert started(queue) == [4]
-    queue.add(5, "late")
-    assert queue.next_to_stop() is None, "its client has the most"
-    age(queue, 3, 4)
-    assert queue.next_to_stop() == 4, "all are old"
-    assert started(queue) == [5]
+
+
+def test_who_waits_behind_own_old_trials_gets_the_slot_of_one() -> None:
+    queue = TrialQueue()
+    for trial in range(3):
+        queue.add(trial, "greedy")
+    age(queue, started(queue)[0])
+    assert queue.next_to_stop() is None, "one of them is young"
+    age(queue, 1)
+    assert queue.next_to_stop() == 1
+    assert started(queue) == [2]
 
 
 def test_who_has_fewer_slots_is_next() -> None:
@@ -70,21 +88,18 @@ def test_what_made_room_is_tried_behind_all_others_and_leaves_a_slot() -> None:
     queue = TrialQueue()
     for trial in range(4):
         queue.add(trial, "one")
-    assert started(queue) == [0, 1, 2]
-    age(queue, 0, 1, 2)
-    assert queue.next_to_stop() == 2
+    for newest in (1, 2):
+        age(queue, *started(queue))
+        assert queue.next_to_stop() == newest
     assert started(queue) == [3]
     queue.remove(3)
-    assert started(queue) == [], "the last slot is for those that were never tried"
-    queue.add(4, "one")
+    assert started(queue) == [1], "the last slot is for those that were never tried"
+    queue.add(4, "two")
     assert started(queue) == [4]
     queue.remove(4)
     queue.remove(0)
     assert started(queue) == [2]
     queue.add(5, "one")
-    assert started(queue) == [5]
-    age(queue, 1, 5)
-    queue.add(6, "one")
     assert queue.next_to_stop() is None, "what is tried again is young again"
 
 
@@ -127,8 +142,8 @@ def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "MAX_WAITING", 2)
     queue = TrialQueue()
     for trial in range(3):
-        queue.add(trial, "one")
-        started(queue)
+        queue.add(trial, f"client {trial}")
+        assert started(queue) == [trial]
     for trial in range(3, 5):
         queue.add(trial, "one")
     with pytest.raises(Overloaded, match="2 grammars wait"):
