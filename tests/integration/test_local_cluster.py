@@ -30,6 +30,8 @@ class Cluster:
         self.temporary.mkdir()
         self.port = free_loopback_port()
         self.printed = ""
+        for file in self.shared.glob("*.ready"):  # of an earlier cluster, which has ended
+            file.unlink()
         self.process = subprocess.Popen(
             [sys.executable, FAKE_CLUSTER, self.shared, str(self.port), *arguments],
             stdout=subprocess.PIPE,
