@@ -12,7 +12,7 @@ The rooms, from the top down; imports go down only:
     model_runner   executes planned steps: tokens in, drawn tokens out, KV in the cache
     step_costs     measures at the start what steps cost on this machine
     cpu/, paddle/  the back ends
-    gpu/           a decoder in Triton kernels for NVIDIA GPUs, which no node uses yet
+    gpu/           NVIDIA GPUs, bfloat16. The same promise as on a CPU, with kernels in Triton.
     back_end       what a back end is
     drawing/       from logits to tokens
     mtp/           drafts tokens with one more layer

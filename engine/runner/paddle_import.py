@@ -1,8 +1,9 @@
 """Paddle, imported at its first use: `from engine.runner.paddle_import import paddle`.
 
-The kernels, on CPUs and on GPUs, do not need it, nor that it is installed: a node that computes with
-them starts sooner, and takes less memory, without it. Paddle computes where the back end "paddle"
-is configured, or the kernels cannot take a model's sizes. Its import takes a second and installs signal handlers, so who needs it for certain calls
+The kernels, on CPUs and on GPUs, do not need it, nor that it is installed: a node that computes
+with them starts sooner, and takes less memory, without it. Paddle computes where the back end
+"paddle" is configured, or the kernels cannot take a model's sizes. Its import takes a second and
+installs signal handlers, so who needs it for certain calls
 `import_paddle` when that does no harm.
 
 On processors other than Intel's, the CPU wheel's math library takes a slow path unless an

@@ -11,9 +11,9 @@ from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip
 import numpy as np
 import pytest
 
-from engine.runner.gpu.chunk_step import Chunk, ChunkStep
-from engine.runner.gpu.decode_step import DecodeStep
 from engine.runner.gpu.launches import Launches
+from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, SHAPE, SPEC, TinyDecoder

@@ -29,7 +29,17 @@ def _paddle() -> BackEnd:
     return PaddleBackEnd()
 
 
-_BACK_ENDS: Mapping[str, Callable[[], BackEnd]] = {"numba": _numba, "paddle": _paddle}
+def _triton() -> BackEnd:
+    from engine.runner.gpu.back_end import GpuBackEnd
+
+    return GpuBackEnd()
+
+
+_BACK_ENDS: Mapping[str, Callable[[], BackEnd]] = {
+    "numba": _numba,
+    "paddle": _paddle,
+    "triton": _triton,
+}
 _PREFERRED = ("numba", "paddle")
 """What `auto` tries, in this order. Paddle computes every model."""
 

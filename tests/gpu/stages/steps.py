@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.chunk_step import Chunk, ChunkStep
-from engine.runner.gpu.decode_step import DecodeStep
 from engine.runner.gpu.launches import AttentionShape
+from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.weights import DecoderWeights, Form
 from tests.gpu.stages.model import (
     BLOCK,

@@ -214,7 +214,8 @@ def attend_chunk(queries, keys, values, tables, tile_sequences, tile_rows, first
     lane = tl.arange(0, BM)
     lanes = tl.arange(0, DIM)
     row = first_row + lane // GROUP
-    is_row = (row < count)[:, None]
+    # Where the group does not divide the tile, the lanes behind its last whole row are idle.
+    is_row = ((row < count) & (lane < BM // GROUP * GROUP))[:, None]
     place = tl.load(first_rows + sequence).to(tl.int64) + row
     offsets = (place * HEADS + head * GROUP + lane % GROUP)[:, None] * DIM + lanes[None, :]
     query = tl.load(queries + offsets, mask=is_row, other=0.0)

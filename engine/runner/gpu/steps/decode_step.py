@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device, Graph
 from engine.runner.gpu.launches import DRAW_SLICE, Bound, Launches, PieceList
-from engine.runner.gpu.step_memory import StepMemory, activation_sizes
+from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 
 _NO_TOKEN = -1
 
