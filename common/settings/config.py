@@ -187,7 +187,7 @@ class EngineConfig(Section):
     )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(
-        "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")
+        "auto", "what computes the model", one_of=("auto", "paddle", "numba")
     )
     num_threads: int = setting(
         0,

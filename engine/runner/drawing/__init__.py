@@ -3,10 +3,6 @@
 sampler         from logits to tokens
 token_rules     biases, bad words and allowed tokens, row by row
 host_draw       draws from logits on the host
-device_draw     draws with one read from a device
-device_sampler  finds the tokens that can be drawn, on the device
-device_noise    their noise
-head_draw       draws from them exactly
 verification    accepts drafts from what was drawn after each row
 undrawn         why a sequence of a step has no token
 prompt_scores   how likely a prompt's own tokens were

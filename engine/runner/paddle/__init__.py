@@ -1,10 +1,11 @@
 """The decoder in Paddle's operators, on any device that Paddle has.
 
+back_end          what this package is to the runner
 decoder           a decoder's three parts in operators
 attention         attention in plain operators, the reference
 tiled_attention   the same in tiles, as `attention_tiles` plans it
 attention_tiles   which tiles a step's attention has
-fused_attention   attention by a fused operator of a GPU
-fused_check       refuses fused operators that differ from the plain ones
+mtp               a drafting layer in operators
+memory_meter      a GPU's memory, as Paddle's allocator counts it
 device_arrays     a step's index arrays, sent to the device in one copy
 """

@@ -12,8 +12,8 @@ fields of `DecoderSpec`, `checkpoint.layer_shapes` lists the experts' tensors, a
 replaced in `numba_layer.load_layer`, `kernels.layer` and `paddle_decoder.PaddleDecoder.advance`.
 
 A family with sliding windows attaches here: a window per layer becomes a field of `DecoderSpec`,
-`_refuse_other_arithmetic` admits it, and it bounds the first key in `kernels.attention_plan`,
-`attention_tiles` and `fused_attention`. ARCHITECTURE.md, Seams, says what frees the blocks before
+`_refuse_other_arithmetic` admits it, and it bounds the first key in `kernels.attention_plan`
+and `attention_tiles`. ARCHITECTURE.md, Seams, says what frees the blocks before
 the window.
 """
 
