@@ -15,9 +15,10 @@ from engine.runner.back_end import ModelFiles
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.mtp_weights import read_mtp_weights
 from engine.runner.start.choose import choose_back_end
-from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
+from engine.runner.weights.checkpoint import Checkpoint, expected_shapes, file_with_weights
 from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
 from engine.runner.weights.quantised_source import WIDE_FORMATS, QuantisedSource
+from engine.runner.weights.random_weights import RandomWeights
 from engine.runner.weights.tensor_source import TensorSource
 from grammars.compiler import GrammarCompiler
 from grammars.trying.trial import NODE_LIMITS
@@ -33,10 +34,11 @@ _logger = logging.getLogger("pdserve.engine")
 _NO_SPECULATION = SpeculationConfig()
 
 
-def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int], Checkpoint]:
+def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int], TensorSource]:
     """Return what the folder `model.model` describes, its end tokens, and its weights, unread.
 
-    Raises `CheckpointError` about the folder, and `ConfigError` for a `max_model_len` that does
+    With the load format `random` the folder's weights are not looked at. Raises `CheckpointError`
+    about the folder, and `ConfigError` for a `max_model_len` that does
     not fit it.
     """
     folder = Path(model.model)
@@ -44,7 +46,8 @@ def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int],
         raise CheckpointError(f"{folder}: no such folder: wanted one with config.json and weights")
     spec = read_decoder_spec(folder)
     eos_token_ids = known_ids(read_eos_token_ids(folder), spec.vocab_size)
-    checkpoint = Checkpoint(folder, spec)
+    is_random = model.load_format == "random"
+    checkpoint = RandomWeights(spec) if is_random else Checkpoint(folder, spec)
     if model.max_model_len > spec.max_position:
         raise ConfigError(
             f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
@@ -82,6 +85,8 @@ def load_model_runner(
     """
     folder = Path(model.model)
     spec, eos_token_ids, checkpoint = checked_checkpoint(model)
+    if isinstance(checkpoint, RandomWeights):
+        _warn_of_random_weights(folder)
     mtp = None
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
@@ -110,6 +115,15 @@ def load_model_runner(
     return runner
 
 
+def _warn_of_random_weights(folder: Path) -> None:
+    ignored = file_with_weights(folder)
+    _logger.warning(
+        "weights: random, of the shape that %s says: answers mean nothing%s",
+        folder / "config.json",
+        f"; load_format random ignores {ignored}" if ignored else "",
+    )
+
+
 def _masks(
     folder: Path, vocab_size: int, eos_token_ids: frozenset[int], *, proposes: bool
 ) -> GrammarMasks | None:
@@ -128,7 +142,7 @@ def _masks(
     return GrammarMasks(grammars, vocab_size, eos_token_ids, proposes=proposes)
 
 
-def _quantised(checkpoint: Checkpoint, spec: DecoderSpec, quantization: str) -> TensorSource:
+def _quantised(checkpoint: TensorSource, spec: DecoderSpec, quantization: str) -> TensorSource:
     """Return the weights as they will be computed with."""
     if quantization == "none":
         return checkpoint

@@ -27,6 +27,7 @@ def load(
     num_drafts: int = 0,
     activation_dtype: str = "auto",
     quantization: str = "none",
+    load_format: str = "auto",
     **engine: Any,
 ) -> ModelRunner:
     """A runner with a small cache of blocks of 16, unless `engine` says otherwise.
@@ -44,6 +45,7 @@ def load(
             max_model_len=max_model_len,
             activation_dtype=activation_dtype,
             quantization=quantization,
+            load_format=load_format,
         ),
         EngineConfig(**(settings | engine)),
         speculation=SpeculationConfig(
