@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.cluster.phases import require_same, steady
+from tests.gpu.cluster.phases import Said, require_same, steady
 from tests.gpu.cluster.streams import Answer, AnswerFailed, Asked, read_answer
 from tests.gpu.cluster.timed import OutOfTime, Phases, limited
 
@@ -29,7 +29,9 @@ END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 def event(*tokens: int) -> bytes:
-    return b'data: {"choices":[{"text":"x","token_ids":%s}]}\n\n' % str([*tokens]).encode()
+    logprobs = {"token_logprobs": [-token / 4 for token in tokens]}
+    choice = {"text": "x", "token_ids": tokens, "logprobs": logprobs}
+    return b"data: %s\n\n" % json.dumps({"choices": [choice]}).encode()
 
 
 @pytest.mark.timeout(300)
@@ -71,11 +73,12 @@ def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
 
 
 def test_answers_that_differ_are_told_with_their_places() -> None:
-    require_same([(1, 2), (3, 4)], [(1, 2), (3, 4)])
+    first: Said = ((1, None), (2, None))
+    require_same([first, ((3, -0.5), (4, -1.5))], [first, ((3, -0.5), (4, -1.5))])
     with pytest.raises(AssertionError, match=r"after how many tokens: \{1: 1\}$"):
-        require_same([(1, 2), (3, 4)], [(1, 2), (3, 5)])
+        require_same([first, ((3, -0.5), (4, -1.5))], [first, ((3, -0.5), (4, -1.25))])
     with pytest.raises(ValueError, match="longer"):
-        require_same([(1, 2)], [(1, 2), (3, 5)])
+        require_same([first], [first, first])
 
 
 def test_gaps_are_of_the_time_in_which_all_streams_decode() -> None:
@@ -97,6 +100,7 @@ def test_tokens_have_the_time_of_the_piece_in_which_their_event_ended() -> None:
     ]  # fmt: skip
     answer = read_answer(ASKED, 0.5, pieces)
     assert (answer.tokens, answer.at_s, answer.first_s) == ((7, 8, 9), (2.0, 3.0, 3.0), 1.5)
+    assert answer.logprobs == (-1.75, -2.0, -2.25)
 
 
 @pytest.mark.parametrize(

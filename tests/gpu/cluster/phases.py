@@ -6,7 +6,7 @@ import asyncio
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import httpx
@@ -24,19 +24,23 @@ _FRESH = 1 << 10
 """Salts from here on are of prompts that no node has seen."""
 
 
+Said = tuple[tuple[int | None, float | None], ...]
+"""An answer's tokens, each with its log probability where that was asked for."""
+
+
 @dataclass(slots=True)
 class Bits:
     """The same answers: `expected` are those of a mixed node that computes one at a time."""
 
     clusters: Clusters
-    expected: list[tuple[int, ...]]
+    expected: list[Said]
 
     def alone(self) -> dict[str, Any]:
         """One at a time, the tokens of prefill and decode are those of one mixed node."""
         asked = compared(self.clusters.shape)
-        self.expected = [_tokens(self._answers(self.clusters.mixed, [one]))[0] for one in asked]
+        self.expected = [_said(self._answers(self.clusters.mixed, [one]))[0] for one in asked]
         some = asked[: len(asked) // 2]  # the others are new to the nodes when they are loaded
-        found = [_tokens(self._answers(self.clusters.apart, [one]))[0] for one in some]
+        found = [_said(self._answers(self.clusters.apart, [one]))[0] for one in some]
         require_same(found, self.expected[: len(some)])
         assert len(set(self.expected)) == len(asked), "answers do not differ"
         placed = _placements(self.clusters.apart)
@@ -48,7 +52,7 @@ class Bits:
         self._require()
         asked = compared(self.clusters.shape)
         for cluster in self.clusters.both:
-            require_same(_tokens(self._answers(cluster, asked)), self.expected)
+            require_same(_said(self._answers(cluster, asked)), self.expected)
             cluster.check_settled()
         return {"at a time": len(asked)}
 
@@ -66,7 +70,7 @@ class Bits:
                 killed_at = shown
                 cluster.processes["decode-1"].kill()
 
-        found = _tokens(self._answers(cluster, asked, count))
+        found = _said(self._answers(cluster, asked, count))
         assert killed_at, "no node was killed"
         outcomes = [one["outcome"] for one in _placements(cluster)]
         assert "retried" in outcomes, f"no answer was moved: {outcomes}"
@@ -81,13 +85,17 @@ class Bits:
 
 
 def compared(shape: Shape) -> list[Asked]:
-    """The requests whose answers are compared: every second one is drawn, with its own seed."""
-    drawn = {"temperature": 0.8, "top_p": 0.95}
+    """The requests whose answers are compared: every second one is drawn, with its own seed.
+
+    Every fourth one has log probabilities: they tell logits apart whose tokens are the same.
+    """
+    greedy, drawn = {"temperature": 0}, {"temperature": 0.8, "top_p": 0.95}
+    ways = (greedy | {"logprobs": 0}, drawn, greedy, drawn)
     return [
         Asked(
             prompt=prompt_of(shape, shape.bits_lengths[n % len(shape.bits_lengths)] + n, n),
             max_tokens=shape.compared_tokens,
-            fields=drawn | {"seed": n} if n % 2 else {"temperature": 0},
+            fields=ways[n % 4] | {"seed": n},
         )
         for n in range(shape.num_compared)
     ]
@@ -164,11 +172,13 @@ def _milliseconds(times_s: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _tokens(answers: Sequence[Answer]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
+def _said(answers: Sequence[Answer]) -> list[Said]:
+    return [
+        tuple(zip_longest(answer.tokens, answer.logprobs, fillvalue=None)) for answer in answers
+    ]
 
 
-def require_same(found: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> None:
+def require_same(found: Sequence[Said], expected: Sequence[Said]) -> None:
     """Raise `AssertionError`, saying where they part, unless all answers are equal."""
     parted = {
         at: next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])

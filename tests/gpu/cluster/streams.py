@@ -41,9 +41,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Its tokens, and when it was asked for and each token came, in seconds of one clock."""
+    """Its tokens, and when it was asked for and each token came, in seconds of one clock.
+
+    `logprobs` are the tokens' log probabilities where they were asked for.
+    """
 
     tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
     asked_at_s: float
     at_s: tuple[float, ...]
 
@@ -91,6 +95,7 @@ def read_answer(asked: Asked, asked_at_s: float, pieces: list[tuple[float, bytes
         length += len(data)
         ends.append((length, at_s))
     tokens: list[int] = []
+    logprobs: list[float] = []
     times: list[float] = []
     piece = 0
     for found in _EVENT.finditer(whole):
@@ -103,9 +108,12 @@ def read_answer(asked: Asked, asked_at_s: float, pieces: list[tuple[float, bytes
             came = choice.get("token_ids") or []
             tokens += came
             times += [ends[piece][1]] * len(came)
+            logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
     if len(tokens) != asked.max_tokens:
         raise AnswerFailed(f"{len(tokens)} tokens: wanted {asked.max_tokens}")
-    return Answer(tokens=tuple(tokens), asked_at_s=asked_at_s, at_s=tuple(times))
+    return Answer(
+        tokens=tuple(tokens), logprobs=tuple(logprobs), asked_at_s=asked_at_s, at_s=tuple(times)
+    )
 
 
 async def ask_all(
