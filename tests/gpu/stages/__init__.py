@@ -9,10 +9,11 @@ from tests.gpu.stages.bits import bits
 from tests.gpu.stages.machine import ceilings, ipc, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, quantised, sweep
+from tests.gpu.stages.runner import runner_bits, runner_steps
 from tests.gpu.stages.steps import attention, host, prefill, step
 
-UNASKED = frozenset({"sweep"})
-"""Stages that run only when they are named."""
+UNASKED = frozenset({"sweep", "runner_bits", "runner_steps"})
+"""Stages that run only when they are named; those of the runner need a node's environment."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "ceilings": ceilings,
@@ -27,4 +28,6 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "host": host,
     "launch_cost": launch_cost,
     "ipc": ipc,
+    "runner_bits": runner_bits,
+    "runner_steps": runner_steps,
 }
