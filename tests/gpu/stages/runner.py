@@ -146,7 +146,8 @@ def _loaded(shape: dict[str, int], max_len: int) -> Any:
         return load_model_runner(
             ModelConfig(model=name, load_format="random", max_model_len=max_len),
             EngineConfig(
-                attention_backend="triton", kv_cache_memory=24 << 30 if shape is _LARGE else 1 << 28,
-                max_num_seqs=128, max_num_batched_tokens=4096, block_size=_BLOCK,
+                attention_backend="triton", max_num_seqs=128,
+                kv_cache_memory=24 << 30 if shape is _LARGE else 1 << 28,
+                max_num_batched_tokens=4096, block_size=_BLOCK,
             ),
         )  # fmt: skip
