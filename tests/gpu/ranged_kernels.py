@@ -44,7 +44,8 @@ def _widened(stored, HAS_PTX: tl.constexpr):
             is_pure=True,
             pack=4,
         )
-    return stored.to(tl.bfloat16)
+    else:
+        return stored.to(tl.bfloat16)
 
 
 @triton.jit
@@ -100,17 +101,18 @@ def _lanes(COUNT: tl.constexpr, IS_BATCH: tl.constexpr):
 def _group(places, inputs, is_row, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
            IS_BATCH: tl.constexpr):  # fmt: skip
     """Return the products [.., BN, BM] of one group's weights and inputs, from zero."""
-    HALF: tl.constexpr = GROUP_INPUTS // 2
     if FORM == FP8:
         k = _lanes(GROUP_INPUTS, IS_BATCH)
         rows = tl.load(inputs + k, mask=is_row, other=0.0)
         return tl.dot(_widened(tl.load(places + k), HAS_PTX), _turned(rows, IS_BATCH))
-    k = _lanes(HALF, IS_BATCH)
-    first = tl.load(inputs + k, mask=is_row, other=0.0)
-    second = tl.load(inputs + HALF + k, mask=is_row, other=0.0)
-    low, high = _halves(tl.load(places + k), HAS_PTX)
-    part = tl.dot(low, _turned(first, IS_BATCH))
-    return tl.dot(high, _turned(second, IS_BATCH), part)
+    else:
+        HALF: tl.constexpr = GROUP_INPUTS // 2
+        k = _lanes(HALF, IS_BATCH)
+        first = tl.load(inputs + k, mask=is_row, other=0.0)
+        second = tl.load(inputs + HALF + k, mask=is_row, other=0.0)
+        low, high = _halves(tl.load(places + k), HAS_PTX)
+        part = tl.dot(low, _turned(first, IS_BATCH))
+        return tl.dot(high, _turned(second, IS_BATCH), part)
 
 
 @triton.jit
@@ -118,7 +120,8 @@ def _scale_places(scales, sources, K: tl.constexpr, FORM: tl.constexpr):
     """Return where the first scale of each output lies."""
     if FORM == FP8:
         return scales + sources // GROUP_INPUTS * (K // GROUP_INPUTS)
-    return scales + sources * (K // GROUP_INPUTS)
+    else:
+        return scales + sources * (K // GROUP_INPUTS)
 
 
 @triton.jit

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.stages.bits import bits
+from tests.gpu.stages.forms import quantised_forms
 from tests.gpu.stages.machine import ceilings, ipc, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, quantised, sweep
 from tests.gpu.stages.steps import attention, host, prefill, step
 
-UNASKED = frozenset({"sweep"})
+UNASKED = frozenset({"sweep", "quantised_forms"})
 """Stages that run only when they are named."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
@@ -20,6 +21,7 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "products": products,
     "sweep": sweep,
     "quantised": quantised,
+    "quantised_forms": quantised_forms,
     "attention": attention,
     "step": step,
     "prefill": prefill,
