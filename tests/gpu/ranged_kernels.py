@@ -44,8 +44,7 @@ def _widened(stored, HAS_PTX: tl.constexpr):
             is_pure=True,
             pack=4,
         )
-    else:
-        return stored.to(tl.bfloat16)
+    return stored.to(tl.bfloat16)
 
 
 @triton.jit
@@ -84,8 +83,7 @@ def _halves(stored, HAS_PTX: tl.constexpr):
 def _turned(rows, IS_BATCH: tl.constexpr):
     if IS_BATCH:
         return tl.permute(rows, (0, 2, 1))
-    else:
-        return tl.trans(rows)
+    return tl.trans(rows)
 
 
 @triton.jit
@@ -93,8 +91,7 @@ def _lanes(COUNT: tl.constexpr, IS_BATCH: tl.constexpr):
     """Return 0 .. COUNT - 1 along the last axis."""
     if IS_BATCH:
         return tl.arange(0, COUNT)[None, None, :]
-    else:
-        return tl.arange(0, COUNT)[None, :]
+    return tl.arange(0, COUNT)[None, :]
 
 
 @triton.jit
@@ -105,14 +102,13 @@ def _group(places, inputs, is_row, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
         k = _lanes(GROUP_INPUTS, IS_BATCH)
         rows = tl.load(inputs + k, mask=is_row, other=0.0)
         return tl.dot(_widened(tl.load(places + k), HAS_PTX), _turned(rows, IS_BATCH))
-    else:
-        HALF: tl.constexpr = GROUP_INPUTS // 2
-        k = _lanes(HALF, IS_BATCH)
-        first = tl.load(inputs + k, mask=is_row, other=0.0)
-        second = tl.load(inputs + HALF + k, mask=is_row, other=0.0)
-        low, high = _halves(tl.load(places + k), HAS_PTX)
-        part = tl.dot(low, _turned(first, IS_BATCH))
-        return tl.dot(high, _turned(second, IS_BATCH), part)
+    HALF: tl.constexpr = GROUP_INPUTS // 2
+    k = _lanes(HALF, IS_BATCH)
+    first = tl.load(inputs + k, mask=is_row, other=0.0)
+    second = tl.load(inputs + HALF + k, mask=is_row, other=0.0)
+    low, high = _halves(tl.load(places + k), HAS_PTX)
+    part = tl.dot(low, _turned(first, IS_BATCH))
+    return tl.dot(high, _turned(second, IS_BATCH), part)
 
 
 @triton.jit
@@ -120,8 +116,7 @@ def _scale_places(scales, sources, K: tl.constexpr, FORM: tl.constexpr):
     """Return where the first scale of each output lies."""
     if FORM == FP8:
         return scales + sources // GROUP_INPUTS * (K // GROUP_INPUTS)
-    else:
-        return scales + sources * (K // GROUP_INPUTS)
+    return scales + sources * (K // GROUP_INPUTS)
 
 
 @triton.jit
@@ -131,8 +126,7 @@ def _sum_of_ranges(ranges, RANGES: tl.constexpr, BN: tl.constexpr, BM: tl.conste
     first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
     if RANGES == 2:
         return tl.reshape(first, (BN, BM)) + tl.reshape(second, (BN, BM))
-    else:
-        return _after(_sum_of_ranges(first, RANGES // 2, BN, BM), second, RANGES // 2, BN, BM)
+    return _after(_sum_of_ranges(first, RANGES // 2, BN, BM), second, RANGES // 2, BN, BM)
 
 
 @triton.jit
@@ -140,11 +134,10 @@ def _after(total, ranges, RANGES: tl.constexpr, BN: tl.constexpr, BM: tl.constex
     """Add to `total` the ranges [RANGES, BN, BM] in ascending order."""
     if RANGES == 1:
         return total + tl.reshape(ranges, (BN, BM))
-    else:
-        pairs = tl.reshape(ranges, (2, RANGES // 2, BN, BM))
-        first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
-        total = _after(total, first, RANGES // 2, BN, BM)
-        return _after(total, second, RANGES // 2, BN, BM)
+    pairs = tl.reshape(ranges, (2, RANGES // 2, BN, BM))
+    first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
+    total = _after(total, first, RANGES // 2, BN, BM)
+    return _after(total, second, RANGES // 2, BN, BM)
 
 
 @triton.jit
@@ -312,9 +305,7 @@ def apart(x, weights, scales, y, residual, partials, counters, num_rows, N: tl.c
         tl.store(counter, 0)
         total = _stored_ranges(partials, place, is_result, SIZE, BN, BM, RANGES)
         if IS_GATED:
-            above = _stored_ranges(
-                partials + RANGES * SIZE, place, is_result, SIZE, BN, BM, RANGES
-            )
+            above = _stored_ranges(partials + RANGES * SIZE, place, is_result, SIZE, BN, BM, RANGES)
             _store_gated(y, total, above, rows, outputs, num_rows, N, BN)
         else:
             _store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)

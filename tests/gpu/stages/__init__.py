@@ -10,9 +10,10 @@ from tests.gpu.stages.forms import quantised_forms
 from tests.gpu.stages.machine import ceilings, ipc, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, quantised, sweep
+from tests.gpu.stages.step_forms import step_forms
 from tests.gpu.stages.steps import attention, host, prefill, step
 
-UNASKED = frozenset({"sweep", "quantised_forms"})
+UNASKED = frozenset({"sweep", "quantised_forms", "step_forms"})
 """Stages that run only when they are named."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
@@ -24,6 +25,7 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "quantised_forms": quantised_forms,
     "attention": attention,
     "step": step,
+    "step_forms": step_forms,
     "prefill": prefill,
     "price": price,
     "host": host,

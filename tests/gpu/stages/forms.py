@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.runner.gpu.weights import Form, Matrix
 from tests.gpu.ranged import MOST_ROWS, Ranged, RangedLaunches
+from tests.gpu.stages.bits import exact_rows
 from tests.gpu.stages.model import CONTEXT, QWEN3_8B, Chosen, Findings, Model, rows_and_results
 from tests.gpu.stages.steps import started_step, time_step
 
@@ -86,8 +87,7 @@ class _Ways:
         card, model = self.card, self.model
         made = RangedLaunches(
             card.kernel, card.device.properties, QWEN3_8B, model.stored(card, form), model.pool,
-            Chosen.shape(count or 1), scratch=self.scratch,
-            choose=lambda rows, weights, gated: self.chosen(rows, weights, gated) if count else None,
+            Chosen.shape(count or 1), scratch=self.scratch, choose=self.chosen,
         )  # fmt: skip
         if count is None:
             self._makes[form] = made
@@ -134,6 +134,8 @@ class _Ways:
         if key not in self._references:
             plain = Ranged("in_turn", 64, 64, way.ranges, 4, 3, has_ptx=False)
             self._references[key] = self.outputs(form, name, MOST_ROWS, plain)
+            if name == "qkv" and self.card.is_real:
+                self._check(form, self._references[key][0])
         wanted = self._references[key]
         among = self.outputs(form, name, MOST_ROWS, way)
         alone = self.outputs(form, name, 1, way)
@@ -142,6 +144,13 @@ class _Ways:
             and np.array_equal(among, wanted)
             and np.array_equal(alone, wanted[:1])
         )
+
+    def _check(self, form: Form, row: np.ndarray) -> None:
+        """Print how far the first outputs of the first row are from float64's."""
+        weights = self.make(form).weights.layers[0].qkv
+        exact = exact_rows(self.card, weights, 64) @ self.card.floats(self.x, weights.num_inputs)
+        error = np.linalg.norm(row[:64] - exact) / np.linalg.norm(exact)
+        print(f"{form.name}: error {error:.2e}, wanted below 4e-3", flush=True)
 
     def try_one(self, form: Form, name: str, rows: int, way: Ranged) -> None:
         """Time a way and check its bits."""
