@@ -28,7 +28,7 @@ GROUP_INPUTS: tl.constexpr = tl.constexpr(128)
 def _widened(stored, HAS_PTX: tl.constexpr):
     """Return e4m3 as bfloat16; in PTX by shifts: 0.EEEE.MMM << 4 is the number times 2**-120."""
     if HAS_PTX:
-        return tl.inline_asm_elementwise(
+        numbers = tl.inline_asm_elementwise(
             """{
             .reg .b32 a, b, c, d, zero, up;
             mov.b32 zero, 0x80008000; mov.b32 up, 0x7b807b80;
@@ -44,7 +44,9 @@ def _widened(stored, HAS_PTX: tl.constexpr):
             is_pure=True,
             pack=4,
         )
-    return stored.to(tl.bfloat16)
+    else:
+        numbers = stored.to(tl.bfloat16)
+    return numbers
 
 
 @triton.jit
@@ -81,17 +83,13 @@ def _halves(stored, HAS_PTX: tl.constexpr):
 
 @triton.jit
 def _turned(rows, IS_BATCH: tl.constexpr):
-    if IS_BATCH:
-        return tl.permute(rows, (0, 2, 1))
-    return tl.trans(rows)
+    return tl.permute(rows, (0, 2, 1)) if IS_BATCH else tl.trans(rows)
 
 
 @triton.jit
 def _lanes(COUNT: tl.constexpr, IS_BATCH: tl.constexpr):
     """Return 0 .. COUNT - 1 along the last axis."""
-    if IS_BATCH:
-        return tl.arange(0, COUNT)[None, None, :]
-    return tl.arange(0, COUNT)[None, :]
+    return tl.arange(0, COUNT)[None, None, :] if IS_BATCH else tl.arange(0, COUNT)[None, :]
 
 
 @triton.jit
@@ -101,22 +99,26 @@ def _group(places, inputs, is_row, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
     if FORM == FP8:
         k = _lanes(GROUP_INPUTS, IS_BATCH)
         rows = tl.load(inputs + k, mask=is_row, other=0.0)
-        return tl.dot(_widened(tl.load(places + k), HAS_PTX), _turned(rows, IS_BATCH))
-    HALF: tl.constexpr = GROUP_INPUTS // 2
-    k = _lanes(HALF, IS_BATCH)
-    first = tl.load(inputs + k, mask=is_row, other=0.0)
-    second = tl.load(inputs + HALF + k, mask=is_row, other=0.0)
-    low, high = _halves(tl.load(places + k), HAS_PTX)
-    part = tl.dot(low, _turned(first, IS_BATCH))
-    return tl.dot(high, _turned(second, IS_BATCH), part)
+        part = tl.dot(_widened(tl.load(places + k), HAS_PTX), _turned(rows, IS_BATCH))
+    else:
+        HALF: tl.constexpr = GROUP_INPUTS // 2
+        k = _lanes(HALF, IS_BATCH)
+        first = tl.load(inputs + k, mask=is_row, other=0.0)
+        second = tl.load(inputs + HALF + k, mask=is_row, other=0.0)
+        low, high = _halves(tl.load(places + k), HAS_PTX)
+        part = tl.dot(low, _turned(first, IS_BATCH))
+        part = tl.dot(high, _turned(second, IS_BATCH), part)
+    return part
 
 
 @triton.jit
 def _scale_places(scales, sources, K: tl.constexpr, FORM: tl.constexpr):
     """Return where the first scale of each output lies."""
     if FORM == FP8:
-        return scales + sources // GROUP_INPUTS * (K // GROUP_INPUTS)
-    return scales + sources * (K // GROUP_INPUTS)
+        places = scales + sources // GROUP_INPUTS * (K // GROUP_INPUTS)
+    else:
+        places = scales + sources * (K // GROUP_INPUTS)
+    return places
 
 
 @triton.jit
@@ -125,19 +127,23 @@ def _sum_of_ranges(ranges, RANGES: tl.constexpr, BN: tl.constexpr, BM: tl.conste
     pairs = tl.reshape(ranges, (2, RANGES // 2, BN, BM))
     first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
     if RANGES == 2:
-        return tl.reshape(first, (BN, BM)) + tl.reshape(second, (BN, BM))
-    return _after(_sum_of_ranges(first, RANGES // 2, BN, BM), second, RANGES // 2, BN, BM)
+        total = tl.reshape(first, (BN, BM))
+    else:
+        total = _sum_of_ranges(first, RANGES // 2, BN, BM)
+    return _after(total, second, RANGES // 2, BN, BM)
 
 
 @triton.jit
 def _after(total, ranges, RANGES: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
     """Add to `total` the ranges [RANGES, BN, BM] in ascending order."""
     if RANGES == 1:
-        return total + tl.reshape(ranges, (BN, BM))
-    pairs = tl.reshape(ranges, (2, RANGES // 2, BN, BM))
-    first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
-    total = _after(total, first, RANGES // 2, BN, BM)
-    return _after(total, second, RANGES // 2, BN, BM)
+        total += tl.reshape(ranges, (BN, BM))
+    else:
+        pairs = tl.reshape(ranges, (2, RANGES // 2, BN, BM))
+        first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
+        total = _after(total, first, RANGES // 2, BN, BM)
+        total = _after(total, second, RANGES // 2, BN, BM)
+    return total
 
 
 @triton.jit

@@ -39,18 +39,27 @@ def make(tiny: TinyDecoder) -> RangedLaunches:
 
 
 def stored(device: InterpretedDevice, form: Form) -> tuple[Matrix, np.ndarray]:
-    """Return random weights of 2 OUTPUTS outputs, and the same as float64."""
+    """Return random weights of 2 OUTPUTS outputs, and the same as float64.
+
+    The second half of an output's weights are the first half's negatives: sums nearly cancel, so
+    that another order of additions shows in the few bits of a result.
+    """
     rng = np.random.default_rng(int(form))
     outputs, groups = 2 * OUTPUTS, INPUTS // GROUP_INPUTS
+    half = groups // 2
     if form is Form.FP8:
         codes = rng.integers(0, 256, (outputs, INPUTS), dtype=np.uint8)
         codes[codes & 127 == 127] = 0
+        codes[:, INPUTS // 2 :] = codes[:, : INPUTS // 2]
         scales = rng.standard_normal((1, groups)).astype(np.float32)
+        scales[:, half:] = -scales[:, :half]
         matrix = Matrix(upload(device, codes), outputs, INPUTS, form, upload(device, scales))
         return matrix, e4m3(codes.astype(int)) * np.repeat(scales, GROUP_INPUTS, 1)
     numbers = rng.integers(0, 16, (outputs, groups, 2, GROUP_INPUTS // 2), dtype=np.uint8)
+    numbers[:, half:] = numbers[:, :half]
     packed = numbers[:, :, 0] | (numbers[:, :, 1] << 4)
     bits = rounded(rng.standard_normal((outputs, groups)).astype(np.float32))
+    bits[:, half:] = bits[:, :half] ^ 0x8000
     matrix = Matrix(upload(device, packed), outputs, INPUTS, form, upload(device, bits))
     values = (numbers.astype(np.float64) - 8) * widened(bits)[:, :, None, None]
     return matrix, values.reshape(outputs, INPUTS)
@@ -66,8 +75,10 @@ def test_every_way_has_the_same_bits(
     matrix, exact = stored(device, form)
     outputs = OUTPUTS if is_gated else 2 * OUTPUTS
     rng = np.random.default_rng(5)
-    bits = rounded(rng.standard_normal((ROWS, INPUTS)).astype(np.float32) / 32)
-    before = rounded(rng.standard_normal((ROWS, outputs)).astype(np.float32))
+    bits = rounded(rng.standard_normal((ROWS, INPUTS)).astype(np.float32))
+    bits[:, INPUTS // 2 :] = bits[:, : INPUTS // 2]
+    bits[:, : INPUTS // 2 : 64] ^= 1
+    before = rounded(rng.standard_normal((ROWS, outputs)).astype(np.float32) / 4096)
     x, residual = upload(device, bits), 0 if is_gated else upload(device, before)
     wanted = widened(bits) @ exact.T
     if is_gated:
