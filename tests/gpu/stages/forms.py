@@ -19,7 +19,7 @@ _FORMS = (Form.INT4, Form.FP8)
 _RANGES = (4, 8, 2)
 _MOST_SHARED = 222 << 10
 _MOST_MILLISECONDS = 5.0
-_SECONDS = 150.0
+_SECONDS = 90.0
 """The stage measures no further candidate after so long."""
 
 _PHASES: tuple[tuple[int, ...], ...] = ((1, 8), (32,), (128,))

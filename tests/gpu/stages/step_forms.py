@@ -14,7 +14,7 @@ from tests.gpu.stages.model import CONTEXT, Findings, Model, rows_and_results, t
 from tests.gpu.stages.products import _product_launches, _split_launches
 from tests.gpu.stages.steps import started_step
 
-_SECONDS = 70.0
+_SECONDS = 56.0
 
 
 @dataclass(frozen=True)

@@ -161,18 +161,28 @@ def attend_pieces(queries, keys, values, first_pieces, piece_sequences, piece_st
             tl.store(tops + target * 2, top, mask=is_row)
             tl.store(tops + target * 2 + 1, tl.max(weight_sum, 1), mask=is_row)
     if IS_MERGING:
-        tl.debug_barrier()
-        for step in range(num_own):
-            item = first_item + step
-            sequence = tl.load(piece_sequences + item // KV_HEADS)
-            last = tl.load(piece_lasts + item // KV_HEADS)
-            arrival = arrivals + sequence * KV_HEADS + item % KV_HEADS
-            arrived = tl.atomic_add(arrival, 1, sem="acq_rel")
-            if arrived == last // PIECE:
-                tl.store(arrival, 0)
-                first = tl.load(first_pieces + sequence)
-                _merge_group(totals, tops, out, sequence, item % KV_HEADS, first, last, ROWS,
-                             HEADS, KV_HEADS, DIM, BM, PIECE)  # fmt: skip
+        _merge_ended(first_pieces, piece_sequences, piece_lasts, totals, tops, arrivals, out,
+                     first_item, num_own, ROWS, HEADS, KV_HEADS, DIM, BM, PIECE)  # fmt: skip
+
+
+@triton.jit
+def _merge_ended(first_pieces, piece_sequences, piece_lasts, totals, tops, arrivals, out,
+                 first_item, num_own, ROWS: tl.constexpr, HEADS: tl.constexpr,
+                 KV_HEADS: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr,
+                 PIECE: tl.constexpr):  # fmt: skip
+    """Count this program's pieces as ended, and merge those of a KV head that has none left."""
+    tl.debug_barrier()
+    for step in range(num_own):
+        item = first_item + step
+        sequence = tl.load(piece_sequences + item // KV_HEADS)
+        last = tl.load(piece_lasts + item // KV_HEADS)
+        arrival = arrivals + sequence * KV_HEADS + item % KV_HEADS
+        arrived = tl.atomic_add(arrival, 1, sem="acq_rel")
+        if arrived == last // PIECE:
+            tl.store(arrival, 0)
+            first = tl.load(first_pieces + sequence)
+            _merge_group(totals, tops, out, sequence, item % KV_HEADS, first, last, ROWS, HEADS,
+                         KV_HEADS, DIM, BM, PIECE)  # fmt: skip
 
 
 @triton.jit
