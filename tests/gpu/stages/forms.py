@@ -48,8 +48,9 @@ def _ways(rows: int, is_gated: bool) -> Iterator[Ranged]:
             yield Ranged("in_turn", 64, 64, ranges, 4, 3)
             if not is_gated:
                 yield Ranged("in_turn", 128, 64, ranges, 8, 3)
-            yield Ranged("apart", 64, 64, ranges, 4, 4)
-            yield Ranged("apart", 128, 64, ranges, 8, 3)
+            if not (is_gated and ranges == 8):  # these spill
+                yield Ranged("apart", 64, 64, ranges, 4, 4)
+                yield Ranged("apart", 128, 64, ranges, 8, 3)
 
 
 def _held(way: Ranged, form: Form, width: int) -> int:
