@@ -4,6 +4,7 @@ One decoder, described by `weights.model_spec.DecoderSpec` and read from a folde
 on one of the back ends, which are alike (`back_end.BackEnd`):
 
     cpu/      CPU, float32. A row's result depends on its own tokens alone, to the last bit.
+    gpu/      NVIDIA GPUs, bfloat16. The same promise, with kernels in Triton.
     paddle/   any device. Plain Paddle operators, the reference.
 
 The rooms, from the top down; imports go down only:
@@ -11,8 +12,7 @@ The rooms, from the top down; imports go down only:
     start/         from a configuration to a runner
     model_runner   executes planned steps: tokens in, drawn tokens out, KV in the cache
     step_costs     measures at the start what steps cost on this machine
-    cpu/, paddle/  the back ends
-    gpu/           NVIDIA GPUs, bfloat16. The same promise as on a CPU, with kernels in Triton.
+    cpu/, gpu/, paddle/  the back ends
     back_end       what a back end is
     drawing/       from logits to tokens
     mtp/           drafts tokens with one more layer

@@ -54,8 +54,8 @@ def _values(handle: Any) -> np.ndarray:
 
 def _chained_dot(_: Any, a: Any, b: Any, total: Any, __: Any, ___: Any) -> Any:
     left, right, result = _values(a), _values(b), total.data.copy()
-    for k in range(left.shape[1]):
-        result += left[:, k : k + 1] * right[k : k + 1]
+    for k in range(left.shape[-1]):
+        result += left[..., k : k + 1] * right[..., k : k + 1, :]
     return interpreter.TensorHandle(result, total.dtype.scalar)
 
 

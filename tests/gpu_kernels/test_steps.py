@@ -75,11 +75,12 @@ def test_a_chunk_cut_anywhere_has_the_same_bits(
     assert np.array_equal(in_chunks(tiny, make, *cuts), whole)
 
 
+@pytest.mark.parametrize("is_merged_by_last", [False, True])
 @pytest.mark.parametrize(("count", "mine"), [(1, 0), (3, 2)])
 def test_decoded_rows_have_the_same_bits(
-    tiny: TinyDecoder, whole: np.ndarray, count: int, mine: int
+    tiny: TinyDecoder, whole: np.ndarray, count: int, mine: int, is_merged_by_last: bool
 ) -> None:
-    make = tiny.launches(WIDE)
+    make = tiny.launches(WIDE, replace(SHAPE, is_merged_by_last=is_merged_by_last))
     in_chunks(tiny, make)
     logits, step = decoded(tiny, make, count, mine, 71)
     assert np.array_equal(logits, whole)

@@ -1,6 +1,7 @@
 """The back end `triton` on NVIDIA GPUs: Triton kernels and the driver, neither Paddle nor torch.
 
     back_end      what this package is to the runner
+    compiling     kernels compiled in several processes
     card          the card that a node computes on
     decoder       a decoder's three parts, as launches; decoding steps are graphs
     card_draw     draws where a temperature is all that a row asks for

@@ -22,6 +22,9 @@ from engine.runner.weights.model_spec import DecoderSpec
 
 if TYPE_CHECKING:
     from engine.runner.gpu.card import Card
+    from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+
+    MakeKernel = Callable[[KernelSpec], BindableKernel]
 
 _logger = logging.getLogger("pdserve.engine")
 
@@ -137,6 +140,7 @@ class GpuBackEnd:
     ) -> LoadedModel:
         """Send the weights to the card and record the graphs; `packed_folder` is not used."""
         from engine.runner.gpu.cache.pool import GpuCache
+        from engine.runner.gpu.card import KernelList
         from engine.runner.gpu.card_draw import CardDraw
         from engine.runner.gpu.decoder import GpuDecoder
         from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
@@ -151,15 +155,23 @@ class GpuBackEnd:
             tile_keys=cache.layout.block_size,
         )
 
+        needed = KernelList()
+        make_kernel: MakeKernel = needed.kernel
+
         def make_launches(pool: KVPool) -> Launches:
             return Launches(
-                card.kernel, card.device.properties, files.spec, weights, pool, attention
+                make_kernel, card.device.properties, files.spec, weights, pool, attention
             )
 
         decoder = GpuDecoder(
             card.device, make_launches, cache.pool, files.spec, shape, max_len, card.stream
         )
         row_draw = CardDraw(card.device, decoder, shape.num_logits_rows)
+        decoder.bind_all()
+        row_draw.bind_all()
+        card.compile(needed.specs)
+        make_kernel = card.kernel
+        decoder.use_pool(cache.pool)
         decoder.record_graphs()
         _logger.info(
             "%s: weights were sent in %.1f s, kernels and graphs made in %.1f s",

@@ -16,6 +16,7 @@ from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.drawing.verification import Draws
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.decoder import GpuDecoder, Hidden
+from engine.runner.gpu.launches import Bound
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 
@@ -71,15 +72,25 @@ class CardDraw:
         staging.put("seeds", ways["seed"].view(np.int64))
         staging.put("indices", rows.output_indices[group].astype(np.int32))
         staging.send(stream)
-        for launch in self._decoder.launches.draw_rows(
-            self._decoder.memory["logits"], (staging["temperatures"], staging["seeds"],
-            staging["indices"]), (self._memory["best_scores"], self._memory["best_tokens"]),
-            self._memory["tokens"], len(group),
-        ):  # fmt: skip
+        for launch in self._bound(len(group)):
             launch(stream)
         self._device.copy(self._read.address, self._memory["tokens"], 4 * len(group), stream)
         self._device.synchronize(stream)
         return self._tokens[: len(group)].copy()
+
+    def _bound(self, num_rows: int) -> tuple[Bound, Bound]:
+        staging, memory = self._staging, self._memory
+        return self._decoder.launches.draw_rows(
+            self._decoder.memory["logits"],
+            (staging["temperatures"], staging["seeds"], staging["indices"]),
+            (memory["best_scores"], memory["best_tokens"]),
+            memory["tokens"],
+            num_rows,
+        )
+
+    def bind_all(self) -> None:
+        """Ask for every kernel of the draws."""
+        self._bound(1)
 
     def _draw_on_host(self, rows: SampledRows, left: np.ndarray, first: int, draws: Draws) -> None:
         """Draw for rows of a group that begins at row `first`, from their logits."""

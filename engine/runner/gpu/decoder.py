@@ -114,9 +114,16 @@ class GpuDecoder:
         self.launches = self._make_launches(pool)
 
     def record_graphs(self) -> None:
-        """Record the graphs of all sizes, and bind chunks of each size of tiles: compiles all."""
+        """Record the graphs of all sizes."""
         for size in self._sizes:
             self._graph(size)
+
+    def bind_all(self) -> None:
+        """Bind every kind of launch that a step can have: asks for every kernel."""
+        for size in self._sizes:
+            self._list_pieces(size)
+            self._embed(size)
+            self._layer(0, size, size, 0)
         for num_rows in (1, 32, 64, 256, 1024, self._most_rows):
             if num_rows <= self._most_rows:
                 self._layer(0, num_rows, 1, 1)

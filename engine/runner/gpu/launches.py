@@ -53,6 +53,7 @@ _ATTENTION = {
     "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
     "num_sequences": "i32", "table_width": "i32", "tile_sequences": "*i32", "tile_rows": "*i32",
     "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16",
+    "arrivals": "*i32",
 }  # fmt: skip
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
@@ -74,6 +75,8 @@ class AttentionShape:
     stages: int = 3
     max_registers: int = 0
     """Most registers a thread of a decoding step's attention may have; 0: no bound."""
+    is_merged_by_last: bool = False
+    """Whether the program that ends a sequence's last piece merges them, and no other kernel."""
     chunk_rows: int = 128
     chunk_warps: int = 8
     chunk_stages: int = 3
@@ -293,25 +296,31 @@ class Launches:
 
     def attend_pieces(
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,
-        scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
-    ) -> tuple[Bound, Bound]:  # fmt: skip
-        """Return attention of a few rows a sequence: the pieces, and their merge."""
-        shape, (totals, tops) = self.shape, scratch
+        scratch: tuple[int, int, int], out: int, num_sequences: int, rows_each: int,
+    ) -> tuple[Bound, ...]:  # fmt: skip
+        """Return attention of a few rows a sequence: the pieces, and their merge.
+
+        `scratch`: totals, tops and arrivals; arrivals [sequences, KV heads] are 0.
+        """
+        shape, (totals, tops, arrivals) = self.shape, scratch
         tile_rows = max(shape.tile_rows, self.group_rows(rows_each))
         common = {
             **self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece
         }  # fmt: skip
         compute = self.kernel(
             attention.attend_pieces, _ATTENTION,
-            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": shape.programs},
+            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": shape.programs,
+             "IS_MERGING": shape.is_merged_by_last},
             shape.num_warps, shape.stages, shape.max_registers,
         )  # fmt: skip
         merge = self.kernel(attention.merge_pieces, _ATTENTION, common, 1, 1)
         keys, values = self.pool.keys(layer), self.pool.values(layer)
         first = compute.bind(
-            (shape.programs,), queries, keys, values, *pieces, totals, tops,
+            (shape.programs,), queries, keys, values, *pieces, totals, tops, arrivals, out,
             self._scale, num_sequences,
         )  # fmt: skip
+        if shape.is_merged_by_last:
+            return (first,)
         grid = (num_sequences, rows_each * self.spec.num_heads)
         return first, merge.bind(grid, totals, tops, last_positions, pieces.first_pieces, out)
 

@@ -49,8 +49,10 @@ def _sources(outputs, N: tl.constexpr, BN: tl.constexpr):
 def _results(is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
     """Return which results of a tile exist: the last tile of weights may overhang."""
     if N % BN != 0:
-        return is_row & (outputs < N)[None, :]
-    return is_row
+        is_result = is_row & (outputs < N)[None, :]
+    else:
+        is_result = is_row
+    return is_result
 
 
 @triton.jit
