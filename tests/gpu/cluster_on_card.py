@@ -56,7 +56,7 @@ class Run:
 
     def bits(self, shape: Shape, names: Sequence[str]) -> None:
         """Compare answers."""
-        if clusters := self._start("bits", shape, num_decode=2):
+        if clusters := self._start("bits", shape, num_decode=2, can_be_slow=True):
             bits = Bits(clusters, [])
             for name in names:
                 self._run(name, getattr(bits, name))
@@ -91,9 +91,13 @@ class Run:
         print(f"{self.phases.passed} passed, {len(self.phases.failed)} failed")
         return len(self.phases.failed)
 
-    def _start(self, name: str, shape: Shape, num_decode: int) -> Clusters | None:
-        folder = self._folder / name
-        clusters = Clusters(name, shape, self._store, folder, self._flags, num_decode)
+    def _start(
+        self, name: str, shape: Shape, num_decode: int, *, can_be_slow: bool = False
+    ) -> Clusters | None:
+        clusters = Clusters(
+            name, shape, self._store, self._folder / name, self._flags, num_decode,
+            can_be_slow=can_be_slow,
+        )  # fmt: skip
         self._clusters.append(clusters)
         if self._run("start", clusters.start):
             return clusters

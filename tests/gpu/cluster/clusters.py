@@ -25,6 +25,8 @@ class Clusters:
         folder: Path,
         flags: Sequence[str],
         num_decode: int,
+        *,
+        can_be_slow: bool = False,
     ) -> None:
         """Write the model into `folder`, which is made; nothing runs. `name` is for the store."""
         self.shape = shape
@@ -36,7 +38,8 @@ class Clusters:
         self.apart, self.mixed = (
             Cluster(
                 ClusterSpec(name=f"{name}_{kind}", model=model, nodes=nodes,
-                            flags=flags, routers=(("--served-model-name", shape.name),)),
+                            flags=flags, routers=(("--served-model-name", shape.name),),
+                            can_be_slow=can_be_slow),
                 store, folder,
             )
             for kind, nodes in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -57,11 +58,15 @@ class Bits:
         return {"at a time": len(asked)}
 
     def killed(self) -> dict[str, Any]:
-        """A decode node is killed in the middle of answers, and they are the same."""
+        """A decode node is killed in the middle of answers, and they are the same.
+
+        Until then steps are slow, so that a client that is late does not miss the middle.
+        """
         self._require()
         cluster = self.clusters.apart
         asked = compared(self.clusters.shape)
         shown, killed_at = 0, 0
+        slow = ExitStack()
 
         def count(num_events: int) -> None:
             nonlocal shown, killed_at
@@ -69,8 +74,11 @@ class Bits:
             if not killed_at and shown >= _LEAST_SHOWN * len(asked):
                 killed_at = shown
                 cluster.processes["decode-1"].kill()
+                slow.close()
 
-        found = _said(self._answers(cluster, asked, count))
+        with slow:
+            slow.enter_context(cluster.slow())
+            found = _said(self._answers(cluster, asked, count))
         assert killed_at, "no node was killed"
         outcomes = [one["outcome"] for one in _placements(cluster)]
         assert "retried" in outcomes, f"no answer was moved: {outcomes}"
@@ -87,10 +95,11 @@ class Bits:
 def compared(shape: Shape) -> list[Asked]:
     """The requests whose answers are compared: every second one is drawn, with its own seed.
 
-    Every fourth one has log probabilities: they tell logits apart whose tokens are the same.
+    Two ways are drawn where logits are, two on the host. Every fourth one has log probabilities:
+    they tell logits apart whose tokens are the same.
     """
-    greedy, drawn = {"temperature": 0}, {"temperature": 0.8, "top_p": 0.95}
-    ways = (greedy | {"logprobs": 0}, drawn, greedy, drawn)
+    greedy, drawn = {"temperature": 0}, {"temperature": 0.8}
+    ways = (greedy | {"logprobs": 0}, drawn, greedy, drawn | {"top_p": 0.95})
     return [
         Asked(
             prompt=prompt_of(shape, shape.bits_lengths[n % len(shape.bits_lengths)] + n, n),
