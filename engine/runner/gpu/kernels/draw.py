@@ -70,8 +70,8 @@ def draw_slices(logits, temperatures, seeds, indices, best_scores, best_tokens, 
     """Find the best token of each slice of each row. Program: (row, slice).
 
     Float32 estimates leave out all tokens that cannot be the best one; the few that are left, most
-    often one, are scored in float64. A slice with a logit that is not finite has the token -1, and
-    is the best one.
+    often one, are scored in float64. A slice with NaN or infinity has the token -1, and is the best
+    one; a token with -infinity is withheld.
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
@@ -104,7 +104,7 @@ def draw_slices(logits, temperatures, seeds, indices, best_scores, best_tokens, 
         largest, place = tl.max(logit, 0, return_indices=True, return_indices_tie_break_left=True)
         best = largest.to(tl.float64)
         found = part * SLICE + place
-    is_bad = tl.max((is_token & ~(tl.abs(logit) < float("inf"))).to(tl.int32), 0) > 0
+    is_bad = tl.max((is_token & ~(logit < float("inf"))).to(tl.int32), 0) > 0
     tl.store(best_scores + row * slices + part, tl.where(is_bad, float("inf"), best))
     tl.store(best_tokens + row * slices + part, tl.where(is_bad, -1, found))
 

@@ -48,11 +48,7 @@ def _sources(outputs, N: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def _results(is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
     """Return which results of a tile exist: the last tile of weights may overhang."""
-    if N % BN != 0:
-        is_result = is_row & (outputs < N)[None, :]
-    else:
-        is_result = is_row
-    return is_result
+    return is_row & (outputs < N)[None, :] if N % BN != 0 else is_row
 
 
 @triton.jit
