@@ -25,6 +25,7 @@ class _Upload:
 
     name: str
     address: int
+    num_bytes: int
     rotated: int = 0
 
 
@@ -45,7 +46,7 @@ class _Loader:
         address = memory.address
         for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
             turned = rotated[place] if place < len(rotated) else 0
-            self.uploads.append(_Upload(name, address, turned))
+            self.uploads.append(_Upload(name, address, size, turned))
             address += size
         return memory.address, sum(shape[0] for shape in shapes)
 
@@ -89,7 +90,9 @@ class _Loader:
             return values.nbytes
 
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-            for num_bytes in threads.map(send, self.uploads):
+            # The largest first, so that none of them is sent alone at the end.
+            largest_first = sorted(self.uploads, key=lambda one: -one.num_bytes)
+            for num_bytes in threads.map(send, largest_first):
                 on_done(num_bytes)
 
     def _bfloat16(self, one: _Upload) -> np.ndarray:

@@ -81,6 +81,7 @@ def runner_steps(card: Any, found: Findings) -> None:
         return
     from common.request import SamplingParams
     from engine.core.runner_contract import SampleInput, ScheduledSequence
+    from engine.core.step.step_batch import batch_of
 
     begun = time.monotonic()
     runner = _loaded(_LARGE, 4096)
@@ -90,34 +91,33 @@ def runner_steps(card: Any, found: Findings) -> None:
     history = [7] * 4096
     for count in (1, 8, 32, 64, 128):
         per_seq = CONTEXT // _BLOCK + 1
-        batch = [
-            ScheduledSequence(
-                0, [5], CONTEXT - 1, range(place * per_seq, (place + 1) * per_seq),
-                SampleInput(greedy, 0, history[:CONTEXT], []),
-            )
-            for place in range(count)
-        ]  # fmt: skip
+        batch = batch_of(
+            [
+                ScheduledSequence(
+                    0, [5], CONTEXT - 1, range(place * per_seq, (place + 1) * per_seq),
+                    SampleInput(greedy, 0, history[:CONTEXT], []),
+                )
+                for place in range(count)
+            ]
+        )  # fmt: skip
         found[f"runner_step_{count}_ms"] = _median_ms(runner, batch, 20)
         print(count, "sequences:", found[f"runner_step_{count}_ms"], "ms", flush=True)
     for length in (512, 4096):
         sample = SampleInput(greedy, 0, history[:length], [])
         chunk = ScheduledSequence(0, history[:length], 0, range(length // _BLOCK), sample)
         found[f"runner_prefill_{length}_ms"] = _median_ms(runner, [chunk], 5)
-        told: list[int] = []
-        begun = time.monotonic()
-        runner.execute([chunk], told.append)
-        found[f"runner_exported_{length}_ms"] = round(1e3 * (time.monotonic() - begun), 2)
+        found[f"runner_exported_{length}_ms"] = _median_ms(runner, [chunk], 5, lambda _: None)
         print(
             f"prefill of {length}: {found[f'runner_prefill_{length}_ms']} ms; with its blocks to "
             f"the host {found[f'runner_exported_{length}_ms']} ms", flush=True,
         )  # fmt: skip
 
 
-def _median_ms(runner: Any, batch: Any, repeats: int) -> float:
+def _median_ms(runner: Any, batch: Any, repeats: int, on_layer: Any = None) -> float:
     taken = []
     for _ in range(repeats):
         begun = time.monotonic()
-        runner.execute(batch)
+        runner.execute(batch, on_layer)
         taken.append(time.monotonic() - begun)
     return round(1e3 * statistics.median(taken), 3)
 
