@@ -73,6 +73,30 @@ def test_the_first_paragraph_says_what_computes_where() -> None:
     assert "GPU" in first
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_measures_nothing_by_a_plan(page: Path) -> None:
+    """Its reader has not seen the plan: a page says what is, and which bound holds."""
+    assert re.findall(r"(?i)\b(?:goals?|wanted)\b", page.read_text()) == []
+
+
+def test_figures_are_those_of_the_present_code() -> None:
+    """History is git's: nothing is compared with what the code was."""
+    page = (ROOT / "docs" / "figures.md").read_text()
+    assert re.findall(r"(?i)\b(?:before|earlier|formerly|used to|until then)\b", page) == []
+
+
+def test_the_figures_of_the_first_page_have_their_source() -> None:
+    numbers = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
+    page = (ROOT / "README.md").read_text()
+    table = page.partition("\n## Figures\n")[2].partition("\n## ")[0]
+    figures = "\n".join(re.findall(r"^\|.*\|(.*)\|$", table, re.M))
+    start = page.partition("A first start")[2].partition("\n\n")[0].partition("](")[0]
+    said = set(numbers.findall(figures + start))
+    known = set(numbers.findall((ROOT / "docs" / "figures.md").read_text()))
+    assert len(said) > 30
+    assert sorted(said - known) == []
+
+
 @pytest.mark.parametrize("init", INITS, ids=lambda path: path.parent.relative_to(ROOT).as_posix())
 def test_every_path_in_a_map_exists(init: Path) -> None:
     """Paths begin at the root or at the package, or name a module of the room."""
