@@ -85,6 +85,27 @@ def test_figures_are_those_of_the_present_code() -> None:
     assert re.findall(r"(?i)\b(?:before|earlier|formerly|used to|until then)\b", page) == []
 
 
+def test_what_the_glossary_points_at_is_there() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    places = re.findall(r"`([\w/]+\.py):([\w.]+)`", page)
+    assert len(places) > 30
+    missing = [
+        f"{path}:{name}"
+        for path, name in places
+        for part in name.split(".")
+        if not re.search(rf"^\s*(?:class |def )?{part}\b", (ROOT / path).read_text(), re.M)
+    ]
+    assert missing == []
+
+
+def test_the_glossary_explains_each_word_once() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    cells = re.findall(r"^\| (?!word |-)(.+?) \|", page, re.M)
+    words = [word for cell in cells for word in cell.split(", ")]
+    assert len(words) > 60
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
 def test_the_figures_of_the_first_page_have_their_source() -> None:
     numbers = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
     page = (ROOT / "README.md").read_text()
