@@ -77,7 +77,7 @@ class Measured:
     num_sequence_steps: int = 0
     num_verified: Counter[int] = field(default_factory=Counter)
     num_accepted: Counter[int] = field(default_factory=Counter)
-    """By position, 0 for the first draft. What is behind a wrong one does not count."""
+    """Accepted drafts by position, from 0. What follows a wrong one does not count."""
 
     def verified(
         self, batch: Iterable[ScheduledSequence], results: Iterable[DrawnTokens | None]

@@ -34,9 +34,9 @@ from grammars.texts import as_lark, compiled_text, json_rule, schema_of
 from grammars.weaker_schemas import Weakening
 
 STACK_BYTES = 32 << 20
-"""Of the thread that compiles: more than any trial may take."""
+"""Stack of the thread that compiles: more than any trial may take."""
 COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Of the histogram of compilations."""
+"""Bounds of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
 _DEAD_END = "NoExtensionBias"
 """How llguidance says that nothing may follow here, neither a token nor the end."""
@@ -73,8 +73,8 @@ _BYTES = [bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
 
 _LIMITS = _limits(1_000_000)
 _TRIAL_LIMITS = _limits(20_000)
-"""Of a compilation that looks for the place of a problem which comes before the lexer is built, as
-most do."""
+"""Limits of a compilation that looks for the place of a problem: most come before the lexer is
+built."""
 
 
 class GrammarCompiler:

@@ -22,10 +22,10 @@ forwards shows it first that its own client is gone; only what comes later meets
 it has closed."""
 
 LOOK_S = 1.0
-"""From then on the kernel is asked alone."""
+"""Time after which only the kernel is asked."""
 
 KEEPALIVE_S = 5
-"""Between two probes of the kernel. One that is answered by nobody ends the connection as well."""
+"""Time between two probes of the kernel. One without an answer ends the connection as well."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """May come before any answer, and as often as one likes; clients of HTTP/1.0 do not know it."""

@@ -72,12 +72,12 @@ class RouterStream:
 
     def _end_of_message(self) -> int:
         num_left = MAX_ENTRIES
-        for place, output in enumerate(self.outputs):
+        for index, output in enumerate(self.outputs):
             found = output.prompt_logprobs
             if found is not None:
                 num_left -= num_entries(len(found), found.num_top)
-                if num_left < 0 and place:
-                    return place
+                if num_left < 0 and index:
+                    return index
         return len(self.outputs)
 
 

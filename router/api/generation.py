@@ -55,9 +55,9 @@ SYSTEM_FINGERPRINT = f"pdserve-{VERSION}"
 """The part of a client's `seed` that is not the request's: another version may answer otherwise."""
 
 TOKENS_PER_TURN = 32_768
-"""Of all prompts and lists of allowed tokens that a request starts in one turn of the event loop,
-which takes 2 ms; a million tokens, 128 prompts of 8192, would take 50 ms. Calls of one turn share
-messages to the nodes."""
+"""Tokens of prompts and of lists of allowed tokens that a request starts in one turn of the event
+loop, which takes 2 ms; a million tokens, 128 prompts of 8192, would take 50 ms. Calls of one turn
+share messages to the nodes."""
 
 ADMIN_SEATS = 8
 """Places beside those of everybody, for an administrator who looks for what takes all of those."""

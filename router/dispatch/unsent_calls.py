@@ -16,7 +16,7 @@ log = logging.getLogger("pdserve.router.nodes")
 MAX_PENDING_ABORTS = 65_536
 CALLS_PER_MESSAGE = 512
 BYTES_PER_MESSAGE = 1 << 20
-"""Of all calls in a message but its first: far from the most that a node takes."""
+"""Bytes of all calls in a message after its first: far less than a node takes."""
 ABORTS_PER_MESSAGE = 512
 
 

@@ -25,7 +25,7 @@ POOL_BLOCKS = 60
 KV_BYTES = 128 << 20
 BUDGET = 512
 OBJECTS_BYTES = 12 << 20
-"""Of the interpreter. The buffers of a step of BUDGET tokens take 20 MiB."""
+"""Objects of the interpreter. The buffers of a step of BUDGET tokens take 20 MiB."""
 
 
 class Host(HostMeter):

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.timeout(300)
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 128 * MIB
-"""Of a router, at the worst moment: bodies of 9 MB are in work, in a few copies each."""
+"""Growth of a router at the worst moment: bodies of 9 MB are in work, in a few copies each."""
 MOST_OF_A_CHILD_BYTES = 256 * MIB
-"""Of the process that compiles for a router, at the worst moment."""
+"""Memory of the process that compiles for a router, at the worst moment."""
 LONGEST_ANSWER_S = 30.0
 ATTACKS = {"bounded": BOUNDED, "crashing": CRASHING, "long": LONG}
 FIELDS = {

@@ -91,7 +91,7 @@ def test_every_top_package_has_a_map() -> None:
 
 
 def test_a_package_is_seen_at_a_glance() -> None:
-    """Of a longer list nobody sees what belongs together: it has rooms."""
+    """A longer list hides what belongs together: it has rooms."""
     tops = (*MAPPED, *OTHERS)
     modules = {p: len([m for m in p.glob("*.py") if m.stem[0] != "_"]) for p in packages(tops)}
     assert {one: count for one, count in modules.items() if count > MOST_MODULES} == {}

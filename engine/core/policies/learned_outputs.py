@@ -176,12 +176,12 @@ class PeakReserve:
         end = self.policy.expected_of(view)
         if end <= 0:
             return self._holding(held_tokens)
-        place = self.ends.searchsorted(end, side="right")
-        known = np.insert(self.known, place, view.num_known)
-        weights = np.insert(self.weights, place, weight)
+        index = self.ends.searchsorted(end, side="right")
+        known = np.insert(self.known, index, view.num_known)
+        weights = np.insert(self.weights, index, weight)
         return self._of_sorted(
             self.policy,
-            np.insert(self.ends, place, end),
+            np.insert(self.ends, index, end),
             known,
             weights,
             weights[::-1].cumsum()[::-1],

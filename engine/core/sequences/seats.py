@@ -67,7 +67,7 @@ class Seats:
     """
 
     def __init__(self, num_seats: int, max_len: int, max_blocks: int) -> None:
-        # One column more, so that the place behind the last token can be read for every token.
+        # One column more, so that the column after the last token can be read for every token.
         self.token_ids = np.zeros((num_seats, max_len + 1), np.int32)
         self.block_tables = np.zeros((num_seats, max_blocks), np.int32)
         self.num_prompt: Ints = np.zeros(num_seats, np.int64)

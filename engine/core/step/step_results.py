@@ -28,7 +28,7 @@ OnEnd = Callable[[Sequence, FinishReason | None], None]
 
 T = TypeVar("T")
 _NOT_PLAIN = -1
-"""In the place of the token of a sequence that drew none or several, or one that ends it."""
+"""Token of a sequence that drew none or several, or one that ends it."""
 
 
 class StepResults:

@@ -70,7 +70,7 @@ class DeviceDraw:
         draws: Draws,
     ) -> None:
         """Draw for rows of a group from their whole logits."""
-        # Of the whole group again: products of another shape would differ in their last bits.
+        # The whole group is computed again: products of another shape differ in their last bits.
         logits = self._decoder.device_logits(hidden, sampled[group.start : group.stop])
         places = paddle.to_tensor(left - group.start)
         part = Draws()

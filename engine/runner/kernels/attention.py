@@ -85,8 +85,8 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
     if kind == FLOATS:
         _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at)
         return value_at
-    for place in range(0, count * slot_bytes, _LINE_BYTES):
-        prefetch_line(value_at + place)
+    for ahead in range(0, count * slot_bytes, _LINE_BYTES):
+        prefetch_line(value_at + ahead)
     for j in range(0, count, 8):
         slots_at = key_at + j * slot_bytes
         for i in range(0, head_dim, 8):
@@ -95,8 +95,8 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
                 transpose_halves(slots_at + i * HALVES, slot_bytes, place_at, KEY_TILE)
             else:
                 transpose_bytes(slots_at + i, slots_at + head_dim, slot_bytes, place_at, KEY_TILE)
-    for place in range(0, KEY_TILE * slot_bytes, _LINE_BYTES):
-        prefetch_line(next_at + place)
+    for ahead in range(0, KEY_TILE * slot_bytes, _LINE_BYTES):
+        prefetch_line(next_at + ahead)
     for j in range(count):
         widen_slot(value_at + j * slot_bytes, gathered[1, j].ctypes.data, head_dim, kind)
     return gathered[1].ctypes.data
@@ -107,10 +107,10 @@ def _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at) -> No
     """Transpose keys, and prefetch their values and the next tile's keys meanwhile."""
     for j in range(0, count, 8):
         for i in range(0, head_dim, 8):
-            place = (j * head_dim + 8 * i) * _FLOAT_BYTES
+            ahead = (j * head_dim + 8 * i) * _FLOAT_BYTES
             for line in range(0, 4 * _LINE_BYTES, _LINE_BYTES):
-                prefetch_line(value_at + place + line)
-                prefetch_line(next_at + place + line)
+                prefetch_line(value_at + ahead + line)
+                prefetch_line(next_at + ahead + line)
             transpose_8x8(
                 key_at + (j * head_dim + i) * _FLOAT_BYTES, head_dim,
                 tile_at + (i * KEY_TILE + j) * _FLOAT_BYTES, KEY_TILE,

@@ -18,9 +18,9 @@ from common.kv.memory_plan import DeviceMemory
 from engine.runner.paddle_import import has_gpu, paddle
 
 _SHARE_OF_ITS_OWN = 0.9
-"""Of memory that nobody else uses: a GPU, or a container with a limit."""
+"""Share of memory that nobody else uses: a GPU, or a container with a limit."""
 _SHARE_OF_A_HOST = 0.3
-"""Of a machine's memory, which its other processes, and other nodes, need too."""
+"""Share of a machine's memory, which its other processes, and other nodes, need too."""
 _PEAK = "VmHWM"
 _OF_FILES, _IN_MEMORY = "RssFile", "RssShmem"
 """Pages of files on a disk, and of those in memory (tmpfs)."""

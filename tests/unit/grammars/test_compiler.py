@@ -25,7 +25,7 @@ from tests.fakes.http_edge import write_model_folder
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
-    """Of a tokenizer with every byte, a few words, and two special tokens."""
+    """Compiler for a tokenizer with every byte, a few words, and two special tokens."""
     folder = write_model_folder(tmp_path_factory.mktemp("tiny"))
     found = GrammarCompiler.load(folder, 320, {1})
     assert found is not None

@@ -1,4 +1,4 @@
-"""Of a tool that is not strict what cannot be enforced is left out, and nothing else."""
+"""What cannot be enforced of a tool that is not strict is left out, and nothing else."""
 
 from __future__ import annotations
 

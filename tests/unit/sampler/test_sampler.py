@@ -178,7 +178,7 @@ def test_every_token_is_the_one_that_sorting_all_tokens_gives(
 def test_a_block_whose_largest_token_is_penalised_has_another_one(
     num_seen: int, likeliest: int, temperature: float
 ) -> None:
-    """Of 1,000 tokens the last 40 are no whole block; few penalised ones are looked at alone."""
+    """The last 40 of 1,000 tokens are no whole block; few penalised ones are looked at alone."""
     random = np.random.default_rng(num_seen)
     logits = random.normal(size=1000).astype(np.float32)
     logits[likeliest] = 4.5

@@ -128,8 +128,8 @@ def block_at(builder: Any, layout: PanelLayout, panel: Any, index: Any) -> Block
 
 
 def _load(builder: Any, address: Any, offset: int, kind: Any, align: int = 16) -> Any:
-    place = vector_at(builder, builder.add(address, INT64(offset)), kind)
-    return builder.load(place, align=align)
+    pointer = vector_at(builder, builder.add(address, INT64(offset)), kind)
+    return builder.load(pointer, align=align)
 
 
 def _halves_at(builder: Any, address: Any, offset: int) -> Any:

@@ -67,10 +67,10 @@ def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequen
         ]
         first_input = builder.mul(index, INT64(layout.inputs))
         for k, weights in enumerate(zip(*panels, strict=True)):
-            place = builder.add(first_input, INT64(k))
+            input_index = builder.add(first_input, INT64(k))
             for row, row_at in enumerate(row_ats):
                 keep_loads_behind(builder)
-                value = splat(builder, builder.load(builder.gep(row_at, [place]), align=4))
+                value = splat(builder, builder.load(builder.gep(row_at, [input_index]), align=4))
                 for panel, weight in enumerate(weights):
                     n = row * _PANELS + panel
                     sums[n] = builder.call(fma, [value, weight, sums[n]])
@@ -79,8 +79,8 @@ def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequen
     count = builder.sdiv(depth, INT64(layout.inputs))
     sums = emit_loop(builder, count, [constant(0.0)] * (num_rows * _PANELS), block)
     for n, total in enumerate(sums):
-        place = INT64(n % _PANELS * TILE_BYTES + n // _PANELS * _VECTOR_BYTES)
-        builder.store(total, vector_at(builder, builder.add(c, place)), align=4)
+        pointer = INT64(n % _PANELS * TILE_BYTES + n // _PANELS * _VECTOR_BYTES)
+        builder.store(total, vector_at(builder, builder.add(c, pointer)), align=4)
 
 
 @intrinsic(prefer_literal=True)
@@ -115,8 +115,8 @@ def _widen(typing: Any, code: Any, panel: Any, depth: Any, out: Any) -> Any:
             at = block_at(builder, layout, panel, index)
             target = builder.add(out, builder.mul(index, INT64(layout.inputs * _VECTOR_BYTES)))
             for k, weight in enumerate(emit_weights(builder, layout, at)):
-                place = builder.add(target, INT64(k * _VECTOR_BYTES))
-                builder.store(weight, vector_at(builder, place), align=4)
+                pointer = builder.add(target, INT64(k * _VECTOR_BYTES))
+                builder.store(weight, vector_at(builder, pointer), align=4)
             return []
 
         emit_loop(builder, builder.sdiv(depth, INT64(layout.inputs)), [], block)

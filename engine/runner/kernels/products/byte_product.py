@@ -63,8 +63,8 @@ _TILE_BYTES = 4 * LANES
 
 def _value(builder: Any, record: Any, at: int, kind: Any) -> Any:
     """Emit a record's number in every lane."""
-    place = builder.inttoptr(builder.add(record, INT64(at)), kind.as_pointer())
-    return splat(builder, builder.load(place, align=4))
+    pointer = builder.inttoptr(builder.add(record, INT64(at)), kind.as_pointer())
+    return splat(builder, builder.load(pointer, align=4))
 
 
 def _emit_integers(
@@ -138,8 +138,8 @@ def _emit_product(
     count = builder.sdiv(depth, INT64(layout.inputs))
     sums = emit_loop(builder, count, [constant(0.0)] * num_rows, body)
     for row, total in enumerate(sums):
-        place = builder.add(c, INT64(_TILE_BYTES * row))
-        builder.store(total, vector_at(builder, place), align=4)
+        pointer = builder.add(c, INT64(_TILE_BYTES * row))
+        builder.store(total, vector_at(builder, pointer), align=4)
 
 
 @intrinsic(prefer_literal=True)

@@ -100,11 +100,11 @@ def _put(tile, rows, bias, residual, out, row, column, lanes) -> None:  # type: 
     if lanes == LANES:
         bias_at = bias.ctypes.data + column * _FLOAT_BYTES if bias.size else 0
         for r in range(rows):
-            place = column * _FLOAT_BYTES
+            column_bytes = column * _FLOAT_BYTES
             residual_at = 0
             if residual.size:
-                residual_at = residual.ctypes.data + (row + r) * residual.strides[0] + place
-            out_at = out.ctypes.data + (row + r) * out.strides[0] + place
+                residual_at = residual.ctypes.data + (row + r) * residual.strides[0] + column_bytes
+            out_at = out.ctypes.data + (row + r) * out.strides[0] + column_bytes
             put_sums(tile.ctypes.data + r * LANES * _FLOAT_BYTES, bias_at, residual_at, out_at)
         return
     if bias.size:

@@ -62,8 +62,8 @@ def _emit_product(builder: Any, num_rows: int, num_panels: int, args: Sequence[A
         columns = []
         for panel_at, ahead_at in zip(panel_ats, ahead_ats, strict=False):
             prefetch(builder, builder.add(ahead_at, offset))
-            place = vector_at(builder, builder.add(panel_at, offset))
-            columns.append(builder.load(place, align=4))
+            pointer = vector_at(builder, builder.add(panel_at, offset))
+            columns.append(builder.load(pointer, align=4))
         for row, row_at in enumerate(row_ats):  # one register for all of a row's panels
             keep_loads_behind(builder)
             scalar = splat(builder, builder.load(builder.gep(row_at, [index]), align=4))
@@ -75,8 +75,8 @@ def _emit_product(builder: Any, num_rows: int, num_panels: int, args: Sequence[A
     sums = emit_loop(builder, depth, [constant(0.0)] * (num_rows * num_panels), body)
     for n, total in enumerate(sums):
         row, panel = divmod(n, num_panels)
-        place = builder.add(c, INT64(panel * TILE_BYTES + row * _VECTOR_BYTES))
-        builder.store(total, vector_at(builder, place), align=4)
+        pointer = builder.add(c, INT64(panel * TILE_BYTES + row * _VECTOR_BYTES))
+        builder.store(total, vector_at(builder, pointer), align=4)
 
 
 def _products(num_panels: int, most_rows: int) -> Any:

@@ -24,7 +24,7 @@ _STRIPE = 256
 _STRIPE_BLOCKS = _STRIPE // BLOCK
 _LINE = 16  # floats of a cache line
 _FEW = 4096
-"""Of more kept tokens the noise is computed for stripes of the vocabulary, which is faster."""
+"""Most kept tokens whose noise is computed one by one; for more, in stripes of the vocabulary."""
 
 # The largest possible noise: the largest word gives -log(-log(1 - 2**-33)) = 22.87.
 _MAX_NOISE = 23.0

@@ -256,7 +256,7 @@ def _kept_of_shortlist(  # type: ignore[no-untyped-def]
                 continue
             last_depth, last = top_k_end(few, way["top_k"])
         if way["top_p"] < 1.0:
-            few_vectors = -(-num // LANES)  # the places behind the list are there, and not read
+            few_vectors = -(-num // LANES)  # entries after the list exist and are not read
             write_weights(listed[0].ctypes.data, listed[1].ctypes.data, few_vectors)
             last_depth, last = top_p_end(
                 few, listed[1, :num], way["top_p"], total, last_depth, last
