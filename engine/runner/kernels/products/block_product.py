@@ -51,6 +51,14 @@ def prefetch_block(builder: Any, layout: PanelLayout, ahead: Any, index: Any) ->
         prefetch(builder, builder.add(at, INT64(line)))
 
 
+# Few float rows times stored panels. One turn of the loop is one block of both panels: its numbers
+# are unpacked and widened to floats, times step plus minimum, sixteen outputs for each of the
+# block's inputs, and each of them enters the rows' chains in the order of the inputs, as in
+# `panel_product`. Widening costs several instructions a weight, which does not matter while the
+# loop waits for memory; with more than `FEW_ROWS` rows it would be repeated for each tile, so these
+# take the panel from `_widen`. Both panels of a pair are always computed: with few rows there would
+# be too few chains to hide the latency of a multiply-add. Where there is no second panel, the first
+# is computed twice.
 def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequence[Any]) -> None:
     a, first_panel, second_panel, depth, c, ahead, second_ahead = args
     fma = declare_fma(builder)

@@ -47,6 +47,13 @@ TILE_BYTES = TILE_ROWS * _VECTOR_BYTES
 PREFETCH_BYTES = 3072
 
 
+# The inner loop runs over the depth. One turn loads sixteen weights of each panel, and for each row
+# one input, which is copied to all lanes and multiplied into the row's sums: `rows · panels` fused
+# multiply-adds on `rows + panels` loads. Every sum is a chain of its own and waits for itself one
+# turn earlier, for none of the others: with ten rows and two panels twenty chains hide the latency
+# of a multiply-add. More rows would not fit: sums, weights and the input share 32 registers (16
+# half as wide on AVX2). `keep_loads_behind` stops LLVM from moving all loads of inputs to the
+# front, which would spill the sums. Each turn prefetches one cache line of each panel to come.
 def _emit_product(builder: Any, num_rows: int, num_panels: int, args: Sequence[Any]) -> None:
     """Emit the product for exactly `num_rows` rows and `num_panels` panels."""
     a, first, second, depth, c, *ahead_ats = args
