@@ -72,8 +72,8 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.covers("F107")
 def test_no_more_memory_than_planned(method: str, has_local_prefill: bool) -> None:
-    """F107."""
     drafts = 0 if method == "none" else NUM_DRAFTS
     speculation = SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts)
     most = get_max_chunk_tokens(

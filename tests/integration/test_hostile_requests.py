@@ -269,11 +269,11 @@ def test_viewers_of_one_key_leave_places_to_others(attacker: Attacker) -> None:
         assert watch(attacker.admin, open_streams) == 200
 
 
+@pytest.mark.covers("G13")
 def test_grammars_of_one_client_keep_no_other_waiting(
     keyed_api: Api, attacker: Attacker, keys: Path
 ) -> None:
     """A dozen that compile until a limit stops them, beside new schemas of another client."""
-    # G13.
     (name, *_) = LONG
     file = keys / "router/api_keys.json"
     many = replace(attacker, key=add_api_key(file, "many"))

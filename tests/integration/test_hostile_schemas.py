@@ -86,8 +86,8 @@ def status_of(api: Api, path: str, body: dict[str, Any]) -> int:
     return asked(api, path, body).status_code
 
 
+@pytest.mark.covers("G13")
 def test_hostile_grammars(tiny_api: Api) -> None:
-    # G13.
     statuses = {
         name: status_of(tiny_api, COMPLETIONS, {"prompt": "Hi", FIELDS[grammar.kind]: grammar.text})
         for name, grammar in HOSTILE.items()
@@ -113,8 +113,8 @@ def test_siblings_of_hostile_grammars(tiny_api: Api) -> None:
         assert asked(tiny_api, COMPLETIONS, body).status_code in (200, 400), name
 
 
+@pytest.mark.covers("G13")
 def test_hostile_schemas_inside_tools(tiny_api: Api) -> None:
-    # G13.
     statuses = {
         name: status_of(tiny_api, CHAT, asked_with_tool(grammar.text))
         for name, grammar in HOSTILE.items()

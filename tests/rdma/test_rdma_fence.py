@@ -28,8 +28,9 @@ def ends() -> Iterator[tuple[End, End]]:
     receiver.lane.close()
 
 
+@pytest.mark.covers("F14", "F69")
 def test_a_late_write_after_a_fence_changes_nothing(ends: tuple[End, End], wire: Wire) -> None:
-    """F14, F69: the writer does not know, tries again for seconds, and looks up what it can."""
+    """The writer does not know, tries again for seconds, and looks up what it can."""
     sender, receiver = ends
     wire.cut()
     sender.write(receiver)

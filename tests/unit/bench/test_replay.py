@@ -145,6 +145,7 @@ def test_the_clock_is_the_cost_model_s() -> None:
     assert result.peak_pool_use == pytest.approx(24 / SETUP.num_blocks)
 
 
+@pytest.mark.covers("S59")
 def test_a_long_prompt_beside_a_decode_delays_no_token_for_long() -> None:
     # 2048 tokens behind 90,000 take 0.74 s in the cost model, 2048 at the start of a prompt 0.18 s.
     requests = [TraceRequest(0.0, 64, 400), TraceRequest(0.1, 100_000, 2)]

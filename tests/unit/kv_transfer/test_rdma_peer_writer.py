@@ -236,7 +236,8 @@ def write_forty(engine: FewSlots) -> list[Parts | HandoffFailed]:
     return list(said.queue)
 
 
-def test_f20_forty_batches_never_fill_a_queue_of_two() -> None:
+@pytest.mark.covers("F20")
+def test_forty_batches_never_fill_a_queue_of_two() -> None:
     engine = FewSlots(num_slots=2)
     said = write_forty(engine)
     assert [bytes(one[0]) for one in said if not isinstance(one, HandoffFailed)] == [
@@ -246,7 +247,8 @@ def test_f20_forty_batches_never_fill_a_queue_of_two() -> None:
     assert engine.num_refused == 0
 
 
-def test_f20_a_batch_that_the_engine_refuses_ends_the_writer_typed() -> None:
+@pytest.mark.covers("F20")
+def test_a_batch_that_the_engine_refuses_ends_the_writer_typed() -> None:
     """No header follows: its link breaks, and what was not acknowledged is sent on another."""
     engine = FewSlots(num_slots=1)
     (error,) = write_forty(engine)
