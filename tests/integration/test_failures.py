@@ -185,7 +185,7 @@ def test_a_router_that_dies_takes_its_own_requests_with_it(
 
 
 @pytest.mark.covers("F119")
-def test_who_connects_to_a_router_before_it_serves_is_answered(
+def test_a_client_that_connects_before_the_router_serves_is_answered(
     cluster: Cluster, threads: ThreadPoolExecutor
 ) -> None:
     """Its port is open from its start: it must know its nodes before it takes a request."""

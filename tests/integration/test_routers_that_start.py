@@ -115,7 +115,7 @@ async def test_a_node_that_stays_silent_is_waited_for_until_it_would_be_lost(
     assert world.router.pool.nodes() == []
 
 
-async def test_who_is_told_to_end_waits_for_nobody(world: World) -> None:
+async def test_a_process_that_is_told_to_end_waits_for_nobody(world: World) -> None:
     meeting = await world.begin()
     world.never.set()
     await meeting

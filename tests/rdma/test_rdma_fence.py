@@ -95,7 +95,9 @@ def test_a_fence_does_not_stop_writers_of_other_slabs(ends: tuple[End, End]) -> 
     assert receiver.holds(0, ALL_BLOCKS[:BLOCKS_PER_SLAB])
 
 
-def test_who_is_connected_and_told_writes_where_a_fence_was(ends: tuple[End, End]) -> None:
+def test_a_connected_sender_with_the_new_address_writes_where_a_fence_was(
+    ends: tuple[End, End],
+) -> None:
     """And loses nothing on the way: what it wrote to the old address is there too."""
     sender, receiver = ends
     half = len(ALL_BLOCKS) // 2

@@ -169,7 +169,7 @@ def test_an_empty_node_grants_a_burst_only_what_it_has_room_for(
     world.check_closed()
 
 
-def test_who_may_wait_is_answered_in_order_when_a_seat_frees() -> None:
+def test_requests_that_may_wait_are_answered_in_order_when_a_seat_frees() -> None:
     world = World(decode=NodeSize(seats=1))
     asked = [world.ask(5, seed=i, max_tokens=6, ignore_eos=True, may_wait=True) for i in range(4)]
     order: list[int] = []
@@ -182,7 +182,7 @@ def test_who_may_wait_is_answered_in_order_when_a_seat_frees() -> None:
 
 
 @pytest.mark.covers("F94")
-def test_the_queue_of_who_may_wait_is_bounded() -> None:
+def test_the_queue_of_requests_that_may_wait_is_bounded() -> None:
     world = World(decode=NodeSize(seats=1, max_queued=2))
     asked = [world.ask(5, seed=i, max_tokens=6, ignore_eos=True, may_wait=True) for i in range(5)]
     world.settle()

@@ -158,7 +158,7 @@ def knock(endpoint: str) -> Mapping[str, object]:
 
 
 @pytest.mark.covers("V01")
-def test_who_knows_the_public_key_alone_is_refused_at_the_door(
+def test_a_client_with_the_public_key_alone_is_refused_at_once(
     keyed: KeyedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The encryption would work, but the gate refuses the client's key."""

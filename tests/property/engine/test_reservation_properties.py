@@ -150,7 +150,7 @@ def test_the_sum_over_columns_is_the_sum_over_sequences(
 @pytest.mark.covers("S19", "S23")
 @fixed
 @given(configs(), EVENTS, st.lists(views(), max_size=6), st.data())
-def test_more_who_run_never_need_less_and_their_order_does_not_matter(
+def test_more_running_sequences_never_need_less_and_their_order_does_not_matter(
     config: SchedulingConfig, events: list[Any], running: list[View], data: st.DataObject
 ) -> None:
     block_size = data.draw(BLOCK_SIZES)

@@ -94,7 +94,7 @@ def test_the_oracle_alone_knows_the_lengths(conversations: list[TraceRequest]) -
     assert [s.num_tokens for s in oracle.served] == [r.num_output for r in conversations]
 
 
-def test_who_knows_all_lengths_preempts_nobody() -> None:
+def test_an_oracle_of_all_lengths_preempts_nobody() -> None:
     # With half of a last block for each sequence, the sum of all was exceeded seven times.
     requests = read_trace(EXCERPTS / "azure_conv.csv", 120)
     setup = replace(SETUP, num_blocks=200, max_num_seqs=64)

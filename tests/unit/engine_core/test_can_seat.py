@@ -32,7 +32,7 @@ def test_without_a_free_seat_nobody_is_seated() -> None:
     assert ask(engine, 4, seed=2) == (False, False)
 
 
-def test_the_growth_of_who_decodes_comes_first() -> None:
+def test_the_growth_of_decoding_sequences_comes_first() -> None:
     engine = Engine(num_blocks=4, **STRICT)
     engine.add(make_request(8, max_tokens=8, ignore_eos=True))
     engine.step()
@@ -62,7 +62,7 @@ def test_a_hit_counts_once_as_blocks_that_stop_being_evictable(others: int, fits
     assert (sequence.status is SequenceStatus.WAITING_FOR_KV) is fits
 
 
-def test_whoever_waits_already_is_seated_first_and_does_not_stand_in_the_way() -> None:
+def test_a_waiting_sequence_is_seated_first_and_does_not_stand_in_the_way() -> None:
     engine = Engine(num_blocks=8, seats=3, max_model_len=40)
     first = engine.add(make_request(4, seed=1), has_remote_kv=True)
     second = Sequence(900, make_request(4, seed=2), has_remote_kv=True)

@@ -120,7 +120,7 @@ def test_nobody_is_preempted_for_a_prompt_that_the_work_would_not_let_begin() ->
 
 
 @pytest.mark.covers("S59")
-def test_the_work_of_a_victim_is_there_for_whoever_takes_its_place() -> None:
+def test_the_work_of_a_victim_is_there_for_the_sequence_that_takes_its_place() -> None:
     low = [decoding(i, 100) for i in range(1, 61)]
     queue = [waiting(99, 9000, priority=5)]
     cached = {99: tuple(range(86))}

@@ -74,7 +74,7 @@ def test_a_sequence_that_its_token_ends_is_left_out_and_the_others_go_on() -> No
     check_answers(engine, short, *others)
 
 
-def test_who_waits_for_the_seat_of_one_that_its_token_ends_waits_a_step_longer() -> None:
+def test_a_candidate_for_the_seat_of_one_that_its_token_ends_waits_a_step_longer() -> None:
     engine = Engine(num_blocks=40, seats=2, is_ahead=True)
     short = add(engine, 5, 50, 1, **stopping_at(5, 1, 3))
     other, next_one = add(engine, 6, 12, 2), add(engine, 7, 3, 3)

@@ -48,7 +48,7 @@ def test_a_landed_sequence_decodes_from_token_1_as_if_it_had_been_here(length: i
 
 
 @pytest.mark.covers("S48")
-def test_a_full_pool_does_not_stop_the_first_step_of_who_has_landed() -> None:
+def test_a_full_pool_does_not_stop_the_first_step_of_a_landed_sequence() -> None:
     # Whoever was reserved is not admitted again.
     engine = Engine(num_blocks=3, seats=1)
     sequence = engine.add(make_request(8, max_tokens=2), has_remote_kv=True)
@@ -276,7 +276,7 @@ def test_what_a_transfer_still_reads_is_kept_until_release(
 
 
 @pytest.mark.parametrize("reach", [waiting, preempted])
-def test_there_is_nothing_to_keep_of_who_holds_no_blocks(
+def test_there_is_nothing_to_keep_of_a_sequence_without_blocks(
     reach: Callable[[Engine], Sequence],
 ) -> None:
     engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)

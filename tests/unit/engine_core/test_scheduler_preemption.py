@@ -93,7 +93,7 @@ def test_a_victim_of_this_step_is_in_no_batch() -> None:
 
 
 @pytest.mark.covers("S43")
-def test_who_is_bypassed_ages_though_victims_join_the_queue_before_it() -> None:
+def test_a_bypassed_sequence_ages_though_victims_join_the_queue_before_it() -> None:
     engine = Engine(
         num_blocks=12,
         seats=8,
@@ -276,7 +276,7 @@ def test_one_that_can_never_grow_is_told_and_the_others_go_on() -> None:
 
 
 @pytest.mark.covers("E46")
-def test_the_blocks_of_those_who_ended_are_evicted_for_a_lone_decode() -> None:
+def test_the_blocks_of_ended_sequences_are_evicted_for_a_lone_decode() -> None:
     engine = Engine(num_blocks=4, seats=2, **STRICT)
     add(engine, 8, 1, 1)
     engine.run()

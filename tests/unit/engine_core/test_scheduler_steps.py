@@ -268,7 +268,7 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     check_idle(engine.scheduler)
 
 
-def test_a_preempted_sequence_waits_before_who_came_after_it() -> None:
+def test_a_preempted_sequence_waits_before_later_arrivals() -> None:
     engine = Engine(num_blocks=4, seats=2, caching=False, **STRICT)
     for seed in (1, 2):
         engine.add(make_request(6, seed=seed, max_tokens=7, ignore_eos=True))

@@ -54,7 +54,7 @@ def stop(step: StepPlan) -> tuple[list[int], StopRule]:
     ("num_running", "num_landing", "seated"),
     [(0, 0, 3), (2, 0, 1), (1, 1, 1), (0, 3, 0), (2, 1, 0)],
 )
-def test_seats_are_held_by_who_runs_and_who_waits_for_kv(
+def test_seats_are_held_by_running_sequences_and_those_that_wait_for_kv(
     num_running: int, num_landing: int, seated: int
 ) -> None:
     step = plan(
@@ -110,7 +110,7 @@ def test_the_reservation_is_waived_when_nobody_runs_and_nothing_is_in_flight(k: 
 
 
 @pytest.mark.covers("S24")
-def test_the_waiver_is_for_one_the_next_sees_who_was_seated() -> None:
+def test_the_waiver_is_for_one_candidate_and_the_next_counts_it() -> None:
     queue = [waiting(1, 640, most=6400), waiting(2, 64, most=10)]
     assert stop(plan(queue=queue, pool=20, reservation=token_ratio())) == ([1], StopRule.RESERVED)
     assert admitted(plan(queue=queue, pool=12)) == [1, 2]
@@ -132,7 +132,7 @@ def test_what_exceeds_the_pool_with_its_first_step_is_never_seated(length: int, 
     ("num_steps", "each", "seated"),
     [pytest.param(0, 45, False, id="E62"), pytest.param(100, 39, True, id="E63")],
 )
-def test_growth_of_those_who_run_comes_before_admissions(
+def test_growth_of_running_sequences_comes_before_admissions(
     num_steps: int, each: int, seated: bool
 ) -> None:
     running = [grows_45(i) for i in range(1, 5)]
@@ -231,7 +231,7 @@ def test_what_is_in_flight_counts() -> None:
 
 
 @pytest.mark.covers("S22")
-def test_who_still_computes_its_prompt_counts() -> None:
+def test_a_sequence_that_still_computes_its_prompt_counts() -> None:
     running = [prefilling(1, 4032, 64, most=4096)]
     step = plan(running=running, queue=[waiting(2, 64, most=0)], pool=45, reservation=token_ratio())
     assert stop(step) == ([], StopRule.RESERVED)

@@ -67,7 +67,7 @@ def test_the_youngest_decode_pays_and_no_more_than_needed() -> None:
     assert step.chunks == {i: Chunk(1, 1) for i in (1, 2, 3)}
 
 
-def test_whoever_needs_a_block_and_is_the_youngest_preempts_itself() -> None:
+def test_the_youngest_that_needs_a_block_preempts_itself() -> None:
     step = plan(running=[decoding(1, 70), decoding(2, 64)], pool=0)
     assert victims(step) == [2]
     assert list(step.chunks) == [1]

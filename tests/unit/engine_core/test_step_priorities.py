@@ -231,7 +231,7 @@ def test_what_was_planned_for_a_victim_is_given_back() -> None:
 
 
 @pytest.mark.covers("S40")
-def test_the_tokens_of_a_victim_are_there_for_whoever_takes_its_place() -> None:
+def test_the_tokens_of_a_victim_are_there_for_the_sequence_that_takes_its_place() -> None:
     # Four decodes use the whole budget: the newcomer's first chunk is what its victim leaves.
     running = [decoding(i, 70, drafts=1) for i in (1, 2, 3, 4)]
     queue = [waiting(9, 10, priority=1)]
@@ -248,7 +248,7 @@ def test_one_that_just_came_back_is_spared_here_too() -> None:
     assert outcome(step) == ([1], [9])
 
 
-def test_a_victims_own_prefix_is_claimed_by_who_takes_its_place() -> None:
+def test_a_victims_own_prefix_is_claimed_by_the_sequence_that_takes_its_place() -> None:
     # The blocks of sequence 2 hold the newcomer's first 128 tokens.
     running = [decoding(1, 70, priority=1), decoding(2, 130, (5, 6, 7))]
     queue = [waiting(9, 140, priority=1)]
@@ -285,7 +285,7 @@ def test_a_victims_blocks_are_not_given_away_twice() -> None:
 
 
 @pytest.mark.parametrize(("length", "fits"), [(64, True), (65, False)])
-def test_blocks_shared_with_who_was_just_admitted_are_not_freed(length: int, fits: bool) -> None:
+def test_blocks_shared_with_a_sequence_just_admitted_are_not_freed(length: int, fits: bool) -> None:
     # The first in line is seated beside sequence 2, on ten of its blocks: only one is left to take.
     running = [decoding(1, 70), decoding(2, 640, tuple(range(2000, 2011)), priority=-1)]
     queue = [waiting(8, 650, priority=1, most=1), waiting(9, length, most=0)]

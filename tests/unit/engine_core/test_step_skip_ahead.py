@@ -86,7 +86,7 @@ def test_the_window_reaches_no_further_behind_several_that_are_blocked() -> None
 
 
 @pytest.mark.covers("S43")
-def test_whoever_is_blocked_further_back_becomes_a_barrier_too() -> None:
+def test_a_sequence_blocked_further_back_becomes_a_barrier_too() -> None:
     queue = [waiting(1, 60 * BS), waiting(2, 70 * BS, bypassed=15), waiting(3, 5), waiting(4, 5)]
     step = plan(queue=queue, pool=50, window=4, limit=16)
     assert outcome(step) == ([3], {1: 1, 2: 1}, StopRule.BARRIER)

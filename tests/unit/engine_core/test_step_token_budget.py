@@ -79,7 +79,9 @@ def test_a_decode_without_drafts_is_charged_one_token() -> None:
 @pytest.mark.covers("C21", "E10", "S07")
 @pytest.mark.parametrize("k", [0, 1])
 @pytest.mark.parametrize("num_exporting", [128, 512])
-def test_who_waits_for_a_transfer_is_charged_nothing(num_exporting: int, k: int) -> None:
+def test_a_sequence_that_waits_for_a_transfer_is_charged_nothing(
+    num_exporting: int, k: int
+) -> None:
     upstream = {128: 7936, 512: 7168}
     assert 8192 - num_exporting * 2 == upstream[num_exporting]
     step = plan(queue=[waiting(999, 9000)], exporting=num_exporting, k=k)
@@ -87,7 +89,7 @@ def test_who_waits_for_a_transfer_is_charged_nothing(num_exporting: int, k: int)
 
 
 @pytest.mark.covers("S07")
-def test_who_receives_is_charged_nothing() -> None:
+def test_a_receiving_sequence_is_charged_nothing() -> None:
     landing = [receiving(i, 100, 2) for i in range(1, 101)]
     assert plan(landing=landing, queue=[waiting(999, 9000)], k=4).num_tokens == 8192
 

@@ -60,7 +60,7 @@ def test_a_victim_keeps_its_place_by_arrival() -> None:
 
 
 @pytest.mark.covers("S41")
-def test_or_goes_behind_all_who_have_come_before_those_who_come_later() -> None:
+def test_a_victim_at_the_tail_goes_after_all_that_wait_and_before_later_ones() -> None:
     queue = queue_of(new(2), new(4), at_tail=True)
     queue.rejoin(new(3))
     queue.rejoin(new(1))
@@ -92,7 +92,7 @@ def test_a_victim_keeps_its_priority_in_either_case() -> None:
         assert ids(queue) == ([4, 1, 2] if at_tail else [1, 4, 2])
 
 
-def test_those_who_get_a_seat_leave_and_the_rest_keeps_its_order() -> None:
+def test_seated_ones_leave_the_queue_and_the_rest_keeps_its_order() -> None:
     sequences = [new(i) for i in range(1, 7)]
     queue = queue_of(*sequences)
     taken = queue.take({2, 4})
@@ -103,7 +103,7 @@ def test_those_who_get_a_seat_leave_and_the_rest_keeps_its_order() -> None:
     assert ids(queue) == []
 
 
-def test_whoever_ends_while_waiting_leaves_its_place() -> None:
+def test_a_sequence_that_ends_while_it_waits_leaves_the_queue() -> None:
     one, two, three = (new(i) for i in (1, 2, 3))
     queue = queue_of(one, two, three)
     queue.leave(two)

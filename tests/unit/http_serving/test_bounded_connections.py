@@ -146,7 +146,7 @@ async def site(**own: Any) -> AsyncIterator[Site]:
         await serving
 
 
-async def test_who_says_nothing_is_closed() -> None:
+async def test_a_connection_that_sends_nothing_is_closed() -> None:
     async with site() as here, here.connection() as (reader, _):
         await here.pass_time(REQUEST_S - 0.5)
         assert len(here.server.server_state.connections) == 1

@@ -174,7 +174,7 @@ def test_all_that_was_asked_before_is_answered(run: Run) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"POST / HTT", asked("/whole")[:-1]])
-def test_who_closes_before_a_whole_request_is_closed(run: Run, data: bytes) -> None:
+def test_a_client_that_closes_before_a_whole_request_is_closed(run: Run, data: bytes) -> None:
     async def test() -> None:
         async with served() as client:
             client.writer.write(data)

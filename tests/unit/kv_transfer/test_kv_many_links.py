@@ -112,7 +112,7 @@ def test_a_link_that_sent_all_it_had_keeps_no_deficit() -> None:
     assert first.budget_bytes == done.budget_bytes == busy.budget_bytes == math.inf
 
 
-def test_a_link_that_is_lost_leaves_its_room_to_those_who_wait() -> None:
+def test_a_link_that_is_lost_leaves_its_room_to_waiting_links() -> None:
     sender = connected(WINDOWS_PER_NODE + 1)
     for number in range(WINDOWS_PER_NODE + 1):
         push(sender, number)

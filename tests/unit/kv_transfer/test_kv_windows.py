@@ -96,7 +96,7 @@ def test_what_one_peer_gives_back_another_may_take() -> None:
     assert frames_in_flight(sender) == [2, 2, 4, 3, 3]
 
 
-def test_a_peer_with_nothing_more_to_send_leaves_its_share_to_those_who_wait() -> None:
+def test_a_peer_with_nothing_more_to_send_leaves_its_share_to_waiting_peers() -> None:
     sender = connected(5)
     for number in range(4):
         sender.on_push(number, 0, range(4), range(4))
@@ -175,7 +175,7 @@ def test_the_share_of_a_sender_shrinks_to_two_frames(num_active: int, wanted: in
     assert shares.share_bytes(b"0", 0.1) == wanted
 
 
-def test_who_stopped_sending_leaves_its_share_to_the_others() -> None:
+def test_a_sender_that_stopped_leaves_its_share_to_the_others() -> None:
     shares = WindowShares(Limits(window_bytes=100, max_frame_bytes=10))
     for number in range(8):
         shares.sent(b"%d" % number, 0.0)

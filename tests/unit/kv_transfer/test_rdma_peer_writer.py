@@ -151,7 +151,7 @@ def test_one_batch_that_was_held_up_says_nothing_of_the_next(writing: Writing) -
     assert writing.write_alone(100) == pytest.approx(MAX_SLEEP_S), "now it is slow, and bounded"
 
 
-def test_who_slept_too_long_sleeps_half_as_long_the_next_time(writing: Writing) -> None:
+def test_a_writer_that_slept_too_long_sleeps_half_as_long_the_next_time(writing: Writing) -> None:
     for _ in range(3):
         writing.write_alone(100)
     writing.wire.s_per_byte = 0.0

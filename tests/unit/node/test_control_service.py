@@ -153,7 +153,7 @@ async def test_a_refusal_says_why_when_to_come_back_and_what_room_there_is(start
 
 
 @pytest.mark.covers("S58")
-async def test_refusals_are_counted_by_reason_whoever_refuses(start: Start) -> None:
+async def test_refusals_are_counted_by_reason_wherever_they_are_made(start: Start) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()
     # The service by itself, then the step thread, twice.

@@ -78,7 +78,7 @@ def test_nobody_decodes_so_nobody_is_a_victim(order: str) -> None:
 
 
 @pytest.mark.covers("S37")
-def test_who_just_came_back_goes_last() -> None:
+def test_a_sequence_that_just_resumed_is_the_last_victim() -> None:
     # D and B resumed; D has drawn enough since then, B one token too few.
     by_name = {view.name: view for view in DECODES}
     by_name["D"] = replace(by_name["D"], num_output_since_resume=16)

@@ -158,7 +158,7 @@ def test_a_node_that_ends_its_stream_and_is_not_listed_is_tried_for_one_lease() 
     assert membership.records() == []
 
 
-def test_a_store_without_the_leases_of_those_who_are_heard_says_nothing_of_others() -> None:
+def test_a_store_without_the_leases_of_nodes_that_are_heard_says_nothing_of_others() -> None:
     """A stream that breaks is opened again, although the store has no lease of its node either."""
     membership = with_nodes(live("d0"), live("d1"))
     ask_until(membership, 50.0)
@@ -214,7 +214,7 @@ def test_a_lost_node_that_stood_still_with_the_router_has_time_to_come_back() ->
     assert membership.records() == [], "it did not come back"
 
 
-def test_a_store_that_is_away_takes_nobody_away_who_is_heard() -> None:
+def test_a_store_that_is_away_removes_no_node_that_is_heard() -> None:
     membership = with_nodes(live())
     for second in range(10_000):
         membership.on_store_away(1.0 + second)

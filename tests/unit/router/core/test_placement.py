@@ -116,7 +116,7 @@ def names(choice: Choice) -> tuple[str | None, str | None]:
         ([node("d0")], 1, ("d0", None)),
     ],
 )
-def test_who_is_chosen(
+def test_which_node_is_chosen(
     nodes: list[NodeView], max_tokens: int, expected: tuple[str | None, str | None]
 ) -> None:
     choice = choose(nodes, query(max_tokens=max_tokens))
