@@ -7,7 +7,7 @@ end or at most `--max-tokens`, with each speculative method and without any. One
     <kind>.b<N>.<method>.ratio               that, over the same without speculation
     <kind>.b<N>.<method>.acceptance_length   tokens that a sequence gains per step, its own included
     <kind>.b<N>.<method>.drafts_verified     by position: how often a step verified a first draft;
-                                             a second one, behind a right first one; and so on
+                                             a second one, after a right first one; and so on
     <kind>.b<N>.<method>.drafts_accepted     the share of them that was accepted
 
 Batch N is N requests that arrive at once: each prompt once at most while there are enough, so that

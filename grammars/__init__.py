@@ -18,7 +18,7 @@ same text with the same options.
 
 Decisions:
 
-JSON has one form, on one line, with a space behind each comma and colon. Optional white space lets
+JSON has one form, on one line, with a space after each comma and colon. Optional white space lets
 a small model fill an answer with blanks; servers that allow it have to stop such answers. With one
 form the text between two values is forced, which costs no step where drafts pay.
 """

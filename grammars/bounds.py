@@ -23,7 +23,7 @@ from grammars.schema_walk import DATA
 MAX_DEPTH = 64
 """Most levels of objects and lists in a schema: llguidance reads 128 in all."""
 MAX_OPTIONAL = 1_000
-"""Optional properties of one object: behind a comma each of them may come, and a step of the
+"""Optional properties of one object: after a comma each of them may come, and a step of the
 parser looks at all of them."""
 MAX_MULTIPLE = 100_000
 """Largest `multipleOf`, its decimal point left out: a remainder is a state of the lexer, of 250 B.

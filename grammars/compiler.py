@@ -350,7 +350,7 @@ def _problem(matcher: LLMatcher) -> str:
     """Return why nothing can follow a grammar, without what the library repeats; "" if it can."""
     if not matcher.is_error():
         # Some grammars without any text, such as a schema that is itself, fail at the first mask,
-        # and some that are too large behind the first text that must come.
+        # and some that are too large after the first text that must come.
         matcher = matcher.deep_copy()
         allowed = matcher.compute_bitmask()
         if not matcher.is_error():

@@ -29,7 +29,7 @@ back is `SWAPPING_IN`: it has its seat and its blocks, which are accounted like 
 and decodes when its copy has ended. What a copy reads or writes is released at its end and nowhere
 else, also when the sequence has been aborted meanwhile. A copy that fails loses nothing: its
 sequence is recomputed. Copies take effect in the order in which they begin, so a sequence can be
-copied back behind its copy out. The other way, to let the device order the copy before the next
+copied back after its copy out. The other way, to let the device order the copy before the next
 step, would need no state but would stop that step for all sequences, and blocks would have a new
 owner before they are read. In host memory (on a CPU) blocks are copied before the step, and none of
 this exists.

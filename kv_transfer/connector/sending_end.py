@@ -316,7 +316,7 @@ class SendingEnd:
         self._send_in_order(effect.peer, parts, is_behind_writes=True)
 
     def _send_without_bytes(self, lane: Lane, effect: SendChunk) -> None:
-        """Send the header of a queued chunk whose transfer was aborted, behind an ABORT.
+        """Send the header of a queued chunk whose transfer was aborted, after an ABORT.
 
         DATA frames are numbered, so the header cannot be left out. The ABORT lets the receiver drop
         it.

@@ -1,7 +1,7 @@
 """How the bytes get from pool to pool, and three ways for it.
 
 lane         what a lane is
-inline_lane  behind the header, on the same connection
+inline_lane  after the header, on the same connection
 shm/         copied out of the sender's pool, which is shared memory
 rdma/        written into the receiver's registered pool
 pool_memory  a pool: memory of the host or of a device, its addresses and aliases
@@ -24,5 +24,5 @@ The layout says how many planes and bytes a layer has, and every lane asks it. A
 has one plane, and layers of other models differ in size. A pool is memory at an address in the
 shape of its layout, on the host or on a device: lanes need addresses, and only what copies or sums
 with the processor needs bytes. A lane may complete a copy later, as a device does; then its frame
-is acknowledged, its landing lands and its blocks are released behind the copy.
+is acknowledged, its landing lands and its blocks are released after the copy.
 """

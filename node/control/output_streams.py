@@ -62,7 +62,7 @@ class RouterStream:
     def take(self) -> Batch:
         """Return all waiting replies and outputs, and keep none.
 
-        Outputs behind `MAX_ENTRIES` log probabilities of prompts stay: a message has a bound.
+        Outputs after `MAX_ENTRIES` log probabilities of prompts stay: a message has a bound.
         """
         end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
         batch = Batch(self.replies, self.outputs[:end])

@@ -1,6 +1,6 @@
 """The life of a request on a prefill node, from the prompt to the last acknowledged block. Pure.
 
-A request that continues an answer carries the tokens that it has. They are computed behind the
+A request that continues an answer carries the tokens that it has. They are computed after the
 prompt, and the next token is drawn in place of token 0.
 
     Prefill ──► refused

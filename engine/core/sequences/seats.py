@@ -60,9 +60,9 @@ def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
 class Seats:
     """Rows of `num_seats` seats. The row of an empty seat has zeros in all counts.
 
-    A row of `block_tables` has zeros behind the blocks that are held.
+    A row of `block_tables` has zeros after the blocks that are held.
 
-    Drafts stand behind the known tokens of `token_ids` while a step verifies them. Memory of a row
+    Drafts stand after the known tokens of `token_ids` while a step verifies them. Memory of a row
     is touched as far as its sequence reaches, never `max_len` tokens at once.
     """
 
@@ -124,7 +124,7 @@ class Seats:
         self.num_blocks[sequence.seat] = held + len(block_ids)
 
     def write_drafts(self, sequence: Sequence, token_ids: Items[int]) -> None:
-        """Write drafts behind the sequence's known tokens."""
+        """Write drafts after the sequence's known tokens."""
         known = sequence.num_known
         self.token_ids[sequence.seat, known : known + len(token_ids)] = token_ids
 

@@ -179,7 +179,7 @@ class StepResults:
             if not was_decoding[entry]:
                 continue
             sequence, num_drafted = step.sequences[entry], num_drafts[entry]
-            # With an end token among the drafts, accepted drafts behind it are not part of the
+            # With an end token among the drafts, accepted drafts after it are not part of the
             # output.
             num_drawn = len(cast(DrawnTokens, results[entry]).token_ids)
             num_accepted = min(len(output.token_ids), num_drawn - 1)

@@ -9,7 +9,7 @@ host_pool      swapped-out blocks in host memory
 Decisions:
 
 KV in few bits is stored by token, and computed in float32. With `--kv-cache-dtype int8` each head's
-key or value of a token is bytes and one scale behind them (`engine/runner/kernels/kv_slots.py`). A
+key or value of a token is bytes and one scale after them (`engine/runner/kernels/kv_slots.py`). A
 scale per block or per channel would need fewer bytes, but a token's bytes would then depend on its
 neighbours, and so on chunks, preemption and the prefix cache. Attention widens keys and values in
 registers and then does the arithmetic of float32, so a row over an int8 cache has the bits of a row

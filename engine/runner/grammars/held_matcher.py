@@ -85,7 +85,7 @@ class Growth:
 class HeldMatcher:
     """The matcher of a seat, and the tokens that it has consumed.
 
-    `forced` are the tokens that the grammar forces behind the first `num_before` of them; below 0
+    `forced` are the tokens that the grammar forces after the first `num_before` of them; below 0
     they have not been looked for. `growth` is what its masks add to the grammar.
     """
 

@@ -49,7 +49,7 @@ _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 STATE_LANES = 2 * LANES
-"""Floats of a row's softmax state behind its weighted sum of values.
+"""Floats of a row's softmax state after its weighted sum of values.
 
 They are sixteen sums of weights, one per lane, and a vector that begins with the largest score.
 """
@@ -66,7 +66,7 @@ They are sixteen sums of weights, one per lane, and a vector that begins with th
 #
 # A block table may point anywhere, which the processor's own prefetching cannot follow. So the
 # values of this tile and the keys of the next one are prefetched here, while the transposition
-# keeps the processor busy. `key_tile` is never cleared: what an earlier tile left behind `count`
+# keeps the processor busy. `key_tile` is never cleared: what an earlier tile left from `count` on
 # gives scores that `_softmax_row` overwrites.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> int:  # type: ignore[no-untyped-def]
@@ -138,7 +138,7 @@ def _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at) -> No
 #
 # When a tile has a larger score, everything summed so far is multiplied by e^(old - new). The
 # factor is 1 for most tiles, and then nothing is touched: multiplying by 1 would change no bit, so
-# the shortcut does not either. A masked key (behind the row's own position) has the score minus
+# the shortcut does not either. A masked key (after the row's own position) has the score minus
 # infinity: its weight is an exact zero, so a row has the same bits whether later keys are in the
 # tile or not. The partial sums are added only at the end, in the order of the lanes.
 @njit(nogil=True, cache=True, error_model="numpy")

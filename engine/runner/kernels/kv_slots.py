@@ -4,7 +4,7 @@ A *slot* holds one head's key or value of one token. Its bytes depend on that to
 
     float32     head_dim floats
     bfloat16    head_dim halves of floats, rounded to the nearest, ties to even
-    int8        head_dim signed bytes, and behind them their scale, a float
+    int8        head_dim signed bytes, and after them their scale, a float
 
 An int8 slot stands for `byte · scale`. The scale is the largest magnitude / 127, and a float
 becomes the nearest byte, ties to even, of its product with 127 / magnitude. A slot whose largest
@@ -89,7 +89,7 @@ def _scales(builder: Any, magnitude: Any) -> tuple[Any, Any, Any]:
 
 @intrinsic
 def _store_bytes(typing: Any, source: Any, target: Any, num_vectors: Any) -> Any:
-    """Round the floats at `source` to bytes at `target`, and put their scale behind them."""
+    """Round the floats at `source` to bytes at `target`, and put their scale after them."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target, num_vectors = args

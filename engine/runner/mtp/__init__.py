@@ -30,7 +30,7 @@ rounded.
 
 The KV of the multi-token-prediction layer is one more layer of the cache. It is computed wherever a
 position's next token is known, travels with the prompt, and is swapped and prefix-cached with its
-block. The last slot of a block depends on the token behind it, so after a prefix hit it may belong
+block. The last slot of a block depends on the token after it, so after a prefix hit it may belong
 to another continuation. That can cost a draft and never changes an answer. Nodes with and without
 the layer have different fingerprints and do not exchange blocks.
 """

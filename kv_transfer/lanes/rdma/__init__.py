@@ -17,6 +17,6 @@ at another mapping of it, at addresses that no dead writer knows.
 A fence waits for reports, not for an empty slab. Where many prompts are computed, there is always a
 landing in each slab, so a fence that waits for none would never come. The slab is registered at
 both addresses until every connected sender has reported that its writes to the old one are done.
-The report needs no frame of its own: a sender on this lane answers each FAILED with an ABORT behind
+The report needs no frame of its own: a sender on this lane answers each FAILED with an ABORT after
 its writes, also a FAILED of no lease, and has done so since KV protocol version 4.
 """

@@ -44,7 +44,7 @@ _CACHE_LINE_BYTES = 64
 
 
 def prefetch_block(builder: Any, layout: PanelLayout, ahead: Any, index: Any) -> None:
-    """Prefetch as many bytes as a block has, `index` blocks behind `ahead`."""
+    """Prefetch as many bytes as a block has, `index` blocks after `ahead`."""
     size = layout.block_bytes + layout.header // 8
     at = builder.add(ahead, builder.mul(index, INT64(size)))
     for line in range(0, size, _CACHE_LINE_BYTES):

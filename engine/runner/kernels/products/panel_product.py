@@ -121,7 +121,7 @@ def panel_product(
 
     `rows` ≤ `PANEL_ROWS`; `a` is `[rows, depth]`; `first` and `second` (0: none) are panels, `c` is
     `[2, TILE_ROWS, 16]`. Meanwhile as many bytes as a panel has are prefetched from `ahead`, and
-    from `second_ahead` for the second one. A panel prefetches itself from `PREFETCH_BYTES` behind
+    from `second_ahead` for the second one. A panel prefetches itself from `PREFETCH_BYTES` after
     its beginning.
     """
     if second and rows <= _PAIR_ROWS:

@@ -10,7 +10,7 @@ philox         the noise of the draws
 
 Decisions:
 
-All rows of a step are sampled in one call. Drafts stand behind the known tokens of their row, so
+All rows of a step are sampled in one call. Drafts stand after the known tokens of their row, so
 the rows that verify them are drawn with the others, each with its own history and output index, and
 the acceptance looks at the result afterwards. Each thread draws whole rows. A row is read once from
 memory, for the largest logit of each block of 64, and then from the cache, and while it is computed

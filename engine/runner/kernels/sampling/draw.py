@@ -100,7 +100,7 @@ def draw(
     Most tokens, and most stripes of tokens, cannot win and are skipped, which changes no result: a
     division never changes an order, so a stripe's largest value gives its smallest depth, and that
     and the largest word of the stripe bound every score in it. The stripe of a likeliest token is
-    first: behind it, more can be skipped.
+    first: after it, more can be skipped.
     """
     # Finite, so that an infinite depth never wins. The difference would be NaN, which passes every
     # comparison with the bound.

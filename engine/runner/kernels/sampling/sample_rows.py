@@ -181,7 +181,7 @@ def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> 
         end = num + count_bits(mask)
         while True:
             # Four at a time, whether there are so many or not: a branch for each token would often
-            # be mispredicted. What is written behind `end` is not read.
+            # be mispredicted. What is written after `end` is not read.
             for i in range(num, num + 4):
                 at = start + lowest_bit(mask)
                 ids[i], listed[i] = at, (largest - values[at]) / temperature

@@ -201,7 +201,7 @@ def add_weights(
 ) -> Any:
     """Add e^-depth of `16 · num_vectors` logits, at least one vector, to chains of sums.
 
-    The sixteen float64 at `sums` are one chain per lane. Behind `shallow` each of
+    The sixteen float64 at `sums` are one chain per lane. After `shallow` each of
     `SHORTLIST_DEPTHS` has sixteen float32, to which only the weights of shallower tokens are added.
     Meanwhile as many logits at `following` are brought into the cache.
     """
