@@ -1,7 +1,7 @@
 """From a grammar and a tokenizer to a matcher of tokens, within limits.
 
-A matcher's state is a function of the grammar and of the tokens that it has consumed. So whoever
-has the tokens can make it again: another node, a resumed sequence, a retry.
+A matcher's state is a function of the grammar and of the tokens that it has consumed. So it
+can be made again from the tokens: by another node, for a resumed sequence, for a retry.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class GrammarCompiler:
         self._kept.forget(grammar)
 
     def _compiled_for_all(self, grammar: Grammar, compilation: Future[LLMatcher]) -> LLMatcher:
-        """Compile a grammar; whoever waits for `compilation` gets the result or the error."""
+        """Compile a grammar; all that wait for `compilation` get the result or the error."""
         try:
             found, num_bytes = self._timed(grammar)
             self._kept.keep(grammar, found, num_bytes)

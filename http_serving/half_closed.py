@@ -1,11 +1,11 @@
 """Connections whose client sends no more: it may still read, or be gone.
 
-The end of what a client sends is the same for both. Whoever is gone answers the next byte with a
-reset, and the kernel tells of a reset only when it is asked: a connection that is read to its end
-is not watched. So something that every client skips is written, where the answer allows that, and
-the kernel is asked from time to time. Where nothing can be written, the kernel's own probes ask: a
-client that has closed the connection answers them for a minute (`tcp_fin_timeout`), and then resets
-it.
+The end of what a client sends is the same for both. A client that is gone answers the next byte
+with a reset, and the kernel reports a reset only when it is asked: a connection that is read to its
+end is not watched. So something that every client skips is written, where the answer allows that,
+and the kernel is asked from time to time. Where nothing can be written, the kernel's own probes
+ask: a client that has closed the connection answers them for a minute (`tcp_fin_timeout`), and then
+resets it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ No docstring begins with "Of", and one of an attribute or a constant begins with
 article, not with a preposition: "Most characters of a name", not "Of a name". `place` names no
 variable: an index is an `index`, an address an `address` or a `pointer`.
 
+What follows in a sequence comes after it: nothing stands "behind the last token". A client, a
+sequence or a node is named, not "whoever".
+
 The rule for errors: a function or method without a leading underscore, in a class without one,
 whose own body has `raise SomeError` or `raise SomeError(...)`, has the word `SomeError` in its
 docstring. It does not apply to functions inside functions; to `raise` alone and to the raise of a
@@ -19,7 +22,9 @@ kind, by which an iterator ends.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -41,6 +46,16 @@ NO_VERBS = re.compile(
 NO_NOUNS = re.compile("At|Between|By|For|From|If|In|Of|To|Until|Up|When|Where|While|With")
 # Where `place` named an index or a pointer. Packages of `engine/runner` besides `kernels` follow.
 WITHOUT_PLACES = ("engine/core/", "engine/runner/kernels/", "node/", "protos/", "router/core/")
+
+_WORDS = (
+    "answers?|bytes|calls?|chunks?|commas?|copies|copy|deadline|drafts?|ends?|headers?|last|"
+    "messages?|pieces?|prompts?|rows?|steps?|thinking|tokens?|writes?"
+)
+DIALECT = re.compile(
+    rf"\bbehind (?:(?:the|a|an|each|every|all|its|their|first|last) )*(?:\w+ )?(?:{_WORDS})\b"
+    r"|\bwhoever\b",
+    re.IGNORECASE,
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -120,6 +135,15 @@ def without_nouns(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield name, text
 
 
+def prose(source: str) -> Iterator[str]:
+    """Yield the docstrings and the comments of a module."""
+    for _, text in docstrings(ast.parse(source)):
+        yield " ".join(text.split())
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
 def places(tree: ast.Module) -> list[str]:
     """Return the variables of a module that are called `place` or `places`."""
     return [
@@ -166,6 +190,28 @@ def test_no_docstring_begins_with_of() -> None:
         if re.match(r"Of\b", text)
     ]
     assert not fragments, "\n".join(fragments)
+
+
+def test_prose_is_plain() -> None:
+    found = [
+        f"{name_of(path)}: {match[0]}"
+        for path in python_files()
+        if not name_of(path).startswith("tests/")
+        for text in prose(path.read_text())
+        if (match := DIALECT.search(text))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_tests_name_what_they_are_about() -> None:
+    names = [
+        node.name
+        for path in python_files()
+        if name_of(path).startswith("tests/")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, Function)
+    ]
+    assert [name for name in names if re.match("test_who(?:ever)?_", name)] == []
 
 
 def test_an_index_is_no_place() -> None:
@@ -244,3 +290,18 @@ def test_what_counts_as_a_fragment(source: str, is_fragment: bool) -> None:
 def test_what_counts_as_a_place() -> None:
     assert places(ast.parse("for place in x: pass")) == ["place"]
     assert places(ast.parse("index = f(place=Place())")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "is_dialect"),
+    [
+        ('"""Sent behind the last piece."""', True),
+        ("# rows behind the first wrong draft", True),
+        ('def f():\n "Return what whoever asked gets."', True),
+        ('"""What every endpoint behind the keys may answer."""', False),
+        ('"""Sent after the last piece."""', False),
+        ('error = "behind the last token"', False),
+    ],
+)
+def test_what_counts_as_dialect(source: str, is_dialect: bool) -> None:
+    assert any(map(DIALECT.search, prose(source))) is is_dialect

@@ -26,7 +26,7 @@ _MAX_GATHERED = 1 << 26
 
 
 class FusedAttention(PaddleAttention):
-    """The paged operator for short runs behind cached tokens, another part for chunks."""
+    """The paged operator for short runs after cached tokens, another part for chunks."""
 
     def __init__(self, spec: DecoderSpec, cache: KVCache, *, has_flash: bool) -> None:
         """Attend in the dtype of the cache, which the fused operators require."""

@@ -42,7 +42,7 @@ def paged_problem(spec: DecoderSpec, dtype: str, block_size: int) -> str:
 def flash_problem(spec: DecoderSpec, dtype: str, block_size: int) -> str:
     """Return the reason why flash attention cannot be used here; empty if it can.
 
-    Compares whole prompts and chunks behind cached tokens, over up to five blocks.
+    Compares whole prompts and chunks after cached tokens, over up to five blocks.
     """
     size = block_size
     return _problem(

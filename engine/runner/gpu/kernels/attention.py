@@ -39,7 +39,7 @@ def _piece(query, keys, values, table, head, start, stop, limit, scale, KV_HEADS
            BN: tl.constexpr):  # fmt: skip
     """Return the largest score, the sum of weights and the weighted values of keys start to stop.
 
-    `limit` [BM] is each row's own position: keys behind it do not count.
+    `limit` [BM] is each row's own position: keys after it do not count.
     """
     lanes = tl.arange(0, DIM)
     places = tl.arange(0, BN)
