@@ -56,7 +56,7 @@ def config_of(node: str, num_drafts: int) -> Config:
 
 def planned(node: str, num_drafts: int, memory_bytes: int) -> dict[str, object]:
     """Load a node's model on so much memory; return the row's figures."""
-    from engine.runner.start.memory_meter import HostMeter
+    from engine.runner.memory_meter import HostMeter
 
     class SmallHost(HostMeter):
         """This process on a host with `memory_bytes`."""

@@ -140,6 +140,13 @@ class ModelConfig(Section):
         note="auto: int8 in the CPU kernels, each row in blocks of 32, faster and less exact",
         one_of=("auto", "float32", "int8"),
     )
+    load_format: str = setting(
+        "auto",
+        "where the weights come from",
+        note="auto: the files of the checkpoint; random: made of config.json's shape, the same on "
+        "every node, to size and to measure; files of weights may be missing and are ignored",
+        one_of=("auto", "random"),
+    )
     quantization: str = setting(
         "none",
         "quantise wide weights while they are loaded, embedding and head in 8 bits",
@@ -180,7 +187,7 @@ class EngineConfig(Section):
     )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(
-        "auto", "what computes attention", one_of=("auto", "paddle", "numba", "fused")
+        "auto", "what computes the model", one_of=("auto", "numba", "paddle", "triton")
     )
     num_threads: int = setting(
         0,

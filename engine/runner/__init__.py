@@ -1,20 +1,21 @@
 """Execution of planned steps on a real model: the only package that imports Paddle.
 
 One decoder, described by `weights.model_spec.DecoderSpec` and read from a folder by `weights`, runs
-on one of two back ends with the same three parts (`decoder.Decoder`):
+on one of the back ends, which are alike (`back_end.BackEnd`):
 
     cpu/      CPU, float32. A row's result depends on its own tokens alone, to the last bit.
-    paddle/   any device. Plain Paddle operators, with attention either in plain operators too, the
-              reference, or fused (GPU).
+    gpu/      NVIDIA GPUs, bfloat16. The same promise, with kernels in Triton.
+    paddle/   any device. Plain Paddle operators, the reference.
 
 The rooms, from the top down; imports go down only:
 
     start/         from a configuration to a runner
     model_runner   executes planned steps: tokens in, drawn tokens out, KV in the cache
+    step_costs     measures at the start what steps cost on this machine
+    cpu/, gpu/, paddle/  the back ends
+    back_end       what a back end is
     drawing/       from logits to tokens
     mtp/           drafts tokens with one more layer
-    cpu/, paddle/  the back ends
-    gpu/           a decoder in Triton kernels for NVIDIA GPUs, which no node uses yet
     kernels/       CPU kernels in numba
     cache/         the KV cache, its copies, swapped-out blocks
     weights/       the weights of a folder
@@ -22,7 +23,7 @@ The rooms, from the top down; imports go down only:
 
     decoder        the three parts of a back end's decoder
     flat_batch     a planned step as flat arrays
-    step_costs     measures at the start what steps cost on this machine
+    memory_meter   how much memory there is, and how much of it was taken
     paddle_import  Paddle, imported once and in the right environment
 
 `start.load.load_model_runner` chooses, loads and returns a `model_runner.ModelRunner`. This file

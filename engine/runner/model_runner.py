@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from engine.core.runner_contract import (
     StepCosts,
 )
 from engine.core.step.step_batch import StepBatch, batch_of
+from engine.runner.back_end import BackEnd, LoadedModel
+from engine.runner.cache.contract import Cache
 from engine.runner.cache.host_pool import HostPool
-from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
-from engine.runner.decoder import Decoder
 from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS, HostDraw
 from engine.runner.drawing.prompt_scores import find_prompt_logprobs
 from engine.runner.drawing.sampler import sampled_rows
@@ -41,9 +41,7 @@ from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.step_costs import DecodeShape, measure_step_costs
-
-if TYPE_CHECKING:
-    from engine.runner.drawing.device_draw import DeviceDraw
+from engine.runner.weights.model_spec import DecoderSpec
 
 
 class ModelRunner:
@@ -51,33 +49,32 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
-        cache: KVCache,
-        limits: BatchLimits,
+        back_end: BackEnd,
+        spec: DecoderSpec,
         eos_token_ids: frozenset[int],
-        attention_backend: str,
+        loaded: LoadedModel,
+        cache: Cache,
+        limits: BatchLimits,
         widest: DecodeShape,
         *,
-        pairs_per_token: int,
-        mtp: MtpLayer | None = None,
-        device_draw: DeviceDraw | None = None,
         swap_space: int = 0,
         memory: MemoryPlan | None = None,
     ) -> None:
         self.memory = memory
         """What was planned; None for a runner that was not made by `assemble`."""
         self.eos_token_ids = eos_token_ids
-        self.attention_backend = attention_backend
+        self.attention_backend = back_end.name
         self.max_model_len = limits.max_len
-        self.pairs_per_token = pairs_per_token
+        self.pairs_per_token = spec.pairs_per_token
         """How far attention costs as much as matrix products (`DecoderSpec.pairs_per_token`)."""
         self.vocab_size = limits.vocab_size
-        self._decoder = decoder
+        self._is_measured_alone = back_end.is_measured_alone
+        self._decoder = loaded.decoder
         self._cache = cache
         self._limits = limits
         self._widest = widest
-        self._row_draw = device_draw or HostDraw(decoder, limits.vocab_size)
-        self._mtp = mtp
+        self._row_draw = loaded.row_draw or HostDraw(loaded.decoder, limits.vocab_size)
+        self._mtp = loaded.mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
         self._host_pool = HostPool(cache, swap_space)
@@ -259,10 +256,10 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compile or load every kernel, touch every weight, and measure what a step costs.
 
-        Computes a few tokens in the first blocks, so they must not hold cached KV yet. On the CPU
-        kernels no other process of the machine does so at the same time.
+        Computes a few tokens in the first blocks, so they must not hold cached KV yet. No other
+        process of the machine does so at the same time where that would change what is measured.
         """
-        with alone_on_machine() if self.attention_backend == "numba" else nullcontext():
+        with alone_on_machine() if self._is_measured_alone else nullcontext():
             self._warm_up()
 
     def _warm_up(self) -> None:

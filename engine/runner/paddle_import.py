@@ -1,14 +1,14 @@
 """Paddle, imported at its first use: `from engine.runner.paddle_import import paddle`.
 
-The CPU kernels do not need it: with the wheel for CPUs, a node that computes with them starts
-sooner, and takes less memory, without it. The wheel for CUDA is imported to look for a GPU; and
-Paddle computes where the back end "paddle" is configured, or the kernels cannot take a model's
-sizes. Its import takes a second and installs signal handlers, so who needs it for certain calls
+The kernels, on CPUs and on GPUs, do not need it, nor that it is installed: a node that computes
+with them starts sooner, and takes less memory, without it. Paddle computes where the back end
+"paddle" is configured, or the kernels cannot take a model's sizes. Its import takes a second and
+installs signal handlers, so who needs it for certain calls
 `import_paddle` when that does no harm.
 
 On processors other than Intel's, the CPU wheel's math library takes a slow path unless an
 environment variable is set before it loads. So Paddle is imported only here, after that variable is
-set. Importing this module raises `ConfigError` where Paddle is not installed.
+set.
 """
 
 from __future__ import annotations
@@ -31,23 +31,26 @@ import numba
 from common.errors import ConfigError
 
 _spec = importlib.util.find_spec("paddle")
-if _spec is None:
-    raise ConfigError(
-        "Paddle is not installed: wanted pip install '.[cpu]', or '.[gpu]' with Paddle's "
-        "package index"
-    )
 _WITHOUT_CUDA = re.compile(r"^cuda_version\s*=\s*'False'", re.MULTILINE)
 """What the wheel for CPUs says in its file of versions."""
 _lock = threading.Lock()
 
 
 def import_paddle() -> ModuleType:
-    """Import Paddle, unless it is imported already; return it."""
+    """Import Paddle, unless it is imported already; `ConfigError` where it is not installed."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Paddle recommends compilers for extensions
         if _is_amd():
             os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
-        return importlib.import_module("paddle")
+        try:
+            return importlib.import_module("paddle")
+        except ModuleNotFoundError as error:
+            if error.name != "paddle":
+                raise
+            raise ConfigError(
+                "Paddle is not installed: wanted pip install '.[cpu]', or '.[gpu]' with Paddle's "
+                "package index"
+            ) from None
 
 
 class _ImportedAtUse(ModuleType):
@@ -82,8 +85,10 @@ def has_gpu() -> bool:
 
 @functools.cache
 def _may_have_cuda() -> bool:
-    """Return False for the wheel for CPUs, which is not imported to find out."""
-    for folder in (_spec.submodule_search_locations if _spec else None) or ():
+    """Return False without Paddle, and for the wheel for CPUs; neither is imported to find out."""
+    if _spec is None:
+        return False
+    for folder in _spec.submodule_search_locations or ():
         try:
             text = (Path(folder) / "version" / "__init__.py").read_text(encoding="utf-8")
         except OSError:

@@ -16,12 +16,14 @@ _SHIPPED = Path(__file__).with_name("demo_mtp.safetensors")
 """An MTP layer that was distilled for the demo model; `tools/train_mtp.py` makes it."""
 
 
-def resolve_speculation(speculation: SpeculationConfig, folder: Path) -> SpeculationConfig:
+def resolve_speculation(
+    speculation: SpeculationConfig, folder: Path, *, load_format: str = "auto"
+) -> SpeculationConfig:
     """Return `speculation`; with the method mtp, with an absolute path to the layer's file.
 
-    The path stays empty when no file is named and the shipped one was made for other weights: then
-    the checkpoint in `folder` has to contain the layer. Raises
-    `CheckpointError` when a named file is not there or `folder` cannot be read.
+    The path stays empty when no file is named and the shipped one was made for other weights, as
+    those of `load_format` random always are: then the checkpoint in `folder` has to contain the
+    layer. Raises `CheckpointError` when a named file is not there or `folder` cannot be read.
     """
     if speculation.speculative_method != "mtp":
         return speculation
@@ -30,6 +32,8 @@ def resolve_speculation(speculation: SpeculationConfig, folder: Path) -> Specula
         if not path.is_file():
             raise CheckpointError(f"speculative_model {path}: no such file: wanted safetensors")
         return replace(speculation, speculative_model=str(path))
+    if load_format == "random":
+        return speculation
     if _shipped_target() == Checkpoint(folder, read_decoder_spec(folder)).identity():
         return replace(speculation, speculative_model=str(_SHIPPED))
     return speculation

@@ -69,7 +69,9 @@ def _loaded(config: Config, kv: KVPlane, watch_again: Callable[[], object]) -> L
     runner = load_model_runner(
         config.model,
         config.engine,
-        speculation=resolve_speculation(speculation_of(config), Path(config.model.model)),
+        speculation=resolve_speculation(
+            speculation_of(config), Path(config.model.model), load_format=config.model.load_format
+        ),
         swap_space=swap_space_of(config),
         max_chunk_tokens=max_chunk_tokens_of(config),
         host_memory=kv.host_memory,

@@ -151,7 +151,7 @@ FIELDS: Mapping[str, str] = {
     "max_output_tokens": "The most tokens of the answer, reasoning included.",
     "logprobs": "Whether each token has its log probability; of completions, how many likely ones.",
     "top_logprobs": "How many of the likeliest tokens are reported for each.",
-    "prompt_logprobs": "How many of the likeliest tokens are reported for each token of the prompt.",
+    "prompt_logprobs": "How many of the likeliest tokens are reported for each prompt token.",
     "echo": "Whether the answer begins with the prompt.",
     "priority": "-1000 to 1000, larger first, on nodes with --enable-priority-scheduling.",
     "truncate_prompt_tokens": "Keep this many last tokens of the prompt.",

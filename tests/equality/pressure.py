@@ -7,10 +7,9 @@ handoff copies the blocks from pool to pool.
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from functools import partial
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
-from unittest.mock import patch
 
 from common.kv.token_budget import num_speculative_tokens
 from common.observing.clock import MonotonicClock
@@ -26,11 +25,10 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
 from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.execution import Execution, ExecutionHere, ExecutionThread
-from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
-from engine.runner.start import cache_size
 from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.speculative_model import resolve_speculation
+from tests.fakes.mirrored_cache import mirrored_caches
 from tests.unit.engine_core.build import check_books, check_idle
 
 BLOCK_SIZE = 16
@@ -57,8 +55,7 @@ def load_runner(
     speculation = resolve_speculation(
         SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
     )
-    make_cache = partial(KVCache, is_mirrored=is_mirrored)
-    with patch.object(cache_size, "KVCache", make_cache):
+    with mirrored_caches() if is_mirrored else nullcontext():
         runner = load_model_runner(
             ModelConfig(model=str(folder), max_model_len=512, activation_dtype=activation_dtype),
             EngineConfig(

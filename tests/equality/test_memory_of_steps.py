@@ -13,8 +13,8 @@ from common.kv.token_budget import get_max_chunk_tokens
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
+from engine.runner.memory_meter import HostMeter
 from engine.runner.start.load import load_model_runner
-from engine.runner.start.memory_meter import HostMeter
 from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.equality.pressure import BLOCK_SIZE, Node, answer_together

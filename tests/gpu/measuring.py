@@ -15,6 +15,14 @@ from engine.runner.gpu.launcher import Kernel, KernelSpec
 Bound = Callable[[int], None]
 
 
+def _key(spec: KernelSpec) -> str:
+    """Return what tells a kernel's configuration from every other."""
+    return repr(
+        (spec.function.__name__, dict(spec.types), dict(spec.constants), spec.num_warps,
+         spec.num_stages, spec.is_programmatic, dict(spec.options))
+    )  # fmt: skip
+
+
 class Card:
     """One card with one stream."""
 
@@ -23,9 +31,14 @@ class Card:
     def __init__(self) -> None:
         self.device = Device(load_driver(), 0)
         self.stream = self.device.stream()
+        self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, spec: KernelSpec) -> Kernel:
-        return Kernel(self.device, spec)
+        """Return the kernel; equal ones are loaded once."""
+        key = _key(spec)
+        if key not in self._kernels:
+            self._kernels[key] = Kernel(self.device, spec)
+        return self._kernels[key]
 
     def milliseconds(self, work: Callable[[], None], repeats: int = 5, rounds: int = 3) -> float:
         """Return the median time of one call of `work`, which launches on the stream."""
@@ -76,8 +89,7 @@ class SpecRecorder:
         self.specs: list[KernelSpec] = []
 
     def kernel(self, spec: KernelSpec) -> Any:
-        key = repr((spec.function.__name__, dict(spec.types), dict(spec.constants),
-                    spec.num_warps, spec.num_stages))  # fmt: skip
+        key = _key(spec)
         if key not in self._keys:
             self._keys.add(key)
             self.specs.append(spec)

@@ -54,8 +54,8 @@ def _values(handle: Any) -> np.ndarray:
 
 def _chained_dot(_: Any, a: Any, b: Any, total: Any, __: Any, ___: Any) -> Any:
     left, right, result = _values(a), _values(b), total.data.copy()
-    for k in range(left.shape[1]):
-        result += left[:, k : k + 1] * right[k : k + 1]
+    for k in range(left.shape[-1]):
+        result += left[..., k : k + 1] * right[..., k : k + 1, :]
     return interpreter.TensorHandle(result, total.dtype.scalar)
 
 
@@ -134,10 +134,44 @@ def _described(view: MatrixView, kind: str) -> TensorDescriptor:
     )
 
 
+class InterpretedEvent:
+    """A point in work that is done as soon as it is queued."""
+
+    def record(self, stream: int) -> None:
+        pass
+
+    def delay(self, stream: int) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def is_reached(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class InterpretedGraph:
+    """Launches that are made again whenever the graph is launched."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def launch(self, stream: int) -> None:
+        self._work()
+
+    def close(self) -> None:
+        pass
+
+
 class InterpretedDevice:
     """Host memory in the place of a card's."""
 
     properties = DeviceProperties("interpreter", 90, 2, 1 << 18, 1 << 30)
+
+    allocated_bytes = most_allocated_bytes = 0
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
@@ -148,8 +182,34 @@ class InterpretedDevice:
         self._arrays.append(array)
         return Memory(address, num_bytes, lambda: None)
 
+    def use(self) -> None:
+        pass
+
+    def allocate_pinned(self, num_bytes: int) -> Memory:
+        memory = self.allocate(num_bytes)
+        memory.host = memory.address
+        return memory
+
     def upload(self, to: int, data: bytes) -> None:
         ctypes.memmove(to, data, len(data))
+
+    def upload_array(self, to: int, values: np.ndarray) -> None:
+        ctypes.memmove(to, values.ctypes.data, values.nbytes)
+
+    def copy(self, to: int, source: int, num_bytes: int, stream: int) -> None:
+        ctypes.memmove(to, source, num_bytes)
+
+    def fill(self, address: int, value: int, num_bytes: int, stream: int) -> None:
+        ctypes.memset(address, value, num_bytes)
+
+    def stream(self) -> int:
+        return 1
+
+    def event(self) -> InterpretedEvent:
+        return InterpretedEvent()
+
+    def capture(self, stream: int, work: Callable[[], None]) -> InterpretedGraph:
+        return InterpretedGraph(work)
 
     def download(self, source: int, num_bytes: int) -> bytearray:
         return bytearray(ctypes.string_at(source, num_bytes))

@@ -11,11 +11,11 @@ import pytest
 
 from common.errors import ConfigError
 from engine.runner.gpu import cuda_driver
-from engine.runner.gpu.chunk_step import Chunk, ChunkStep
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, load_driver
-from engine.runner.gpu.decode_step import DecodeStep
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
+from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, NUM_BLOCKS, SHAPE, SPEC

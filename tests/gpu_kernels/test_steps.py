@@ -11,9 +11,9 @@ from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip
 import numpy as np
 import pytest
 
-from engine.runner.gpu.chunk_step import Chunk, ChunkStep
-from engine.runner.gpu.decode_step import DecodeStep
 from engine.runner.gpu.launches import Launches
+from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, SHAPE, SPEC, TinyDecoder
@@ -75,11 +75,12 @@ def test_a_chunk_cut_anywhere_has_the_same_bits(
     assert np.array_equal(in_chunks(tiny, make, *cuts), whole)
 
 
+@pytest.mark.parametrize("is_merged_by_last", [False, True])
 @pytest.mark.parametrize(("count", "mine"), [(1, 0), (3, 2)])
 def test_decoded_rows_have_the_same_bits(
-    tiny: TinyDecoder, whole: np.ndarray, count: int, mine: int
+    tiny: TinyDecoder, whole: np.ndarray, count: int, mine: int, is_merged_by_last: bool
 ) -> None:
-    make = tiny.launches(WIDE)
+    make = tiny.launches(WIDE, replace(SHAPE, is_merged_by_last=is_merged_by_last))
     in_chunks(tiny, make)
     logits, step = decoded(tiny, make, count, mine, 71)
     assert np.array_equal(logits, whole)

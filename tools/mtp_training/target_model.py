@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from common.kv.kv_layout import KVLayout
+from engine.runner.back_end import StepShape
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.decoder import NumbaDecoder
-from engine.runner.cpu.step_buffers import StepShape
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.paddle_import import paddle, set_num_threads
 from engine.runner.weights.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.errors import InternalError
 from engine.core.blocks.cache_copy import CopyUnderWay
-from engine.runner.cache.kv_cache import KVCache
+from engine.runner.cache.contract import Cache
 
 
 class HostPool:
@@ -17,7 +17,7 @@ class HostPool:
     `swap_out` and `swap_in` are for a cache in host memory, `begin_swap` for a mirrored one.
     """
 
-    def __init__(self, cache: KVCache, size_bytes: int) -> None:
+    def __init__(self, cache: Cache, size_bytes: int) -> None:
         self.num_blocks = size_bytes // cache.layout.block_bytes
         self._cache = cache
         layers, kinds, _, piece_bytes = cache.host_bytes.shape

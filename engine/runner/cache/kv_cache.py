@@ -8,7 +8,7 @@ a stream and a thread of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,7 @@ from common.errors import ConfigError
 from common.kv.kv_layout import STORED_BYTES, KVLayout
 from engine.core.blocks.cache_copy import CopyUnderWay
 from engine.core.runner_contract import OnLayer
+from engine.runner.cache.contract import HostMemory, num_blocks_in
 from engine.runner.cache.device_copies import (
     DeviceCopies,
     DeviceSide,
@@ -28,20 +29,13 @@ from engine.runner.cache.device_copies import (
 from engine.runner.cache.layers_out import FinishedCopy, LayerCopy, LayersOut, ThreadCopy
 from engine.runner.paddle_import import has_gpu, paddle
 
-HostMemory = Callable[[int, bool], np.ndarray | None]
-"""Allocates host memory that other processes can read: `(num_bytes, is_touched)`.
-
-Returns uint8 `[num_bytes]`, zeros, writable, or None if there is none. With `is_touched` its pages
-are taken from the system at once.
-"""
-
-
-MIN_BLOCKS = 2
 _CACHE_LINE_BYTES = 64
 
 
 class KVCache:
-    """`[num_layers, 2, num_blocks, num_kv_heads, block_size, slot items]`; 2 is key, value.
+    """A `contract.Cache` for the CPU kernels and for Paddle's operators.
+
+    `[num_layers, 2, num_blocks, num_kv_heads, block_size, slot items]`; 2 is key, value.
 
     A slot has `head_dim` items of the layout's dtype. With int8 four more bytes are its scale, a
     float (`kv_formats`).
@@ -58,25 +52,12 @@ class KVCache:
         """Allocate as `allocate` does. `is_mirrored` None: mirrored if the device needs it."""
         self.layout = layout
         self.is_mirrored = has_gpu() if is_mirrored is None else is_mirrored
-        """Whether `host_bytes` is other memory than what is computed in."""
         self.allocate(memory_bytes, host_memory=host_memory)
 
     def allocate(
         self, memory_bytes: int, *, host_memory: HostMemory | None = None, is_touched: bool = True
     ) -> None:
-        """Allocate as many blocks as fit, all zero, in place of those that the cache has.
-
-        With `is_touched` a CPU's cache takes all of its memory from the system now, and not when
-        its blocks are first used. Raises `ConfigError` when fewer than two blocks fit.
-        """
-        layout = self.layout
-        self.num_blocks = memory_bytes // layout.block_bytes
-        if self.num_blocks < MIN_BLOCKS:
-            raise ConfigError(
-                f"kv_cache_memory is {memory_bytes} bytes: wanted at least "
-                f"{MIN_BLOCKS * layout.block_bytes}, two blocks of {layout.block_bytes} bytes "
-                f"({layout.block_size} tokens)"
-            )
+        self.num_blocks = num_blocks_in(memory_bytes, self.layout)
         is_touched = is_touched and not self.is_mirrored
         memory = host_memory(self._num_bytes, is_touched) if host_memory else None
         if memory is None:
@@ -88,14 +69,8 @@ class KVCache:
             self.host_bytes = memory.reshape(self._bytes_shape)
         else:
             self.host_bytes = self._bytes()
-        """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable."""
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
-        """Return the reporter of layers for a step that computes into `slots`.
-
-        A slot is block * block_size + offset in the block. `on_layer` is called for each computed
-        layer when `host_bytes` holds these blocks in that layer.
-        """
         if on_layer is None or not self.is_mirrored:
             return LayersOut(on_layer, None)
         block_ids = np.unique(slots // self.layout.block_size)
@@ -116,11 +91,7 @@ class KVCache:
         *,
         is_out: bool,
     ) -> CopyUnderWay:
-        """Begin to copy blocks to or from those of `host`, pairwise, beside running steps.
-
-        `host` is `[num_layers, 2, blocks, piece_bytes]`: `host_bytes`, or other memory. A cache
-        that only plays to be on a device is copied at once.
-        """
+        """Begin a copy; a cache that only plays to be on a device is copied at once."""
         if self._device_side is not None:
             return self._copies.begin(block_ids, host, host_ids, is_out=is_out)
         ours, theirs = np.asarray(block_ids), np.asarray(host_ids)

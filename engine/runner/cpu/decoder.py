@@ -8,37 +8,22 @@ from pathlib import Path
 import numpy as np
 from numba import get_num_threads, set_num_threads
 
-from common.errors import ConfigError
+from engine.runner.back_end import StepShape
 from engine.runner.cache.kv_cache import KVCache
-from engine.runner.cpu.layer_weights import (
-    KERNEL_LOCK,
-    NONE_1D,
-    NONE_2D,
-    load_layer,
-)
+from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D, load_layer
 from engine.runner.cpu.packed_weights import decoder_plans, pack_privately, pack_shared
-from engine.runner.cpu.step_buffers import StepBuffers, StepShape
+from engine.runner.cpu.step_buffers import StepBuffers
 from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
 from engine.runner.kernels.layer import whole_layer
+from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.norms import quantise_rows, rms_norm
 from engine.runner.kernels.products.linear import gather_columns, linear
-from engine.runner.kernels.vector_ir import LANES
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
-
-
-def unsupported_size(spec: DecoderSpec) -> str:
-    """Return which size the kernels' sixteen lanes do not divide, in words; empty if none."""
-    for name in ("hidden_size", "intermediate_size", "head_dim"):
-        size = getattr(spec, name)
-        if size % LANES:
-            return f"{name} is {size}: the CPU kernels require a multiple of {LANES}"
-    return ""
-
 
 AttentionWork = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Items and merges of an `AttentionPlan`, and the buffer for its parts."""
@@ -111,12 +96,9 @@ class NumbaDecoder:
         """Load the weights.
 
         `with_bytes`: products of quantised weights take activations in int8. Below `packed_folder`
-        are the packed weights that nodes of this machine share (None: private memory). Raises
-        `ConfigError` for sizes that the kernels cannot divide.
+        are the packed weights that nodes of this machine share (None: private memory). The kernels
+        do not check sizes: `CpuBackEnd.why_not` does.
         """
-        problem = unsupported_size(spec)
-        if problem:
-            raise ConfigError(f"attention_backend is numba, but {problem}; wanted paddle")
         self.num_layers = spec.num_layers
         self.spec = spec
         self.num_threads = get_num_threads()

@@ -6,7 +6,6 @@ experts they become one pair per expert, and `kernels.layer` chooses by row.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,11 +21,6 @@ from engine.runner.weights.tensor_source import TensorSource
 NONE_1D = np.zeros(0, np.float32)
 NONE_2D = np.zeros((0, 0), np.float32)
 """Stands for an absent bias, norm or residual."""
-KERNEL_LOCK = threading.Lock()
-"""Held around all parallel kernels.
-
-numba's simplest thread pool ends the process when two threads enter it at once.
-"""
 
 
 @dataclass(frozen=True, slots=True)

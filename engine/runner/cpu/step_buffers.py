@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,19 +11,6 @@ from common.errors import InternalError
 
 _LEAST_HUGE_BYTES = 4 << 20
 """Smaller buffers have pages of the usual size, as small arrays of numpy do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepShape:
-    """How large a step can be.
-
-    `num_tokens` rows in all, of at most `num_seqs` sequences; logits of at most `num_logits_rows`
-    rows at a time.
-    """
-
-    num_tokens: int
-    num_seqs: int
-    num_logits_rows: int
 
 
 class StepBuffers:

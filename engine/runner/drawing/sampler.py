@@ -36,10 +36,10 @@ from common.token_rules import TokenRules
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.stop_rules import withheld_token_ids
 from engine.core.step.step_batch import StepBatch
-from engine.runner.cpu.layer_weights import KERNEL_LOCK
 from engine.runner.drawing.token_rules import AllowedMasks, Biases, banned_token_ids, biases_of
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.grammars.unmasked_rows import UnmaskedRows
+from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.sampling.filters import likeliest
 from engine.runner.kernels.sampling.sample_rows import DRAWN, Scratch, sample_rows
 

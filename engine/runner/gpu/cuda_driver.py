@@ -15,6 +15,8 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from common.errors import ConfigError, InternalError
 
 _LIBRARY = "libcuda.so.1"
@@ -35,6 +37,7 @@ _EVENT_INTERPROCESS = 4
 _CAPTURE_THREAD_LOCAL = 1
 _NON_BLOCKING_STREAM = 1
 _HOST_PORTABLE_MAPPED = 3
+_NOT_READY = 600
 
 
 class GpuError(InternalError):
@@ -119,6 +122,10 @@ class Memory:
         self.address, self.num_bytes, self.host = address, num_bytes, host
         self._free: Callable[[], None] | None = free
 
+    def host_bytes(self) -> np.ndarray:
+        """Return the host's view, uint8 `[num_bytes]`, which must not outlive the memory."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * self.num_bytes).from_address(self.host))
+
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
         free, self._free = self._free, None
@@ -140,6 +147,7 @@ class Device:
         self._context = c_void_p()
         driver("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
         self.use()
+        self.allocated_bytes = self.most_allocated_bytes = 0
         self.properties = self._read_properties()
 
     def use(self) -> None:
@@ -177,7 +185,14 @@ class Device:
         address = c_uint64()
         self.call("cuMemAlloc_v2", byref(address), c_size_t(max(num_bytes, 1)))
         found = address.value
-        return Memory(found, num_bytes, lambda: self.call("cuMemFree_v2", c_uint64(found)))
+        self.allocated_bytes += num_bytes
+        self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
+
+        def free() -> None:
+            self.allocated_bytes -= num_bytes
+            self.call("cuMemFree_v2", c_uint64(found))
+
+        return Memory(found, num_bytes, free)
 
     def allocate_pinned(self, num_bytes: int) -> Memory:
         """Return host memory that the card reads and writes at `address`."""
@@ -209,6 +224,12 @@ class Device:
         view = memoryview(data).cast("B")
         source = (ctypes.c_char * len(view)).from_buffer_copy(view)
         self.call("cuMemcpyHtoD_v2", c_uint64(to), source, c_size_t(len(view)))
+
+    def upload_array(self, to: int, values: np.ndarray) -> None:
+        """Copy a contiguous array to the device and wait for it."""
+        self.call(
+            "cuMemcpyHtoD_v2", c_uint64(to), c_void_p(values.ctypes.data), c_size_t(values.nbytes)
+        )
 
     def download(self, source: int, num_bytes: int) -> bytearray:
         """Copy device memory to the host and wait for it."""
@@ -290,8 +311,11 @@ class Event:
         self._device.call("cuEventRecord", self._handle, c_void_p(stream))
 
     def is_reached(self) -> bool:
-        """Return whether the work before the event has ended."""
-        return self._device.call.status("cuEventQuery", self._handle) == 0
+        """Return whether the work before the event has ended; `GpuError` if it failed."""
+        if self._device.call.status("cuEventQuery", self._handle) == _NOT_READY:
+            return False
+        self._device.call("cuEventQuery", self._handle)
+        return True
 
     def wait(self) -> None:
         """Block the thread until the work before the event has ended."""

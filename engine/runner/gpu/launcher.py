@@ -49,6 +49,15 @@ class KernelSpec:
     is_programmatic: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What two equal configurations have in common, as a key."""
+        parts = (self.types, self.constants, self.options)
+        return (
+            self.function.__name__, *(tuple(part.items()) for part in parts), self.num_warps,
+            self.num_stages, self.is_programmatic,
+        )  # fmt: skip
+
     def compile(self, capability: int) -> Any:
         """Return Triton's compiled kernel for a compute capability such as 90."""
         names = self.function.arg_names

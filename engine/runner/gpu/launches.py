@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from engine.runner.gpu.cuda_driver import DeviceProperties
 from engine.runner.gpu.kernels import attention, draw, products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
-from engine.runner.gpu.step_memory import StepMemory
+from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, Matrix
@@ -42,9 +42,9 @@ _ROWS = {
     "epsilon": "fp32",
 }  # fmt: skip
 _ROTATE = {
-    "qkv": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16", "angles": "*fp32",
-    "positions": "*i32", "slots": "*i32", "queries": "*bf16", "keys": "*bf16", "values": "*bf16",
-    "epsilon": "fp32", "num_rows": "i32",
+    "qkv": "*bf16", "bias": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16",
+    "angles": "*fp32", "positions": "*i32", "slots": "*i32", "queries": "*bf16",
+    "keys": "*bf16", "values": "*bf16", "epsilon": "fp32", "num_rows": "i32",
 }  # fmt: skip
 _ATTENTION = {
     "queries": "*bf16", "keys": "*bf16", "values": "*bf16", "tables": "*i32",
@@ -53,6 +53,7 @@ _ATTENTION = {
     "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
     "num_sequences": "i32", "table_width": "i32", "tile_sequences": "*i32", "tile_rows": "*i32",
     "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16",
+    "arrivals": "*i32",
 }  # fmt: skip
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
@@ -74,6 +75,8 @@ class AttentionShape:
     stages: int = 3
     max_registers: int = 0
     """Most registers a thread of a decoding step's attention may have; 0: no bound."""
+    is_merged_by_last: bool = False
+    """Whether the program that ends a sequence's last piece merges them, and no other kernel."""
     chunk_rows: int = 128
     chunk_warps: int = 8
     chunk_stages: int = 3
@@ -206,27 +209,37 @@ class Launches:
         self, memory: StepMemory, num_rows: int, positions: int,
         attend: Callable[[int], Sequence[Bound]],
     ) -> list[Bound]:  # fmt: skip
-        """Return all layers of a step; `attend` returns the attention of a layer.
+        """Return all layers of a step whose slots are in `memory`."""
+        slots = memory["slots"]
+        return [
+            launch
+            for index in range(self.spec.num_layers)
+            for launch in self.layer(index, memory, num_rows, positions, slots, attend)
+        ]
 
-        `normed` holds the norm of the first layer's input, and then that of the head.
+    def layer(
+        self, index: int, memory: StepMemory, num_rows: int, positions: int, slots: int,
+        attend: Callable[[int], Sequence[Bound]],
+    ) -> list[Bound]:  # fmt: skip
+        """Return one layer of a step; `attend` returns the attention of a layer.
+
+        `normed` holds the norm of the layer's input, and then that of the next layer's, or of the
+        head's.
         """
         hidden, normed, layers = memory["hidden"], memory["normed"], self.weights.layers
-        norms = [*(layer.input_norm for layer in layers[1:]), self.weights.final_norm]
-        found: list[Bound] = []
-        for index, (layer, following) in enumerate(zip(layers, norms, strict=True)):
-            found += [
-                self.product(normed, layer.qkv, memory["qkv"], num_rows),
-                self.rotate(
-                    index, memory["qkv"], positions, memory["slots"], memory["queries"], num_rows
-                ),
-                *attend(index),
-                self.product(memory["attended"], layer.output, hidden, num_rows, residual=hidden),
-                self.norm(hidden, layer.middle_norm, normed, num_rows),
-                self.gate_up(normed, layer.gate_up, memory["activated"], num_rows),
-                self.product(memory["activated"], layer.down, hidden, num_rows, residual=hidden),
-                self.norm(hidden, following, normed, num_rows),
-            ]
-        return found
+        layer = layers[index]
+        is_last = index + 1 == len(layers)
+        following = self.weights.final_norm if is_last else layers[index + 1].input_norm
+        return [
+            self.product(normed, layer.qkv, memory["qkv"], num_rows),
+            self.rotate(index, memory["qkv"], positions, slots, memory["queries"], num_rows),
+            *attend(index),
+            self.product(memory["attended"], layer.output, hidden, num_rows, residual=hidden),
+            self.norm(hidden, layer.middle_norm, normed, num_rows),
+            self.gate_up(normed, layer.gate_up, memory["activated"], num_rows),
+            self.product(memory["activated"], layer.down, hidden, num_rows, residual=hidden),
+            self.norm(hidden, following, normed, num_rows),
+        ]
 
     def embed(self, tokens: int, hidden: int, normed: int, num_rows: int) -> Bound:
         """Return the embedding of tokens, with the norm of the first layer."""
@@ -256,14 +269,15 @@ class Launches:
         """Return norms and rotation of heads, with keys and values into the cache."""
         spec, weights = self.spec, self.weights.layers[layer]
         constants = {
-            **self._heads(), "BLOCK": self.pool.block_size, "HAS_NORMS": spec.has_head_norms,
-            "TILE": _ROTATED_ROWS,
+            **self._heads(), "BLOCK": self.pool.block_size, "HAS_BIAS": weights.qkv_bias != 0,
+            "HAS_NORMS": spec.has_head_norms, "TILE": _ROTATED_ROWS,
         }  # fmt: skip
         kernel = self.kernel(rows.rotate_and_store, _ROTATE, constants, 4, 1)
         return kernel.bind(
             (-(-num_rows // _ROTATED_ROWS), spec.num_heads + 2 * spec.num_kv_heads), qkv,
-            weights.query_norm, weights.key_norm, self.weights.angles, positions, slots, queries,
-            self.pool.keys(layer), self.pool.values(layer), spec.rms_epsilon, num_rows,
+            weights.qkv_bias, weights.query_norm, weights.key_norm, self.weights.angles, positions,
+            slots, queries, self.pool.keys(layer), self.pool.values(layer), spec.rms_epsilon,
+            num_rows,
         )  # fmt: skip
 
     def list_pieces(
@@ -282,25 +296,31 @@ class Launches:
 
     def attend_pieces(
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,
-        scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
-    ) -> tuple[Bound, Bound]:  # fmt: skip
-        """Return attention of a few rows a sequence: the pieces, and their merge."""
-        shape, (totals, tops) = self.shape, scratch
+        scratch: tuple[int, int, int], out: int, num_sequences: int, rows_each: int,
+    ) -> tuple[Bound, ...]:  # fmt: skip
+        """Return attention of a few rows a sequence: the pieces, and their merge.
+
+        `scratch`: totals, tops and arrivals; arrivals [sequences, KV heads] are 0.
+        """
+        shape, (totals, tops, arrivals) = self.shape, scratch
         tile_rows = max(shape.tile_rows, self.group_rows(rows_each))
         common = {
             **self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece
         }  # fmt: skip
         compute = self.kernel(
             attention.attend_pieces, _ATTENTION,
-            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": shape.programs},
+            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": shape.programs,
+             "IS_MERGING": shape.is_merged_by_last},
             shape.num_warps, shape.stages, shape.max_registers,
         )  # fmt: skip
         merge = self.kernel(attention.merge_pieces, _ATTENTION, common, 1, 1)
         keys, values = self.pool.keys(layer), self.pool.values(layer)
         first = compute.bind(
-            (shape.programs,), queries, keys, values, *pieces, totals, tops,
+            (shape.programs,), queries, keys, values, *pieces, totals, tops, arrivals, out,
             self._scale, num_sequences,
         )  # fmt: skip
+        if shape.is_merged_by_last:
+            return (first,)
         grid = (num_sequences, rows_each * self.spec.num_heads)
         return first, merge.bind(grid, totals, tops, last_positions, pieces.first_pieces, out)
 
@@ -328,24 +348,41 @@ class Launches:
             self._scale, table_width,
         )  # fmt: skip
 
+    @property
+    def num_slices(self) -> int:
+        """Slices of a row of logits, each of which one program looks through."""
+        return -(-self.spec.vocab_size // DRAW_SLICE)
+
+    def draw_rows(
+        self, logits: int, ways: tuple[int, int, int], best: tuple[int, int], tokens: int,
+        num_rows: int,
+    ) -> tuple[Bound, Bound]:  # fmt: skip
+        """Return the draw of every row into `tokens`; `ways` are temperatures, seeds, indices."""
+        find = self._draw_slices(logits, ways, best, num_rows)
+        parts = 1 << (self.num_slices - 1).bit_length()
+        choose = self.kernel(draw.choose, _DRAW, {"PARTS": parts}, 1, 1)
+        return find, choose.bind((num_rows,), *best, self.num_slices, tokens)
+
+    def _draw_slices(
+        self, logits: int, ways: tuple[int, int, int], best: tuple[int, int], num_rows: int
+    ) -> Bound:
+        constants = {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}
+        find = self.kernel(draw.draw_slices, _DRAW, constants, 4, 1)
+        return find.bind((num_rows, self.num_slices), logits, *ways, *best, self.num_slices)
+
     def draw(
         self, logits: int, state: Mapping[str, int], table_width: int, history_length: int,
         num_rows: int,
     ) -> tuple[Bound, Bound]:  # fmt: skip
         """Return the draw of every row, and what sets up the next step."""
-        slices = -(-self.spec.vocab_size // DRAW_SLICE)
-        find = self.kernel(
-            draw.draw_slices, _DRAW,
-            {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}, 4, 1,
-        )  # fmt: skip
+        slices = self.num_slices
         parts = 1 << (slices - 1).bit_length()
         finish = self.kernel(
             draw.advance, _DRAW, {"PARTS": parts, "BLOCK": self.pool.block_size}, 1, 1
         )
-        first = find.bind(
-            (num_rows, slices), logits, state["temperatures"], state["seeds"], state["indices"],
-            state["best_scores"], state["best_tokens"], slices,
-        )  # fmt: skip
+        ways = (state["temperatures"], state["seeds"], state["indices"])
+        best = (state["best_scores"], state["best_tokens"])
+        first = self._draw_slices(logits, ways, best, num_rows)
         second = finish.bind(
             (num_rows,), state["best_scores"], state["best_tokens"], slices, state["tokens"],
             state["last_positions"], state["indices"], state["slots"], state["tables"],

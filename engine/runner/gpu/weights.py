@@ -66,6 +66,8 @@ class LayerWeights:
     middle_norm: int
     gate_up: Matrix
     down: Matrix
+    qkv_bias: int = 0
+    """The address of query, key and value biases; 0: there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ last bit however prompts are chunked and requests are batched.
     kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool
+    lock            held around them
     team            phases that a few threads share
     compiled        functions that are called by address
     vector_ir, vector_math   LLVM's own vectors, and functions on them

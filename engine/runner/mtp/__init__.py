@@ -13,7 +13,8 @@ the draft replaces the token. DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024)
     mtp_weights  finds the layer in a checkpoint or a file
     draft_step   which rows it computes after a step, and the drafts that follow
     draft_source its weights in 8 bits, as they are packed for the kernels
-    numba_mtp    the layer on CPU kernels; paddle_mtp: in Paddle operators
+
+The layer itself is in the back ends, beside their decoders.
 
 Decisions:
 

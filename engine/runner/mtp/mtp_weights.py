@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import CheckpointError
-from engine.runner.weights.checkpoint import Checkpoint, TensorFiles, layer_shapes
+from engine.runner.weights.checkpoint import TensorFiles, layer_shapes
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -95,7 +95,7 @@ class MtpWeights:
     """
 
     def __init__(
-        self, source: Path, files: TensorSource, checkpoint: Checkpoint, spec: DecoderSpec
+        self, source: Path, files: TensorSource, checkpoint: TensorSource, spec: DecoderSpec
     ) -> None:
         """Find and check the layer.
 
@@ -219,7 +219,7 @@ class MtpWeights:
 
 
 def read_mtp_weights(
-    path: str, folder: Path, checkpoint: Checkpoint, spec: DecoderSpec
+    path: str, folder: Path, checkpoint: TensorSource, spec: DecoderSpec
 ) -> MtpWeights:
     """Open the MTP layer in the file `path`, or, if that is empty, in the checkpoint itself.
 

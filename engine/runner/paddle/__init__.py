@@ -1,22 +1,18 @@
 """The decoder in Paddle's operators, on any device that Paddle has.
 
+back_end          what this package is to the runner
 decoder           a decoder's three parts in operators
 attention         attention in plain operators, the reference
 tiled_attention   the same in tiles, as `attention_tiles` plans it
 attention_tiles   which tiles a step's attention has
-fused_attention   attention by a fused operator of a GPU
-fused_check       refuses fused operators that differ from the plain ones
+mtp               a drafting layer in operators
+memory_meter      a GPU's memory, as Paddle's allocator counts it
 device_arrays     a step's index arrays, sent to the device in one copy
 
 Decisions:
 
-On a GPU every sequence of a step is attended in a few calls per layer. Block tables, masks and row
-numbers are sent once per step. Decoding rows and the rows that verify drafts go through Paddle's
-paged operator, each row as a sequence of its own, so drafts change no bit of the rows before them.
-Its maxima are passed in, because it would otherwise wait for the device twice per layer. Chunks go
-through variable-length flash attention over gathered keys. At start both operators are compared
-with plain ones over several blocks; one that differs is not used. The plain operators compute a
-running softmax over tiles of keys, whose borders depend on positions alone, so a row's sums have
-one order in every batch and memory is bounded by a tile. On a CPU the operators are played by
-fakes; none of this has been run on a GPU.
+Attention is a running softmax over tiles of keys. The borders of tiles depend on positions alone,
+so a row's sums have one order in every batch, and memory is bounded by a tile. All sequences of a
+step are attended in a few calls per layer: block tables, masks and row numbers are sent once per
+step.
 """

@@ -9,9 +9,9 @@ from common.kv.kv_layout import KVLayout
 from common.kv.memory_plan import kv_cache_bytes
 from common.kv.token_budget import fit_max_model_len
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.cache.kv_cache import MIN_BLOCKS, HostMemory, KVCache
-from engine.runner.paddle_import import has_gpu
-from engine.runner.start.memory_meter import MemoryMeter
+from engine.runner.back_end import BackEnd
+from engine.runner.cache.contract import MIN_BLOCKS, Cache, HostMemory
+from engine.runner.memory_meter import MemoryMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class CacheSize:
 
     model: ModelConfig
     engine: EngineConfig
+    back_end: BackEnd
     model_limit: int
     tokens_per_seq: int
     max_chunk_tokens: int
@@ -35,7 +36,7 @@ class CacheSize:
         """Whether the size follows from a measurement."""
         return not self.engine.kv_cache_memory
 
-    def first_cache(self, layout: KVLayout, meter: MemoryMeter) -> tuple[KVCache, int]:
+    def first_cache(self, layout: KVLayout, meter: MemoryMeter) -> tuple[Cache, int]:
         """Return the cache before any weight is read, and the longest sequence so far.
 
         A planned cache is as small as a cache can be until its size is measured. Until then a
@@ -49,14 +50,14 @@ class CacheSize:
                 f"KV block of block_size = {layout.block_size}"
             )
         if self.is_planned:
-            cache = KVCache(layout, MIN_BLOCKS * layout.block_bytes)
+            cache = self.back_end.new_cache(layout, MIN_BLOCKS * layout.block_bytes, None)
             share = meter.memory().share_bytes(self.engine.memory_fraction)
             num_blocks = max(MIN_BLOCKS, share // layout.block_bytes)
             longest = num_blocks * self.engine.block_size
             max_len = min(self.model.max_model_len or self.model_limit, longest)
         else:
             memory_bytes = self.engine.kv_cache_memory
-            cache = KVCache(layout, memory_bytes, host_memory=self.host_memory)
+            cache = self.back_end.new_cache(layout, memory_bytes, self.host_memory)
             max_len = self.max_len(cache)
         num_drafts = self.tokens_per_seq - 1
         if num_drafts >= max_len:
@@ -65,7 +66,7 @@ class CacheSize:
             )
         return cache, max_len
 
-    def allocate_beside(self, peak_bytes: int, cache: KVCache, meter: MemoryMeter) -> None:
+    def allocate_beside(self, peak_bytes: int, cache: Cache, meter: MemoryMeter) -> None:
         """Allocate the planned cache: the node takes `peak_bytes` without it in its largest step.
 
         Raises `ConfigError` when too little memory is left.
@@ -74,14 +75,14 @@ class CacheSize:
             meter.memory(),
             self.engine.memory_fraction,
             peak_bytes=peak_bytes,
-            swap_space=0 if has_gpu() else self.swap_space,
+            swap_space=self.swap_space if self.back_end.is_on_host else 0,
             least_bytes=MIN_BLOCKS * cache.layout.block_bytes,
             max_chunk_tokens=self.max_chunk_tokens,
         )
         # Not touched: the share of a large machine would take long to be zeroed.
         cache.allocate(memory_bytes, host_memory=self.host_memory, is_touched=False)
 
-    def max_len(self, cache: KVCache) -> int:
+    def max_len(self, cache: Cache) -> int:
         """Return the longest sequence that the cache holds; `ConfigError` for too small a cache."""
         return fit_max_model_len(
             configured=self.model.max_model_len,

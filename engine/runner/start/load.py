@@ -11,31 +11,34 @@ from common.errors import CheckpointError, ConfigError
 from common.files.tokenizer_files import known_ids
 from common.kv.token_budget import num_speculative_tokens
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
+from engine.runner.back_end import ModelFiles
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.mtp_weights import read_mtp_weights
-from engine.runner.start.cpu_settings import check_cpu_settings
-from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
+from engine.runner.start.choose import choose_back_end
+from engine.runner.weights.checkpoint import Checkpoint, expected_shapes, file_with_weights
 from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec, read_eos_token_ids
 from engine.runner.weights.quantised_source import WIDE_FORMATS, QuantisedSource
+from engine.runner.weights.random_weights import RandomWeights
 from engine.runner.weights.tensor_source import TensorSource
 from grammars.compiler import GrammarCompiler
 from grammars.trying.trial import NODE_LIMITS
 from grammars.trying.trials import GrammarTrials
 
 if TYPE_CHECKING:
-    from engine.runner.cache.kv_cache import HostMemory
+    from engine.runner.cache.contract import HostMemory
+    from engine.runner.memory_meter import MemoryMeter
     from engine.runner.model_runner import ModelRunner
-    from engine.runner.start.memory_meter import MemoryMeter
 
 _logger = logging.getLogger("pdserve.engine")
 
 _NO_SPECULATION = SpeculationConfig()
 
 
-def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int], Checkpoint]:
+def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int], TensorSource]:
     """Return what the folder `model.model` describes, its end tokens, and its weights, unread.
 
-    Raises `CheckpointError` about the folder, and `ConfigError` for a `max_model_len` that does
+    With the load format `random` the folder's weights are not looked at. Raises `CheckpointError`
+    about the folder, and `ConfigError` for a `max_model_len` that does
     not fit it.
     """
     folder = Path(model.model)
@@ -43,7 +46,8 @@ def checked_checkpoint(model: ModelConfig) -> tuple[DecoderSpec, frozenset[int],
         raise CheckpointError(f"{folder}: no such folder: wanted one with config.json and weights")
     spec = read_decoder_spec(folder)
     eos_token_ids = known_ids(read_eos_token_ids(folder), spec.vocab_size)
-    checkpoint = Checkpoint(folder, spec)
+    is_random = model.load_format == "random"
+    checkpoint = RandomWeights(spec) if is_random else Checkpoint(folder, spec)
     if model.max_model_len > spec.max_position:
         raise ConfigError(
             f"max_model_len is {model.max_model_len}: wanted at most {spec.max_position}, "
@@ -71,7 +75,7 @@ def load_model_runner(
     mtp the drafting layer is read too, from its own file or from the checkpoint. `host_memory`
     allocates the memory behind `kv_bytes` (None: private memory). Unless `engine.kv_cache_memory`
     is set, the largest step is computed once, and the cache takes what that leaves of the node's
-    share, which `meter` measures (None: on this machine's device). Below `packed_folder` are the
+    share, which `meter` measures (None: the back end's). Below `packed_folder` are the
     weights for the CPU kernels, one copy for all nodes of the machine (None: private memory).
     `on_imported` is called when Paddle is imported where it is needed, because Paddle installs
     signal handlers.
@@ -81,67 +85,50 @@ def load_model_runner(
     """
     folder = Path(model.model)
     spec, eos_token_ids, checkpoint = checked_checkpoint(model)
+    if isinstance(checkpoint, RandomWeights):
+        _warn_of_random_weights(folder)
     mtp = None
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
-    source = _quantised(checkpoint, spec, model.quantization)
-    _prepare(model, engine, spec, on_imported)
-    from engine.runner.start.assemble import assemble_runner
+    files = ModelFiles(spec, _quantised(checkpoint, spec, model.quantization), eos_token_ids, mtp)
+    back_end = choose_back_end(model, engine, spec)
+    back_end.prepare(engine.num_threads)
+    on_imported()
+    # Imported late: a wrong path, file or setting is reported before kernels are compiled.
+    from engine.runner.start.assemble import NodeShare, assemble_runner
 
     num_drafts = num_speculative_tokens(
         speculation.speculative_method, speculation.num_speculative_tokens
     )
     # Loaded before the largest step is measured: the plan includes the memory of its tables.
     grammars = _masks(folder, spec.vocab_size, eos_token_ids, proposes=num_drafts > 0)
-    runner = assemble_runner(
-        model,
-        engine,
-        spec,
-        source,
-        eos_token_ids,
-        mtp,
+    share = NodeShare(
         num_drafts=num_drafts,
-        swap_space=swap_space,
         max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
+        swap_space=swap_space,
         host_memory=host_memory,
-        meter=meter,
         packed_folder=packed_folder,
+        meter=meter,
     )
+    runner = assemble_runner(model, engine, files, back_end, share)
     runner.grammars = grammars
     return runner
 
 
-def _prepare(
-    model: ModelConfig, engine: EngineConfig, spec: DecoderSpec, on_imported: Callable[[], object]
-) -> None:
-    """Import Paddle or compile the kernels, whichever computes the model.
-
-    Either takes seconds or more, so a wrong path, a broken file or a setting that wants a GPU is
-    reported before.
-    """
-    from engine.runner.cpu.decoder import unsupported_size
-    from engine.runner.paddle_import import has_gpu, import_paddle, set_num_threads
-
-    if not has_gpu():
-        check_cpu_settings(model, engine)
-    needs_paddle = engine.attention_backend == "paddle" or has_gpu() or bool(unsupported_size(spec))
-    if needs_paddle:
-        import_paddle()
-    on_imported()
-    set_num_threads(engine.num_threads)
-    if not needs_paddle:
-        from engine.runner.cpu.library_pages import release_pages
-        from engine.runner.start.common_kernels import compile_common_kernels
-
-        compile_common_kernels()
-        release_pages("libllvmlite.so")  # computing does not need LLVM
+def _warn_of_random_weights(folder: Path) -> None:
+    ignored = file_with_weights(folder)
+    _logger.warning(
+        "weights: random, of the shape that %s says: answers mean nothing%s",
+        folder / "config.json",
+        f"; load_format random ignores {ignored}" if ignored else "",
+    )
 
 
 def _masks(
     folder: Path, vocab_size: int, eos_token_ids: frozenset[int], *, proposes: bool
 ) -> GrammarMasks | None:
     """Return the masks of the model's tokenizer; None where grammars cannot be followed."""
-    from engine.runner.start.memory_meter import return_freed_memory
+    from engine.runner.memory_meter import return_freed_memory
 
     try:
         trials = GrammarTrials(folder, folder.name, vocab_size, eos_token_ids, NODE_LIMITS)
@@ -155,7 +142,7 @@ def _masks(
     return GrammarMasks(grammars, vocab_size, eos_token_ids, proposes=proposes)
 
 
-def _quantised(checkpoint: Checkpoint, spec: DecoderSpec, quantization: str) -> TensorSource:
+def _quantised(checkpoint: TensorSource, spec: DecoderSpec, quantization: str) -> TensorSource:
     """Return the weights as they will be computed with."""
     if quantization == "none":
         return checkpoint

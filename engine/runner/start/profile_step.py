@@ -15,11 +15,11 @@ import numpy as np
 from common.kv.blocks import blocks_for
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
-from engine.runner.cpu.step_buffers import StepShape
+from engine.runner.back_end import StepShape
 from engine.runner.decoder import Decoder
 from engine.runner.flat_batch import BatchLimits, FlatBatch
+from engine.runner.memory_meter import MemoryMeter
 from engine.runner.model_runner import ModelRunner
-from engine.runner.start.memory_meter import MemoryMeter
 
 _PARAMS = (
     SamplingParams(

@@ -256,6 +256,12 @@ def _shards(folder: Path) -> dict[Path, list[str]]:
     return shards
 
 
+def file_with_weights(folder: Path) -> Path | None:
+    """Return the file in which a folder's weights are looked for first; None without weights."""
+    names = (WEIGHTS_FILE, "model.safetensors", "model.safetensors.index.json")
+    return next((folder / name for name in names if (folder / name).exists()), None)
+
+
 def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Return all tensors that the decoder reads: shapes by Hugging Face names."""
     hidden = spec.hidden_size

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.chunk_step import Chunk, ChunkStep
-from engine.runner.gpu.decode_step import DecodeStep
-from engine.runner.gpu.launches import AttentionShape
+from engine.runner.gpu.launches import AttentionShape, Launches
+from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.weights import DecoderWeights, Form
 from tests.gpu.stages.model import (
     BLOCK,
@@ -28,7 +28,11 @@ def decode_step(
     card: Any, model: Model, count: int, context: int, shape: AttentionShape, **options: Any
 ) -> DecodeStep:
     chosen = {"choose_product": Chosen.product, "choose_gate_up": Chosen.gate_up}
-    make = model.launches(card, shape, **chosen | options)
+    return started_step(card, model.launches(card, shape, **chosen | options), count, context)
+
+
+def started_step(card: Any, make: Launches, count: int, context: int) -> DecodeStep:
+    """Return a step of `count` rows with some context each."""
     step = DecodeStep(card.device, make, card.stream, count, context + 200)
     blocks = -(-(context + 200) // BLOCK)
     tables = np.arange(count * blocks).reshape(count, blocks) % NUM_BLOCKS
@@ -51,7 +55,7 @@ def step(card: Any, found: Findings) -> None:
     for count in (1, 8, 32, 128):
         fixed = decode_step(card, model, count, CONTEXT, Chosen.shape(count))
         if card.is_real:
-            _time_step(card, found, fixed, model.weights, f"{count}")
+            time_step(card, found, fixed, model.weights, f"{count}")
             layers = fixed.launches[2:-3]
             kinds = {
                 kind: round(card.graph_milliseconds(layers[place::9], 3) * 1e3 / 36, 2)
@@ -65,15 +69,15 @@ def step(card: Any, found: Findings) -> None:
     for form in (Form.FP8, Form.INT4):
         other = decode_step(card, model, 1, CONTEXT, Chosen.shape(1), form=form)
         if card.is_real:
-            _time_step(card, found, other, model.stored(card, form), f"1 {form.name}")
+            time_step(card, found, other, model.stored(card, form), f"1 {form.name}")
         other.close()
     plain = decode_step(card, model, 1, CONTEXT, Chosen.shape(1), is_programmatic=False)
     if card.is_real:
-        _time_step(card, found, plain, model.weights, "1, plain launches")
+        time_step(card, found, plain, model.weights, "1, plain launches")
     plain.close()
 
 
-def _time_step(
+def time_step(
     card: Any, found: Findings, fixed: DecodeStep, weights: DecoderWeights, label: str
 ) -> float:
     """Capture the step, time it, and keep it beside its floor."""

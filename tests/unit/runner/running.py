@@ -11,6 +11,7 @@ import numpy as np
 from common.request import SamplingParams
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import SampleInput, ScheduledSequence
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.drawing.host_draw import HostDraw
 from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.model_runner import ModelRunner
@@ -26,6 +27,7 @@ def load(
     num_drafts: int = 0,
     activation_dtype: str = "auto",
     quantization: str = "none",
+    load_format: str = "auto",
     **engine: Any,
 ) -> ModelRunner:
     """A runner with a small cache of blocks of 16, unless `engine` says otherwise.
@@ -43,6 +45,7 @@ def load(
             max_model_len=max_model_len,
             activation_dtype=activation_dtype,
             quantization=quantization,
+            load_format=load_format,
         ),
         EngineConfig(**(settings | engine)),
         speculation=SpeculationConfig(
@@ -60,6 +63,13 @@ class RecordingSampler:
     def draw(self, logits: np.ndarray, rows: SampledRows) -> tuple[np.ndarray, np.ndarray]:
         self.logits += [row.copy() for row in logits]
         return logits.argmax(axis=1), np.ones(len(logits), np.bool_)
+
+
+def kv_cache_of(runner: ModelRunner) -> KVCache:
+    """The runner's cache, which is in host memory."""
+    cache = runner._cache
+    assert isinstance(cache, KVCache)
+    return cache
 
 
 def host_draw(runner: ModelRunner) -> HostDraw:

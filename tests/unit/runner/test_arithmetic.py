@@ -9,14 +9,10 @@ import pytest
 
 from common.errors import ConfigError, LayoutMismatch
 from common.kv.kv_layout import check_compatible
+from engine.runner.cpu.integer_products import decoder_products, integer_weights
 from engine.runner.cpu.packed_weights import PackedPlan, decoder_plans
 from engine.runner.kernels.products.linear import BYTES
-from engine.runner.start.arithmetic import (
-    Arithmetic,
-    decoder_products,
-    integer_weights,
-    stored_formats,
-)
+from engine.runner.weights.arithmetic import Arithmetic, stored_formats
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import DecoderSpec, read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.runner.cpu import common_kernels
 from engine.runner.kernels.attention import attention_phase
 from engine.runner.kernels.layer import whole_layer
 from engine.runner.kernels.plain_rows import lay_out_plain
 from engine.runner.kernels.products.linear import linear
 from engine.runner.kernels.sampling.sample_rows import sample_rows
-from engine.runner.start import common_kernels
 from tests.unit.runner.running import load
 from tests.unit.runner.tiny_checkpoints import CONFIGS, write_checkpoint
 

@@ -13,7 +13,7 @@ from engine.runner.start import assemble
 from engine.runner.weights import key_scales as scales
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
-from tests.unit.runner.running import load, logits_in_chunks
+from tests.unit.runner.running import kv_cache_of, load, logits_in_chunks
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 
 FAMILIES = ["qwen2", "ernie_biased"]
@@ -78,7 +78,7 @@ def test_division_changes_no_bit_where_keys_are_not_rounded(
         monkeypatch.setattr(module, "has_key_scales", lambda spec, stored: True)
     divided = load(folder, attention_backend=backend)
     np.testing.assert_array_equal(logits_in_chunks(divided, PROMPT, TABLE, 17), wanted)
-    keys = divided._cache.slots()[0][0].view(np.float32)
+    keys = kv_cache_of(divided).slots()[0][0].view(np.float32)
     assert 0 < np.abs(keys[1:4]).max() < 15  # they were divided
 
 
@@ -100,7 +100,7 @@ def keys_of(folder: Path, stored: str) -> np.ndarray:
     """The first layer's keys of full blocks, `[blocks, kv_heads, block_size, head_dim]`."""
     runner = load(folder, kv_cache_dtype=stored)
     logits_in_chunks(runner, PROMPT, TABLE, len(PROMPT))
-    return widened_slots(runner._cache.slots()[0][0][: len(PROMPT) // 16], stored)
+    return widened_slots(kv_cache_of(runner).slots()[0][0][: len(PROMPT) // 16], stored)
 
 
 def worst_channel(keys: np.ndarray, exact: np.ndarray) -> float:

@@ -17,6 +17,7 @@ from engine.runner.kernels.team import new_progress
 from engine.runner.model_runner import ModelRunner
 from engine.runner.paddle_import import paddle
 from tests.unit.runner.running import (
+    kv_cache_of,
     load,
     logits_in_chunks,
     logits_of,
@@ -230,7 +231,7 @@ def runner(request: pytest.FixtureRequest, folder: Path) -> ModelRunner:
 
 def stored(runner: ModelRunner, table: list[int]) -> np.ndarray:
     """The slots of `PROMPT`, in order: `[layers, 2, heads, tokens, slot_bytes]`."""
-    slots = runner._cache.slots()[:, :, table].swapaxes(2, 3)
+    slots = kv_cache_of(runner).slots()[:, :, table].swapaxes(2, 3)
     layers, planes, heads, _, _, size = slots.shape
     return slots.reshape(layers, planes, heads, -1, size)[:, :, :, : len(PROMPT)].copy()
 

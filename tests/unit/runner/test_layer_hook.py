@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from common.kv.blocks import blocks_for
 from engine.core.runner_contract import SequencesFailed
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.model_runner import ModelRunner
-from engine.runner.start import cache_size
+from tests.fakes.mirrored_cache import mirrored_caches
 from tests.unit.runner.exporting import PrefillNode
 from tests.unit.runner.mtp_running import chunk, load_with_mtp, only, step, write_inside
-from tests.unit.runner.running import load, scheduled
+from tests.unit.runner.running import kv_cache_of, load, scheduled
 from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 BLOCK_SIZE = 16
@@ -36,17 +37,16 @@ def make_runner(
     folders: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> ModelRunner:
     """`mirrored`: what is sent is another memory than what is computed in."""
-    if kind.endswith("mirrored"):
-        monkeypatch.setattr(cache_size, "KVCache", partial(KVCache, is_mirrored=True))
-    if kind.startswith("mtp"):
-        return load_with_mtp(folders["mtp"])
-    return load(folders["plain"], attention_backend=kind.split()[0])
+    with mirrored_caches() if kind.endswith("mirrored") else nullcontext():
+        if kind.startswith("mtp"):
+            return load_with_mtp(folders["mtp"])
+        return load(folders["plain"], attention_backend=kind.split()[0])
 
 
 def computed_bytes(runner: ModelRunner) -> np.ndarray:
     """The memory that is computed in, `[layers, 2, blocks, piece_bytes]`."""
     shape = runner.kv_bytes.shape
-    return runner._cache.slots().reshape(shape)
+    return kv_cache_of(runner).slots().reshape(shape)
 
 
 def check_pushed(node: PrefillNode, lease_token: int, prompt: Sequence[int]) -> None:
@@ -204,7 +204,7 @@ def test_a_step_ends_when_all_that_it_computed_was_copied_and_told_of(
     folders: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_runner(folders, kind, monkeypatch)
-    cache = runner._cache
+    cache = kv_cache_of(runner)
     monkeypatch.setattr(cache, "_start_copy", partial(LateCopy, cache))
     seen: list[tuple[int, bytes]] = []
 

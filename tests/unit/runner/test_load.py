@@ -63,11 +63,10 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "paddle", None)  # importing it is a ModuleNotFoundError
-    monkeypatch.delitem(sys.modules, "engine.runner.paddle_import", raising=False)
     with pytest.raises(
         ConfigError, match=r"wanted pip install '\.\[cpu\]', or '\.\[gpu\]' with Paddle"
     ):
-        load_model_runner(ModelConfig(model=str(folder)), EngineConfig())
+        load(folder, attention_backend="paddle")
 
 
 def test_kv_of_one_back_end_is_not_taken_for_that_of_another(folder: Path) -> None:
@@ -82,7 +81,7 @@ def test_other_pieces_of_keys_are_another_layout(
 ) -> None:
     """They are merged in another order, which changes the last bits of long contexts."""
     now = load(folder, attention_backend="numba").layout.fingerprint
-    monkeypatch.setattr("engine.runner.start.assemble.PIECE_KEYS", PIECE_KEYS // 2)
+    monkeypatch.setattr("engine.runner.kernels.attention_plan.PIECE_KEYS", PIECE_KEYS // 2)
     assert load(folder, attention_backend="numba").layout.fingerprint != now
 
 
@@ -150,7 +149,7 @@ def test_a_step_may_be_larger_than_the_budget_of_prompts(folder: Path) -> None:
 def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling the first time takes up to a minute: wrong settings are reported before."""
     monkeypatch.setattr(
-        "engine.runner.start.common_kernels.compile_common_kernels", lambda: pytest.fail("compiles")
+        "engine.runner.cpu.common_kernels.compile_common_kernels", lambda: pytest.fail("compiles")
     )
 
 
@@ -158,12 +157,6 @@ def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_computes_in_float32(folder: Path) -> None:
     with pytest.raises(ConfigError, match="dtype is bfloat16: a CPU computes in float32"):
         load_model_runner(ModelConfig(model=str(folder), dtype="bfloat16"), EngineConfig())
-
-
-@pytest.mark.usefixtures("compiles_nothing")
-def test_the_fused_back_end_wants_a_gpu(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="fused: wanted a GPU"):
-        load(folder, attention_backend="fused")
 
 
 def test_sizes_that_the_cpu_kernels_cannot_take(

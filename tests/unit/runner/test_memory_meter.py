@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.runner.start.memory_meter import (
-    GpuMeter,
+from engine.runner.memory_meter import (
     HostMeter,
     group_limit_bytes,
     return_freed_memory,
 )
+from engine.runner.paddle.memory_meter import PaddleMeter
 
 MIB = 1 << 20
 UNLIMITED = "9223372036854771712"
@@ -141,7 +141,7 @@ class FakeCuda:
 
 def test_the_memory_of_a_gpu_is_what_its_allocator_held() -> None:
     cuda = FakeCuda()
-    meter = GpuMeter(cuda)
+    meter = PaddleMeter(cuda)
     memory = meter.memory()
     assert (memory.total_bytes, memory.default_fraction) == (100 * MIB, 0.9)
     assert memory.name == "the GPU's memory"

@@ -21,8 +21,8 @@ from common.request import GenerationRequest, SamplingParams
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
-from engine.runner.cache.kv_cache import HostMemory
-from engine.runner.cpu.step_buffers import StepShape
+from engine.runner.back_end import StepShape
+from engine.runner.cache.contract import HostMemory
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner

@@ -70,7 +70,8 @@ def draw_slices(logits, temperatures, seeds, indices, best_scores, best_tokens, 
     """Find the best token of each slice of each row. Program: (row, slice).
 
     Float32 estimates leave out all tokens that cannot be the best one; the few that are left, most
-    often one, are scored in float64.
+    often one, are scored in float64. A slice with NaN or infinity has the token -1, and is the best
+    one; a token with -infinity is withheld.
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
@@ -103,8 +104,28 @@ def draw_slices(logits, temperatures, seeds, indices, best_scores, best_tokens, 
         largest, place = tl.max(logit, 0, return_indices=True, return_indices_tie_break_left=True)
         best = largest.to(tl.float64)
         found = part * SLICE + place
-    tl.store(best_scores + row * slices + part, best)
-    tl.store(best_tokens + row * slices + part, found)
+    is_bad = tl.max((is_token & ~(logit < float("inf"))).to(tl.int32), 0) > 0
+    tl.store(best_scores + row * slices + part, tl.where(is_bad, float("inf"), best))
+    tl.store(best_tokens + row * slices + part, tl.where(is_bad, -1, found))
+
+
+@triton.jit
+def choose(best_scores, best_tokens, slices, tokens, PARTS: tl.constexpr,
+           IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Choose each row's token among those of its slices. Program: row."""
+    begin(IS_PROGRAMMATIC)
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(tokens + row, _best(best_scores + row * slices, best_tokens + row * slices, slices,
+                                 PARTS))  # fmt: skip
+
+
+@triton.jit
+def _best(scores, tokens, slices, PARTS: tl.constexpr):
+    """Return the token of the best slice of a row, the first of equal ones."""
+    part = tl.arange(0, PARTS)
+    found = tl.load(scores + part, mask=part < slices, other=-float("inf"))
+    _, place = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+    return tl.load(tokens + place)
 
 
 @triton.jit
@@ -117,17 +138,14 @@ def advance(best_scores, best_tokens, slices, tokens, last_positions, indices, s
     """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    scores = tl.load(best_scores + row * slices + part, mask=part < slices, other=-float("inf"))
-    _, place = tl.max(scores, 0, return_indices=True, return_indices_tie_break_left=True)
-    token = tl.load(best_tokens + row * slices + place)
+    token = _best(best_scores + row * slices, best_tokens + row * slices, slices, PARTS)
     position = tl.load(last_positions + row)
     if position >= 0:
         index = tl.load(indices + row)
         following = position + 1
         block = tl.load(tables + row * table_width + following // BLOCK)
         tl.store(history + row * history_length + index % history_length, token)
-        tl.store(tokens + row, token)
+        tl.store(tokens + row, tl.maximum(token, 0))
         tl.store(indices + row, index + 1)
         tl.store(last_positions + row, following)
         tl.store(slots + row, block * BLOCK + following % BLOCK)

@@ -48,9 +48,7 @@ def _sources(outputs, N: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def _results(is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
     """Return which results of a tile exist: the last tile of weights may overhang."""
-    if N % BN != 0:
-        return is_row & (outputs < N)[None, :]
-    return is_row
+    return is_row & (outputs < N)[None, :] if N % BN != 0 else is_row
 
 
 @triton.jit

@@ -55,13 +55,15 @@ def norm(hidden, weight, normed, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def rotate_and_store(qkv, query_weight, key_weight, angles, positions, slots, queries, keys, values,
-                     epsilon, num_rows, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-                     DIM: tl.constexpr, BLOCK: tl.constexpr, HAS_NORMS: tl.constexpr,
-                     TILE: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def rotate_and_store(qkv, bias, query_weight, key_weight, angles, positions, slots, queries, keys,
+                     values, epsilon, num_rows, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+                     DIM: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+                     HAS_NORMS: tl.constexpr, TILE: tl.constexpr,
+                     IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Norm and rotate query and key heads, and write keys and values into their slots.
 
-    One program is one head of TILE rows of qkv [rows, (HEADS + 2 KV_HEADS) DIM]. `angles` holds
+    One program is one head of TILE rows of qkv [rows, (HEADS + 2 KV_HEADS) DIM], to which the bias
+    [(HEADS + 2 KV_HEADS) DIM] is added first, in float32. `angles` holds
     cosines, then sines, [positions, DIM] in float32. Keys and values are [blocks, KV_HEADS, BLOCK,
     DIM]; a slot is block * BLOCK + place, and -1 writes nothing (padding).
     """
@@ -75,6 +77,10 @@ def rotate_and_store(qkv, query_weight, key_weight, angles, positions, slots, qu
     source = qkv + (row * (HEADS + 2 * KV_HEADS) + head)[:, None] * DIM + lane[None, :]
     low = tl.load(source, mask=is_row[:, None], other=0.0).to(tl.float32)
     high = tl.load(source + HALF, mask=is_row[:, None], other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        added = bias + head * DIM + lane
+        low = low + tl.load(added).to(tl.float32)[None, :]
+        high = high + tl.load(added + HALF).to(tl.float32)[None, :]
     slot = tl.load(slots + row, mask=is_row, other=-1).to(tl.int64)
     is_slot = (slot >= 0)[:, None]
     block_row = slot // BLOCK * KV_HEADS * BLOCK + slot % BLOCK

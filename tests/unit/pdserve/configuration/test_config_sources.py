@@ -89,6 +89,7 @@ LEGAL_VALUES = {
     "attention_backend": "numba",
     "kv_cache_dtype": "int8",
     "activation_dtype": "int8",
+    "load_format": "random",
     "quantization": "q4_0",
     "redis_url": "unix:///s",
     "placement_policy": "round_robin",

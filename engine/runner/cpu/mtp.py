@@ -8,12 +8,7 @@ import numpy as np
 
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.decoder import NumbaDecoder
-from engine.runner.cpu.layer_weights import (
-    KERNEL_LOCK,
-    NONE_1D,
-    NONE_2D,
-    load_layer,
-)
+from engine.runner.cpu.layer_weights import NONE_1D, NONE_2D, load_layer
 from engine.runner.cpu.packed_weights import (
     PackedPlan,
     layer_plans,
@@ -22,6 +17,7 @@ from engine.runner.cpu.packed_weights import (
 )
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.layer import enter_mtp, leave_mtp
+from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.mtp.draft_source import (
     DRAFT_HEAD,

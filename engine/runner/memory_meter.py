@@ -1,8 +1,7 @@
 """How much memory there is to compute in, and how much of it this process has taken at most.
 
-On a CPU that is the host's memory, or less where a control group limits the process (a container).
-On a GPU it is the GPU's, as Paddle's allocator counts it: what the driver takes for itself is not
-counted, so a share of the GPU must leave room for it.
+For a CPU that is the host's memory, or less where a control group limits the process (a container).
+A back end that computes elsewhere has a meter of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import ctypes
 import os
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.kv.memory_plan import DeviceMemory
-from engine.runner.paddle_import import has_gpu, paddle
 
-_SHARE_OF_ITS_OWN = 0.9
-"""Share of memory that nobody else uses: a GPU, or a container with a limit."""
+SHARE_OF_ITS_OWN = 0.9
+"""Share of memory that nobody else uses: a GPU's, or that of a container with a limit."""
 _SHARE_OF_A_HOST = 0.3
 """Share of a machine's memory, which its other processes, and other nodes, need too."""
 _PEAK = "VmHWM"
@@ -43,33 +41,6 @@ class MemoryMeter(Protocol):
         """
 
 
-def memory_meter() -> MemoryMeter:
-    """Return the meter of the device that this machine computes on."""
-    return GpuMeter(paddle.device.cuda) if has_gpu() else HostMeter()
-
-
-class GpuMeter:
-    """The memory of the current GPU. `cuda` is `paddle.device.cuda`."""
-
-    def __init__(self, cuda: Any) -> None:
-        self._cuda = cuda
-
-    def memory(self) -> DeviceMemory:
-        total_bytes = int(self._cuda.get_device_properties().total_memory)
-        return DeviceMemory(total_bytes, "the GPU's memory", _SHARE_OF_ITS_OWN)
-
-    def reset_peak(self) -> None:
-        # Loading converts weights: without this, memory that only loading used would count.
-        self._cuda.synchronize()
-        self._cuda.empty_cache()
-        self._cuda.reset_max_memory_reserved()
-
-    def peak_bytes(self, shared_bytes: int = 0) -> int:
-        # Reserved, not allocated: memory that the allocator holds between tensors is gone as well.
-        self._cuda.synchronize()
-        return int(self._cuda.max_memory_reserved())
-
-
 class HostMeter:
     """The memory of this machine, or of the control group that this process is in."""
 
@@ -81,7 +52,7 @@ class HostMeter:
         total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         limit = group_limit_bytes(self._root)
         if limit is not None and limit < total_bytes:
-            return DeviceMemory(limit, "the memory limit of this container", _SHARE_OF_ITS_OWN)
+            return DeviceMemory(limit, "the memory limit of this container", SHARE_OF_ITS_OWN)
         return DeviceMemory(total_bytes, "the memory of this machine", _SHARE_OF_A_HOST)
 
     def reset_peak(self) -> None:

@@ -17,15 +17,15 @@ from common.kv.kv_layout import KVLayout
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
-from engine.runner.cache.kv_cache import MIN_BLOCKS, KVCache
+from engine.runner.back_end import StepShape
+from engine.runner.cache.contract import MIN_BLOCKS
+from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.compile_once import compile_together
 from engine.runner.cpu.decoder import NumbaDecoder
-from engine.runner.cpu.step_buffers import StepShape
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.kernels.attention import STATE_LANES, attention_phase
 from engine.runner.kernels.attention_plan import PART_ROWS
 from engine.runner.kernels.team import new_progress
-from engine.runner.step_costs import DecodeShape
 from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.model_spec import DecoderSpec, RopeSpec
 from engine.runner.weights.stored_tensor import BlockTensor
@@ -88,15 +88,18 @@ def _attention() -> None:
 
 def _draws() -> None:
     # Imported late: these kernels are compiled by their import.
-    from engine.runner.model_runner import ModelRunner
+    from engine.runner.drawing.host_draw import HostDraw
+    from engine.runner.drawing.sampler import sampled_rows
+    from engine.runner.drawing.verification import accept_drafts
 
-    runner = ModelRunner(
-        _NoLayers(), _cache(), _LIMITS, frozenset({0}), "numba", DecodeShape(),
-        pairs_per_token=_SPEC.pairs_per_token,
-    )  # fmt: skip
+    vocab_size = _SPEC.vocab_size
+    host_draw = HostDraw(_NoLayers(), vocab_size)
     for way in _WAYS:
         sample = SampleInput(way, 0, [1, 2], [])
-        runner.execute([ScheduledSequence(0, [2], 1, [0], sample)])
+        batch = batch_of([ScheduledSequence(0, [2], 1, [0], sample)])
+        flat = flatten(batch, _LIMITS)
+        rows = sampled_rows(batch, vocab_size, frozenset({0}))
+        accept_drafts(batch, host_draw.draw(None, flat.sampled_rows, rows, batch))
 
 
 def _cache() -> KVCache:

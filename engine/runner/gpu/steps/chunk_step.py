@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.launches import Bound, Launches
-from engine.runner.gpu.step_memory import StepMemory, activation_sizes
+from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from engine.runner.cpu.packed_weights import PackedPlan, decoder_plans
+from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.model_spec import DecoderSpec
-from engine.runner.weights.quantised_source import WIDE_FORMATS
 from engine.runner.weights.tensor_source import TensorSource
 
 IntegerWeights = tuple[tuple[str, str], ...]
@@ -52,24 +51,5 @@ class Arithmetic:
 
 def stored_formats(spec: DecoderSpec, source: TensorSource) -> tuple[str, ...]:
     """Return the formats of the decoder's weights of two dimensions, sorted."""
-    plans = decoder_plans(spec)
-    return tuple(sorted({name for plan in plans for name, _ in plan.formats_and_shapes(source)}))
-
-
-def decoder_products(spec: DecoderSpec) -> list[PackedPlan]:
-    """Return the packed weights of a decoder that are multiplied, and not only looked up."""
-    is_looked_up = "" if spec.has_tied_embeddings else "embedding"
-    return [plan for plan in decoder_plans(spec) if plan.key != is_looked_up]
-
-
-def integer_weights(source: TensorSource, plans: list[PackedPlan]) -> IntegerWeights:
-    """Return the weights whose products are computed in integers if activations are in int8.
-
-    `packed_view` leaves packed weights alone of which one has no blocks.
-    """
-    found: list[tuple[str, str]] = []
-    for plan in plans:
-        formats = [name for name, _ in plan.formats_and_shapes(source)]
-        if not set(formats).intersection(WIDE_FORMATS):
-            found += zip(plan.names, formats, strict=True)
-    return tuple(found)
+    matrices = [name for name, shape in expected_shapes(spec).items() if len(shape) == 2]
+    return tuple(sorted({source.format_and_shape(name)[0] for name in matrices}))

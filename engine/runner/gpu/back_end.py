@@ -1,0 +1,195 @@
+"""The back end `triton`: this project's kernels on an NVIDIA GPU, in bfloat16."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import ConfigError
+from common.kv.kv_layout import KVLayout
+from common.kv.memory_plan import DeviceMemory
+from common.settings.config import EngineConfig, ModelConfig
+from engine.runner.back_end import LoadedModel, ModelFiles, StepShape
+from engine.runner.cache.contract import Cache, HostMemory
+from engine.runner.memory_meter import SHARE_OF_ITS_OWN
+from engine.runner.paddle_import import set_num_threads
+from engine.runner.weights.arithmetic import Arithmetic, stored_formats
+from engine.runner.weights.model_spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from engine.runner.gpu.card import Card
+    from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+
+    MakeKernel = Callable[[KernelSpec], BindableKernel]
+
+_logger = logging.getLogger("pdserve.engine")
+
+_BLOCK_SIZES = (16, 32, 64)
+_HEAD_SIZES = (16, 32, 64, 128, 256)
+_PROGRAMS_EACH = 3
+"""Programs of a decoding step's attention for each multiprocessor."""
+_CONTEXT_BYTES = 600 << 20
+"""What the driver takes for a context and for loaded kernels, beside what is allocated."""
+
+
+class GpuMeter:
+    """A `memory_meter.MemoryMeter` of what this process has allocated on its card."""
+
+    def __init__(self, card: Card) -> None:
+        self._device = card.device
+
+    def memory(self) -> DeviceMemory:
+        properties = self._device.properties
+        return DeviceMemory(properties.memory_bytes, "the GPU's memory", SHARE_OF_ITS_OWN)
+
+    def reset_peak(self) -> None:
+        self._device.most_allocated_bytes = self._device.allocated_bytes
+
+    def peak_bytes(self, shared_bytes: int = 0) -> int:
+        return self._device.most_allocated_bytes + _CONTEXT_BYTES
+
+
+class GpuBackEnd:
+    """A `back_end.BackEnd`. The card is opened when it is first needed."""
+
+    name = "triton"
+    is_measured_alone = False
+    most_profiled_rows: int | None = None
+    has_context_buffers = False
+    is_on_host = False
+
+    def __init__(self, open_card: Callable[[], Card] | None = None) -> None:
+        """Take what opens the card; None: the first one that the driver shows is opened."""
+        self._open_card = open_card
+        self._opened: Card | None = None
+
+    @property
+    def card(self) -> Card:
+        """The card; `ConfigError` where there is none that can be used."""
+        if self._opened is None:
+            from engine.runner.gpu.card import open_card
+
+            self._opened = (self._open_card or open_card)()
+        return self._opened
+
+    def check(self, model: ModelConfig, engine: EngineConfig) -> None:
+        """Raise `ConfigError` for settings that it cannot compute with."""
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError("attention_backend is triton: wanted pip install '.[triton]'")
+        for name, value, wanted in (
+            ("dtype", model.dtype, ("auto", "bfloat16")),
+            ("activation_dtype", model.activation_dtype, ("auto",)),
+            ("kv_cache_dtype", engine.kv_cache_dtype, ("auto", "bfloat16")),
+            ("block_size", engine.block_size, _BLOCK_SIZES),
+        ):
+            if value not in wanted:
+                allowed = ", ".join(map(str, wanted))
+                raise ConfigError(
+                    f"{name} is {value}: attention_backend triton takes {allowed}; wanted one of "
+                    "these, or attention_backend numba"
+                )
+        _ = self.card
+
+    def why_not(self, spec: DecoderSpec) -> str:
+        if spec.has_output_bias or spec.has_mlp_bias:
+            return "the model has biases behind attention or in its MLP"
+        if spec.head_dim not in _HEAD_SIZES:
+            return f"head_dim is {spec.head_dim}: the GPU kernels take {_HEAD_SIZES}"
+        for name in ("hidden_size", "intermediate_size"):
+            if getattr(spec, name) % 16:
+                return f"{name} is {getattr(spec, name)}: the GPU kernels take multiples of 16"
+        return ""
+
+    def prepare(self, num_threads: int) -> None:
+        set_num_threads(num_threads)  # for draws on the host
+
+    def meter(self) -> GpuMeter:
+        return GpuMeter(self.card)
+
+    def arithmetic(self, model: ModelConfig, files: ModelFiles) -> Arithmetic:
+        """Return the arithmetic: a card's matrix instructions add in an order of their own.
+
+        Raises `ConfigError` for a drafting layer.
+        """
+        from engine.runner.gpu.launches import AttentionShape
+
+        if files.mtp is not None:
+            raise ConfigError(
+                "speculative_method is mtp: wanted ngram or none with attention_backend triton"
+            )
+        capability = self.card.device.properties.capability
+        operators = f"triton, compute capability {capability / 10}, {AttentionShape().piece} keys"
+        return Arithmetic("bfloat16", operators, stored_formats(files.spec, files.weights))
+
+    def new_cache(
+        self, layout: KVLayout, memory_bytes: int, host_memory: HostMemory | None
+    ) -> Cache:
+        from engine.runner.gpu.cache.pool import GpuCache
+
+        card = self.card
+        return GpuCache(card.device, card.kernel, card.stream, layout, memory_bytes, host_memory)
+
+    def load(
+        self,
+        files: ModelFiles,
+        cache: Cache,
+        max_len: int,
+        shape: StepShape,
+        arithmetic: Arithmetic,
+        packed_folder: Path | None,
+    ) -> LoadedModel:
+        """Send the weights to the card and record the graphs; `packed_folder` is not used."""
+        from engine.runner.gpu.cache.pool import GpuCache
+        from engine.runner.gpu.card import KernelList
+        from engine.runner.gpu.card_draw import CardDraw
+        from engine.runner.gpu.decoder import GpuDecoder
+        from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
+        from engine.runner.gpu.load_weights import load_weights
+
+        assert isinstance(cache, GpuCache)
+        card, begun_s = self.card, time.monotonic()
+        weights = load_weights(card.device, files.weights, files.spec, max_len)
+        loaded_s = time.monotonic()
+        attention = AttentionShape(
+            programs=_PROGRAMS_EACH * card.device.properties.num_multiprocessors,
+            tile_keys=cache.layout.block_size,
+        )
+
+        needed = KernelList()
+        make_kernel: MakeKernel = needed.kernel
+
+        def make_launches(pool: KVPool) -> Launches:
+            return Launches(
+                make_kernel, card.device.properties, files.spec, weights, pool, attention
+            )
+
+        decoder = GpuDecoder(
+            card.device, make_launches, cache.pool, files.spec, shape, max_len, card.stream
+        )
+        row_draw = CardDraw(card.device, decoder, shape.num_logits_rows)
+        decoder.bind_all()
+        row_draw.bind_all()
+        card.compile(needed.specs)
+        make_kernel = card.kernel
+        decoder.use_pool(cache.pool)
+        decoder.record_graphs()
+        _logger.info(
+            "%s: weights were sent in %.1f s, kernels and graphs made in %.1f s",
+            card.device.properties.name, loaded_s - begun_s, time.monotonic() - loaded_s,
+        )  # fmt: skip
+
+        def use_cache(moved: Cache) -> None:
+            assert isinstance(moved, GpuCache)
+            decoder.use_pool(moved.pool)
+            decoder.record_graphs()
+
+        return LoadedModel(
+            decoder=decoder,
+            row_draw=row_draw,
+            step_buffer_bytes=decoder.num_bytes,
+            use_cache=use_cache,
+        )

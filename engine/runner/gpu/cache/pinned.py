@@ -1,0 +1,39 @@
+"""Pinned host memory that is used again: the driver takes milliseconds to pin a new one."""
+
+from __future__ import annotations
+
+import threading
+
+from engine.runner.gpu.cuda_driver import Device, Memory
+
+
+class PinnedBuffer:
+    """Pinned memory; `bytes` is the host's view and `address` the card's."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory, self.address = memory, memory.address
+        self.bytes = memory.host_bytes()
+
+
+class PinnedBuffers:
+    """Lends pinned buffers; any thread may take one and give it back."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._free: dict[int, list[PinnedBuffer]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> PinnedBuffer:
+        """Return a buffer of at least `num_bytes`; its values are left over."""
+        size = 1 << (num_bytes - 1).bit_length()
+        with self._lock:
+            free = self._free.setdefault(size, [])
+            if free:
+                return free.pop()
+        self._device.use()
+        return PinnedBuffer(self._device.allocate_pinned(size))
+
+    def give_back(self, buffer: PinnedBuffer) -> None:
+        """Take a buffer back; nothing may read or write it any more."""
+        with self._lock:
+            self._free[buffer.memory.num_bytes].append(buffer)

@@ -1,0 +1,90 @@
+"""The KV cache on a card, in bfloat16; its bytes for transfers are a mirror in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from common.kv.kv_layout import KVLayout
+from engine.core.blocks.cache_copy import CopyUnderWay
+from engine.core.runner_contract import OnLayer
+from engine.runner.cache.contract import HostMemory, num_blocks_in
+from engine.runner.cache.device_copies import DeviceCopies, begin_layer_out, copying_thread
+from engine.runner.cache.layers_out import LayersOut, ThreadCopy
+from engine.runner.gpu.cache.copies import CardSide
+from engine.runner.gpu.cuda_driver import Device, Memory
+from engine.runner.gpu.launcher import BindableKernel, KernelSpec
+from engine.runner.gpu.launches import KVPool
+
+
+class GpuCache:
+    """A `cache.contract.Cache`: [layers, 2, blocks, KV heads, block_size, head_dim] on the card."""
+
+    is_mirrored = True
+
+    def __init__(
+        self,
+        device: Device,
+        make_kernel: Callable[[KernelSpec], BindableKernel],
+        stream: int,
+        layout: KVLayout,
+        memory_bytes: int,
+        host_memory: HostMemory | None,
+    ) -> None:
+        self.layout = layout
+        self._device, self._stream = device, stream
+        self._memory: Memory | None = None
+        self.allocate(memory_bytes, host_memory=host_memory)
+        self._side = CardSide(device, make_kernel, lambda: self.pool, stream)
+        self._submit = copying_thread()
+        sizes = [layer.num_bytes for layer in layout.layers]
+        self._copies = DeviceCopies(self._side, block_bytes=sizes, submit=self._submit)
+
+    def allocate(
+        self, memory_bytes: int, *, host_memory: HostMemory | None = None, is_touched: bool = True
+    ) -> None:
+        layout = self.layout
+        self.num_blocks = num_blocks_in(memory_bytes, layout)
+        num_bytes = self.num_blocks * layout.block_bytes
+        self._device.use()
+        if self._memory is not None:
+            self._device.synchronize(self._stream)
+            self._memory.close()
+        self._memory = self._device.allocate(num_bytes)
+        self._device.fill(self._memory.address, 0, num_bytes, self._stream)
+        # Pages of the mirror are touched when blocks are staged, so unused ones take no memory.
+        mirror = host_memory(num_bytes, False) if host_memory else None
+        if mirror is None:
+            mirror = np.zeros(num_bytes, np.uint8)
+        self.host_bytes = mirror.reshape(layout.pool_shape(self.num_blocks))
+
+    @property
+    def pool(self) -> KVPool:
+        """Where the kernels find keys and values."""
+        assert self._memory is not None
+        layout = self.layout
+        piece_bytes = layout.piece_bytes
+        return KVPool(self._memory.address, self.num_blocks, layout.block_size, piece_bytes)
+
+    def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
+        if on_layer is None:
+            return LayersOut(None, None)
+        block_ids = np.unique(slots // self.layout.block_size)
+        return LayersOut(on_layer, lambda layer: self._start_copy(layer, block_ids))
+
+    def _start_copy(self, layer: int, block_ids: np.ndarray) -> ThreadCopy:
+        host = self.host_bytes[layer]
+        return ThreadCopy(
+            begin_layer_out(self._side, self._submit, layer, block_ids, host, block_ids)
+        )
+
+    def begin_copy(
+        self,
+        block_ids: Sequence[int],
+        host: np.ndarray,
+        host_ids: Sequence[int],
+        *,
+        is_out: bool,
+    ) -> CopyUnderWay:
+        return self._copies.begin(block_ids, host, host_ids, is_out=is_out)

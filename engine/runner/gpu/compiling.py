@@ -1,0 +1,84 @@
+"""Kernels compiled in several processes: `python -m engine.runner.gpu.compiling`, asked by a node.
+
+Triton compiles one kernel at a time in a process, and a decoder has dozens. Each process takes a
+share and leaves what it compiled in Triton's cache, where the node finds it. A kernel that does not
+compile is left out: the node meets the error when it loads the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.files.cache_folder import cache_root
+from engine.runner.gpu.launcher import KernelSpec
+
+_FEW = 4
+"""So many kernels are compiled sooner than processes start."""
+_MOST_PROCESSES = 16
+
+
+def use_own_cache() -> Path:
+    """Let Triton keep compiled kernels in this project's cache; return the folder."""
+    folder = cache_root() / "triton"
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
+    return Path(os.environ["TRITON_CACHE_DIR"])
+
+
+def compile_together(specs: Sequence[KernelSpec], capability: int) -> None:
+    """Compile kernels for a compute capability, unless that was done before."""
+    described = [_described(spec) for spec in specs]
+    digest = hashlib.sha256(repr((sorted(map(repr, described)), capability)).encode())
+    digest.update(_sources())
+    stamp = use_own_cache() / f"together-{digest.hexdigest()[:32]}"
+    if len(specs) <= _FEW or stamp.exists():
+        return
+    count = min(_MOST_PROCESSES, os.cpu_count() or 1, len(specs))
+    command = [sys.executable, "-m", "engine.runner.gpu.compiling"]
+    processes = []
+    for first in range(count):
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 - our own command
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and the node compiles its share
+            process.stdin.write(json.dumps([described[first::count], capability]).encode())
+            process.stdin.close()
+        processes.append(process)
+    codes = [process.wait() for process in processes]
+    if not any(codes):
+        stamp.touch()
+
+
+def _sources() -> bytes:
+    """Return the text of all kernels, which decides what is compiled."""
+    folder = Path(__file__).parent / "kernels"
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+
+
+def _described(spec: KernelSpec) -> tuple[Any, ...]:
+    """Return a configuration with its function by name, as another process takes it."""
+    function = spec.function
+    return (
+        function.__module__, function.__name__, dict(spec.types), dict(spec.constants),
+        spec.num_warps, spec.num_stages, spec.is_programmatic, dict(spec.options),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Compile the share that comes on standard input."""
+    described, capability = json.load(sys.stdin)
+    for module, name, *rest in described:
+        spec = KernelSpec(getattr(importlib.import_module(module), name), *rest)
+        with contextlib.suppress(Exception):  # the node meets it again, and tells it
+            spec.compile(capability)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""A decoder on a card: the three parts of a `decoder.Decoder`, as launches.
+
+A step in which every sequence has one row is one graph: its rows are padded to the next size for
+which there is one, and it is launched as soon as the rows are on the card. Steps with chunks are
+launched layer by layer, while the ones before compute. Either way a row has the same bits.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.runner.back_end import StepShape
+from engine.runner.flat_batch import FlatBatch
+from engine.runner.gpu.cuda_driver import Device, Graph
+from engine.runner.gpu.kernels.gathering import gather_rows
+from engine.runner.gpu.launches import Bound, KVPool, Launches, PieceList
+from engine.runner.gpu.steps.staging import Staging
+from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
+from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows, lay_out
+from engine.runner.weights.model_spec import DecoderSpec
+
+_MOST_PIECES = 8192
+"""Pieces of one step: 256 sequences of 8,000 tokens. Their results take 0.5 GB at 8 KV heads."""
+_STEP_ROWS = 64
+"""Steps with chunks are padded to a multiple of so many rows."""
+_GATHER = {"source": "*bf16", "rows": "*i32", "out": "*bf16"}
+
+MakeLaunches = Callable[[KVPool], Launches]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The rows of a step; `num_rows` of them with padding. `is_whole`: a graph computes them."""
+
+    rows: StepRows
+    num_rows: int
+    is_whole: bool
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Return the numbers of sequences for which a graph is recorded: none pads by over a third."""
+    sizes = [size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if size < most]
+    sizes += range(192, most, 64)
+    return [*sizes, most]
+
+
+class GpuDecoder:
+    """A `decoder.Decoder`. Its calls queue work on `stream` and do not wait for it."""
+
+    def __init__(
+        self,
+        device: Device,
+        make_launches: MakeLaunches,
+        pool: KVPool,
+        spec: DecoderSpec,
+        shape: StepShape,
+        max_len: int,
+        stream: int,
+    ) -> None:
+        """Allocate the buffers of the largest step, of sequences of at most `max_len` tokens."""
+        self.num_layers, self.spec, self.stream = spec.num_layers, spec, stream
+        self._device, self._make_launches, self._shape = device, make_launches, shape
+        self._graphs: dict[int, Graph] = {}
+        self.use_pool(pool)
+        make = self.launches
+        self._sizes = graph_sizes(shape.num_seqs)
+        self._width = -(-max_len // pool.block_size)
+        self._tile = make.shape.chunk_rows // (spec.num_heads // spec.num_kv_heads)
+        per_seq = -(-max_len // make.shape.piece)
+        self._most_pieces = min(shape.num_seqs * per_seq, max(_MOST_PIECES, per_seq))
+        self._most_rows = -(-shape.num_tokens // _STEP_ROWS) * _STEP_ROWS
+        self.memory = StepMemory(device, self._buffer_sizes(make))
+        self.staging = Staging(device, self._staged_sizes())
+        self._pieces = PieceList(*(self.memory[name] for name in PieceList._fields))
+
+    def _buffer_sizes(self, make: Launches) -> dict[str, int]:
+        spec, shape, pieces = self.spec, self._shape, self._most_pieces
+        heads = pieces * spec.num_kv_heads * max(make.group_rows(1), make.shape.tile_rows)
+        logits = shape.num_logits_rows
+        return activation_sizes(spec, self._most_rows) | {
+            "chosen": 2 * logits * spec.hidden_size,
+            "logits": 4 * logits * spec.vocab_size,
+            "first_pieces": 4 * (shape.num_seqs + 1),
+            "piece_sequences": 4 * pieces, "piece_starts": 4 * pieces, "piece_lasts": 4 * pieces,
+            "piece_blocks": 4 * pieces * (make.shape.piece // make.pool.block_size),
+            "totals": 4 * heads * spec.head_dim, "tops": 8 * heads,
+        }  # fmt: skip
+
+    def _staged_sizes(self) -> dict[str, int]:
+        seqs, rows, width = self._shape.num_seqs, self._most_rows, self._width
+        tiles = seqs + -(-rows // self._tile)
+        return {
+            "tokens": 4 * rows, "positions": 4 * rows, "slots": 4 * rows,
+            "single_tables": 4 * seqs * width,
+            "first_rows": 4 * seqs, "num_rows": 4 * seqs, "last_positions": 4 * seqs,
+            "tile_chunks": 4 * tiles, "tile_rows": 4 * tiles, "chunk_tables": 4 * seqs * width,
+            "chosen_rows": 4 * self._shape.num_logits_rows,
+        }  # fmt: skip
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buffers on the card."""
+        return self.memory.num_bytes + self.staging.num_bytes
+
+    def use_pool(self, pool: KVPool) -> None:
+        """Keep keys and values in `pool` from now on."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+        self.launches = self._make_launches(pool)
+
+    def record_graphs(self) -> None:
+        """Record the graphs of all sizes."""
+        for size in self._sizes:
+            self._graph(size)
+
+    def bind_all(self) -> None:
+        """Bind every kind of launch that a step can have: asks for every kernel."""
+        for size in self._sizes:
+            self._list_pieces(size)
+            self._embed(size)
+            self._layer(0, size, size, 0)
+        for num_rows in (1, 32, 64, 256, 1024, self._most_rows):
+            if num_rows <= self._most_rows:
+                self._layer(0, num_rows, 1, 1)
+        for count in (1, 17, 33, 64):
+            if count <= self._shape.num_logits_rows:
+                self._head(count, is_gathered=True)
+
+    def begin(self, batch: FlatBatch) -> Hidden:
+        """Send the rows; a step without chunks is computed to its last layer."""
+        self._device.use()
+        shape = self.launches.shape
+        rows = lay_out(batch, self._tile, shape.piece, self._most_pieces)
+        is_whole = rows.is_decode
+        num_rows = self._padded(rows.count, is_whole=is_whole)
+        self._send(rows, num_rows)
+        if is_whole:
+            self._graph(num_rows).launch(self.stream)
+        else:
+            self._embed(num_rows)(self.stream)
+            if rows.num_singles:
+                self._list_pieces(rows.num_singles)(self.stream)
+        return Hidden(rows, num_rows, is_whole)
+
+    def _padded(self, count: int, *, is_whole: bool) -> int:
+        if is_whole:
+            return self._sizes[bisect.bisect_left(self._sizes, count)]
+        return -(-count // _STEP_ROWS) * _STEP_ROWS
+
+    def _send(self, rows: StepRows, num_rows: int) -> None:
+        staging = self.staging
+        staging.wait()
+        padding = num_rows - rows.count
+        staging.put("tokens", np.pad(rows.tokens, (0, padding)))
+        for name, values in (("positions", rows.positions), ("slots", rows.slots)):
+            staging.put(name, np.pad(values, (0, padding), constant_values=NO_ROW))
+        staging.put("single_tables", self._wide(rows.single_tables))
+        if not rows.is_decode:
+            for name in ("first_rows", "num_rows", "last_positions", "tile_chunks", "tile_rows"):
+                staging.put(name, getattr(rows, name))
+            staging.put("chunk_tables", self._wide(rows.chunk_tables))
+        staging.send(self.stream)
+
+    def _wide(self, tables: np.ndarray) -> np.ndarray:
+        """Return tables `[sequences, blocks]` in the width that the kernels are bound to."""
+        return np.pad(tables, ((0, 0), (0, self._width - tables.shape[1])))
+
+    def run_layer(self, index: int, hidden: Hidden) -> None:
+        if hidden.is_whole:
+            return
+        rows = hidden.rows
+        for launch in self._layer(index, hidden.num_rows, rows.num_singles, len(rows.tile_rows)):
+            launch(self.stream)
+
+    def _graph(self, num_rows: int) -> Graph:
+        """Return the graph of a step of so many sequences, recorded at its first use."""
+        if num_rows not in self._graphs:
+            launches = [self._list_pieces(num_rows), self._embed(num_rows)]
+            for layer in range(self.num_layers):
+                launches += self._layer(layer, num_rows, num_rows, 0)
+
+            def launch() -> None:
+                for one in launches:
+                    one(self.stream)
+
+            self._graphs[num_rows] = self._device.capture(self.stream, launch)
+        return self._graphs[num_rows]
+
+    def _list_pieces(self, num_singles: int) -> Bound:
+        staging = self.staging
+        # A single row's position is its sequence's last one.
+        return self.launches.list_pieces(
+            staging["positions"], staging["single_tables"], self._width, self._pieces, num_singles
+        )
+
+    def _embed(self, num_rows: int) -> Bound:
+        memory = self.memory
+        return self.launches.embed(
+            self.staging["tokens"], memory["hidden"], memory["normed"], num_rows
+        )
+
+    def _layer(self, index: int, num_rows: int, num_singles: int, num_tiles: int) -> list[Bound]:
+        """Return the launches of one layer."""
+
+        def attend(layer: int) -> list[Bound]:
+            return self._attention(layer, num_singles, num_tiles)
+
+        staging = self.staging
+        return self.launches.layer(
+            index, self.memory, num_rows, staging["positions"], staging["slots"], attend
+        )
+
+    def _attention(self, layer: int, num_singles: int, num_tiles: int) -> list[Bound]:
+        memory, staging, make = self.memory, self.staging, self.launches
+        found: list[Bound] = []
+        if num_singles:
+            found += make.attend_pieces(
+                layer, memory["queries"], staging["positions"], self._pieces,
+                (memory["totals"], memory["tops"], 0), memory["attended"], num_singles, 1,
+            )  # fmt: skip
+        if num_tiles:
+            found.append(
+                make.attend_chunk(
+                    layer, memory["queries"], staging["chunk_tables"], self._width,
+                    (staging["tile_chunks"], staging["tile_rows"]),
+                    (staging["first_rows"], staging["num_rows"], staging["last_positions"]),
+                    memory["attended"], num_tiles,
+                )
+            )  # fmt: skip
+        return found
+
+    def logits(self, hidden: Hidden, rows: np.ndarray) -> np.ndarray:
+        count, vocab_size = len(rows), self.spec.vocab_size
+        self.queue_logits(hidden, rows)
+        self._device.synchronize(self.stream)
+        raw = self._device.download(self.memory["logits"], 4 * count * vocab_size)
+        return np.frombuffer(raw, np.float32).reshape(count, vocab_size)
+
+    def queue_logits(self, hidden: Hidden, rows: np.ndarray) -> None:
+        """Queue the logits after these rows of the batch, into the buffer `logits`."""
+        places = hidden.rows.places[rows]
+        count = len(places)
+        is_gathered = bool((places != np.arange(count)).any())
+        if is_gathered:
+            self.staging.wait()
+            self.staging.put("chosen_rows", places.astype(np.int32))
+            self.staging.send(self.stream)
+        for launch in self._head(count, is_gathered=is_gathered):
+            launch(self.stream)
+
+    def _head(self, count: int, *, is_gathered: bool) -> list[Bound]:
+        make, memory = self.launches, self.memory
+        found: list[Bound] = []
+        source = memory["normed"]
+        if is_gathered:
+            size = self.spec.hidden_size
+            constants = {"N": size, "COLUMNS": 1 << (size - 1).bit_length()}
+            gather = make.kernel(gather_rows, _GATHER, constants, 4, 1)
+            source = memory["chosen"]
+            found.append(
+                gather.bind((count,), memory["normed"], self.staging["chosen_rows"], source)
+            )
+        found.append(
+            make.product(source, make.weights.head, memory["logits"], count, is_float=True)
+        )
+        return found
+
+    def close(self) -> None:
+        """Free graphs and buffers."""
+        for graph in self._graphs.values():
+            graph.close()
+        self.staging.close()
+        self.memory.close()

@@ -1,0 +1,141 @@
+"""A folder's weights onto the card, in bfloat16, one matrix for each product."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.runner.gpu.cuda_driver import Device, Memory
+from engine.runner.gpu.weights import DecoderWeights, LayerWeights, Matrix
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.rope import halves_first, rotary_tables
+from engine.runner.weights.tensor_source import TensorSource
+
+_ELEMENT = 2
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """A tensor on its way to `address`; heads of `rotated` numbers are reordered, halves first."""
+
+    name: str
+    address: int
+    num_bytes: int
+    rotated: int = 0
+
+
+class _Loader:
+    """Allocates a decoder's matrices and notes which tensors they consist of."""
+
+    def __init__(self, device: Device, source: TensorSource, spec: DecoderSpec) -> None:
+        self._device, self._source, self._spec = device, source, spec
+        self.memories: list[Memory] = []
+        self.uploads: list[_Upload] = []
+
+    def joined(self, names: Sequence[str], rotated: Sequence[int] = ()) -> tuple[int, int]:
+        """Return the address of these tensors, one behind the other, and their rows in all."""
+        shapes = [self._source.shape(name) for name in names]
+        sizes = [_ELEMENT * int(np.prod(shape)) for shape in shapes]
+        memory = self._device.allocate(sum(sizes))
+        self.memories.append(memory)
+        address = memory.address
+        for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            turned = rotated[place] if place < len(rotated) else 0
+            self.uploads.append(_Upload(name, address, size, turned))
+            address += size
+        return memory.address, sum(shape[0] for shape in shapes)
+
+    def matrix(self, names: Sequence[str], rotated: Sequence[int] = ()) -> Matrix:
+        address, outputs = self.joined(names, rotated)
+        return Matrix(address, outputs, self._source.shape(names[0])[1])
+
+    def vector(self, name: str) -> int:
+        return self.joined([name])[0]
+
+    def layer(self, prefix: str) -> LayerWeights:
+        spec = self._spec
+        # Rotary pairs of neighbours become pairs of halves, which the kernel rotates.
+        rotated = (spec.head_dim,) * 2 if spec.is_rope_interleaved else ()
+        attention = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+        bias = query_norm = key_norm = 0
+        if spec.has_qkv_bias:
+            bias = self.joined([f"{name}.bias" for name in attention], rotated)[0]
+        if spec.has_head_norms:
+            query_norm = self.vector(f"{prefix}self_attn.q_norm.weight")
+            key_norm = self.vector(f"{prefix}self_attn.k_norm.weight")
+        return LayerWeights(
+            input_norm=self.vector(f"{prefix}input_layernorm.weight"),
+            qkv=self.matrix([f"{name}.weight" for name in attention], rotated),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            output=self.matrix([f"{prefix}self_attn.o_proj.weight"]),
+            middle_norm=self.vector(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self.matrix([f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up")]),
+            down=self.matrix([f"{prefix}mlp.down_proj.weight"]),
+            qkv_bias=bias,
+        )
+
+    def upload(self, on_done: Callable[[int], None]) -> None:
+        """Read and send all tensors, several at a time; tells how many bytes each had."""
+
+        def send(one: _Upload) -> int:
+            values = self._bfloat16(one)
+            self._device.use()
+            self._device.upload_array(one.address, values)
+            return values.nbytes
+
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+            # The largest first, so that none of them is sent alone at the end.
+            largest_first = sorted(self.uploads, key=lambda one: -one.num_bytes)
+            for num_bytes in threads.map(send, largest_first):
+                on_done(num_bytes)
+
+    def _bfloat16(self, one: _Upload) -> np.ndarray:
+        """Return a tensor as bfloat16 bits, C-contiguous."""
+        stored = self._source.blocks(one.name)
+        shape = self._source.shape(one.name)
+        if stored.format == "BF16":
+            bits = np.ascontiguousarray(stored.rows).view(np.uint16).reshape(shape)
+        else:
+            bits = rounded_to_bfloat16(self._source.read(one.name))
+        if one.rotated:
+            bits = halves_first(bits, one.rotated)
+        return np.ascontiguousarray(bits)
+
+
+def rounded_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return float32 values as bfloat16 bits, uint16, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    found: np.ndarray = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return found
+
+
+def load_weights(
+    device: Device,
+    source: TensorSource,
+    spec: DecoderSpec,
+    max_len: int,
+    on_done: Callable[[int], None] = lambda _: None,
+) -> DecoderWeights:
+    """Read a folder's weights; norms and biases are rounded to bfloat16 too.
+
+    Raises `CheckpointError` for a truncated file.
+    """
+    loader = _Loader(device, source, spec)
+    embedding = loader.matrix(["model.embed_tokens.weight"])
+    layers = tuple(loader.layer(f"model.layers.{index}.") for index in range(spec.num_layers))
+    final_norm = loader.vector("model.norm.weight")
+    head = embedding if spec.has_tied_embeddings else loader.matrix(["lm_head.weight"])
+    loader.upload(on_done)
+    angles = np.concatenate(rotary_tables(spec, max_len), axis=1).astype(np.float32)
+    angle_memory = device.allocate(angles.nbytes)
+    device.upload_array(angle_memory.address, angles)
+    return DecoderWeights(
+        layers=layers, embedding=embedding.address, final_norm=final_norm, head=head,
+        angles=angle_memory.address, memories=(*loader.memories, angle_memory),
+    )  # fmt: skip

@@ -1,0 +1,8 @@
+"""Steps of a decoder on a card.
+
+step_rows    how a step's rows lie on the card
+staging      a step's numbers on their way there
+step_memory  the buffers of a step
+chunk_step   many rows of a few sequences, for measurements
+decode_step  one row of many sequences, which goes on without the host, for measurements
+"""

@@ -1,0 +1,87 @@
+"""The back end `paddle`: plain operators on any device that Paddle has; the reference in tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.kv.kv_layout import KVLayout
+from common.settings.config import EngineConfig, ModelConfig
+from engine.runner.back_end import LoadedModel, ModelFiles, StepShape
+from engine.runner.cache.contract import Cache, HostMemory
+from engine.runner.cache.kv_cache import KVCache
+from engine.runner.memory_meter import HostMeter, MemoryMeter
+from engine.runner.paddle_import import has_gpu, import_paddle, paddle, set_num_threads
+from engine.runner.weights.arithmetic import Arithmetic, stored_formats
+from engine.runner.weights.model_spec import DecoderSpec
+
+
+class PaddleBackEnd:
+    """A `back_end.BackEnd`. Its modules that need Paddle are imported when a model is loaded."""
+
+    name = "paddle"
+    is_measured_alone = False
+    most_profiled_rows: int | None = None
+    has_context_buffers = True
+
+    @property
+    def is_on_host(self) -> bool:
+        return not has_gpu()
+
+    def check(self, model: ModelConfig, engine: EngineConfig) -> None:
+        """Raise `ConfigError` for settings that it cannot compute with."""
+        if not has_gpu() and model.dtype not in ("auto", "float32"):
+            raise ConfigError(
+                f"dtype is {model.dtype}: a CPU computes in float32; wanted auto or float32"
+            )
+        if model.activation_dtype == "int8":
+            raise ConfigError(
+                "activation_dtype is int8: wanted the CPU kernels, attention_backend numba; "
+                "here: paddle"
+            )
+
+    def why_not(self, spec: DecoderSpec) -> str:
+        return ""
+
+    def prepare(self, num_threads: int) -> None:
+        import_paddle()
+        set_num_threads(num_threads)
+        paddle.set_device("gpu" if has_gpu() else "cpu")
+
+    def meter(self) -> MemoryMeter:
+        from engine.runner.paddle.memory_meter import PaddleMeter
+
+        return PaddleMeter(paddle.device.cuda) if has_gpu() else HostMeter()
+
+    def arithmetic(self, model: ModelConfig, files: ModelFiles) -> Arithmetic:
+        computed = "float32"
+        if has_gpu():
+            computed = "bfloat16" if model.dtype == "auto" else model.dtype
+        return Arithmetic(computed, self.name, stored_formats(files.spec, files.weights))
+
+    def new_cache(
+        self, layout: KVLayout, memory_bytes: int, host_memory: HostMemory | None
+    ) -> Cache:
+        return KVCache(layout, memory_bytes, host_memory=host_memory)
+
+    def load(
+        self,
+        files: ModelFiles,
+        cache: Cache,
+        max_len: int,
+        shape: StepShape,
+        arithmetic: Arithmetic,
+        packed_folder: Path | None,
+    ) -> LoadedModel:
+        from engine.runner.paddle.attention import PaddleAttention
+        from engine.runner.paddle.decoder import PaddleDecoder
+        from engine.runner.paddle.mtp import PaddleMtp
+
+        assert isinstance(cache, KVCache)
+        dtype = arithmetic.dtype
+        attention = PaddleAttention(files.spec, cache, dtype)
+        decoder = PaddleDecoder(files.spec, files.weights, cache, max_len, attention, dtype)
+        mtp = None
+        if files.mtp is not None:
+            mtp = PaddleMtp(files.mtp, decoder, decoder.num_layers)
+        return LoadedModel(decoder=decoder, mtp=mtp)

@@ -1,0 +1,144 @@
+"""Weights of a model's shape without a file: random, and the same bits wherever they are made.
+
+A value of a matrix is an entry of a table, at a byte of a stream of random numbers; the table has
+256 quantiles of a normal distribution. The stream is Philox4x64-10 from counter 0, its key the
+first 16 bytes of SHA-256 of the tensor's name. A byte for each value is cheap to draw, and any part
+of a tensor can be made alone, on a device too.
+
+Each product keeps the size of what it multiplies, what is added to the residual stream is smaller
+by the square root of how often that is done, and logits have a standard deviation of about four.
+Embeddings are small beside what layers add: a head that is the embedding would predict the last
+token again, and answers would say nothing of the context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from common.errors import CheckpointError
+from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.tensor_source import TensorSource
+
+_FORMAT = "BF16"
+_VERSION = 1
+"""A part of the identity: raise it when the bits change."""
+_LEVELS = 256
+_LOGIT_DEVIATION = 4.0
+_BIAS_DEVIATION = 0.02
+_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDING_SHARE = 0.25
+_RESIDUAL = ("o_proj.weight", "down_proj.weight")
+_PAIRS_AT_A_TIME = 1 << 16
+"""Pairs of values that are looked up at a time: indices and results stay in a core's cache."""
+_VALUES_OF_A_NUMBER = 8
+
+
+class RandomWeights(TensorSource):
+    """All tensors of a decoder, in bfloat16. Any number of threads may read them at a time."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        """Take the shapes of `spec`; a tensor is made whenever it is read."""
+        self.metadata: dict[str, str] = {}
+        self._shapes = expected_shapes(spec)
+        self._calm = 1 / math.sqrt(2 * spec.num_layers)
+        head_share = _EMBEDDING_SHARE if spec.has_tied_embeddings else 1.0
+        self._final_norm = _LOGIT_DEVIATION / head_share
+
+    def names(self) -> Iterable[str]:
+        return self._shapes.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def check(
+        self,
+        source: Path,
+        name: str,
+        shape: tuple[int, ...],
+        dtypes: Sequence[str] | None = None,
+    ) -> None:
+        """Raise `CheckpointError` unless the tensor is among these, with this shape."""
+        found = self._shapes.get(name)
+        if found != shape or (dtypes is not None and _FORMAT not in dtypes):
+            made = f"{_FORMAT} {list(found)}" if found is not None else "not made"
+            raise CheckpointError(
+                f"{source}: with random weights tensor {name} is {made}: wanted shape {list(shape)}"
+                f"{' of ' + ' or '.join(dtypes) if dtypes else ''}"
+            )
+
+    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
+        shape = self._shapes[name]
+        return _FORMAT, (math.prod(shape[:-1]), shape[-1])
+
+    def blocks(self, name: str) -> BlockTensor:
+        """Return a new array; the interpreter lock is free while it is filled."""
+        format_name, shape = self.format_and_shape(name)
+        count = math.prod(shape)
+        if name.endswith("norm.weight"):
+            size = self._final_norm if name == "model.norm.weight" else 1.0
+            values = np.full(count, _bfloat16(np.array(size)), np.uint16)
+        else:
+            values = _draw(name, count, self._deviation(name))
+        return BlockTensor(format_name, shape, values.view(np.uint8).reshape(shape[0], -1))
+
+    def identity(self) -> str:
+        """Return a digest of names and shapes, which decide all values."""
+        described = f"random {_VERSION} {json.dumps(self._shapes)}"
+        return hashlib.sha256(described.encode()).hexdigest()
+
+    def stamps(self) -> list[list[int]]:
+        return []
+
+    def _deviation(self, name: str) -> float:
+        if name.endswith(".bias"):
+            return _BIAS_DEVIATION
+        share = _EMBEDDING_SHARE if name == _EMBEDDING else 1.0
+        if name.endswith(_RESIDUAL):
+            share = self._calm
+        return share / math.sqrt(self._shapes[name][-1])
+
+
+def _draw(name: str, count: int, deviation: float) -> np.ndarray:
+    """Return `count` bfloat16 values as uint16."""
+    table = _pairs_of_levels(deviation)
+    numbers = -(-count // _VALUES_OF_A_NUMBER)
+    values = np.empty(numbers * _VALUES_OF_A_NUMBER, np.uint16)
+    pairs = values.view(np.uint32)
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+    stream = np.random.Philox(key=key)
+    for start in range(0, pairs.size, _PAIRS_AT_A_TIME):
+        part = pairs[start : start + _PAIRS_AT_A_TIME]
+        drawn = stream.random_raw(part.size * 2 // _VALUES_OF_A_NUMBER).view(np.uint16)
+        np.take(table, drawn, out=part, mode="clip")
+    return values[:count]
+
+
+@cache
+def _pairs_of_levels(deviation: float) -> np.ndarray:
+    """Return the two values of each pair of bytes, uint32 `[65536]`; the first byte is the low one.
+
+    A look-up of two values costs as much as one of a single value.
+    """
+    normal = NormalDist()
+    levels = np.array([normal.inv_cdf((i + 0.5) / _LEVELS) for i in range(_LEVELS)])
+    levels *= deviation / math.sqrt(np.square(levels).mean())
+    bits = _bfloat16(levels).astype(np.uint32)
+    pairs: np.ndarray = (bits[None, :] | bits[:, None] << 16).reshape(-1)
+    return pairs
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return the nearest bfloat16 bits of finite values, ties to even, as uint16."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return rounded

@@ -1,0 +1,203 @@
+"""What is checked and measured. Each phase returns what it found, or raises."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from typing import Any
+
+import httpx
+
+from tests.cluster.cluster import Cluster
+from tests.gpu.cluster.clusters import Clusters
+from tests.gpu.cluster.shapes import Shape, prompt_of
+from tests.gpu.cluster.streams import Answer, Asked, ask_all
+
+_LEAST_SHOWN = 4
+"""Tokens that every stream has shown on average when a node is killed."""
+_NUM_FIRST_TOKENS = 5
+_WARM_TOKENS = 16
+_FRESH = 1 << 10
+"""Salts from here on are of prompts that no node has seen."""
+
+
+Said = tuple[tuple[int | None, float | None], ...]
+"""An answer's tokens, each with its log probability where that was asked for."""
+
+
+@dataclass(slots=True)
+class Bits:
+    """The same answers: `expected` are those of a mixed node that computes one at a time."""
+
+    clusters: Clusters
+    expected: list[Said]
+
+    def alone(self) -> dict[str, Any]:
+        """One at a time, the tokens of prefill and decode are those of one mixed node."""
+        asked = compared(self.clusters.shape)
+        self.expected = [_said(self._answers(self.clusters.mixed, [one]))[0] for one in asked]
+        some = asked[: len(asked) // 2]  # the others are new to the nodes when they are loaded
+        found = [_said(self._answers(self.clusters.apart, [one]))[0] for one in some]
+        require_same(found, self.expected[: len(some)])
+        assert len(set(self.expected)) == len(asked), "answers do not differ"
+        placed = _placements(self.clusters.apart)
+        assert any((one["prefill"] or "").startswith("prefill-1#") for one in placed), placed[:2]
+        return {"answers": len(found), "tokens": sum(map(len, found))}
+
+    def loaded(self) -> dict[str, Any]:
+        """All at the same time, they are the same, on both."""
+        self._require()
+        asked = compared(self.clusters.shape)
+        for cluster in self.clusters.both:
+            require_same(_said(self._answers(cluster, asked)), self.expected)
+            cluster.check_settled()
+        return {"at a time": len(asked)}
+
+    def killed(self) -> dict[str, Any]:
+        """A decode node is killed in the middle of answers, and they are the same.
+
+        Until then steps are slow, so that a client that is late does not miss the middle.
+        """
+        self._require()
+        cluster = self.clusters.apart
+        asked = compared(self.clusters.shape)
+        shown, killed_at = 0, 0
+        slow = ExitStack()
+
+        def count(num_events: int) -> None:
+            nonlocal shown, killed_at
+            shown += num_events
+            if not killed_at and shown >= _LEAST_SHOWN * len(asked):
+                killed_at = shown
+                cluster.processes["decode-1"].kill()
+                slow.close()
+
+        with slow:
+            slow.enter_context(cluster.slow())
+            found = _said(self._answers(cluster, asked, count))
+        assert killed_at, "no node was killed"
+        outcomes = [one["outcome"] for one in _placements(cluster)]
+        assert "retried" in outcomes, f"no answer was moved: {outcomes}"
+        require_same(found, self.expected)
+        return {"killed after tokens": killed_at, "moved": outcomes.count("retried")}
+
+    def _require(self) -> None:
+        assert self.expected, "there is nothing to compare with: phase alone has failed"
+
+    def _answers(self, cluster: Cluster, asked: Sequence[Asked], count: Any = None) -> list[Answer]:
+        return asyncio.run(ask_all(cluster.url, self.clusters.model, asked, count))
+
+
+def compared(shape: Shape) -> list[Asked]:
+    """The requests whose answers are compared: every second one is drawn, with its own seed.
+
+    Two ways are drawn where logits are, two on the host. Every fourth one has log probabilities:
+    they tell logits apart whose tokens are the same.
+    """
+    greedy, drawn = {"temperature": 0}, {"temperature": 0.8}
+    ways = (greedy | {"logprobs": 0}, drawn, greedy, drawn | {"top_p": 0.95})
+    return [
+        Asked(
+            prompt=prompt_of(shape, shape.bits_lengths[n % len(shape.bits_lengths)] + n, n),
+            max_tokens=shape.compared_tokens,
+            fields=ways[n % 4] | {"seed": n},
+        )
+        for n in range(shape.num_compared)
+    ]
+
+
+def first_tokens(clusters: Clusters) -> dict[str, Any]:
+    """Times to the first token of prompts that come alone, in milliseconds."""
+    shape = clusters.shape
+    found: dict[str, Any] = {}
+    for cluster, name in zip(clusters.both, ("apart", "mixed"), strict=True):
+        for length in shape.first_token_lengths:
+            times = []
+            for n in range(_NUM_FIRST_TOKENS + 1):
+                asked = _greedy(shape, length, _FRESH + n, 4)
+                [answer] = asyncio.run(ask_all(cluster.url, clusters.model, [asked]))
+                times.append(answer.first_s)
+            # The first one may compile what steps of this size need.
+            found[f"{name} {length}"] = _milliseconds(times[1:])
+    return found
+
+
+def tokens(clusters: Clusters) -> dict[str, Any]:
+    """Times between tokens while all streams decode, in milliseconds."""
+    found: dict[str, Any] = {}
+    shape = clusters.shape
+    length = shape.context - shape.streamed_tokens // 2
+    for cluster, name in zip(clusters.both, ("apart", "mixed"), strict=True):
+        for count in shape.num_streams:
+            # A short round first: a node may prepare a step of so many sequences at its first one.
+            for round_, max_tokens in enumerate((_WARM_TOKENS, shape.streamed_tokens)):
+                salt = (2 + round_) * _FRESH + count * count
+                asked = [_greedy(shape, length, salt + n, max_tokens) for n in range(count)]
+                answers = asyncio.run(ask_all(cluster.url, clusters.model, asked))
+            found[f"{name} {count}"] = steady(answers)
+        cluster.check_settled()
+    return found
+
+
+def steady(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Gaps between tokens from the last stream's first token to the first stream's last one.
+
+    Tokens that came in one piece count as one gap each: `mean` is time by tokens.
+    """
+    begins_s = max(answer.at_s[0] for answer in answers)
+    ends_s = min(answer.at_s[-1] for answer in answers)
+    gaps = [
+        later - earlier
+        for answer in answers
+        for earlier, later in pairwise(answer.at_s)
+        if earlier >= begins_s and later <= ends_s
+    ]
+    longest = max(b - a for answer in answers for a, b in pairwise(answer.at_s))
+    if not gaps:
+        return {"steady": 0, "longest": round(1000 * longest, 2)}
+    return {
+        **_milliseconds(gaps),
+        "mean": round(1000 * statistics.fmean(gaps), 2),
+        "p99": round(1000 * sorted(gaps)[int(0.99 * (len(gaps) - 1))], 2),
+        "steady": len(gaps),
+        "longest": round(1000 * longest, 2),
+    }
+
+
+def _greedy(shape: Shape, length: int, salt: int, max_tokens: int) -> Asked:
+    prompt = prompt_of(shape, length, salt)
+    return Asked(prompt=prompt, max_tokens=max_tokens, fields={"temperature": 0})
+
+
+def _milliseconds(times_s: Sequence[float]) -> dict[str, float]:
+    return {
+        "median": round(1000 * statistics.median(times_s), 2),
+        "least": round(1000 * min(times_s), 2),
+        "most": round(1000 * max(times_s), 2),
+    }
+
+
+def _said(answers: Sequence[Answer]) -> list[Said]:
+    return [
+        tuple(zip_longest(answer.tokens, answer.logprobs, fillvalue=None)) for answer in answers
+    ]
+
+
+def require_same(found: Sequence[Said], expected: Sequence[Said]) -> None:
+    """Raise `AssertionError`, saying where they part, unless all answers are equal."""
+    parted = {
+        at: next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+        for at, (ours, theirs) in enumerate(zip(found, expected, strict=True))
+        if ours != theirs
+    }
+    assert not parted, f"answers that part, and after how many tokens: {parted}"
+
+
+def _placements(cluster: Cluster) -> list[dict[str, Any]]:
+    reply = httpx.get(f"{cluster.url}/v1/cluster", timeout=5.0)
+    placed: list[dict[str, Any]] = reply.json()["recent_placements"]
+    return placed

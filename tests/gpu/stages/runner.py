@@ -1,0 +1,153 @@
+"""A node's runner on the card: the same bits through real steps, copies, and what a step takes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.stages.model import CONTEXT, QWEN3_8B, Findings
+
+_BLOCK = 64
+_SMALL = {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4000,
+}  # fmt: skip
+"""A group of seven heads, which does not divide a tile."""
+_LARGE = {
+    "hidden_size": QWEN3_8B.hidden_size, "intermediate_size": QWEN3_8B.intermediate_size,
+    "num_hidden_layers": QWEN3_8B.num_layers, "num_attention_heads": QWEN3_8B.num_heads,
+    "num_key_value_heads": QWEN3_8B.num_kv_heads, "head_dim": QWEN3_8B.head_dim,
+    "vocab_size": QWEN3_8B.vocab_size,
+}  # fmt: skip
+
+
+def runner_bits(card: Any, found: Findings) -> None:
+    """Chunks cut anywhere, rows among others, drafts, draws, and blocks that went to another."""
+    if not card.is_real:
+        return
+    from tests.unit.runner.running import host_draw, logits_of, scheduled
+
+    runner, other = _loaded(_SMALL, 2048), _loaded(_SMALL, 2048)
+    prompt = np.random.default_rng(3).integers(0, 4000, 700).tolist()
+    table = list(range(20, 31))
+
+    def computed(cuts: Sequence[int]) -> np.ndarray:
+        start = 0
+        for end in (*cuts, len(prompt)):
+            [last] = logits_of(runner, scheduled(prompt[start:end], start, table))
+            start = end
+        return last
+
+    whole = computed([])
+    assert np.isfinite(whole).all()
+    for cuts in ([1], [64, 364], list(range(690, 700)), [256, 257, 699]):
+        assert np.array_equal(computed(cuts), whole), f"cut at {cuts}"
+    mine = scheduled(prompt[699:], 699, table)
+    others = [scheduled(prompt[:count], 0, [place]) for place, count in enumerate((1, 7, 60, 1, 1))]
+    for place in range(len(others) + 1):
+        batch = [*others[:place], mine, *others[place:]]
+        assert np.array_equal(logits_of(runner, *batch)[place], whole), f"among others, {place}"
+    told: list[int] = []
+    runner.execute([scheduled(prompt[:699], 0, table, is_sampled=False)], told.append)
+    assert told == list(range(4)), told
+    moved = list(range(11))
+    other.kv_bytes[:, :, moved] = runner.kv_bytes[:, :, table]
+    copy = other._cache.begin_copy(moved, other.kv_bytes, moved, is_out=False)
+    while not copy.is_done():
+        time.sleep(0.001)
+    [there] = logits_of(other, scheduled(prompt[699:], 699, moved))
+    assert np.array_equal(there, whole), "another cache"
+    steps = [_drawing(prompt, table, seed) for seed in range(16)]
+    on_card = [runner.execute([step]) for step in steps]
+    runner._row_draw = host_draw(runner)
+    on_host = [runner.execute([step]) for step in steps]
+    assert on_card == on_host, (on_card, on_host)
+    begun = time.monotonic()
+    other.warm_up()
+    found["runner_step_costs"] = [other.step_costs.rows, other.step_costs.step_s]
+    print(f"warm-up {time.monotonic() - begun:.1f} s: {found['runner_step_costs']}", flush=True)
+
+
+def runner_steps(card: Any, found: Findings) -> None:
+    """What `execute` takes with an 8B model: from the host's batch to the host's tokens."""
+    if not card.is_real:
+        return
+    from common.request import SamplingParams
+    from engine.core.runner_contract import SampleInput, ScheduledSequence
+    from engine.core.step.step_batch import batch_of
+
+    begun = time.monotonic()
+    runner = _loaded(_LARGE, 4096)
+    found["runner_load_s"] = round(time.monotonic() - begun, 1)
+    print(f"loaded in {found['runner_load_s']} s", flush=True)
+    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    history = [7] * 4096
+    for count in (1, 8, 32, 64, 128):
+        per_seq = CONTEXT // _BLOCK + 1
+        batch = batch_of(
+            [
+                ScheduledSequence(
+                    0, [5], CONTEXT - 1, range(place * per_seq, (place + 1) * per_seq),
+                    SampleInput(greedy, 0, history[:CONTEXT], []),
+                )
+                for place in range(count)
+            ]
+        )  # fmt: skip
+        found[f"runner_step_{count}_ms"] = _median_ms(runner, batch, 20)
+        print(count, "sequences:", found[f"runner_step_{count}_ms"], "ms", flush=True)
+    for length in (512, 4096):
+        sample = SampleInput(greedy, 0, history[:length], [])
+        chunk = ScheduledSequence(0, history[:length], 0, range(length // _BLOCK), sample)
+        found[f"runner_prefill_{length}_ms"] = _median_ms(runner, [chunk], 5)
+        found[f"runner_exported_{length}_ms"] = _median_ms(runner, [chunk], 5, lambda _: None)
+        print(
+            f"prefill of {length}: {found[f'runner_prefill_{length}_ms']} ms; with its blocks to "
+            f"the host {found[f'runner_exported_{length}_ms']} ms", flush=True,
+        )  # fmt: skip
+
+
+def _median_ms(runner: Any, batch: Any, repeats: int, on_layer: Any = None) -> float:
+    taken = []
+    for _ in range(repeats):
+        begun = time.monotonic()
+        runner.execute(batch, on_layer)
+        taken.append(time.monotonic() - begun)
+    return round(1e3 * statistics.median(taken), 3)
+
+
+def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
+    from common.request import SamplingParams
+    from engine.core.runner_contract import SampleInput, ScheduledSequence
+
+    way = SamplingParams(max_tokens=1, temperature=float(seed > 0), seed=seed)
+    return ScheduledSequence(0, prompt[699:], 699, table, SampleInput(way, 0, list(prompt), []))
+
+
+def _loaded(shape: dict[str, int], max_len: int) -> Any:
+    """Return a runner with random weights of this shape."""
+    from common.settings.config import EngineConfig, ModelConfig
+    from engine.runner.start.load import load_model_runner
+
+    config = {
+        "architectures": ["Qwen2ForCausalLM" if shape is _SMALL else "Qwen3ForCausalLM"],
+        "model_type": "qwen2" if shape is _SMALL else "qwen3", "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "max_position_embeddings": 40960, "hidden_act": "silu",
+        "tie_word_embeddings": False, "eos_token_id": 2, **shape,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_text(json.dumps(config))
+        return load_model_runner(
+            ModelConfig(model=name, load_format="random", max_model_len=max_len),
+            EngineConfig(
+                attention_backend="triton", max_num_seqs=128,
+                kv_cache_memory=24 << 30 if shape is _LARGE else 1 << 28,
+                max_num_batched_tokens=4096, block_size=_BLOCK,
+            ),
+        )  # fmt: skip

@@ -1,0 +1,216 @@
+"""A runner on the GPU back end, in the interpreter: real steps, a real cache, real checkpoints.
+
+The kernels run on host memory in the card's place; everything else is what a node has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+# First: it puts Triton into its interpreter before any kernel is decorated.
+from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
+
+import numpy as np
+import pytest
+
+from common.request import SamplingParams
+from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
+from engine.runner.gpu.back_end import GpuBackEnd
+from engine.runner.gpu.card import Card
+from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.model_runner import ModelRunner
+from engine.runner.start import choose
+from tests.unit.runner.running import host_draw, load, logits_of, scheduled
+from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+
+PROMPT = prompt_of(40)
+TABLE = [5, 3, 1]
+OTHERS = [[6, 7, 8], [10, 11, 12], [13, 14, 15]]
+GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
+FAMILIES = {
+    "llama": CONFIGS["llama"],
+    "qwen2": CONFIGS["qwen2"],
+    "qwen3": CONFIGS["qwen3"],
+    "ernie": CONFIGS["ernie"],
+}
+
+
+class InterpretedCard(Card):
+    """A card whose kernels are interpreted."""
+
+    def kernel(self, spec: KernelSpec) -> Any:
+        return InterpretedKernel(spec)
+
+    def compile(self, specs: Sequence[KernelSpec]) -> None:
+        assert len(specs) > 10
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_card() -> Card:
+        device: Any = InterpretedDevice()
+        return InterpretedCard(device, 1, {})
+
+    backs = dict(choose._BACK_ENDS) | {"triton": lambda: GpuBackEnd(open_card)}
+    monkeypatch.setattr(choose, "_BACK_ENDS", backs)
+
+
+def on_card(folder: Path, **engine: Any) -> ModelRunner:
+    """A runner with a cache of 16 blocks of 16 tokens."""
+    settings: dict[str, Any] = {
+        "attention_backend": "triton", "kv_cache_memory": 1 << 18, "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+    }  # fmt: skip
+    runner = load(folder, 64, **(settings | engine))
+    assert runner.num_blocks >= 16
+    return runner
+
+
+def computed(runner: ModelRunner, tokens: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
+    """The logits after `tokens`, in chunks that end at `cuts`."""
+    start = 0
+    for end in (*cuts, len(tokens)):
+        [last] = logits_of(runner, scheduled(tokens[start:end], start, TABLE))
+        start = end
+    return last
+
+
+@pytest.fixture(params=list(FAMILIES))
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path, FAMILIES[request.param])
+
+
+def test_logits_are_those_of_the_cpu(folder: Path) -> None:
+    """bfloat16 beside float32: equal up to its rounding."""
+    ours = computed(on_card(folder), PROMPT, [])
+    exact = computed(load(folder, 64, activation_dtype="float32"), PROMPT, [])
+    assert np.linalg.norm(ours - exact) / np.linalg.norm(exact) < 0.06
+
+
+@pytest.fixture
+def whole(folder: Path) -> np.ndarray:
+    return computed(on_card(folder), PROMPT, [])
+
+
+@pytest.mark.parametrize("cuts", [(1,), (16, 17, 33), (39,), (36, 37, 38, 39)])
+def test_a_prompt_cut_anywhere_has_the_same_bits(
+    folder: Path, whole: np.ndarray, cuts: Sequence[int]
+) -> None:
+    """Chunks, and at the ends single rows, which are graphs."""
+    assert np.array_equal(computed(on_card(folder), PROMPT, cuts), whole)
+
+
+def test_rows_beside_others_have_the_same_bits(tmp_path: Path) -> None:
+    """A decoding row and a chunk in one step, beside other sequences in any order."""
+    folder = write_checkpoint(tmp_path, FAMILIES["qwen3"])
+    runner = on_card(folder)
+    whole = computed(on_card(folder), PROMPT, [])
+    computed(runner, PROMPT[:39], [])
+    others = [scheduled(prompt_of(count, count), 0, table) for count, table in
+              zip((1, 7, 20), OTHERS, strict=True)]  # fmt: skip
+    mine = scheduled(PROMPT[39:], 39, TABLE)
+    for place in range(4):
+        batch = [*others[:place], mine, *others[place:]]
+        assert np.array_equal(logits_of(runner, *batch)[place], whole)
+    behind = scheduled(PROMPT[20:], 20, TABLE)
+    assert np.array_equal(logits_of(runner, others[0], behind, others[2])[1], whole)
+
+
+def behind_prompts(*params: SamplingParams) -> list[ScheduledSequence]:
+    """A step that draws behind the prompt's tokens, one sequence for each of `params`."""
+    return [
+        ScheduledSequence(0, PROMPT[39:], 39, TABLE, SampleInput(one, 0, PROMPT, []))
+        for one in params
+    ]
+
+
+WAYS = [
+    GREEDY,
+    SamplingParams(max_tokens=9, temperature=1.0, seed=3),
+    SamplingParams(max_tokens=9, temperature=0.8, top_k=4, top_p=0.9, seed=4),
+    SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=1.2, seed=5, logprobs=2),
+]
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> ModelRunner:
+    """A runner that has computed all but the prompt's last token."""
+    runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen2"]))
+    runner.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)])
+    return runner
+
+
+def test_tokens_drawn_on_the_card_are_those_of_the_host(filled: ModelRunner) -> None:
+    """The same logits, whichever draws: with a temperature of 1, which both hold exactly."""
+    batches = [behind_prompts(*(replace(one, seed=seed) for one in WAYS)) for seed in range(4)]
+    on_device = [filled.execute(batch) for batch in batches]
+    filled._row_draw = host_draw(filled)
+    assert [filled.execute(batch) for batch in batches] == on_device
+
+
+def test_only_rows_under_rules_are_read(
+    filled: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four bytes of each other row leave the card."""
+    reads: list[int] = []
+    device: Any = filled._row_draw._device  # type: ignore[attr-defined]
+    download = device.download
+
+    def counted(address: int, size: int) -> bytearray:
+        reads.append(size)
+        found: bytearray = download(address, size)
+        return found
+
+    monkeypatch.setattr(device, "download", counted)
+    filled.execute(behind_prompts(*WAYS[:2]))
+    assert reads == []
+    filled.execute(behind_prompts(*WAYS))
+    assert reads == [4 * filled.vocab_size] * 2
+
+
+def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:
+    decoder: Any = filled._decoder
+    not_a_number = np.full(decoder.spec.hidden_size, 0x7FC0, np.uint16)
+    decoder._device.upload_array(decoder.launches.weights.final_norm, not_a_number)
+    with pytest.raises(SequencesFailed, match="not finite") as caught:
+        filled.execute(behind_prompts(*WAYS[:3]))
+    assert sorted(caught.value.errors) == [0, 1, 2]
+
+
+def test_drafts_are_verified_as_one_by_one(filled: ModelRunner) -> None:
+    """Rows of drafts are a chunk; the tokens are those of single steps."""
+    tokens: list[int] = []
+    known = list(PROMPT)
+    for _ in range(3):
+        step = ScheduledSequence(
+            0, known[-1:], len(known) - 1, TABLE, SampleInput(GREEDY, 0, known, [])
+        )
+        [found] = filled.execute([step])
+        assert found is not None
+        tokens += found.token_ids
+        known += found.token_ids
+    drafted = [*PROMPT[39:], *tokens[:2], (tokens[2] + 1) % filled.vocab_size]
+    sample = SampleInput(GREEDY, 0, PROMPT, [])
+    [found] = filled.execute([ScheduledSequence(0, drafted, 39, TABLE, sample, num_drafts=3)])
+    assert found is not None
+    assert list(found.token_ids) == tokens
+
+
+def test_blocks_go_out_and_come_back(tmp_path: Path) -> None:
+    """What a step wrote is in host memory when its layer is told, and serves another cache."""
+    folder = write_checkpoint(tmp_path, FAMILIES["qwen3"])
+    ours, theirs = on_card(folder), on_card(folder)
+    told: list[int] = []
+    ours.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)], told.append)
+    assert told == [0, 1]
+    moved = [2, 8, 0]
+    theirs.kv_bytes[:, :, moved] = ours.kv_bytes[:, :, TABLE]
+    copy = theirs._cache.begin_copy(moved, theirs.kv_bytes, moved, is_out=False)
+    while not copy.is_done():
+        pass
+    [here] = logits_of(ours, scheduled(PROMPT[39:], 39, TABLE))
+    [there] = logits_of(theirs, scheduled(PROMPT[39:], 39, moved))
+    assert np.array_equal(here, there)

@@ -1,0 +1,45 @@
+"""A cluster on a folder without weights: its shape and its tokenizer are enough."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pdserve.local_cluster.free_ports import free_loopback_port
+from tests.cluster.tiny_model import make_tiny_model
+from tests.integration.test_cli import running_up
+
+WORDS = "config.json says: answers mean nothing; load_format random ignores"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_chat_with_random_weights(tmp_path: Path, has_file: bool) -> None:
+    """Files of weights are neither wanted nor read."""
+    folder = make_tiny_model(tmp_path / "shape")
+    weights, logs = folder / "model.safetensors", tmp_path / "logs"
+    weights.write_bytes(b"no weights") if has_file else weights.unlink()
+    port = free_loopback_port()
+    flags = ("--model", str(folder), "--load-format", "random", "--log-folder", str(logs))
+    with running_up(tmp_path, *flags, "--port", str(port), "--kv-cache-memory", "16MiB") as process:
+        assert process.stdout is not None
+        printed = ""
+        while " chat --url " not in printed:
+            line = process.stdout.readline()
+            assert line, printed
+            printed += line
+        body = {
+            "model": "shape", "max_tokens": 8, "temperature": 0, "ignore_eos": True,
+            "messages": [{"role": "user", "content": "Is this long enough? " * 20}],
+        }  # fmt: skip
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        answers = [httpx.post(url, json=body, timeout=60).json() for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0, process.stdout.read()
+    assert [one["usage"]["completion_tokens"] for one in answers] == [8, 8]
+    assert len({one["choices"][0]["message"]["content"] for one in answers}) == 1
+    said = [next(logs.glob(f"{node}-1*")).read_text() for node in ("prefill", "decode")]
+    assert [f"{WORDS} {weights}" in text for text in said] == [has_file] * 2
