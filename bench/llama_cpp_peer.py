@@ -17,7 +17,7 @@ import llama_cpp
 
 _SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
 _MOST_TOKENS = 32 * (256 + 64)
-"""Of all sequences of the largest measure, with its steps."""
+"""Tokens of all sequences of the largest measure, with its steps."""
 _KV_ITEM_BYTES = 2
 """Its KV cache is float16 unless it is told otherwise."""
 

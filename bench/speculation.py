@@ -7,7 +7,7 @@ end or at most `--max-tokens`, with each speculative method and without any. One
     <kind>.b<N>.<method>.ratio               that, over the same without speculation
     <kind>.b<N>.<method>.acceptance_length   tokens that a sequence gains per step, its own included
     <kind>.b<N>.<method>.drafts_verified     by position: how often a step verified a first draft;
-                                             a second one, behind a right first one; and so on
+                                             a second one, after a right first one; and so on
     <kind>.b<N>.<method>.drafts_accepted     the share of them that was accepted
 
 Batch N is N requests that arrive at once: each prompt once at most while there are enough, so that
@@ -77,7 +77,7 @@ class Measured:
     num_sequence_steps: int = 0
     num_verified: Counter[int] = field(default_factory=Counter)
     num_accepted: Counter[int] = field(default_factory=Counter)
-    """By position, 0 for the first draft. What is behind a wrong one does not count."""
+    """Accepted drafts by position, from 0. What follows a wrong one does not count."""
 
     def verified(
         self, batch: Iterable[ScheduledSequence], results: Iterable[DrawnTokens | None]

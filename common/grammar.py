@@ -8,7 +8,7 @@ from enum import Enum
 from common.errors import InvalidRequest
 
 MAX_GRAMMAR_BYTES = 128 << 10
-"""Of a grammar's text in UTF-8: as much as OpenAI allows for all names and values of a schema."""
+"""Most bytes of a grammar in UTF-8: what OpenAI allows for all names and values of a schema."""
 
 
 class GrammarKind(Enum):

@@ -38,7 +38,7 @@ class NodeRecord:
     to and from routers. `has_grammars`: answers under a grammar can be asked of it.
     `has_token_rules`: it knows `common.token_rules` and salts. `has_prompt_logprobs`: it answers
     with the log probabilities of a prompt where they are asked for. `kv_cache_bytes` is the memory
-    of its KV blocks as they are stored; 0: not told.
+    of its KV blocks as they are stored; 0: unknown.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -100,7 +100,7 @@ class NodeLoad:
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
-    ready; 0: not told.
+    ready; 0: unknown.
 
     `kv_unreachable` are the decode nodes that did not answer this node's KV connection and that it
     tries to connect to again; routers place no request on such a pair while another one can be had.

@@ -37,7 +37,7 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep everything. `logprobs` is the number
     of alternatives to report per token (0: the drawn token alone; None: nothing), and
-    `prompt_logprobs` that of each token of the prompt behind the first.
+    `prompt_logprobs` that of each token of the prompt after the first.
     `max_tokens` counts output tokens; the router always sets it. Before `min_tokens` of them no
     end-of-sequence token (with `ignore_eos` neither) and no stop token is drawn. The lower bound of
     `repetition_penalty` keeps logits finite. With a `grammar` only tokens that it allows are drawn,

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 MAX_NUMBER = 2**53
-"""Up to here every whole number is exact in JSON, whoever reads it."""
+"""Largest number: up to it every whole number is exact in JSON, in every reader."""
 MAX_TEXT = 512
-"""Characters."""
+"""Most characters of a text."""
 
 _HOST_AND_PORT = re.compile(r"[!-~]+:([0-9]{1,5})")
 

@@ -15,4 +15,10 @@ same text with the same options.
 - `places`: where in a schema a problem is
 - `parts`: what a grammar was written from
 - `compiler`: from a grammar and a tokenizer to a matcher, within limits; what is kept
+
+Decisions:
+
+JSON has one form, on one line, with a space after each comma and colon. Optional white space lets
+a small model fill an answer with blanks; servers that allow it have to stop such answers. With one
+form the text between two values is forced, which costs no step where drafts pay.
 """

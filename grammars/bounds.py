@@ -21,12 +21,12 @@ from grammars.places import NAMED_PARTS, escaped
 from grammars.schema_walk import DATA
 
 MAX_DEPTH = 64
-"""Of objects and lists within each other in a schema: llguidance reads 128 in all."""
+"""Most levels of objects and lists in a schema: llguidance reads 128 in all."""
 MAX_OPTIONAL = 1_000
-"""Optional properties of one object: behind a comma each of them may come, and a step of the
+"""Optional properties of one object: after a comma each of them may come, and a step of the
 parser looks at all of them."""
 MAX_MULTIPLE = 100_000
-"""Of `multipleOf`, its decimal point left out: each remainder is a state of the lexer, of 250 B.
+"""Largest `multipleOf`, its decimal point left out: a remainder is a state of the lexer, of 250 B.
 Powers of ten have as many states as digits."""
 MAX_PATTERNS = 12
 """Patterns that one text must all match, by `allOf`: their states multiply."""

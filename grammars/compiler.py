@@ -1,7 +1,7 @@
 """From a grammar and a tokenizer to a matcher of tokens, within limits.
 
-A matcher's state is a function of the grammar and of the tokens that it has consumed. So whoever
-has the tokens can make it again: another node, a resumed sequence, a retry.
+A matcher's state is a function of the grammar and of the tokens that it has consumed. So it
+can be made again from the tokens: by another node, for a resumed sequence, for a retry.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from grammars.texts import as_lark, compiled_text, json_rule, schema_of
 from grammars.weaker_schemas import Weakening
 
 STACK_BYTES = 32 << 20
-"""Of the thread that compiles: more than any trial may take."""
+"""Stack of the thread that compiles: more than any trial may take."""
 COMPILE_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Of the histogram of compilations."""
+"""Bounds of the histogram of compilations."""
 _MAX_PROBLEM_CHARS = 400
 _DEAD_END = "NoExtensionBias"
 """How llguidance says that nothing may follow here, neither a token nor the end."""
@@ -73,8 +73,8 @@ _BYTES = [bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
 
 _LIMITS = _limits(1_000_000)
 _TRIAL_LIMITS = _limits(20_000)
-"""Of a compilation that looks for the place of a problem which comes before the lexer is built, as
-most do."""
+"""Limits of a compilation that looks for the place of a problem: most come before the lexer is
+built."""
 
 
 class GrammarCompiler:
@@ -249,7 +249,7 @@ class GrammarCompiler:
         self._kept.forget(grammar)
 
     def _compiled_for_all(self, grammar: Grammar, compilation: Future[LLMatcher]) -> LLMatcher:
-        """Compile a grammar; whoever waits for `compilation` gets the result or the error."""
+        """Compile a grammar; all that wait for `compilation` get the result or the error."""
         try:
             found, num_bytes = self._timed(grammar)
             self._kept.keep(grammar, found, num_bytes)
@@ -350,7 +350,7 @@ def _problem(matcher: LLMatcher) -> str:
     """Return why nothing can follow a grammar, without what the library repeats; "" if it can."""
     if not matcher.is_error():
         # Some grammars without any text, such as a schema that is itself, fail at the first mask,
-        # and some that are too large behind the first text that must come.
+        # and some that are too large after the first text that must come.
         matcher = matcher.deep_copy()
         allowed = matcher.compute_bitmask()
         if not matcher.is_error():

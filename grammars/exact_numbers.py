@@ -14,10 +14,10 @@ from typing import Any, TypeGuard
 from grammars.places import escaped
 
 MAX_EXACT = 2**53
-"""Up to here, and down to its negative, every integer is exact."""
+"""Largest number up to which, and down to its negative, every integer is exact."""
 LEAST_INTEGER = 513 - 2**63
-"""Of 64 bits. For those below, which are -2**63 as floating-point numbers, the compiler's recursion
-has no end."""
+"""Least integer of 64 bits that a schema may have. Those below are -2**63 as floating-point
+numbers, and the compiler's recursion has no end."""
 GREATEST_INTEGER = 2**63 - 1
 _NUMBERS = ("integer", "number")
 _BOUNDS = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}

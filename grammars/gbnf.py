@@ -17,8 +17,8 @@ from common.grammar import Grammar, GrammarKind
 MAX_GBNF_CHARS = 32 << 10
 MAX_GBNF_RULES = 512
 MAX_GBNF_WORK = 2 << 20
-"""Of characters times rules: a translation looks at each rule again for each other one. 0.3 s on a
-core of a Xeon."""
+"""Most characters times rules: a translation looks at each rule again for each other one. This many
+take 0.3 s on a core of a Xeon."""
 
 _EMPTY_HEADER = "%llguidance {}"
 # Within a line: across lines, each blank line would be read once for each one before it.

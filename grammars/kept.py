@@ -13,14 +13,14 @@ from common.errors import Overloaded
 from common.grammar import Grammar
 
 MAX_KEPT_BYTES = 192 << 20
-"""Of all compiled grammars of a process: those of requests in progress and the last used."""
+"""Memory of all compiled grammars of a process: those of requests in progress and the last used."""
 FOLLOWED_BYTES = 1 << 10
-"""By how much a grammar grows with a token that is drawn under it without a mask: states of its
-lexer are found as they are needed, and shared by everyone who follows it."""
+"""Growth of a grammar with a token that is drawn under it without a mask: states of its lexer are
+found as they are needed, and shared by all requests that follow it."""
 USUAL_GROWTH_BYTES = 2 << 20
 """Growth up to this ends no request: it is not what the bound is for."""
 MAX_GROWTH_BYTES = 50 << 20
-"""Of all states that the lexer of a grammar may have, at 1 kB each."""
+"""Memory of all states that the lexer of a grammar may have, at 1 kB each."""
 
 
 @dataclass(slots=True)

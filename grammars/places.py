@@ -8,9 +8,9 @@ from typing import Any
 
 MAX_TRIES = 200
 MAX_DEAR_TRIES = 10
-"""Where little fuel does not show the problem."""
+"""Most trials with all fuel, where little fuel does not show the problem."""
 MAX_TRIED_CHARS = 512 << 10
-"""Of what is tried, as JSON: what a compilation takes beside its fuel grows with its length."""
+"""Most characters of JSON that are tried: a compilation takes more than fuel, and it grows."""
 
 NAMED_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords of a schema whose values are schemas by name."""

@@ -1,6 +1,6 @@
 """Every kind of grammar as Lark text for llguidance.
 
-JSON has one form, the most usual one: on one line, with a space behind each comma and each colon of
+JSON has one form, the most usual one: on one line, with a space after each comma and each colon of
 an object. So no answer is filled with blanks, and the text between two values is known beforehand.
 """
 

@@ -16,7 +16,7 @@ from grammars.schema_walk import copied_parts
 
 MAX_TRIES = 400
 MAX_TRIED_CHARS = 2 << 20
-"""Of what is tried, as JSON."""
+"""Most characters of JSON that are tried for one request."""
 
 _DEPENDENT: Mapping[str, tuple[str, ...]] = {
     "properties": ("additionalProperties",),

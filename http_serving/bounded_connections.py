@@ -157,7 +157,7 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Count bytes as head until `on_body` or the end of a request resets the count.
 
-        Nothing is read any more behind what is no request.
+        Nothing is read any more after what is no request.
         """
         if self._is_refused:
             return
@@ -186,7 +186,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Answer 431 for a head that is too large, else 400, and close the connection.
 
         The requests before it are answered first: nothing may be written between parts of their
-        answers, nor in place of one. The connection closes behind the last of them.
+        answers, nor in place of one. The connection closes after the last of them.
         """
         if self._is_refused:
             return

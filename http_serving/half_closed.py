@@ -1,11 +1,11 @@
 """Connections whose client sends no more: it may still read, or be gone.
 
-The end of what a client sends is the same for both. Whoever is gone answers the next byte with a
-reset, and the kernel tells of a reset only when it is asked: a connection that is read to its end
-is not watched. So something that every client skips is written, where the answer allows that, and
-the kernel is asked from time to time. Where nothing can be written, the kernel's own probes ask: a
-client that has closed the connection answers them for a minute (`tcp_fin_timeout`), and then resets
-it.
+The end of what a client sends is the same for both. A client that is gone answers the next byte
+with a reset, and the kernel reports a reset only when it is asked: a connection that is read to its
+end is not watched. So something that every client skips is written, where the answer allows that,
+and the kernel is asked from time to time. Where nothing can be written, the kernel's own probes
+ask: a client that has closed the connection answers them for a minute (`tcp_fin_timeout`), and then
+resets it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ forwards shows it first that its own client is gone; only what comes later meets
 it has closed."""
 
 LOOK_S = 1.0
-"""From then on the kernel is asked alone."""
+"""Time after which only the kernel is asked."""
 
 KEEPALIVE_S = 5
-"""Between two probes of the kernel. One that is answered by nobody ends the connection as well."""
+"""Time between two probes of the kernel. One without an answer ends the connection as well."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """May come before any answer, and as often as one likes; clients of HTTP/1.0 do not know it."""

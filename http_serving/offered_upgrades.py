@@ -1,4 +1,4 @@
-"""Reading on behind a head that offers to change the protocol, which no port here accepts.
+"""Reading on after a head that offers to change the protocol, which no port here accepts.
 
 A server may ignore `Upgrade` and answer the request as it is (RFC 9110, section 7.8). The parser
 cannot: at the end of such a head it stops, without the body, since what follows could be another
@@ -41,16 +41,16 @@ class OfferIgnoringParser(HttpRequestParser):
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Parse for `connection`, whose parser is replaced behind each offer."""
+        """Parse for `connection`, whose parser is replaced after each offer."""
         super().__init__(connection)
         self._connection = connection
-        # As uvicorn: behind a request that closes the connection more may follow, and is ignored.
+        # As uvicorn: after a request that closes the connection more may follow, and is ignored.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: Data) -> None:
         """Parse `data`.
 
-        Raises what the parser raises, but `HttpParserUpgrade` only behind a CONNECT.
+        Raises what the parser raises, but `HttpParserUpgrade` only after a CONNECT.
         """
         parser = self
         while True:

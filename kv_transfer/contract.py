@@ -67,7 +67,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Sent behind the last piece.
+    """Sent after the last piece.
 
     `num_tokens` is the prompt's length, so that the last block's fill is known: the ticket's
     blocks must be those that hold tokens `num_cached_tokens` to `num_tokens`, no more, no fewer.

@@ -12,7 +12,7 @@ from placement.store import PlacementForbidden, PlacementUnavailable
 log = logging.getLogger("pdserve.placement")
 
 PAUSE_S = 0.5
-"""Between two calls of a starting process to a store that is away."""
+"""Pause between two calls of a starting process to a store that is away."""
 TRIES_PER_LINE = 60
 """Half a minute where a call fails at once, and a minute where it has no answer for 0.5 s."""
 

@@ -56,11 +56,11 @@ def facts_json(record: NodeRecord, load: NodeLoad) -> dict[str, Any]:
     return _json(_RECORD, record) | _json(_LOAD, load)
 
 
-def facts_told(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `NodeRecord` and `NodeLoad` that a JSON object tells, decoded, by name.
+def known_facts(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `NodeRecord` and `NodeLoad` that a JSON object has, decoded, by name.
 
     Fields that are missing or of a wrong type are left out, as a router of another version may
-    tell less.
+    have fewer.
     """
     told = {}
     for name, adapter in _FIELDS.items():

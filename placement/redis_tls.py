@@ -56,7 +56,7 @@ class RedisTlsConnection(Connection):
 
 
 def is_untrusted(error: BaseException) -> bool:
-    """Return whether TLS failed behind `error`, other than by a connection that ended."""
+    """Return whether `error` comes from a failure of TLS other than a connection that ended."""
     behind: BaseException | None = error
     while behind is not None:
         if isinstance(behind, ssl.SSLError):

@@ -39,8 +39,8 @@ def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
         num_drafted=_unless_zero([output.num_drafted for output in outputs]),
         num_accepted=_unless_zero([output.num_accepted for output in outputs]),
         details=[
-            _details_to_proto(place, output)
-            for place, output in enumerate(outputs)
+            _details_to_proto(index, output)
+            for index, output in enumerate(outputs)
             if output.logprobs
             or output.finish_reason
             or output.queue_s
@@ -116,9 +116,9 @@ def _cut(token_ids: tuple[int, ...], counts: list[int]) -> Iterable[tuple[int, .
     return [token_ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _details_to_proto(place: int, output: RequestOutput) -> pb.OutputDetails:
+def _details_to_proto(index: int, output: RequestOutput) -> pb.OutputDetails:
     return pb.OutputDetails(
-        place=place,
+        place=index,
         logprobs=[_logprobs_to_proto(entry) for entry in output.logprobs],
         queue_us=round(output.queue_s * 1e6),
         compute_us=round(output.compute_s * 1e6),

@@ -91,7 +91,7 @@ class RedisClusterServers:
         return FailoverPair(self.url, owner, replica, is_tagged=True)
 
     def keys(self) -> list[str]:
-        """Of all owners."""
+        """Keys of all owners."""
         found: list[bytes] = []
         for server in self.owners:
             with server.client() as client:

@@ -28,7 +28,7 @@ from bench.handoff.processes import Remote
 REAL = (1, 32, 250)
 SIMULATED = (*REAL, 1000)
 NUM_HANDOFFS = 500
-"""Of a round: at least two for each node on real sockets."""
+"""Handoffs of a round: at least two for each node on real sockets."""
 _SIMULATED_IDLE_S = 10.0
 Figures = dict[str, dict[str, float]]
 

@@ -20,7 +20,7 @@ from kv_transfer.zmq.connector import ZmqConnector
 
 FRAME_S = 1.0
 NUM_BLOCKS = 8
-"""Of each transfer: in all layers more than a slow node takes during the measurement."""
+"""Blocks of each transfer: in all layers more than a slow node takes during the measurement."""
 _FIRST_NUMBER = 1_000_000
 
 

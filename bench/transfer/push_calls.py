@@ -20,7 +20,7 @@ BLOCKS_PER_CALL = (1, 64, 100_000)
 NUM_SEQUENCES = 8
 _NUM_ROUNDS = 8
 _LAYER_S = 0.001
-"""Between two calls, as while a layer is computed: the interpreter is free."""
+"""Pause between two calls, as while a layer is computed: the interpreter is free."""
 
 # Small pieces, so that so many blocks fit into memory.
 LAYOUT = KVLayout(

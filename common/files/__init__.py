@@ -5,7 +5,13 @@ secret_files    which files may hold a secret
 cache_folder    something is built in the cache folder once, whole or not at all
 trusted_folder  whether only this user and root can put files into a folder
 code_cache      where compiled kernels are kept
-file_stamp      what tells that a file has changed
+file_stamp      detects that a file has changed
 tokenizer_files a tokenizer's end token, and its tokens within a vocabulary
 tls_handshake   TLS within this process, to check a certificate
+
+Decisions:
+
+Compiled kernels are code. numba unpickles what it finds in its cache. So the folder is judged
+before, with all that is in it: another user who owns or may write any of it, or may exchange it,
+would run code as this user.
 """

@@ -20,7 +20,7 @@ _LOCK_POLL_S = 0.1
 def cache_root() -> Path:
     """Return `$PDSERVE_CACHE`, else `$XDG_CACHE_HOME/pdserve`, else `~/.cache/pdserve`.
 
-    Raises `ConfigError` where that folder cannot be told, as for a user id without a home folder.
+    Raises `ConfigError` where that folder is unknown, as for a user id without a home folder.
     """
     if own := os.environ.get("PDSERVE_CACHE"):
         return full_path(own)

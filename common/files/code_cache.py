@@ -21,7 +21,7 @@ def code_cache_folder(sources: Path) -> str:
 
     It is in `$NUMBA_CACHE_DIR`, or in the cache folder. Where another user could put code into it,
     it is an empty folder of this process instead, and a warning says why. Raises `ConfigError`
-    where the cache folder cannot be told.
+    where the cache folder is unknown.
     """
     folder, named = _wanted_folder(sources)
     try:

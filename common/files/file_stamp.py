@@ -1,4 +1,4 @@
-"""What tells that a file has changed, without reading it."""
+"""Detects that a file has changed, without reading it."""
 
 from __future__ import annotations
 

@@ -14,4 +14,23 @@ speculation/      drafting without a model, and how many drafts pay
 blocks/           blocks of KV, by number
 runner_contract   a step as the runner sees it
 grammar_statistics  what following grammars took, as one immutable value
+
+Decisions:
+
+Swapped KV is a fallback of the prefix cache. A victim's full blocks stay findable until their room
+is needed. Only evicted blocks are copied back from host memory, and blocks that found no place
+there are recomputed.
+
+On a device, swapped KV is copied beside the steps, and the scheduler has a state for it. A victim
+that is copied out waits in the queue as any victim, but the copy holds its blocks. The planner
+counts them as coming: it takes no further victim for what they will cover, sequences that need one
+of them stay out of the step (`StopRule.COPYING`), and all others run. A sequence that is copied
+back is `SWAPPING_IN`: it has its seat and its blocks, which are accounted like those of a landing,
+and decodes when its copy has ended. What a copy reads or writes is released at its end and nowhere
+else, also when the sequence has been aborted meanwhile. A copy that fails loses nothing: its
+sequence is recomputed. Copies take effect in the order in which they begin, so a sequence can be
+copied back after its copy out. The other way, to let the device order the copy before the next
+step, would need no state but would stop that step for all sequences, and blocks would have a new
+owner before they are read. In host memory (on a CPU) blocks are copied before the step, and none of
+this exists.
 """

@@ -32,7 +32,7 @@ class ScheduledSequence:
     Positions before `start` are in the cache already. The last `num_drafts` of `token_ids` are
     drafts. With `sample` set, a token is drawn after the last known token and, as long as the drawn
     token equals the next draft, after each draft: `sample` describes the first of them. Without it
-    `next_token_id` is the known token behind the chunk.
+    `next_token_id` is the known token after the chunk.
 
     `num_proposals` is how many drafts a drafter inside the runner (mtp) may propose for the next
     step; it proposes fewer when the block table has no slots for them.

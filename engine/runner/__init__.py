@@ -1,4 +1,4 @@
-"""Execution of planned steps on a real model: the only package that imports Paddle and numba.
+"""Execution of planned steps on a real model: the only package that imports Paddle.
 
 One decoder, described by `weights.model_spec.DecoderSpec` and read from a folder by `weights`, runs
 on one of the back ends, which are alike (`back_end.BackEnd`):
@@ -29,4 +29,10 @@ The rooms, from the top down; imports go down only:
 `start.load.load_model_runner` chooses, loads and returns a `model_runner.ModelRunner`. This file
 imports nothing, because the environment of Paddle's math libraries is set before Paddle is
 imported.
+
+Decisions:
+
+Paddle is an extra of its own. A node installs `pdserve[node,cpu]` or `pdserve[node,gpu]`, because
+the two builds of Paddle exclude each other. The router and the command line require neither; a node
+without Paddle ends with an error that names both.
 """

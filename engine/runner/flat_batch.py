@@ -86,7 +86,7 @@ def _flatten_plain(batch: StepBatch, limits: BatchLimits) -> FlatBatch | None:
 
 
 def _check_next_tokens(batch: StepBatch, limits: BatchLimits) -> None:
-    """Check the known tokens behind chunks, which a drafting layer reads; -1: there is none."""
+    """Check the known tokens after chunks, which a drafting layer reads; -1: there is none."""
     chunks = np.flatnonzero(~batch.is_sampled)
     if not len(chunks):
         return

@@ -16,9 +16,9 @@ from typing import Protocol
 from common.kv.memory_plan import DeviceMemory
 
 SHARE_OF_ITS_OWN = 0.9
-"""The share of memory that nobody else uses: a GPU's, or that of a container with a limit."""
+"""Share of memory that nobody else uses: a GPU's, or that of a container with a limit."""
 _SHARE_OF_A_HOST = 0.3
-"""Of a machine's memory, which its other processes, and other nodes, need too."""
+"""Share of a machine's memory, which its other processes, and other nodes, need too."""
 _PEAK = "VmHWM"
 _OF_FILES, _IN_MEMORY = "RssFile", "RssShmem"
 """Pages of files on a disk, and of those in memory (tmpfs)."""

@@ -21,13 +21,13 @@ _WIDE = (16, 32, 64)
 _REPEATS = 6
 _WIDE_REPEATS = 2
 _REPEATS_WITHOUT_DRAFTS = 1
-"""Where nothing is drafted only the longest step is asked for: the widest is measured twice."""
+"""Repeats where nothing is drafted: only the longest step matters, and is measured twice."""
 _NARROW_BUDGET_S = 1.2
 _WIDE_BUDGET_S = 1.8
 _BUDGET_S = 3.0
 """Steps of verified drafts, up to the widest, are measured as long as they probably end by then."""
 _POSITION = 31
-"""Where the measured sequences continue: at their beginning a step would be a prefill."""
+"""Position from which measured sequences continue: at their beginning a step would be a prefill."""
 _DRAFTS = 3
 _GREEDY = SampleInput(SamplingParams(max_tokens=1, temperature=0.0), 0, [0], [])
 

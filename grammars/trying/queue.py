@@ -3,7 +3,7 @@
 A client has all slots but one. A trial that has computed for long is old. Where one of another
 client waits that has fewer slots, or where all slots that a client may have are with old ones, an
 old one is stopped: it is tried again from its beginning, behind those that were never tried, and
-leaves the last slot to them. No I/O and no clock: whoever runs the trials says which are old.
+leaves the last slot to them. No I/O and no clock: its caller says which trials are old.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ from grammars.trying.queue import TrialQueue
 from grammars.trying.trial import TrialLimits, is_final, run_trial, why_ended
 
 MAX_TRIAL_S = 20.0
-"""From a trial's arrival to its end, on a machine where CPU time is scarce."""
+"""Longest time from a trial's arrival to its end, on a machine where CPU time is scarce."""
 YOUNG_S = 0.1
-"""Of CPU: a trial that has computed for longer is old."""
+"""CPU time after which a trial is old."""
 _OLD_NICE = 19
 _LEAST_WAIT_S = 0.01
 _MAX_STARTS = 2

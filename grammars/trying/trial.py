@@ -24,7 +24,7 @@ from grammars.trying.messages import Trial, Verdict, error_fields, verdict_field
 
 _MIB = 1 << 20
 _NICE = 5
-"""Of a trial: what steps compute comes first, and a short trial is not kept waiting long."""
+"""Niceness of a trial: steps go first, and a short trial does not wait long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class GrammarTrials:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """Process id of the child that runs now."""
         process = self._process
         return None if process is None else process.pid
 

@@ -31,7 +31,7 @@ class ReceivingEnd:
     connector's thread. The machine is called under a lock, and its effects go into the connector's
     queue. Its sizes are read without the lock, so that metrics are there while a thread hangs in
     it. The workers copy without the lock: the machine counts copies, and releases the blocks of a
-    landing behind the last one.
+    landing after the last one.
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
@@ -107,7 +107,7 @@ class ReceivingEnd:
                 effects = self._machine.on_malformed(session, error)
         for effect in effects:
             if isinstance(effect, Write):
-                # Counted before the acknowledgement behind it is sent.
+                # Counted before the acknowledgement after it is sent.
                 self._count(effect, now_s)
                 self._write(effect, parts[1:])
             else:

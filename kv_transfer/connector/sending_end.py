@@ -270,7 +270,7 @@ class SendingEnd:
                 self._fallbacks.note(peer, name)
 
     def _send_chunk(self, effect: SendChunk) -> None:
-        """Have a chunk read and hashed, and sent when those before it were."""
+        """Queue a chunk on its connection: a worker reads and hashes it, then it is sent."""
         lane = self._lane_to.get(effect.peer)
         if lane is None:
             return  # The link broke in this turn: the chunk is sent again on the next one.
@@ -289,7 +289,10 @@ class SendingEnd:
         return partial(self._on_prepared, prepared, payload)
 
     def _on_prepared(self, prepared: _Prepared, payload: Payload) -> None:
-        """Send what is ready on a connection; a chunk of one that is over is not there any more."""
+        """Send the chunks at the head of a connection's queue that are ready.
+
+        The queue is gone when the connection has ended.
+        """
         prepared.payload = payload
         peer = prepared.effect.peer
         while waiting := self._prepared.get(peer):
@@ -313,7 +316,7 @@ class SendingEnd:
         self._send_in_order(effect.peer, parts, is_behind_writes=True)
 
     def _send_without_bytes(self, lane: Lane, effect: SendChunk) -> None:
-        """Send the header of a queued chunk whose transfer was aborted, behind an ABORT.
+        """Send the header of a queued chunk whose transfer was aborted, after an ABORT.
 
         DATA frames are numbered, so the header cannot be left out. The ABORT lets the receiver drop
         it.

@@ -243,7 +243,7 @@ class TransportConnector:
             with _logging_errors():
                 lane.close()
         with _logging_errors():
-            # `close` of the lanes waited for these: an ABORT behind the last write reports the end.
+            # `close` of the lanes waited for these: an ABORT after the last write reports the end.
             self._sending.take_written()
         with _logging_errors():
             self._receiving.close()
@@ -339,7 +339,7 @@ class TransportConnector:
 
 @contextlib.contextmanager
 def _logging_errors() -> Iterator[None]:
-    """Log an error raised inside, and continue behind the block."""
+    """Log an error raised inside, and continue after the block."""
     try:
         yield
     except BaseException:

@@ -1,11 +1,28 @@
 """How the bytes get from pool to pool, and three ways for it.
 
 lane         what a lane is
-inline_lane  behind the header, on the same connection
+inline_lane  after the header, on the same connection
 shm/         copied out of the sender's pool, which is shared memory
 rdma/        written into the receiver's registered pool
 pool_memory  a pool: memory of the host or of a device, its addresses and aliases
 pieces       the pool's bytes: checksums, and the one write
 piece_rows   the same in one pass, where fused_copy can: a kernel that copies and hashes
 gather       message parts out of a pool
+
+Decisions:
+
+Checksums are computed when a block is sent, not when it is written. A sum over bytes that are still
+in the cache is cheaper: with the copy that follows it, 0.15 ms instead of 0.19 for a chunk of 512
+tokens of the demo model's layer (384 KiB), and 0.09 instead of 0.16 for 128 KiB. For 2 MiB (a layer
+of an 8B model) it is 0.45 instead of 0.41 ms, because the chunk has left the cache anyway and is
+then read once more (Intel Xeon, Sapphire Rapids, nothing else running). But it would be computed by
+the step thread, 0.03 to 0.2 ms in each layer that everything else waits for, for blocks too that
+are never sent, and the sum contains the block's place in its ticket, which is not known then. The
+connector's thread has the time: it reads the bytes beside the next layer's computation.
+
+The layout says how many planes and bytes a layer has, and every lane asks it. A cache of latents
+has one plane, and layers of other models differ in size. A pool is memory at an address in the
+shape of its layout, on the host or on a device: lanes need addresses, and only what copies or sums
+with the processor needs bytes. A lane may complete a copy later, as a device does; then its frame
+is acknowledged, its landing lands and its blocks are released after the copy.
 """

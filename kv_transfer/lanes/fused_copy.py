@@ -280,7 +280,7 @@ def _take_blocks_of_two(
 def _take_rest(
     is_copied: Any, target: Any, source: Any, ahead: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
-    """Process the stripes behind the last whole block; the very last one has its own key.
+    """Process the stripes after the last whole block; the very last one has its own key.
 
     `ahead` is the start of a row that is processed soon.
     """

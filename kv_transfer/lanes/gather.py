@@ -1,10 +1,10 @@
 """The payload of a DATA frame out of a pool: message parts that ZMQ sends without copying them.
 
-Where sums are wanted the bytes are read in any case, and copied in the same pass: ZMQ's thread then
-reads memory that is used again and again, and so is in a cache, which saves it a third of its time.
-Otherwise adjacent blocks are one part, which is the pool's own memory, and only short ranges are
-copied together: a part costs about as much as copying some tens of kilobytes. Copies that were not
-sent yet are bounded; beyond the bound every range is a part.
+Where sums are wanted the bytes are read in any case, and copied in the same pass into buffers that
+are reused. ZMQ's thread then reads from a cache, which saves a third of its time. Otherwise
+adjacent blocks are one part, which is the pool's own memory, and only short ranges are copied
+together: a part costs about as much as copying some tens of kilobytes. Copies that were not sent
+yet are bounded; beyond the bound every range is a part.
 """
 
 from __future__ import annotations

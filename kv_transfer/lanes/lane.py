@@ -1,7 +1,7 @@
 """Lanes: how the bytes of DATA frames get from a sender's pool into a receiver's.
 
 Every pair of nodes has one control connection (`transport`), in order, with all frames. HELLO and
-WELCOME agree on the lane for the bytes: behind the header (`inline_lane`), through shared memory
+WELCOME agree on the lane for the bytes: after the header (`inline_lane`), through shared memory
 (`shm`) or by RDMA (`rdma`). A lane object serves one connector, in both directions, on the
 connector's thread unless a method says otherwise.
 """
@@ -24,7 +24,7 @@ from kv_transfer.transport import Parts
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The description of a DATA frame's bytes (see `frames.Data`), and the parts behind its header.
+    """The description of a DATA frame's bytes (see `frames.Data`), and the parts after its header.
 
     `sums` are the piece sums of the chunk, if they were asked for.
     """
@@ -114,7 +114,7 @@ class LateCopyingLane(Lane, Protocol):
         """Begin to copy the blocks of `write` into `pool`; returns at once.
 
         `parts`, the source and the pool's blocks may be used until the copy is over, whatever
-        becomes of its landing; `drop` of its session follows behind that. Raises
+        becomes of its landing; `drop` of its session follows after that. Raises
         `PeerProtocolError`, before `pool` is touched.
         """
 
@@ -176,7 +176,7 @@ class OneSidedLane(Lane, Protocol):
     def move(self, slab: int) -> bytes:
         """Let senders write a slab at a further address, beside the present one, until `fence`.
 
-        Returns the new reply of `open`, which senders need to continue behind that. May take some
+        Returns the new reply of `open`, which senders need to continue after that. May take some
         tens of milliseconds.
         """
 

@@ -9,4 +9,9 @@ quarantine     blocks that a sender may still write
 slab_fences    how those of a dead sender come back
 effects        what the machine asks its connector to do
 damaged        pieces that are asked for again
+
+Decisions:
+
+The open transfer renews the lease. A prefill node opens the transfer when it accepts the prompt, so
+no timer has to exceed the longest queue. When the prefill node dies, its silence ends the lease.
 """

@@ -123,7 +123,7 @@ class Receiver:
     def on_frame(
         self, session_id: bytes, frame: frames.Frame, part_sizes: list[int], now_s: float
     ) -> Effects:
-        """Handle a well-formed header, with payload parts of these sizes behind it.
+        """Handle a well-formed header, with payload parts of these sizes after it.
 
         A `PeerProtocolError` ends the session that caused it and is not raised.
         """

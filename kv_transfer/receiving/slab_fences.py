@@ -5,8 +5,8 @@ all the time. So a fence does not wait until nobody writes a slab. One slab at a
 
 1. the lane registers the slab at a further address (`MoveSlab`). From now on every new sender gets
    that address;
-2. each connected sender is sent the new address, and behind it a FAILED of no lease (`NO_LEASE`). A
-   sender on a one-sided lane answers every FAILED with an ABORT behind its writes, so its ABORT
+2. each connected sender is sent the new address, and after it a FAILED of no lease (`NO_LEASE`). A
+   sender on a one-sided lane answers every FAILED with an ABORT after its writes, so its ABORT
    says that its writes to the old address are done;
 3. when all have answered, the lane removes the old address (`Fence`). No dead sender knows another
    one, so the blocks that its landings held in this slab are out of its reach.

@@ -116,6 +116,20 @@ class Link:
         """Queue the transfer for a turn, unless it is queued already."""
         self._turns.add(self.transfers[token])
 
+    # Which transfer sends next, and how much. `Turns` orders transfers, not frames: one that has
+    # only its COMMIT left comes first, then by priority, then by deadline; equals take turns. The
+    # order counts for every frame: an urgent transfer passes all chunks that have not left.
+    #
+    # A transfer whose BEGIN is not answered drops out of the queue and comes back with BEGUN. One
+    # whose frame does not fit keeps its turn, and the link stops: a smaller frame of another
+    # transfer must not pass it, or a large one would starve. A COMMIT has no pieces and always
+    # fits. The frame is only counted here; `launch` takes its room, after `take_chunk`.
+    #
+    # Three bounds decide whether a frame fits (`_fits`): this link's window, which the peer grants,
+    # and its number of frames; the window that all links share; and the budget of the present turn
+    # among the links that wait for the shared one (deficit round robin, `Links.turns`). The flags
+    # say whether the link waits for the others, and whether it keeps what it saved of its budget.
+    # A link with nothing in flight always sends one frame: no acknowledgement would wake it.
     def next_turn(self) -> Transfer | None:
         """Return the transfer whose turn it is, if its next frame fits the window.
 
@@ -141,6 +155,9 @@ class Link:
         first, *others = [transfer.pending.popleft() for _ in range(self._num_next)]
         return first.joined(others)
 
+    # The size of a frame follows the bytes in flight, as a slow start: while nothing is in flight
+    # one chunk leaves at once, and the receiver can begin; with a full window a frame is half of
+    # it, so that one is sent while one is acknowledged. Python's share is paid for each frame.
     def _next_frame(self, transfer: Transfer) -> tuple[int, int]:
         """Return how many pending chunks are the next DATA frame; its bytes.
 

@@ -17,7 +17,7 @@ BlockSums = npt.NDArray[np.uint64]
 """One sum for each piece: of its keys and its values together."""
 
 MAX_SOURCE_BLOCKS = (1 << 32) - 1
-"""So many blocks can be told apart by `PushedPieces`."""
+"""Most blocks that `PushedPieces` can distinguish."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

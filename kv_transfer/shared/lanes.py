@@ -1,6 +1,6 @@
 """The lanes: the ways in which the bytes of DATA frames get into a pool.
 
-    loopback, zmq   the bytes travel behind the header; the receiver copies them into its pool
+    loopback, zmq   the bytes travel after the header; the receiver copies them into its pool
     shm             the receiver copies them out of the sender's pool, which is shared memory
     rdma            the sender writes them into the receiver's pool, then sends the header
 

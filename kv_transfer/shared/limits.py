@@ -48,7 +48,7 @@ MAX_REPEATS_PER_LANDING = 16
 # The receiver asks once more at COMMIT, on each connection, for what did not come.
 MAX_REPEATS_PER_TRANSFER = 4 * MAX_REPEATS_PER_LANDING
 WRITER_SHARE, REPORT_SHARE = 0.5, 0.4
-"""Of the peer timeout: what a silent writer, and a report that a fence waits for, may take."""
+"""Shares of the peer timeout for a silent writer, and for a report that a fence waits for."""
 MAX_DAMAGED_HEADERS = 16
 """Headers with a wrong checksum after which a landing fails, or a decode node is given up."""
 

@@ -15,7 +15,7 @@ Check = Callable[[str, object], Any]
 """Takes a field's name and value, returns the value to use. Raises `PeerProtocolError`."""
 
 _ARRAY_TYPES = {16: "H", 32: "I", 64: "Q"}
-"""Of unsigned integers, by their bits."""
+"""Type codes of unsigned integers, by their bits."""
 
 
 def shown(value: object) -> str:

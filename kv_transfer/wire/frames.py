@@ -1,4 +1,4 @@
-"""The frames of the KV plane: a msgpack header, and behind DATA headers the bytes themselves.
+"""The frames of the KV plane: a msgpack header, and after DATA headers the bytes themselves.
 
     sender (prefill)                    receiver (decode)
     HELLO   sender, receiver, layout ──►

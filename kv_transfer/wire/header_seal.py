@@ -13,7 +13,7 @@ from kv_transfer.shared.limits import MAX_HEADER_BYTES, PROTOCOL_VERSION
 SEAL_BYTES = 8
 # Versions whose headers had no checksum; decoded only so far that their senders get a reason.
 _UNSEALED_VERSIONS = (1,)
-# Behind the size of the map: its first key and value, "v" and the version.
+# After the size of the map: its first key and value, "v" and the version.
 _BEGINNING = b"\xa1v" + bytes([PROTOCOL_VERSION])
 
 

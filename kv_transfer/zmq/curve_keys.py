@@ -20,7 +20,7 @@ _MAX_FILE_BYTES = 16 * 1024
 _HOW_TO_MAKE = "make one with `pdserve kv-key FILE` and give every node the same"
 _TEXT = """\
 # CURVE key pair of a pdserve cluster: every prefill and decode node needs this file (--kv-key).
-# Secret: whoever can read it can read and write the cluster's KV.
+# Secret: a process that can read it can read and write the cluster's KV.
 curve
     public-key = "{public}"
     secret-key = "{secret}"

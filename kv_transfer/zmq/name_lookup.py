@@ -4,8 +4,8 @@ Each name is asked for in a thread of its own, at most `MAX_LOOK_UPS` at once. T
 is remembered while the peer answers there: another incarnation of a node is another peer, so the
 address cannot change under it, and a link that is opened again after an idle time asks no name
 server. A peer that does not answer there is looked up again. An answer that comes after its
-connection was given up is remembered too: otherwise the answers of a name server that always takes
-longer than that would never be used.
+connection was given up is remembered too: otherwise a peer behind a slow name server would never be
+reached.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class NameLookup:
     # Addresses of peers.
 
     def try_known(self, peer: Peer) -> str | None:
-        """Return the address of `peer` if it is known; it must answer there to stay known."""
+        """Return the known address of `peer`, or None.
+
+        It is forgotten unless `remember` follows: the peer has to answer there.
+        """
         address = self._known.pop(peer, None)
         if address is not None:
             self._tried[peer] = address

@@ -7,4 +7,10 @@ output_streams   one token stream per router
 drain            leaving in order
 ignored_priorities  says once that priorities of requests do not count here
 tickets          tickets of decode nodes, to and from the wire
+
+Decisions:
+
+A draining node refuses with an error of its own type. `Overloaded` would make routers come back and
+wait in its queue; `Draining` sends them to another node. Queued reservations are refused too,
+because nothing of them was computed.
 """

@@ -12,7 +12,7 @@ from node.flow.inbox import Inbox
 log = logging.getLogger("pdserve.node")
 
 LAST_GRACE_S = 5.0
-"""Time behind the time-out for a step under way and the last acknowledgements."""
+"""Time after the time-out for a step under way and the last acknowledgements."""
 
 
 class NodeDrain:

@@ -62,7 +62,7 @@ class RouterStream:
     def take(self) -> Batch:
         """Return all waiting replies and outputs, and keep none.
 
-        Outputs behind `MAX_ENTRIES` log probabilities of prompts stay: a message has a bound.
+        Outputs after `MAX_ENTRIES` log probabilities of prompts stay: a message has a bound.
         """
         end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
         batch = Batch(self.replies, self.outputs[:end])
@@ -72,12 +72,12 @@ class RouterStream:
 
     def _end_of_message(self) -> int:
         num_left = MAX_ENTRIES
-        for place, output in enumerate(self.outputs):
+        for index, output in enumerate(self.outputs):
             found = output.prompt_logprobs
             if found is not None:
                 num_left -= num_entries(len(found), found.num_top)
-                if num_left < 0 and place:
-                    return place
+                if num_left < 0 and index:
+                    return index
         return len(self.outputs)
 
 

@@ -167,7 +167,7 @@ class RouterCalls:
             self._answer(call_id, Refused(error))
             return
         if compiling is not None:
-            # Behind the call in the inbox, also where the compilation has ended meanwhile.
+            # After the call in the inbox, also where the compilation has ended meanwhile.
             compiling.add_done_callback(partial(self._on_compiled, submit))
         # The call waits no longer than the request's deadline allows.
         timer = self._loop.call_later(submit.request.deadline_s, self._on_deadline, call_id)

@@ -12,4 +12,9 @@ attempt_outputs   what a node says in a router's stream about an attempt
 step_progress     whether steps end, by how long they usually take
 inbox             the bounded queue of messages to the step thread (threads)
 perform_effects   performs the effects that the step thread wants (I/O)
+
+Decisions:
+
+A mixed node is a decode node that never asks for a partner. It has the same flow and the same
+reservation call; it always computes the prompt itself.
 """

@@ -87,7 +87,7 @@ class DecodeFlow(NodeFlow):
         self._staging: set[int] = set()
         """Lease tokens of landings whose KV is being copied."""
         self._quarantined: dict[int, Sequence] = {}
-        """By lease token: sequences whose landing is revoked, but may still be written."""
+        """Sequences by lease token whose landing is revoked, but may still be written."""
 
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
         request = message.request

@@ -80,7 +80,7 @@ class NodeEffects:
         self._on_drained = on_drained
         self._on_copied = on_copied
         self._copies: dict[int, tuple[BeginCopy, CopyUnderWay]] = {}
-        """By number: copies that are not known to have ended, in the order of their begin."""
+        """Copies by number that are not known to have ended, in the order of their begin."""
 
     def perform_effect(self, effect: Effect) -> None:
         """Perform one effect."""

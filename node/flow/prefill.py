@@ -1,6 +1,6 @@
 """The life of a request on a prefill node, from the prompt to the last acknowledged block. Pure.
 
-A request that continues an answer carries the tokens that it has. They are computed behind the
+A request that continues an answer carries the tokens that it has. They are computed after the
 prompt, and the next token is drawn in place of token 0.
 
     Prefill ──► refused
@@ -74,7 +74,7 @@ class PrefillFlow(NodeFlow):
         super().__init__(scheduler, limits)
         self._needs_staging = needs_staging
         self._staging: dict[int, _Staging] = {}
-        """By lease token: copies out, of blocks that are to be pushed."""
+        """Copies out, by lease token, of blocks that are to be pushed."""
         self._fingerprint = fingerprint
         self._kv_description = kv_description
         self._tickets: dict[int, Ticket] = {}

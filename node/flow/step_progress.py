@@ -9,9 +9,9 @@ LEAST_LIMIT_S = 3.0
 MOST_LIMIT_S = 120.0
 """A turn that lasts longer ends the node."""
 TIMES_LONGEST = 10.0
-"""Of the longest turn lately: this much longer than that, a turn is stuck."""
+"""Multiple of the longest turn lately beyond which a turn is stuck."""
 TIMES_EXPECTED = 4.0
-"""Of the largest step, by the costs measured at the start: the first such step is slower."""
+"""Multiple of the largest step, by the costs measured at the start: the first one is slower."""
 WINDOW_TICKS = 1200
 """The longest turn is forgotten after one to two windows of five minutes."""
 

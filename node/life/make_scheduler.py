@@ -47,7 +47,7 @@ class RunningModel(Protocol):
 def speculation_of(config: Config) -> SpeculationConfig:
     """Return how this node drafts.
 
-    A prefill node drafts only by mtp: other drafts a decode node looks up in the tokens itself.
+    A prefill node drafts only by mtp. A decode node finds all other drafts in the tokens itself.
     """
     speculation = config.speculation
     if config.role is Role.PREFILL and speculation.speculative_method != "mtp":

@@ -52,7 +52,7 @@ class GrammarCollector(Collector):
         )
         yield counter(
             "grammar_masks_wait_seconds",
-            "Time for which steps waited for masks behind their layers",
+            "Time for which steps waited for masks after their layers",
             statistics.waited_s,
         )
         yield counter(

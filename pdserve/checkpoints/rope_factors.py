@@ -18,7 +18,7 @@ _LOW_FREQ_FACTOR = 1.0
 _HIGH_FREQ_FACTOR = 4.0
 _ORIGINAL_MAX_POSITIONS = 8192
 
-# The tensor was computed in float32, by whoever wrote the file.
+# The tensor was computed in float32, by the program that wrote the file.
 _RELATIVE_TOLERANCE = 1e-4
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.commands.http_client import RouterUnreachable, fetch_json
-from placement.records import facts_told
+from placement.records import known_facts
 
 PATH = "/v1/cluster"
 
@@ -69,7 +69,7 @@ def _numbers(told: Any) -> dict[str, float]:
 def _facts(url: str, node: Any) -> Facts:
     # Earlier routers send `control_address` only as `address`.
     is_object = isinstance(node, dict)
-    told = facts_told({"control_address": node.get("address"), **node}) if is_object else {}
+    told = known_facts({"control_address": node.get("address"), **node}) if is_object else {}
     if "node_id" not in told:
         raise RouterUnreachable(f"{url}{PATH}: a node has no node_id: no pdserve router?")
     if is_object and isinstance(node.get("is_suspected"), bool):

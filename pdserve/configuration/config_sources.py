@@ -177,7 +177,7 @@ def _read_flags(
     follows_flag = False
     for argument in unknown_arguments:
         is_flag = argument.startswith("-") and len(argument) > 1
-        # The value behind an unknown flag is not shown: it may be a misspelt flag's secret.
+        # The value after an unknown flag is not shown: it may be a misspelt flag's secret.
         flag, _, _ = argument.partition("=")
         if is_flag and flag in known:
             settings.put(all_options()[known[flag]], argument, f"flag {flag}")

@@ -67,7 +67,7 @@ class RunFolder:
         return self.logs / f"{name}.log"
 
     def keep_logs(self) -> None:
-        """Keep the logs behind the run, for the diagnosis of a failure."""
+        """Keep the logs after the run, for the diagnosis of a failure."""
         self._keeps_logs = self._log_folder is None
 
 

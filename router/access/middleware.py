@@ -85,7 +85,7 @@ class ApiKeyMiddleware:
         given = _bearer(scope)
         used = self._book.find(given) if given else None
         if used is None:
-            await self._serve_stranger(given, scope, receive, send)
+            await self._serve_without_key(given, scope, receive, send)
             return
         state["api_key_name"], state["is_admin"] = used.key.name, used.key.is_admin
         access = matched_route(scope).access
@@ -97,7 +97,7 @@ class ApiKeyMiddleware:
         else:
             await self._serve(BodyReceiver(receive, self._bodies, used.key.name), scope, send)
 
-    async def _serve_stranger(
+    async def _serve_without_key(
         self, given: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         match matched_route(scope).access:

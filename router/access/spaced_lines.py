@@ -12,7 +12,7 @@ LINE_EVERY_S = 10.0
 class SpacedLines:
     """When a line about something frequent is due: at once, and then every `LINE_EVERY_S`.
 
-    What comes between two lines is told with the next one after them.
+    What comes between two lines is counted in the next one.
     """
 
     def __init__(self, clock: Clock) -> None:

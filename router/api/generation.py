@@ -55,9 +55,9 @@ SYSTEM_FINGERPRINT = f"pdserve-{VERSION}"
 """The part of a client's `seed` that is not the request's: another version may answer otherwise."""
 
 TOKENS_PER_TURN = 32_768
-"""Of all prompts and lists of allowed tokens that a request starts in one turn of the event loop,
-which takes 2 ms; a million tokens, 128 prompts of 8192, would take 50 ms. Calls of one turn share
-messages to the nodes."""
+"""Tokens of prompts and of lists of allowed tokens that a request starts in one turn of the event
+loop, which takes 2 ms; a million tokens, 128 prompts of 8192, would take 50 ms. Calls of one turn
+share messages to the nodes."""
 
 ADMIN_SEATS = 8
 """Places beside those of everybody, for an administrator who looks for what takes all of those."""
@@ -110,7 +110,7 @@ class OpenAiApi:
         except ClientClosed:
             outcome = "client_closed"
         except asyncio.CancelledError:
-            # The server waits no longer; whoever still does is told so, and may ask elsewhere.
+            # The server waits no longer; a client that still does may ask elsewhere.
             await _report(scope, reply, api_error(Overloaded(SHUTTING_DOWN)), watch)
             raise
         except Exception as error:

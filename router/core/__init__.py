@@ -15,4 +15,50 @@ prefix_map     which prefixes each node's cache is believed to hold
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
 cluster_view   the seam between the HTTP edge and the cluster behind it
+
+Decisions:
+
+Failures count from the last token on (`router/core/candidates.py`). A limit over the life of an
+answer would end long answers of clusters that lose nodes now and then. A request that makes no
+progress is what may harm nodes: after three lost nodes without a token no other node is asked,
+unless one of these is heard again.
+
+An answer waits for a node until its deadline. Its client has part of it already, and a node that
+restarts or is heard again can continue it. Also a router that stood still needs this: its nodes
+have cut all its streams, and are all heard again within a second. New requests wait for two seconds
+only, because another router may have nodes.
+
+A prefill node's leg counts from its choice on, not from the reply to the reservation. Otherwise a
+burst would be sent to one prefill node before the first reply.
+
+Of a report, a router corrects its own part. A node's report is up to 2.5 s old when a request is
+placed by it: a heartbeat and a listing of the store. A router knows what it sent and what has
+ended, so it takes of a report the part of other routers as it is (what exceeds the most that it had
+there itself since the last listing but one), and of its own part what still runs
+(`router/core/held_load.py`). Prompts count on prefill nodes with their tokens and blocks, from the
+choice on. Otherwise prompts that have ended would count in blocks and queued tokens, each as much
+as some ten new requests, and bursts half a second apart would go wholly to the node that reported
+at another moment (`tests/simulation/test_bursts.py`). With several routers the part of the others
+is as old as the report.
+
+An answer is continued, not repeated. After a node is lost, the next nodes receive the prompt and
+the tokens that the client has read. They compute both in one prefill. Drawing these tokens again
+would give the same result, as slowly as the first time. What is long enough for a handoff when it
+is new is long enough when it is continued: several continuations would otherwise be computed one
+after the other on the surviving decode node, beside its decodes. Token n takes the place of token 0
+then, and the commit's number of tokens says where the answer stands. Nodes that drain and nodes
+that die take the same path.
+
+A pair that fails is avoided, not its nodes. When KV does not get from one prefill node to one
+decode node, the router cannot know which of them is at fault, and each may serve well with others.
+It avoids the pair (`router/core/pair_health.py`) for 1 s, after the next failure for 2 s, and so on
+up to a minute, and prefers decode nodes that have no such pair. When every pair fails, the decode
+node computes the prompt itself. After the pause one attempt tries the pair. The prefill node also
+refuses transfers to a decode node that does not answer, so this attempt does not wait.
+
+A member that is heard stays. The store introduces nodes to routers. That a node is alive, a router
+hears on its stream, so neither a store that is away nor one that lists no node removes a node: a
+store that refuses writes (full memory or disk, lost replicas, a replica after a failover) answers,
+and every lease in it ends. A node leaves by ending its stream, or is replaced by a newer
+incarnation. Only where nothing is heard does the store decide.
 """

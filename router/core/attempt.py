@@ -55,7 +55,7 @@ class Attempt:
 
     @property
     def has_first_token(self) -> bool:
-        """Whether the first token behind those of earlier attempts is known."""
+        """Whether the first token after those of earlier attempts is known."""
         return self.ledger.has(self.ledger.num_before)
 
     def is_on(self, node: Incarnation) -> bool:
@@ -112,7 +112,7 @@ class Attempt:
         if is_prefill and output.finish_reason and not output.token_ids:
             raise PeerProtocolError(f"{node} ended {output.id} without token {first}")
         if self.ticket is not None:
-            # A decode node fed by a prefill node owes the tokens behind its first one.
+            # A decode node fed by a prefill node owes the tokens after its first one.
             return self.ledger.push(output, first if is_prefill else first + 1)
         if is_prefill and output.token_ids and not output.finish_reason:
             raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")

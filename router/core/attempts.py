@@ -58,12 +58,12 @@ class Attempts:
         return (node, attempt_id) in self._aborted
 
     def begin_second(self) -> Attempt:
-        """Begin an attempt beside the main one, behind the tokens that were emitted."""
+        """Begin an attempt beside the main one, after the tokens that were emitted."""
         self.second = self._new()
         return self.second
 
     def restart(self) -> list[Effect]:
-        """End the main attempt, and begin another one behind the tokens that were emitted."""
+        """End the main attempt, and begin another one after the tokens that were emitted."""
         ending = self._end(self.main)
         self.main = self._new()
         return ending

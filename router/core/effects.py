@@ -80,7 +80,7 @@ class LegClosed:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A node computes the prompt: at most once, and not behind a token. Failures may follow."""
+    """A node computes the prompt: at most once, and not after a token. Failures may follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Sink(Protocol):
     """Receives one answer: called on the event loop, returns at once, raises nothing."""
 
     def on_accepted(self) -> None:
-        """Take that a node computes the prompt: at most once, and not behind a chunk.
+        """Take that a node computes the prompt: at most once, and not after a chunk.
 
         An error may follow, and another node may go on. Before it nodes were only asked.
         """
@@ -102,8 +102,8 @@ class Generator(Protocol):
 
         Chunks are pushed into `sink` as they come, followed by exactly one end. A failure may be
         pushed before this returns. The abort ends the answer on every node, and nothing is
-        pushed after it, except for the failure behind the chunks whose push it was called in.
-        Behind the end it does nothing.
+        pushed after it, except for the failure after the chunks whose push it was called in.
+        After the end it does nothing.
 
         Raises `InvalidRequest` or `Overloaded` when nothing was started. Failures that are pushed
         are `InvalidRequest`, `Overloaded`, `DeadlineExceeded`, `NodeLost`, `HandoffFailed`,

@@ -43,7 +43,7 @@ While a node of the attempt is suspected, a second attempt runs elsewhere. It go
 never waits, and its failures end it alone. The first of the two that sends the next token goes on,
 and the other one is aborted. When the first attempt fails, the second takes its place.
 
-An attempt that begins after n tokens were emitted continues behind them: its nodes get them with
+An attempt that begins after n tokens were emitted continues after them: its nodes get them with
 the prompt, compute both and draw token n where a new request draws token 0. The client reads the
 same tokens as without a failure, because each depends on those before it, the seed and its index
 alone.
@@ -481,7 +481,7 @@ class RequestFlow:
         )
 
     def _sampling_behind(self, num_emitted: int) -> SamplingParams:
-        """Return what is asked for behind tokens that were emitted, the prompt's logprobs too."""
+        """Return what is asked for after tokens that were emitted, the prompt's logprobs too."""
         if not num_emitted or self._sampling.prompt_logprobs is None:
             return self._sampling
         return replace(self._sampling, prompt_logprobs=None)
@@ -539,6 +539,6 @@ class RequestFlow:
 
 
 def _can_continue(error: PdserveError) -> bool:
-    """Return whether another node may continue behind what was emitted before this error."""
+    """Return whether another node may continue after what was emitted before this error."""
     is_lost = isinstance(error, (NodeLost, HandoffFailed, StaleEpoch))
     return is_lost and not isinstance(error, PeerProtocolError)

@@ -13,7 +13,7 @@ MAX_HELD_TOKENS = 4096
 class TokenLedger:
     """The tokens that arrived, and those of them that were emitted.
 
-    The decode node may run ahead of token 0, which the prefill node sends. Tokens behind a missing
+    The decode node may run ahead of token 0, which the prefill node sends. Tokens after a missing
     index are held, up to `MAX_HELD_TOKENS`. The first arrival of an index counts, later ones are
     dropped. `emitted` is what the client has; `num_before` of it came from earlier attempts (see
     `continued`). Log probabilities of the prompt come with token 0, so they are emitted with it,
@@ -46,9 +46,9 @@ class TokenLedger:
         A chunk that completes the answer carries its finish reason. A node that ends the answer has
         sent everything from index `complete_from` on.
 
-        Raises `PeerProtocolError` for what no node may send: tokens behind `max_tokens`, tokens, or
+        Raises `PeerProtocolError` for what no node may send: tokens after `max_tokens`, tokens, or
         token 0, without the logprobs that were asked for, an end with tokens missing, too many
-        tokens behind a missing one.
+        tokens after a missing one.
         """
         first, token_ids = output.first_index, output.token_ids
         if first + len(token_ids) > self._max_tokens or self._has_logprobs:
@@ -144,7 +144,7 @@ class TokenLedger:
         return first, tuple(token_id for token_id, _ in tokens), logprobs
 
     def continued(self) -> TokenLedger:
-        """Return the ledger of another attempt, which begins behind what was emitted here.
+        """Return the ledger of another attempt, which begins after what was emitted here.
 
         Draft counts go on: those of this attempt were verified, and became output where anything
         was emitted.

@@ -14,4 +14,28 @@ pings               whether the process of a silent node still runs
 pair_placer         placements that avoid pairs of nodes whose handoffs fail
 node_pool           the nodes of the cluster: membership, and one client per member
 placement_recorder  placements written to the store, beside the data path
+
+Decisions:
+
+A node that is heard may not be reached. Where a network loses one direction alone, tokens and
+heartbeats go on arriving, and calls get no reply. So the router sends a number twice a second on
+the stream, and the node repeats the latest one in its messages (`router/dispatch/echoes.py`). A
+node that is heard and has not repeated a number for 1.25 s is suspected: nothing new is placed on
+it, and requests that wait for its first word begin a second attempt. Answers that run there go on,
+because their tokens arrive. The pings do not show this: without keys gRPC counts a connection as
+open before the node has received anything on it, and a ping that is lost only opens another one. A
+node of the release before repeats nothing, and is not judged.
+
+A busy node is not a silent one. Heartbeats come from the node's event loop, which a long call can
+block, in Python or with the interpreter lock held. A router therefore pings each node twice a
+second over a second connection (`router/dispatch/pings.py`). gRPC's own threads answer whatever
+Python does; a process that is stopped answers nothing. A node that answers is suspected after 3 s
+instead of 1.25 s. A new connection would show the same without keys, but the TLS handshake of
+`--keys` requires the node's Python code. The pings to a hundred nodes take 1 % of one core of the
+router. Nodes of protocol version 2 are not pinged: they close a connection with so many pings.
+
+Tokens that arrive together are sent together, and first tokens overtake them. The router sends all
+ready events of an answer with one call. It handles a node's large message in parts, and between the
+parts new requests and first tokens are handled. A saturated router therefore delays tokens that
+follow others, not first tokens. `docs/router_cost.md` states the cost.
 """

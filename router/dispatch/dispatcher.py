@@ -130,7 +130,7 @@ class Dispatcher:
 
         A request before that would find fewer nodes than there are, or none.
         """
-        tasks = {asyncio.create_task(one) for one in (self.pool.wait_met(), unless.wait())}
+        tasks = {asyncio.create_task(one) for one in (self.pool.wait_heard(), unless.wait())}
         await asyncio.wait(tasks, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FEW_OUTPUTS = 8
-"""A message with more outputs is passed on in parts; behind each part the event loop runs
+"""A message with more outputs is passed on in parts; after each part the event loop runs
 `TURNS_FOR_OTHERS` turns of other work."""
 TURNS_FOR_OTHERS = 2
 OUTPUTS_AT_ONCE = 32

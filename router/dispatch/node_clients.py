@@ -65,7 +65,7 @@ UNREACHED = f"it is heard, but nothing that was sent reached it for {UNREACHED_S
 MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""
 MAX_WAITING_OUTPUTS = 65_536
-"""While more wait to be passed on, nothing is read from their node."""
+"""Most outputs that wait to be passed on: with more, nothing is read from their node."""
 _MAX_MESSAGE_BYTES = 16 << 20
 
 _EOF: object = cast(Any, grpc.aio).EOF

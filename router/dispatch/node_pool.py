@@ -72,9 +72,9 @@ class NodePool:
         self._clients: dict[Incarnation, NodeClient] = {}
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
-        self._unmet: set[Incarnation] = set()
+        self._unheard: set[Incarnation] = set()
         self._unlisted: set[Incarnation] = set()
-        self._has_met_all = asyncio.Event()
+        self._all_heard = asyncio.Event()
         self.membership = Membership(lease_s=lease_s)
 
     @property
@@ -118,7 +118,7 @@ class NodePool:
                 log.warning("the placement store is away, going on without: %s", away)
             self._metrics.store_errors.labels("live_nodes").inc()
             self.membership.on_store_away(self._clock.now_s())
-            self._judge(gone, None)
+            self._count_gone(gone, None)
         else:
             if self.membership.is_store_away:
                 log.info("the placement store is back")
@@ -126,15 +126,15 @@ class NodePool:
             now_s = self._clock.now_s()
             unusable = self._foreign_nodes.keys() | self._other_protocols.keys()
             self.membership.on_listing(ours, now_s, unusable=unusable)
-            self._judge(gone, {node.record.incarnation for node in listing})
+            self._count_gone(gone, {node.record.incarnation for node in listing})
         self._match_clients(router)
         self._count_nodes()
-        self._look_who_is_unlisted()
-        self._look_who_is_unmet()
+        self._log_unlisted()
+        self._check_all_heard()
 
-    async def wait_met(self) -> None:
+    async def wait_heard(self) -> None:
         """Return when the store was asked, and every node that it listed then was heard or left."""
-        await self._has_met_all.wait()
+        await self._all_heard.wait()
 
     async def close(self) -> None:
         """Close every client."""
@@ -162,7 +162,7 @@ class NodePool:
     ) -> None:
         """Take a message of a node's stream; see `NodeListener`."""
         self.membership.on_heard(node)
-        is_new = node in self._lost or node in self._unmet
+        is_new = node in self._lost or node in self._unheard
         if is_new:
             self._welcome(node)
         if stuck_s:
@@ -178,8 +178,8 @@ class NodePool:
         if node in self._lost:
             log.info("%s is heard again", node)
         self._lost.discard(node)
-        self._unmet.discard(node)
-        self._look_who_is_unmet()
+        self._unheard.discard(node)
+        self._check_all_heard()
 
     def _trust(self, node: Incarnation) -> None:
         """Take a message of a node that was new or suspected: it makes progress."""
@@ -209,7 +209,7 @@ class NodePool:
         self._on_lost(node)
         self._should_refresh.set()
 
-    def _judge(
+    def _count_gone(
         self, gone: Mapping[Incarnation, str], listed: Collection[Incarnation] | None
     ) -> None:
         """Count lost and left nodes. One that left in order was unlisted before its stream ended;
@@ -253,7 +253,7 @@ class NodePool:
 
     def _match_clients(self, router: Incarnation) -> None:
         wanted = {record.incarnation: record for record in self.membership.records()}
-        self._unmet &= wanted.keys()
+        self._unheard &= wanted.keys()
         for node in self._clients.keys() - wanted.keys():
             log.info("%s is forgotten", node)
             task = asyncio.create_task(self._clients.pop(node).close())
@@ -279,19 +279,19 @@ class NodePool:
         self._unusable.discard(node)
         log.info("%s joined: %s at %s", node, record.role.value, record.control_address)
         self._clients[node] = client
-        self._unmet.add(node)
+        self._unheard.add(node)
         client.start()
 
-    def _look_who_is_unlisted(self) -> None:
+    def _log_unlisted(self) -> None:
         unlisted = set(self.membership.unlisted())
         for node in sorted(unlisted - self._unlisted):
             log.warning("%s is heard, but the placement store does not list it", node)
         self._unlisted = unlisted
         self._metrics.unlisted_nodes.set(len(unlisted))
 
-    def _look_who_is_unmet(self) -> None:
-        if not self._unmet:
-            self._has_met_all.set()
+    def _check_all_heard(self) -> None:
+        if not self._unheard:
+            self._all_heard.set()
 
     def _count_nodes(self) -> None:
         nodes = self.nodes()

@@ -16,12 +16,12 @@ log = logging.getLogger("pdserve.router.nodes")
 MAX_PENDING_ABORTS = 65_536
 CALLS_PER_MESSAGE = 512
 BYTES_PER_MESSAGE = 1 << 20
-"""Of all calls in a message but its first: far from the most that a node takes."""
+"""Bytes of all calls in a message after its first: far less than a node takes."""
 ABORTS_PER_MESSAGE = 512
 
 
 class UnsentCalls:
-    """Keeps the order: an abort leaves behind the call that it may end."""
+    """Keeps the order: an abort leaves after the call that it may end."""
 
     def __init__(self, node: Incarnation) -> None:
         self._node = node
@@ -94,7 +94,7 @@ class UnsentCalls:
         message = pb.RouterMessage(calls=self._calls[:num_calls], echo=self._echo)
         del self._calls[:num_calls]
         self._echo = 0
-        if self._aborts and not self._calls:  # behind all calls: an abort may end one of them
+        if self._aborts and not self._calls:  # after all calls: an abort may end one of them
             aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
             for attempt in aborts:
                 del self._aborts[attempt]

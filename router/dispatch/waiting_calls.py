@@ -59,7 +59,7 @@ class WaitingCalls:
         return call_id
 
     def on_reply(self, reply: pb.Reply) -> None:
-        """Pass on a reply; one that comes behind its deadline is dropped."""
+        """Pass on a reply; one that comes after its deadline is dropped."""
         waiting = self._calls.pop(reply.call_id, None)
         if waiting is None:
             return

@@ -27,7 +27,7 @@ from common.errors import (
 from router.http.sse import DONE, event, to_json
 
 MAX_MESSAGE_CHARS = 1000
-"""Of the text of an error; what is longer is cut off."""
+"""Most characters of the text of an error; the rest is cut off."""
 
 _MAX_NAME_CHARS = 200
 

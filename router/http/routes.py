@@ -31,16 +31,16 @@ class Access(Enum):
     """The live page, open without a key: it asks for the key itself, and shows no data before."""
 
     METRICS = "metrics"
-    """Whoever has a key, and Prometheus: the metrics token opens these routes and no others."""
+    """Clients with a key, and Prometheus: the metrics token opens these routes and no others."""
 
     KEY = "key"
-    """Whoever has a key."""
+    """Clients with a key."""
 
     LIMITED = "limited"
-    """Whoever has a key, within its limits: requests that nodes or the router compute."""
+    """Clients with a key, within its limits: requests that nodes or the router compute."""
 
     ADMIN = "admin"
-    """Whoever has an administrator's key."""
+    """Clients with an administrator's key."""
 
 
 def open_to(access: Access) -> Callable[[AnyEndpoint], AnyEndpoint]:
@@ -84,8 +84,8 @@ class RouteTable:
     def find(self, scope: Scope) -> MatchedRoute:
         """Return the route of a request, which the application then serves.
 
-        Where there is none, or none for this method, whoever has a key is told so. HEAD is served
-        where GET is.
+        Where there is none, or none for this method, a client with a key gets an error. HEAD is
+        served where GET is.
         """
         if scope["method"] == "POST":
             direct = self._direct.get(scope["path"])

@@ -18,7 +18,7 @@ from http_serving.server import Server, bind, make_server
 BACKLOG = 2048
 GRACE_S = 3.0
 LINGER_S = 0.5
-"""While draining: how long a connection may stay without a request, in seconds.
+"""Seconds for which a connection may stay without a request while the router drains.
 
 A connection that was just made, or that a load balancer keeps, often has a request on its way.
 """

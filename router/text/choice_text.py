@@ -101,7 +101,7 @@ class ChoiceText:
         `hidden_token_ids` is not shown if the answer stops at it, and one in `stop_token_ids` is
         then the reason of the stop; a stop string is shown with `shows_stop` alone. `echo` (a
         prompt) is shown before the answer, with the entries that `echoed` makes of its log
-        probabilities; stop strings are not searched in it, nor behind the first call, which `calls`
+        probabilities; stop strings are not searched in it, nor after the first call, which `calls`
         finds. Without `has_output` that is all: what a node drew is not shown or counted.
         """
         self._decoder = decoder

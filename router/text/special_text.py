@@ -2,7 +2,7 @@
 
 A tokenizer takes the text of a special token, as in `<|im_end|>`, for the token itself, so a user
 could end a turn and begin another one with another role. Such text is replaced by a mark before a
-chat template puts it among the template's own special tokens, and tokenised in two pieces behind
+chat template puts it among the template's own special tokens, and tokenised in two pieces after
 it, of which none is the text of a special token.
 """
 
@@ -48,7 +48,7 @@ class SpecialText:
         return [piece for piece in pieces if piece] or [""]
 
     def _as_text(self, text: str) -> list[str]:
-        """Cut `text` behind the first character of each special token in it."""
+        """Cut `text` after the first character of each special token in it."""
         found = self._any.search(text)
         if found is None or text == _BEGIN:
             return [text]

@@ -73,7 +73,7 @@ class TextModel:
     ) -> TextModel:
         """Read a Hugging Face folder.
 
-        `served_model_name` '' means the folder's name, and names behind commas are other ones;
+        `served_model_name` '' means the folder's name, and names after commas are other ones;
         `max_model_len` 0 means the model's length.
         Raises `CheckpointError`, naming the file at fault, and `ConfigError` when `max_model_len`
         is more than the model's positions, or the tool template of `chat` is not one.
@@ -201,7 +201,7 @@ class TextModel:
     ) -> Detokenizer:
         """Return a detokenizer for one answer; `continues` are the prompt's tokens it continues.
 
-        With `keeps_first_space` the first token has the space that it has behind other ones.
+        With `keeps_first_space` the first token has the space that it has after other ones.
         """
         return Detokenizer(
             partial(self.decode, with_special_tokens=with_special_tokens),

@@ -37,7 +37,7 @@ class AnswerSyntax:
 PLAIN = AnswerSyntax()
 
 PIECE_CHARS = 1024
-"""Of a whole answer that are parsed at once. Each trigger without a call copies what follows it."""
+"""Characters of a whole answer parsed at once: each trigger without a call copies the rest."""
 
 
 class AnswerParser:

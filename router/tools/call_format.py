@@ -28,12 +28,12 @@ class CallFormat:
     most_calls: int = 16
 
     def before_arguments(self, name: str) -> str:
-        """Return the text of a call of the function `name`, from behind the trigger."""
+        """Return the text of a call of the function `name`, from after the trigger."""
         return f'{self.lead}{{"name": {json.dumps(name)}, "{self.key}": '
 
     @property
     def after_arguments(self) -> str:
-        """The text of a call behind its arguments."""
+        """The text of a call after its arguments."""
         return "}" + self.end
 
     def call_text(self, name: str, arguments_json: str) -> str:

@@ -61,7 +61,7 @@ class CallParser:
     def flush(self) -> list[Part]:
         """End the answer; return what was held. A call that is not whole stays as it is."""
         held, self._held = self._held, ""
-        # White space behind the last call is no answer.
+        # White space after the last call is no answer.
         if self._state is _State.TEXT and (held.strip() or not self.num_calls):
             self._add_text(held)
         return self._taken()

@@ -1,7 +1,7 @@
 """Where the first call of an answer begins, whatever pieces the answer comes in.
 
 Stop strings end text, so they are searched before that place alone. The grammar of an answer with
-tools lets no trigger stand without a call behind it, and no text behind the last call.
+tools lets no trigger stand without a call after it, and no text after the last call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CallSearch:
         }[thinking]
 
     def push(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
-        """Add text; return what is before the first call, and what is behind its beginning.
+        """Add text; return what is before the first call, and what is after its beginning.
 
         Each is '' where nothing new is certain. With `is_last` nothing is held any longer.
         """

@@ -1,7 +1,7 @@
-"""Grammars of answers that hold calls, and of answers behind thinking, in llguidance's Lark.
+"""Grammars of answers that hold calls, and of answers after thinking, in llguidance's Lark.
 
 Without a call that must be made, the answer is free text, or free text up to a trigger and a call
-behind it. No trigger stands in free text without a call behind it. Behind the last call the answer
+after it. No trigger stands in free text without a call after it. After the last call the answer
 ends.
 
 A tag that is a token of its own in the tokenizer is a token in the grammar too, written without

@@ -19,7 +19,7 @@ class ThinkingFormat(Enum):
 
 
 def thinking_behind(prompt: str, *, can_think: bool) -> ThinkingFormat:
-    """Return how an answer behind the text of `prompt` begins, of a model that can think or not.
+    """Return how an answer after the text of `prompt` begins, of a model that can think or not.
 
     A template may open the thinking itself, or open and close it: then the answer follows.
     """

@@ -26,7 +26,7 @@ from tests.clients.scripted_edge import scripted_edge
 
 RUN_LIMIT_S = 120
 CLUSTER_RUN_LIMIT_S = 300
-"""Of a client that measures: it starts processes of its own, which import much."""
+"""Time of a client that measures: it starts processes of its own, which import much."""
 
 
 @dataclass(frozen=True, slots=True)

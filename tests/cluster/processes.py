@@ -38,7 +38,7 @@ class ServeProcess:
 
     @property
     def pid(self) -> int:
-        """Of its present life."""
+        """Process id of its present life."""
         assert self._process is not None, f"{self.name} was not started"
         return self._process.pid
 

@@ -110,8 +110,8 @@ def test_containers_are_not_root_and_cannot_write(cluster: Cluster, service: str
         cluster.project.execute(container, "sh", "-c", "echo > /opt/x")
 
 
+@pytest.mark.covers("F96")
 def test_decode_nodes_come_and_go_under_load(cluster: Cluster, client: OpenAI) -> None:
-    """F96."""
     began_at_s = time.time()
     with steady_load(client, MODEL) as load:
         cluster.scale("decode", 3)
@@ -121,8 +121,8 @@ def test_decode_nodes_come_and_go_under_load(cluster: Cluster, client: OpenAI) -
     assert cluster.project.exit_codes("decode", began_at_s) == [0]
 
 
+@pytest.mark.covers("F115")
 def test_a_prefill_node_drains_under_load(cluster: Cluster, client: OpenAI) -> None:
-    """F115."""
     leaving = cluster.project.running("prefill")[0]
     with steady_load(client, MODEL) as load:
         node_id = cluster.node_id(leaving)
@@ -139,8 +139,8 @@ def test_a_prefill_node_drains_under_load(cluster: Cluster, client: OpenAI) -> N
         load.goes_on()
 
 
+@pytest.mark.covers("F72")
 def test_redis_dies_and_comes_back_under_load(cluster: Cluster, client: OpenAI) -> None:
-    """F72."""
     (redis,) = cluster.project.running("redis")
     epochs = cluster.epochs()
     with steady_load(client, MODEL) as load:

@@ -167,13 +167,13 @@ def check_pressure(node: Node, method: str, mode: str) -> None:
     assert (counters.num_drafted > 0) == (method != "none")
 
 
+@pytest.mark.covers("G01", "G02")
 def test_one_node_that_preempts(
     way: tuple[str, str, str],
     runners: tuple[ModelRunner, ModelRunner],
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
-    # G01, G02.
     method, mode, steps = way
     config, speculation = pressed(("none", "last_in_first_out", mode, method, steps))
     node = Node(

@@ -25,7 +25,7 @@ POOL_BLOCKS = 60
 KV_BYTES = 128 << 20
 BUDGET = 512
 OBJECTS_BYTES = 12 << 20
-"""Of the interpreter. The buffers of a step of BUDGET tokens take 20 MiB."""
+"""Objects of the interpreter. The buffers of a step of BUDGET tokens take 20 MiB."""
 
 
 class Host(HostMeter):
@@ -72,8 +72,8 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.covers("F107")
 def test_no_more_memory_than_planned(method: str, has_local_prefill: bool) -> None:
-    """F107."""
     drafts = 0 if method == "none" else NUM_DRAFTS
     speculation = SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts)
     most = get_max_chunk_tokens(

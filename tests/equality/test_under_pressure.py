@@ -193,13 +193,13 @@ def test_one_node(
     check_pressure(node, combination)
 
 
+@pytest.mark.covers("F46")
 def test_prefill_to_decode(
     combination: Combination,
     runners: tuple[ModelRunner, ModelRunner],
     requests: list[GenerationRequest],
     undisturbed: list[list[int]],
 ) -> None:
-    """F46."""
     config, speculation = pressed(combination)
     prefill = Node(
         runners[0], num_blocks=12, config=SchedulingConfig(reservation_policy="none"),
@@ -230,6 +230,7 @@ def small_runner() -> ModelRunner:
     return load_runner(demo_model_folder(), NUM_DRAFTS, max_chunk_tokens=largest_step("mtp"))
 
 
+@pytest.mark.covers("S09")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mode", MODES)
 def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
@@ -256,6 +257,7 @@ def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
         assert counted.num_recomputed_tokens > most * counted.num_preemptions, "never in chunks"
 
 
+@pytest.mark.covers("S09")
 @pytest.mark.parametrize("method", METHODS)
 def test_continuing_on_a_node_without_local_prefill(
     method: str,

@@ -160,4 +160,4 @@ SIBLINGS = {
     "many tokens": lark("start: T0\n" + "\n".join(f'T{i}: "a" T{i + 1}' for i in range(900))
         + '\nT900: "b"'),
 }  # fmt: skip
-"""Of the same kinds; each is followed or refused, and no step of it takes long."""
+"""Grammars of the same kinds; each is followed or refused, and none of its steps takes long."""

@@ -36,7 +36,7 @@ NUM_CLIENTS = 4
 NUM_WARM_UP = 150
 """Cases before memory is read: the router has started its processes, and caches have begun."""
 LONGEST_WAIT_S = 1.0
-"""Of a request beside, without the time for which other processes had the cores."""
+"""Wait of a request beside, without the time for which other processes had the cores."""
 LOOK_EVERY_S = 0.5
 MOST_FAULTS = 20
 MOST_ALIKE = 2

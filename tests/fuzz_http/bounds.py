@@ -15,9 +15,9 @@ from tests.cluster.processes import is_alive
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 512 * MIB
-"""Of a process, or of one that it started, at the worst moment."""
+"""Growth of a process, or of one that it started, at the worst moment."""
 MOST_KEPT_BYTES = 128 * MIB
-"""Of a process at the end: allocators, tokenizer caches, known grammars of 4 MiB, open pages."""
+"""Growth of a process at the end: allocators, tokenizer caches, grammars of 4 MiB, open pages."""
 MOST_GRAMMARS_BYTES = 192 * MIB
 """Compiled grammars that a node keeps, beside that."""
 MOST_OF_A_CHILD_BYTES = 256 * MIB

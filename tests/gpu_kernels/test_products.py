@@ -68,7 +68,7 @@ def close(found: np.ndarray, exact: np.ndarray) -> bool:
 @pytest.mark.parametrize("form", list(Form))
 @pytest.mark.parametrize("depth", [128, 256])
 def test_a_product_adds_its_residual(tiny: TinyDecoder, form: Form, depth: int) -> None:
-    """Of 150 outputs, which no tile of 32 divides: nothing is written behind them."""
+    """No tile of 32 divides 150 outputs: nothing is written behind them."""
     device, outputs = tiny.device, 150
     matrix, exact = stored(device, form, outputs)
     rng = np.random.default_rng(5)

@@ -155,7 +155,7 @@ def test_tokens_drawn_on_the_card_are_those_of_the_host(filled: ModelRunner) -> 
 def test_only_rows_under_rules_are_read(
     filled: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the other rows four bytes leave the card."""
+    """Four bytes of each other row leave the card."""
     reads: list[int] = []
     device: Any = filled._row_draw._device  # type: ignore[attr-defined]
     download = device.download

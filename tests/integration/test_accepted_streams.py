@@ -55,8 +55,9 @@ async def refuse(_request: GenerationRequest, _what: Any) -> pb.Reply:
     return pb.Reply(refusal=refusal_to_proto(full))
 
 
+@pytest.mark.covers("W06")
 @pytest.mark.parametrize("is_local", [True, False])
-async def test_w06_the_status_is_sent_when_the_node_has_accepted(
+async def test_the_status_is_sent_when_the_node_has_accepted(
     cluster: Cluster, is_local: bool
 ) -> None:
     p = None if is_local else await cluster.add("p0", Role.PREFILL)
@@ -75,7 +76,8 @@ async def test_w06_the_status_is_sent_when_the_node_has_accepted(
         assert "".join(one["choices"][0]["text"] for one in said) == "Hello" * (1 + first)
 
 
-async def test_w06_another_node_goes_on_behind_the_status_unseen(cluster: Cluster) -> None:
+@pytest.mark.covers("W06")
+async def test_another_node_goes_on_behind_the_status_unseen(cluster: Cluster) -> None:
     first = await cluster.add("d0", Role.DECODE)
     second = await cluster.add("d1", Role.DECODE)
     async with streaming(cluster) as (reader, _):
@@ -91,7 +93,8 @@ async def test_w06_another_node_goes_on_behind_the_status_unseen(cluster: Cluste
         assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
 
 
-async def test_w06_a_refused_ticket_and_full_nodes_are_a_status(cluster: Cluster) -> None:
+@pytest.mark.covers("W06")
+async def test_a_refused_ticket_and_full_nodes_are_a_status(cluster: Cluster) -> None:
     """The decode node granted its room, and nobody takes the prompt."""
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
@@ -108,8 +111,8 @@ async def test_w06_a_refused_ticket_and_full_nodes_are_a_status(cluster: Cluster
         assert p.asked
 
 
-async def test_w06_leaving_before_the_first_token_aborts_both_legs(cluster: Cluster) -> None:
-    """F58."""
+@pytest.mark.covers("F58", "W06")
+async def test_leaving_before_the_first_token_aborts_both_legs(cluster: Cluster) -> None:
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     async with streaming(cluster) as (reader, writer):

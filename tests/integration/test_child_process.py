@@ -105,7 +105,7 @@ def test_an_exit_in_words(code: int, words: str) -> None:
     assert described_exit(code) == words
 
 
-def test_a_stop_signal_is_counted_and_wakes_who_waits(signals: Signals) -> None:
+def test_a_stop_signal_is_counted_and_wakes_the_waiting_task(signals: Signals) -> None:
     assert signals.num_stops == 0
     signal.raise_signal(signal.SIGTERM)
     signals.wait(60.0)

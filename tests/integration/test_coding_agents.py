@@ -117,7 +117,8 @@ async def turn_of_codex(edge: Edge, items: list[Any], said: str) -> list[dict[st
     return done
 
 
-async def test_j04_a_conversation_of_codex(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.covers("J04")
+async def test_a_conversation_of_codex(caplog: pytest.LogCaptureFixture) -> None:
     edge = new_edge()
     history: list[Any] = [
         {
@@ -247,7 +248,8 @@ def results(said: dict[str, Any], *contents: Any) -> dict[str, Any]:
     }
 
 
-async def test_j05_a_conversation_of_claude_code(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.covers("J05")
+async def test_a_conversation_of_claude_code(caplog: pytest.LogCaptureFixture) -> None:
     edge = new_edge()
     reminder = {"type": "text", "text": "<system-reminder>cwd: app</system-reminder>"}
     history: list[Any] = [

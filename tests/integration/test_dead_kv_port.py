@@ -89,11 +89,12 @@ def silent_to_prefill(api: Api) -> list[str]:
     return [decode["node_id"] for decode in prefill["kv_unreachable"]]
 
 
+@pytest.mark.covers("F30", "F81")
 @pytest.mark.endurance
 def test_those_on_their_way_wait_once_and_later_ones_do_not(
     cluster: Cluster, link: tuple[Link, int]
 ) -> None:
-    """F30, F81: at most one more of those that follow tries the pair again meanwhile."""
+    """At most one more of those that follow tries the pair again meanwhile."""
     relay = link[0]
     with Api(cluster.url, "tiny") as api:
         right = [ask(api, salt) for salt in (*TOGETHER, *ONE_BY_ONE)]

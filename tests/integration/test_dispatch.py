@@ -108,10 +108,10 @@ async def test_one_token_needs_the_prefill_node_alone(cluster: Cluster) -> None:
     assert d.asked == []
 
 
+@pytest.mark.covers("F39")
 async def test_a_first_token_that_ends_the_answer_releases_the_reservation(
     cluster: Cluster,
 ) -> None:
-    """F39."""
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
@@ -122,8 +122,8 @@ async def test_a_first_token_that_ends_the_answer_releases_the_reservation(
     await wait_until(lambda: d.aborted == [request.id], "reservation aborted")
 
 
+@pytest.mark.covers("F05")
 async def test_a_refusal_leads_to_the_next_node(cluster: Cluster) -> None:
-    """F05."""
     first = await cluster.add("d0", Role.DECODE)
     second = await cluster.add("d1", Role.DECODE)
     router = await cluster.router()
@@ -155,8 +155,8 @@ async def test_nobody_is_there(cluster: Cluster) -> None:
     assert view.why_not_ready() == missing
 
 
+@pytest.mark.covers("F84")
 async def test_a_lost_prefill_node_is_replaced_before_the_first_token(cluster: Cluster) -> None:
-    """F84."""
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
@@ -234,8 +234,8 @@ async def test_the_prefill_node_may_die_once_decode_has_started(cluster: Cluster
     assert d.aborted == []
 
 
+@pytest.mark.covers("F58")
 async def test_a_client_that_goes_away_aborts_both_legs(cluster: Cluster) -> None:
-    """F58."""
     p = await cluster.add("p0", Role.PREFILL)
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
@@ -250,8 +250,9 @@ async def test_a_client_that_goes_away_aborts_both_legs(cluster: Cluster) -> Non
     await no_placements(cluster)
 
 
+@pytest.mark.covers("F12")
 async def test_a_client_that_goes_away_while_a_reserve_is_under_way(cluster: Cluster) -> None:
-    """F12: the grant that comes too late is given back."""
+    """The grant that comes too late is given back."""
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     go_on = asyncio.Event()
@@ -270,8 +271,8 @@ async def test_a_client_that_goes_away_while_a_reserve_is_under_way(cluster: Clu
     await wait_until(lambda: d.aborted == [request.id] * 2, "aborted again after the grant")
 
 
+@pytest.mark.covers("F97")
 async def test_many_aborts_travel_together(cluster: Cluster) -> None:
-    """F97."""
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     answers = [start(router) for _ in range(50)]
@@ -283,8 +284,8 @@ async def test_many_aborts_travel_together(cluster: Cluster) -> None:
     assert d.num_messages < 25
 
 
+@pytest.mark.covers("F89")
 async def test_the_deadline_ends_a_request_that_nobody_answers(cluster: Cluster) -> None:
-    """F89."""
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     stream = read(router, PROMPT, GREEDY, deadline_s=0.2)
@@ -321,8 +322,9 @@ async def test_a_prompt_that_no_node_can_hold(cluster: Cluster) -> None:
         await anext(read(router, (), GREEDY, deadline_s=30))
 
 
+@pytest.mark.covers("F63")
 async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Cluster) -> None:
-    """F63: the same address, another epoch; the record in the store is the old one."""
+    """The same address, another epoch; the record in the store is the old one."""
     d = await cluster.add("d0", Role.DECODE, epoch=5)
     stale = record_of(Incarnation("d0", 4), Role.DECODE, f"127.0.0.1:{d.port}")
     await cluster.store.leave(d.incarnation)
@@ -340,8 +342,8 @@ async def test_a_node_in_a_new_life_is_never_called_by_its_old_name(cluster: Clu
     cluster.nodes.append(d)
 
 
+@pytest.mark.covers("F63")
 async def test_a_restarted_node_serves_again_on_the_same_port(cluster: Cluster) -> None:
-    """F63."""
     first = await cluster.add("d0", Role.DECODE, epoch=1)
     router = await cluster.router()
     answer = start(router)
@@ -371,8 +373,8 @@ async def test_two_routers_side_by_side(cluster: Cluster) -> None:
     await no_placements(cluster)
 
 
+@pytest.mark.covers("F72")
 async def test_an_emptied_redis_disturbs_no_answer(cluster: Cluster) -> None:
-    """F72."""
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     answer = start(router)

@@ -42,6 +42,7 @@ def one_output(details: pb.OutputDetails) -> pb.OutputBatch:
     )
 
 
+@pytest.mark.covers("F67")
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -61,15 +62,15 @@ async def test_a_node_that_breaks_the_protocol_is_lost(
     answer = start(router)
     await asked(d)
     d.push_raw(garbage)
-    # F67: it is heard again, and used again.
+    # It is heard again, and used again.
     request = await asked(d, 2)
     assert request.id.attempt == 2
     d.push(tokens(request.id, 0, 10, finish_reason=FinishReason.STOP))
     assert ids(await answer) == [10]
 
 
+@pytest.mark.covers("F52")
 async def test_outputs_of_unknown_requests_are_ignored(cluster: Cluster) -> None:
-    """F52."""
     d = await cluster.add("d0", Role.DECODE)
     router = await cluster.router()
     answer = start(router)

@@ -82,10 +82,10 @@ async def nodes_of(cluster: Cluster, num_prefill: int, num_decode: int) -> Nodes
     return nodes
 
 
+@pytest.mark.covers("F30", "F81")
 async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
     cluster: Cluster,
 ) -> None:
-    """F30, F81."""
     nodes = await nodes_of(cluster, 2, 2)
     router = await cluster.router()
     clock = ManualClock()
@@ -111,8 +111,8 @@ async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
     assert router._metrics.handoffs_failed._value.get() == 2
 
 
+@pytest.mark.covers("F81")
 async def test_with_no_other_pair_the_decode_node_computes_the_prompt(cluster: Cluster) -> None:
-    """F81."""
     nodes = await nodes_of(cluster, 1, 1)
     router = await cluster.router()
     router._placer._clock = ManualClock()

@@ -70,7 +70,7 @@ def test_it_listens_on_its_socket_alone(server: EmbeddedRedis, folder: Path) -> 
     assert modes == {"redis.sock": 0o600, "redis.acl": 0o600, "redis.log": 0o600}
 
 
-def test_who_has_no_password_may_do_nothing(server: EmbeddedRedis) -> None:
+def test_a_client_without_a_password_may_do_nothing(server: EmbeddedRedis) -> None:
     admin = {"username": "admin", "password": ""}
     for login, refusal in (({}, "required"), (admin, "invalid username-password")):
         with (

@@ -26,8 +26,8 @@ ENDLESS = 9000
 """Output tokens that no test waits for."""
 
 
+@pytest.mark.covers("F39")
 def test_the_first_token_may_be_the_end_of_sequence(tiny_api: Api) -> None:
-    """F39."""
     answer = tiny_api.complete([*prompt_tokens(20), END_TOKEN_ID], temperature=0, max_tokens=50)
     assert (answer.text, answer.finish_reason) == ("", "stop")
     assert answer.usage["completion_tokens"] == 1
@@ -121,11 +121,11 @@ def test_a_stream_says_what_the_whole_answer_says(tiny_api: Api) -> None:
     assert streamed.usage["prompt_tokens"] == 50
 
 
+@pytest.mark.covers("F58")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_that_leaves_during_prefill_frees_everything(
     tiny_cluster: Cluster, is_stream: bool
 ) -> None:
-    """F58."""
     steps_before = tiny_cluster.status("prefill-1").num_steps
     prompt = prompt_tokens(LONG_PROMPT, salt=7 + is_stream)
     with tiny_cluster.slow():
@@ -136,11 +136,11 @@ def test_a_client_that_leaves_during_prefill_frees_everything(
     assert num_steps < LONG_PROMPT // PREFILL_STEP_TOKENS, "the prompt was given up, not finished"
 
 
+@pytest.mark.covers("F58")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_that_leaves_during_decode_frees_everything(
     tiny_cluster: Cluster, is_stream: bool
 ) -> None:
-    """F58."""
     prompt = prompt_tokens(40, salt=9)
     fields: Fields = {"prompt": prompt, "stream": is_stream, "max_tokens": ENDLESS, **GREEDY}
     with tiny_cluster.slow():
@@ -156,9 +156,9 @@ def test_a_client_that_leaves_before_it_asked_for_all_is_forgotten(tiny_cluster:
         client.sendall(b"POST /v1/comp")
 
 
+@pytest.mark.covers("F89")
 @pytest.mark.parametrize("length", [40, LONG_PROMPT])
 def test_the_deadline_ends_a_request_with_504(tiny_cluster: Cluster, length: int) -> None:
-    """F89."""
     fields: Fields = {"max_tokens": ENDLESS, **GREEDY}
     with tiny_cluster.slow(), Api(tiny_cluster.urls[2], "tiny") as api:
         started_at_s = time.monotonic()
@@ -169,8 +169,8 @@ def test_the_deadline_ends_a_request_with_504(tiny_cluster: Cluster, length: int
     assert (error.status, error.code, error.kind) == (504, "deadline_exceeded", "server_error")
 
 
+@pytest.mark.covers("F90")
 def test_the_deadline_ends_a_stream_with_an_error_event(tiny_cluster: Cluster) -> None:
-    """F90."""
     with tiny_cluster.slow(), Api(tiny_cluster.urls[2], "tiny") as api:
         prompt = prompt_tokens(10, salt=12)
         with api.stream(prompt=prompt, max_tokens=ENDLESS, **GREEDY) as stream:

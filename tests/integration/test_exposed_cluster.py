@@ -72,7 +72,7 @@ def test_insecure_lets_everybody_in(tmp_path: Path, tiny_model: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_key_lets_in_who_shows_it(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_client_with_the_key_gets_in(tmp_path: Path, tiny_model: Path) -> None:
     with serving(tmp_path, tiny_model, "--api-key", "hush") as url:
         assert httpx.get(url, timeout=60).status_code == 401
         shown = httpx.get(url, timeout=60, headers={"authorization": "Bearer hush"})

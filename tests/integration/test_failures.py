@@ -157,10 +157,10 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+@pytest.mark.covers("F83")
 def test_a_router_that_dies_takes_its_own_requests_with_it(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
-    """F83."""
     fields: Fields = {"prompt": prompt_tokens(50, salt=36), "max_tokens": 3000, **GREEDY}
     with (
         Api(cluster.urls[1], "tiny") as other,
@@ -184,10 +184,11 @@ def test_a_router_that_dies_takes_its_own_requests_with_it(
     cluster.mend()
 
 
-def test_who_connects_to_a_router_before_it_serves_is_answered(
+@pytest.mark.covers("F119")
+def test_a_client_that_connects_before_the_router_serves_is_answered(
     cluster: Cluster, threads: ThreadPoolExecutor
 ) -> None:
-    """F119: its port is open from its start: it must know its nodes before it takes a request."""
+    """Its port is open from its start: it must know its nodes before it takes a request."""
     fields = {"model": "tiny", "prompt": prompt_tokens(40, salt=91), "max_tokens": 8, **GREEDY}
     replies: list[httpx.Response] = []
 
@@ -257,11 +258,12 @@ def test_answers_of_a_decode_node_that_is_stopped_go_on_in_its_next_life(
     assert rest == api.complete(**fields)
 
 
+@pytest.mark.covers("F80")
 @pytest.mark.endurance
 def test_a_router_that_stood_still_loses_no_stream(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
-    """F80: its nodes cut all its streams after 10 s of silence."""
+    """Its nodes cut all its streams after 10 s of silence."""
     fields: list[Fields] = [
         {"prompt": prompt_tokens(30 + i, salt=46), "max_tokens": 1500, **GREEDY} for i in range(4)
     ]
@@ -283,10 +285,10 @@ def test_a_router_that_stood_still_loses_no_stream(
     assert rest == api.complete_all(fields)
 
 
+@pytest.mark.covers("F72")
 def test_requests_go_on_while_redis_is_away_and_after_it_comes_back_empty(
     cluster: Cluster, api: Api, own_redis: RedisServer
 ) -> None:
-    """F72."""
     fields: Fields = {"prompt": prompt_tokens(50, salt=43), "max_tokens": 1500, **GREEDY}
     with api.stream(logprobs=0, **fields) as stream:
         stream.read_tokens(3)
@@ -304,6 +306,7 @@ def test_requests_go_on_while_redis_is_away_and_after_it_comes_back_empty(
     assert rest == api.complete(**fields)
 
 
+@pytest.mark.covers("F73")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -314,7 +317,7 @@ def test_requests_go_on_while_redis_is_away_and_after_it_comes_back_empty(
 def test_a_redis_that_refuses_writes_takes_no_node_away(
     spoil: Spoil, words: str, cluster: Cluster, api: Api, own_redis: RedisServer
 ) -> None:
-    """F73: full memory or a full disk: every lease ends, and no node can renew its own."""
+    """Full memory or a full disk: every lease ends, and no node can renew its own."""
     fields: Fields = {"prompt": prompt_tokens(50, salt=46), "max_tokens": 40, **GREEDY}
     wanted = api.complete(**fields)
     with own_redis.client() as client:

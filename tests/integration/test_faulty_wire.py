@@ -110,10 +110,11 @@ def ask_until_fault(api: Api, wire: FaultProxy, salts: Iterator[int]) -> tuple[i
     return outcomes[-1]
 
 
+@pytest.mark.covers("F19", "F23", "F24", "F28", "F90")
 def test_the_answer_is_right_or_the_error_is_typed(
     cluster: Cluster, proxy: tuple[FaultProxy, int]
 ) -> None:
-    """F19, F23, F24, F28, F90: a fault of each kind, in a prompt of its own."""
+    """A fault of each kind, in a prompt of its own."""
     wire = proxy[0]
     num_right = 0
     with Api(cluster.url, "tiny") as api:
@@ -141,8 +142,9 @@ def retries(cluster: Cluster) -> float:
     return float(count)
 
 
+@pytest.mark.covers("F24")
 def test_damaged_pieces_cost_no_attempt(cluster: Cluster, proxy: tuple[FaultProxy, int]) -> None:
-    """F24: one byte changed in each of many handoffs: the piece comes again, the attempt stays."""
+    """One byte changed in each of many handoffs: the piece comes again, the attempt stays."""
     wire = proxy[0]
     rng = random.Random("damage")
     with Api(cluster.url, "tiny") as api:

@@ -182,6 +182,7 @@ def is_spoken_to(
             return False
 
 
+@pytest.mark.covers("V05")
 @pytest.mark.parametrize("node_id", NODES)
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_grpc_ends_in_the_handshake(
@@ -192,7 +193,6 @@ def test_grpc_ends_in_the_handshake(
     node_id: str,
     version: ssl.TLSVersion,
 ) -> None:
-    """V05."""
     address, ca = host_port(keyed_cluster.record(node_id).control_address), keys / "router/ca.pem"
     for name in ("expired", "redis"):
         (tmp_path / name).mkdir()
@@ -278,6 +278,7 @@ def wait_handshake(events: zmq.Socket[bytes]) -> str:
     return "silence"
 
 
+@pytest.mark.covers("V01")
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [
@@ -290,7 +291,6 @@ def wait_handshake(events: zmq.Socket[bytes]) -> str:
 def test_kv_is_silent_without_the_key(
     keyed_cluster: Cluster, keys: Path, other: Path, name: str, outcome: set[str]
 ) -> None:
-    """V01."""
     port = int(flag(keyed_cluster.spec, "decode-1", "--kv-port"))
     ours = load_curve_keys(keys / "node/kv.key")
     theirs = load_curve_keys(other / "node/kv.key")

@@ -130,10 +130,10 @@ def num_suspected(cluster: Cluster) -> int:
     return round(float(found[1]))
 
 
+@pytest.mark.covers("F87")
 def test_streams_of_a_frozen_node_go_on_within_two_seconds(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
-    """F87."""
     before = num_suspected(cluster)
     with cluster.slow():
         streams = Streams(cluster, api, threads)
@@ -159,10 +159,10 @@ def test_a_node_whose_python_stands_still_for_two_seconds_is_not_suspected(
     assert num_suspected(cluster) == before
 
 
+@pytest.mark.covers("F71")
 def test_streams_of_a_hung_step_go_on_and_its_node_serves_again_when_the_step_ends(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
-    """F71."""
     with cluster.slow():
         streams = Streams(cluster, api, threads)
         with cluster.hung("mixed-1"):

@@ -59,8 +59,8 @@ def test_a_full_cluster_answers_everybody(api: Api) -> None:
     assert together == answers_alone(api, requests)
 
 
+@pytest.mark.covers("F46")
 def test_preempted_answers_are_the_same(small_cluster: Cluster, api: Api) -> None:
-    """F46."""
     num_blocks = small_cluster.status("decode-1").num_blocks
     num_tokens = 80 * BLOCK_SIZE
     assert NUM_SEATS * num_tokens > num_blocks * BLOCK_SIZE > num_tokens, "two do not fit, one does"

@@ -39,10 +39,10 @@ pytestmark = pytest.mark.timeout(300)
 MIB = 1 << 20
 LARGE_BODY_BYTES = 256 << 10
 LONGEST_DELAY_S = 0.1
-"""Of a new schema and a large body, beside grammars of another client that take long."""
+"""Longest delay of a new schema and a large body beside slow grammars of another client."""
 LONGEST_ANSWER_S = 120.0
 MOST_GROWTH_BYTES = 512 * MIB
-"""Of the router, at the worst moment: bodies that arrive may be 256 MiB, some of them twice."""
+"""Growth of the router at the worst moment: arriving bodies may be 256 MiB, some of them twice."""
 LIMITED = (
     *(CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
     *("/tokenize", "/detokenize"),
@@ -269,11 +269,11 @@ def test_viewers_of_one_key_leave_places_to_others(attacker: Attacker) -> None:
         assert watch(attacker.admin, open_streams) == 200
 
 
+@pytest.mark.covers("G13")
 def test_grammars_of_one_client_keep_no_other_waiting(
     keyed_api: Api, attacker: Attacker, keys: Path
 ) -> None:
     """A dozen that compile until a limit stops them, beside new schemas of another client."""
-    # G13.
     (name, *_) = LONG
     file = keys / "router/api_keys.json"
     many = replace(attacker, key=add_api_key(file, "many"))

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.timeout(300)
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 128 * MIB
-"""Of a router, at the worst moment: bodies of 9 MB are in work, in a few copies each."""
+"""Growth of a router at the worst moment: bodies of 9 MB are in work, in a few copies each."""
 MOST_OF_A_CHILD_BYTES = 256 * MIB
-"""Of the process that compiles for a router, at the worst moment."""
+"""Memory of the process that compiles for a router, at the worst moment."""
 LONGEST_ANSWER_S = 30.0
 ATTACKS = {"bounded": BOUNDED, "crashing": CRASHING, "long": LONG}
 FIELDS = {
@@ -86,8 +86,8 @@ def status_of(api: Api, path: str, body: dict[str, Any]) -> int:
     return asked(api, path, body).status_code
 
 
+@pytest.mark.covers("G13")
 def test_hostile_grammars(tiny_api: Api) -> None:
-    # G13.
     statuses = {
         name: status_of(tiny_api, COMPLETIONS, {"prompt": "Hi", FIELDS[grammar.kind]: grammar.text})
         for name, grammar in HOSTILE.items()
@@ -113,8 +113,8 @@ def test_siblings_of_hostile_grammars(tiny_api: Api) -> None:
         assert asked(tiny_api, COMPLETIONS, body).status_code in (200, 400), name
 
 
+@pytest.mark.covers("G13")
 def test_hostile_schemas_inside_tools(tiny_api: Api) -> None:
-    # G13.
     statuses = {
         name: status_of(tiny_api, CHAT, asked_with_tool(grammar.text))
         for name, grammar in HOSTILE.items()

@@ -61,7 +61,7 @@ def test_streams_and_chats_work_with_the_key_that_init_wrote(keyed_api: Api) -> 
     assert keyed_api.chat("hello", max_tokens=3).tokens
 
 
-def test_status_shows_the_cluster_to_who_has_a_key(
+def test_status_shows_the_cluster_with_a_key(
     keyed_cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert keyed_cluster.spec.keys is not None

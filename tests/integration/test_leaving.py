@@ -235,8 +235,8 @@ def test_a_decode_node_that_is_killed_is_not_noticed_either(
     assert [placement for placement in placements(api) if placement["attempt"] == 2]
 
 
+@pytest.mark.covers("F115")
 def test_a_prefill_node_drains_under_load_and_nobody_notices(cluster: Cluster, api: Api) -> None:
-    """F115."""
     load = Load(api, length=300, max_tokens=20)
     for node_id in ("prefill-1", "prefill-2"):
         load.wait_asked(4)

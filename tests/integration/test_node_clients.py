@@ -242,8 +242,9 @@ async def wait_repeated(node: FakeNode, client: NodeClient, log: Log) -> None:
     assert log.suspected == []
 
 
+@pytest.mark.covers("F121")
 @pytest.mark.parametrize("is_back", [False, True], ids=["to the node", "from the node"])
-async def test_f121_a_loss_in_one_direction_is_noticed_within_two_seconds(is_back: bool) -> None:
+async def test_a_loss_in_one_direction_is_noticed_within_two_seconds(is_back: bool) -> None:
     async with connected(is_linked=True) as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
         await wait_repeated(node, client, log)
@@ -355,8 +356,8 @@ async def test_a_bug_in_what_is_said_loses_the_node_and_the_stream_is_tried_agai
         assert isinstance(await reserve(client), Reservation)
 
 
+@pytest.mark.covers("F63")
 async def test_another_life_of_the_node_refuses_everything() -> None:
-    """F63."""
     async with connected(epoch=2) as (node, client, log):
         await wait_until(lambda: node.num_refused > 0)
         with pytest.raises(NodeLost, match="d0#2 is not heard"):

@@ -24,9 +24,10 @@ SHELVES = {
 }
 
 
+@pytest.mark.covers("K07", "K08", "K09")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHELVES)
-def test_k07_k08_k09_an_odd_model_serves_all_kinds_of_answers(name: str, tmp_path: Path) -> None:
+def test_an_odd_model_serves_all_kinds_of_answers(name: str, tmp_path: Path) -> None:
     model = make_odd_model(tmp_path / "odd", *SHELVES[name])
     with served(model, tmp_path) as client:
         check_completions(client)

@@ -201,8 +201,9 @@ async def test_a_stream_that_breaks_off_raises() -> None:
             await anext(stream)
 
 
+@pytest.mark.covers("W06")
 @pytest.mark.parametrize("is_whole", [True, False])
-async def test_w06_pings_are_skipped_and_an_error_behind_them_is_raised(is_whole: bool) -> None:
+async def test_pings_are_skipped_and_an_error_behind_them_is_raised(is_whole: bool) -> None:
     time = StoppedTime()
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:

@@ -340,8 +340,8 @@ def test_the_router_answers_without_a_key_and_drains_nothing(up: Up) -> None:
     assert [node["is_draining"] for node in nodes] == [False, False]
 
 
-def test_who_reads_the_administrators_key_may_drain(up: Up) -> None:
-    """Of a node that is not there: the others are still needed."""
+def test_a_user_that_reads_the_administrators_key_may_drain(up: Up) -> None:
+    """The node is not there: the others are still needed."""
     command = [sys.executable, "-m", "pdserve", "drain", "nobody-1", "--url", up.url]
     environ = role_environment()
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -83,7 +83,7 @@ async def test_a_node_of_a_version_further_away_is_left_out_with_a_reason(
     try:
         with caplog.at_level("WARNING", "pdserve.router.nodes"):
             router = await cluster.router()
-            await router.pool.wait_met()
+            await router.pool.wait_heard()
             await cluster.refresh()
         assert router.pool.membership.records() == []
         assert caplog.messages == [

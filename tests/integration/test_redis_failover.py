@@ -138,16 +138,16 @@ def placements(pair: FailoverPair, name: str) -> list[str]:
     return pair.keys(pair.prefix(name) + "placement:")
 
 
+@pytest.mark.covers("F72")
 def test_a_redis_behind_sentinels_fails_over_under_load(
     tiny_model: Path, cluster_folder: Path
 ) -> None:
-    """F72."""
     with watched_redis() as servers:
         survives_the_primary(servers.pair(), "sentinel", tiny_model, cluster_folder)
 
 
+@pytest.mark.covers("F72")
 def test_a_redis_cluster_fails_over_under_load(tiny_model: Path, cluster_folder: Path) -> None:
-    """F72."""
     with redis_cluster() as servers:
         survives_the_primary(
             servers.pair("redis_cluster"), "redis_cluster", tiny_model, cluster_folder

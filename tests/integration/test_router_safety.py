@@ -139,8 +139,8 @@ async def test_the_longest_node_that_can_finish_sets_the_limit(world: World) -> 
     assert world.view.max_model_len() == 400
 
 
+@pytest.mark.covers("F91")
 async def test_a_bad_record_costs_nobody_else_anything(world: World) -> None:
-    """F91."""
     world.add_record("bad", control_address="\ud800:1")
     async with node_of(world):
         await world.router.start()

@@ -78,8 +78,8 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await world.store.close()
 
 
+@pytest.mark.covers("F119")
 async def test_it_waits_for_the_first_word_of_every_node(world: World) -> None:
-    """F119."""
     meeting = await world.begin()
     world.nodes[0].may_speak.set()
     await eventually(world.router.pool.nodes)
@@ -106,16 +106,16 @@ async def test_a_node_that_leaves_without_a_word_is_not_waited_for(world: World)
     await meeting
 
 
+@pytest.mark.covers("F91")
 async def test_a_node_that_stays_silent_is_waited_for_until_it_would_be_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F91."""
     monkeypatch.setattr(dispatcher, "LOSS_S", 0.05)
     await (await world.begin())
     assert world.router.pool.nodes() == []
 
 
-async def test_who_is_told_to_end_waits_for_nobody(world: World) -> None:
+async def test_a_process_that_is_told_to_end_waits_for_nobody(world: World) -> None:
     meeting = await world.begin()
     world.never.set()
     await meeting

@@ -181,9 +181,9 @@ def test_status_shows_drafts_and_addresses(cluster: Cluster, api: Api) -> None:
     assert row()[4] == "ngram"
 
 
+@pytest.mark.covers("F29", "S57")
 def test_a_prefill_node_that_fits_no_decode_node_is_named(cluster: Cluster) -> None:
-    """F29."""
-    # S57: both sides' values, where people look; prefill-1 pairs with ngram on decode-1.
+    # Both sides' values, where people look; prefill-1 pairs with ngram on decode-1.
     reply = httpx.get(f"{cluster.url}/ready")
     assert reply.status_code == 200
     (warning,) = reply.json()["warnings"]

@@ -95,11 +95,11 @@ def num_moved(cluster: Cluster) -> float:
     )
 
 
+@pytest.mark.covers("F30")
 @pytest.mark.endurance
 def test_a_transfer_on_a_slow_link_moves_to_the_other_decode_node(
     cluster: Cluster, link: tuple[Link, int]
 ) -> None:
-    """F30."""
     relay = link[0]
     with Api(cluster.url, "tiny") as api:
         before = relay.num_carried

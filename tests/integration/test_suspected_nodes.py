@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.nodes import Role
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
@@ -66,7 +68,8 @@ async def test_a_node_whose_step_hangs_is_given_nothing_new_until_the_step_ends(
         answer.cancel()
 
 
-async def test_f121_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_it_is(
+@pytest.mark.covers("F121")
+async def test_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_it_is(
     cluster: Cluster,
 ) -> None:
     d0 = await cluster.add("d0", Role.DECODE)
@@ -86,7 +89,8 @@ async def test_f121_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_
         answer.cancel()
 
 
-async def test_f121_an_answer_goes_on_where_it_is_heard_and_elsewhere_when_it_is_not(
+@pytest.mark.covers("F121")
+async def test_an_answer_goes_on_where_it_is_heard_and_elsewhere_when_it_is_not(
     cluster: Cluster,
 ) -> None:
     d0 = await cluster.add("d0", Role.DECODE)

@@ -15,8 +15,8 @@ from tests.cluster.tiny_model import prompt_tokens
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.covers("F82")
 def test_two_routers_answer_alike_side_by_side(tiny_cluster: Cluster) -> None:
-    """F82."""
     requests: list[Fields] = [
         {"prompt": prompt_tokens(40 + i, salt=61), "max_tokens": 60, "temperature": 0.8, "seed": i}
         for i in range(8)

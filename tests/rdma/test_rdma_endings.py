@@ -58,8 +58,9 @@ def assert_serves(decode: Node, cluster: Cluster, prefill: Node, value: int) -> 
     assert prefill.connector.statistics().lanes[decode.incarnation.node_id] == "rdma"
 
 
+@pytest.mark.covers("F64")
 def test_a_decode_node_killed_in_the_middle_of_a_write(cluster: Cluster, wire: Wire) -> None:
-    """F64: its silence is noticed long before the write times out; others continue meanwhile."""
+    """Its silence is noticed long before the write times out; others continue meanwhile."""
     prefill = big_node(cluster, "p", OLD)
     with Child(decode_child, engine=1) as child:
         child.tell("a ticket")
@@ -81,11 +82,12 @@ def test_a_decode_node_killed_in_the_middle_of_a_write(cluster: Cluster, wire: W
     assert time.monotonic() < closing_at_s + 8
 
 
+@pytest.mark.covers("F03", "F14", "F69")
 @pytest.mark.parametrize("does_wake", [False, True], ids=["killed", "stopped and woken"])
 def test_a_prefill_node_that_ends_in_the_middle_of_a_write(
     from_device_1: Cluster, wire: Wire, does_wake: bool
 ) -> None:
-    """F03, F14, F69: its blocks are fenced and released, and it cannot touch them any more; a
+    """Its blocks are fenced and released, and it cannot touch them any more; a
     sender that was connected all the while goes on.
     """
     cluster = from_device_1
@@ -287,8 +289,9 @@ def test_blocks_of_a_dead_writer_come_back_beside_a_hundred_open_landings(
     assert set(other.connector.statistics().measured.fallbacks.values()) == {0}
 
 
+@pytest.mark.covers("F56")
 def test_abort_during_a_write(cluster: Cluster, wire: Wire) -> None:
-    """F56: the blocks come back when the write is over, not before."""
+    """The blocks come back when the write is over, not before."""
     prefill, decode = big_node(cluster, "p", OLD), big_node(cluster, "d", 0)
     ticket = cluster.ticket(decode, ALL_BLOCKS)
     decode.connector.expect(ticket, sender_deadline_s=WAIT_S)
@@ -311,11 +314,12 @@ def test_abort_during_a_write(cluster: Cluster, wire: Wire) -> None:
     assert_serves(decode, cluster, prefill, OLD)
 
 
+@pytest.mark.covers("F13", "F69")
 @pytest.mark.parametrize("is_same_lease", [False, True])
 def test_a_stale_generation_after_the_block_was_given_to_someone_else(
     cluster: Cluster, is_same_lease: bool
 ) -> None:
-    """F13, F69: nothing is written before the receiver agreed to this very ticket."""
+    """Nothing is written before the receiver agreed to this very ticket."""
     prefill, decode = big_node(cluster, "p", OLD), big_node(cluster, "d", 0)
     stale = cluster.ticket(decode, ALL_BLOCKS)
     decode.connector.expect(stale, sender_deadline_s=WAIT_S)

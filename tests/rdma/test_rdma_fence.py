@@ -28,8 +28,9 @@ def ends() -> Iterator[tuple[End, End]]:
     receiver.lane.close()
 
 
+@pytest.mark.covers("F14", "F69")
 def test_a_late_write_after_a_fence_changes_nothing(ends: tuple[End, End], wire: Wire) -> None:
-    """F14, F69: the writer does not know, tries again for seconds, and looks up what it can."""
+    """The writer does not know, tries again for seconds, and looks up what it can."""
     sender, receiver = ends
     wire.cut()
     sender.write(receiver)
@@ -94,7 +95,9 @@ def test_a_fence_does_not_stop_writers_of_other_slabs(ends: tuple[End, End]) -> 
     assert receiver.holds(0, ALL_BLOCKS[:BLOCKS_PER_SLAB])
 
 
-def test_who_is_connected_and_told_writes_where_a_fence_was(ends: tuple[End, End]) -> None:
+def test_a_connected_sender_with_the_new_address_writes_where_a_fence_was(
+    ends: tuple[End, End],
+) -> None:
     """And loses nothing on the way: what it wrote to the old address is there too."""
     sender, receiver = ends
     half = len(ALL_BLOCKS) // 2

@@ -161,9 +161,10 @@ def bursts(rng: random.Random, policy: str, num_prefill: int, gap_s: float) -> I
         cluster.pass_time(gap_s)
 
 
+@pytest.mark.covers("F123")
 @pytest.mark.parametrize("policy", ["least_loaded", "prefix_affinity"])
 @pytest.mark.parametrize("num_prefill", [2, 3, 5])
-def test_f123_bursts_that_follow_each_other_are_spread(policy: str, num_prefill: int) -> None:
+def test_bursts_that_follow_each_other_are_spread(policy: str, num_prefill: int) -> None:
     for seed in range(NUM_RUNS):
         rng = random.Random(seed)
         gap_s = rng.uniform(0.2, 2.5)

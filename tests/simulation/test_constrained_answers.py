@@ -19,6 +19,7 @@ from tests.unit.engine_core.build import make_request
 METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 
 
+@pytest.mark.covers("G03", "G05")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @pytest.mark.parametrize("threshold", [None, 0])
@@ -26,7 +27,6 @@ def test_handoffs_and_continued_answers_follow_the_grammar(
     method: str, grammar: Grammar, threshold: int | None
 ) -> None:
     """Token 0 is drawn on a prefill node; what another node has answered is not drawn again."""
-    # G03, G05.
     size = NodeSize(budget=7, method=method, num_drafts=2)
     whole = make_request(9, max_tokens=40, temperature=1.0, seed=3, grammar=grammar)
     right = right_answer(whole)

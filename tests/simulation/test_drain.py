@@ -189,8 +189,8 @@ def test_a_reservation_made_before_still_takes_its_landing() -> None:
     assert world.d.num_drained == 1
 
 
+@pytest.mark.covers("F115")
 def test_a_prefill_node_waits_for_the_last_acknowledgement() -> None:
-    """F115."""
     world = World()
     one = ask_until_committed(world)
     world.p.inbox.put(Drain(0.0))
@@ -219,8 +219,8 @@ def test_blocks_in_quarantine_are_waited_for() -> None:
     assert one.outcomes == ["failed: draining"]
 
 
+@pytest.mark.covers("F116")
 def test_an_idle_node_has_drained_at_once_and_says_so_once() -> None:
-    """F116."""
     world = World()
     world.d.inbox.put(Drain(LONG_S))
     world.d.inbox.put(Drain(LONG_S))
@@ -259,8 +259,9 @@ def test_reservations_that_wait_for_room_are_sent_elsewhere_at_once() -> None:
     assert world.d.num_drained == 1
 
 
+@pytest.mark.covers("F02")
 def test_a_repeated_question_is_answered_as_before() -> None:
-    # F02: the first answer may have been lost on its way.
+    # The first answer may have been lost on its way.
     world = World(threshold=None)
     one = world.ask(5, max_tokens=30, ignore_eos=True)
     world.step_until(lambda: world.d.num_steps > 2)

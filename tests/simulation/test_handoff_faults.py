@@ -23,7 +23,8 @@ from tests.simulation.world import (
 # --- transfer -------------------------------------------------------------------------------------
 
 
-def test_f14_f56_a_late_frame_does_not_reach_the_next_owner_of_its_block() -> None:
+@pytest.mark.covers("F14", "F56")
+def test_a_late_frame_does_not_reach_the_next_owner_of_its_block() -> None:
     world = World(decode=NodeSize(num_blocks=4, max_model_len=16))
     asked = ask_until_committed(world, 12)
     held, world.network.frames = world.network.frames, []
@@ -40,7 +41,8 @@ def test_f14_f56_a_late_frame_does_not_reach_the_next_owner_of_its_block() -> No
     assert_finished(world, follower)
 
 
-def test_f23_repeated_and_shuffled_pieces_land_once() -> None:
+@pytest.mark.covers("F23")
+def test_repeated_and_shuffled_pieces_land_once() -> None:
     world = World()
     asked = ask_until_committed(world)
     for frame in list(world.network.frames):
@@ -50,9 +52,9 @@ def test_f23_repeated_and_shuffled_pieces_land_once() -> None:
     assert len(asked.tokens) == 4
 
 
+@pytest.mark.covers("F16", "F38")
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_f38_ticket_pieces_and_commit_in_every_order(order: tuple[int, ...]) -> None:
-    """F16."""
+def test_ticket_pieces_and_commit_in_every_order(order: tuple[int, ...]) -> None:
     world = World()
     asked = ask_until_committed(world, 3)
     frames = world.network.frames
@@ -61,7 +63,8 @@ def test_f38_ticket_pieces_and_commit_in_every_order(order: tuple[int, ...]) -> 
     assert_finished(world, asked)
 
 
-def test_f38_decode_runs_ahead_of_the_first_token() -> None:
+@pytest.mark.covers("F38")
+def test_decode_runs_ahead_of_the_first_token() -> None:
     world = World()
     asked = world.ask(9)
     world.step_until(lambda: asked.ticket is not None)
@@ -76,8 +79,9 @@ def test_f38_decode_runs_ahead_of_the_first_token() -> None:
     assert_finished(world, asked)
 
 
+@pytest.mark.covers("F37")
 @pytest.mark.parametrize("kind", ["open", "piece", "commit", "landed"])
-def test_f37_a_lost_frame_is_sent_again(kind: str) -> None:
+def test_a_lost_frame_is_sent_again(kind: str) -> None:
     world = World()
     asked = ask_until_committed(world)
     if kind == "landed":
@@ -92,8 +96,9 @@ def test_f37_a_lost_frame_is_sent_again(kind: str) -> None:
     assert_finished(world, asked)
 
 
+@pytest.mark.covers("F37")
 @pytest.mark.parametrize("kind", ["piece", "commit", "landed"])
-def test_f37_frames_that_are_always_lost_end_in_time_on_both_sides(kind: str) -> None:
+def test_frames_that_are_always_lost_end_in_time_on_both_sides(kind: str) -> None:
     world = World()
     asked = ask_until_committed(world, deadline_s=30.0, max_tokens=8, ignore_eos=True)
     for _ in range(30):
@@ -152,8 +157,8 @@ def test_a_transfer_that_fails_before_token_0_is_a_typed_end() -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F04")
 def test_a_landing_that_fails_is_a_typed_end_and_prefill_lets_go() -> None:
-    """F04."""
     world = World()
     asked = ask_until_committed(world)
     world.network.deliver(world.network.frames[0])
@@ -167,6 +172,7 @@ def test_a_landing_that_fails_is_a_typed_end_and_prefill_lets_go() -> None:
 # --- commit ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("F34")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -179,7 +185,6 @@ def test_a_landing_that_fails_is_a_typed_end_and_prefill_lets_go() -> None:
 def test_a_commit_that_does_not_fit_the_reservation_fails_the_handoff(
     change: dict[str, int], words: str
 ) -> None:
-    """F34."""
     world = World()
     neighbour = world.ask(5, seed=3, max_tokens=40, ignore_eos=True)
     world.step_until(lambda: neighbour.has_started)
@@ -217,7 +222,8 @@ def test_a_commit_whose_token_ends_the_output_ends_it_on_decode_too() -> None:
         assert len(node.flow.attempts) == 0
 
 
-def test_f45_of_two_attempts_only_the_second_commits() -> None:
+@pytest.mark.covers("F45")
+def test_of_two_attempts_only_the_second_commits() -> None:
     world = World()
     first = ask_until_committed(world, name="same", attempt=1)
     held, world.network.frames = world.network.frames, []
@@ -232,9 +238,9 @@ def test_f45_of_two_attempts_only_the_second_commits() -> None:
     assert first.outcomes == ["aborted"]
 
 
+@pytest.mark.covers("F45", "F86")
 @pytest.mark.parametrize("is_first_faster", [True, False])
-def test_f45_two_attempts_alive_at_once_do_not_disturb_each_other(is_first_faster: bool) -> None:
-    """F86."""
+def test_two_attempts_alive_at_once_do_not_disturb_each_other(is_first_faster: bool) -> None:
     world = World()
     asked = [world.ask(9, name="same", attempt=n) for n in (1, 2)]
     world.step_until(lambda: all(0 in one.tokens for one in asked), frames=False)
@@ -245,7 +251,8 @@ def test_f45_two_attempts_alive_at_once_do_not_disturb_each_other(is_first_faste
     assert_finished(world, *asked)
 
 
-def test_f62_an_abort_is_legal_at_every_frame_of_a_transfer() -> None:
+@pytest.mark.covers("F62")
+def test_an_abort_is_legal_at_every_frame_of_a_transfer() -> None:
     reference = World()
     ask_until_committed(reference)
     num_frames = len(reference.network.frames)

@@ -25,8 +25,8 @@ def pieces_of(world: World) -> list[Piece]:
     return [frame.piece for frame in world.network.frames if frame.kind == "piece"]
 
 
+@pytest.mark.covers("F42")
 def test_each_chunk_sends_what_it_completes_layer_by_layer() -> None:
-    """F42."""
     world = World(prefill=NodeSize(budget=6))
     asked = world.ask(15)
     seen = [pieces_of(world)]
@@ -66,8 +66,8 @@ def test_a_prefix_that_is_cached_here_and_not_there_leaves_before_the_step() -> 
     assert_finished(world, asked)
 
 
+@pytest.mark.covers("F105")
 def test_blocks_that_decode_has_are_not_sent() -> None:
-    """F105."""
     world = World()
     prompt = make_prompt(14)
     assert_finished(world, world.ask(prompt[:9], max_tokens=2, ignore_eos=True))

@@ -46,9 +46,9 @@ def tokens_per_s(load: float, row: str) -> tuple[float, int]:
     return num_tokens / result.completion_s, result.num_preemptions
 
 
+@pytest.mark.covers("F93")
 @pytest.mark.parametrize("row", ["learned", "global_ratio"])
 def test_four_times_the_load_loses_no_throughput(row: str) -> None:
-    """F93."""
     at_capacity, _ = tokens_per_s(1.0, row)
     beyond, _ = tokens_per_s(4.0, row)
     assert beyond >= at_capacity * (1 - MAX_SHARE_LOST)

@@ -88,7 +88,7 @@ def test_a_prompt_that_is_computed_where_it_is_decoded(threshold: int | None) ->
     ]
 
 
-def test_who_waits_for_a_seat_waits_in_the_queue() -> None:
+def test_time_without_a_seat_is_time_in_the_queue() -> None:
     world, said = slow_world(threshold=None, decode=NodeSize(budget=6, seats=1))
     world.ask(6, max_tokens=2)
     world.ask(6, max_tokens=1)

@@ -81,11 +81,11 @@ def test_a_late_write_does_not_reach_another_request() -> None:
     assert_finished(world, follower, small)
 
 
+@pytest.mark.covers("F56")
 @pytest.mark.parametrize("is_one_sided", [False, True])
 def test_an_abort_frees_the_seat_at_once_and_the_blocks_with_the_senders_word(
     is_one_sided: bool,
 ) -> None:
-    """F56."""
     world = one_sided()
     world.network.is_one_sided = is_one_sided
     asked, pieces = given_up(world)
@@ -117,8 +117,8 @@ def test_a_landing_that_nobody_began_is_free_in_the_next_turn() -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F36")
 def test_a_landing_that_fails_ends_its_request_at_once_and_keeps_its_blocks() -> None:
-    """F36."""
     world = one_sided()
     asked, _ = begun(world)
     world.kill(world.p, is_noticed=False)

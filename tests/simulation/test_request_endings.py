@@ -178,9 +178,9 @@ def test_nothing_at_all_goes_wrong_from_there(reach: Reach) -> None:
     assert asked.answer() == right_answer(asked.request)
 
 
+@pytest.mark.covers("F55", "F56", "F58", "F59")
 @each_state
 def test_an_abort_ends_it_on_both_nodes(reach: Reach) -> None:
-    # F55, F56, F58, F59
     world = make_world()
     asked = reach(world)
     was_done = asked.is_done
@@ -190,9 +190,10 @@ def test_an_abort_ends_it_on_both_nodes(reach: Reach) -> None:
     assert asked.outcomes == (["finished"] if was_done else ["aborted"])
 
 
+@pytest.mark.covers("F55")
 @each_state
 def test_an_abort_is_done_within_one_turn(reach: Reach) -> None:
-    # F55: no seat and no target block is held for it any more once the node has read the abort.
+    # No seat and no target block is held for it any more once the node has read the abort.
     world = make_world()
     asked = reach(world)
     attempts = {
@@ -212,10 +213,11 @@ def test_an_abort_is_done_within_one_turn(reach: Reach) -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F57")
 @each_state
 @pytest.mark.parametrize("first", ["p", "d"])
 def test_an_abort_that_reaches_one_node_alone_ends_both(reach: Reach, first: str) -> None:
-    # F57: each end of a handoff tells the other.
+    # Each end of a handoff tells the other.
     world = make_world()
     asked = reach(world)
     node = PREFILL if first == "p" else DECODE
@@ -231,9 +233,9 @@ def test_an_abort_that_reaches_one_node_alone_ends_both(reach: Reach, first: str
     world.check_closed()
 
 
+@pytest.mark.covers("F06", "F83")
 @each_state
 def test_a_lost_router_ends_everything_it_asked_for(reach: Reach) -> None:
-    """F06, F83."""
     world = make_world()
     asked = reach(world)
     was_done = asked.is_done
@@ -297,10 +299,10 @@ def test_a_stopping_decode_node_says_so_in_the_stream() -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F36")
 @each_state
 @pytest.mark.parametrize("which", ["p", "d"])
 def test_a_failing_step_ends_only_what_was_in_it(reach: Reach, which: str) -> None:
-    """F36."""
     world = make_world()
     asked = reach(world)
     node = world.p if which == "p" else world.d
@@ -316,10 +318,10 @@ def test_a_failing_step_ends_only_what_was_in_it(reach: Reach, which: str) -> No
 # --- orders of abort and others -------------------------------------------------------------------
 
 
+@pytest.mark.covers("F12", "F59")
 @pytest.mark.parametrize("node", [PREFILL, DECODE])
 def test_an_abort_that_overtakes_its_request_refuses_it(node: object) -> None:
-    """F59."""
-    # F12: a tombstone, so that nothing is held for somebody who left.
+    # A tombstone, so that nothing is held for somebody who left.
     world = make_world()
     asked = reserved(world) if node == PREFILL else just_sent(world)
     world.messages_arrive()
@@ -329,8 +331,8 @@ def test_an_abort_that_overtakes_its_request_refuses_it(node: object) -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F12")
 def test_a_request_that_arrives_after_its_abort_is_refused_by_name() -> None:
-    # F12
     world = make_world()
     asked = just_sent(world)
     world.to_the_node(DECODE, Abort(ROUTER, (asked.request.id,)))
@@ -340,10 +342,10 @@ def test_a_request_that_arrives_after_its_abort_is_refused_by_name() -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F53", "F60")
 @pytest.mark.parametrize("is_abort_first", [True, False])
 def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
-    """F53."""
-    # F60: blocks are freed once.
+    # Blocks are freed once.
     world = make_world()
     asked = ask(world)
     attempt = None
@@ -368,9 +370,9 @@ def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F56")
 @pytest.mark.parametrize("is_abort_first", [True, False])
 def test_abort_and_landing_in_both_orders(is_abort_first: bool) -> None:
-    # F56
     world = make_world()
     asked = exporting(world)
     abort = Abort(ROUTER, (asked.request.id,))
@@ -396,8 +398,8 @@ def test_an_abort_by_another_router_changes_nothing() -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F61")
 def test_the_next_request_on_the_blocks_of_an_aborted_one_is_answered_right() -> None:
-    # F61
     world = World(prefill=NodeSize(num_blocks=6, budget=8), decode=NodeSize(num_blocks=8))
     asked = world.ask(20, seed=1, max_tokens=6)
     world.step_until(lambda: world.p.num_steps == 1, frames=False)

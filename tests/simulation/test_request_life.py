@@ -30,10 +30,10 @@ def finish(world: World, *asked: Asked) -> None:
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE + 2, 40]
 
 
+@pytest.mark.covers("F41", "F42", "F44")
 @pytest.mark.parametrize("budget", [4, 6, 64])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_token_0_comes_from_prefill_and_the_rest_from_decode(length: int, budget: int) -> None:
-    # F41, F42, F44
     world = World(prefill=NodeSize(budget=budget), decode=NodeSize(budget=budget))
     asked = world.ask(length, max_tokens=6)
     finish(world, asked)
@@ -65,8 +65,9 @@ def test_blocks_leave_while_the_next_chunk_is_computed() -> None:
     finish(world, asked)
 
 
+@pytest.mark.covers("F39", "S50")
 def test_a_first_token_that_ends_the_output_moves_nothing() -> None:
-    # F39: the transfer is given up, and both sides let go.
+    # The transfer is given up, and both sides let go.
     world = World()
     prompt = make_prompt(9)
     asked = world.ask(prompt, seed=seed_that_ends_at_once(prompt))
@@ -75,8 +76,8 @@ def test_a_first_token_that_ends_the_output_moves_nothing() -> None:
     assert world.d.num_steps == 0
 
 
+@pytest.mark.covers("F39")
 def test_a_first_token_that_is_a_stop_token_ends_the_output() -> None:
-    # F39
     world = World()
     stop = right_answer(make_request(9))[0]
     asked = world.ask(9, stop_token_ids=(stop,))
@@ -85,9 +86,10 @@ def test_a_first_token_that_is_a_stop_token_ends_the_output() -> None:
     assert world.d.num_steps == 0
 
 
+@pytest.mark.covers("E78", "F40", "S50")
 @pytest.mark.parametrize("length", LENGTHS)
-def test_e78_one_token_is_answered_by_prefill_alone(length: int) -> None:
-    # F40, E78: no ticket, no reservation, no frame.
+def test_one_token_is_answered_by_prefill_alone(length: int) -> None:
+    # No ticket, no reservation, no frame.
     world = World()
     asked = world.ask(length, max_tokens=1)
     finish(world, asked)
@@ -95,8 +97,9 @@ def test_e78_one_token_is_answered_by_prefill_alone(length: int) -> None:
     assert world.network.num_delivered == 0
 
 
+@pytest.mark.covers("F40")
 def test_a_reservation_for_one_token_is_answered_with_a_local_start() -> None:
-    # F40: nothing would be left to decode once the KV had landed.
+    # Nothing would be left to decode once the KV had landed.
     world = World()
     asked = Asked(make_request(9, max_tokens=1))
     world.router.asked[asked.request.id] = asked
@@ -137,11 +140,11 @@ def test_only_uncached_tokens_count_for_the_threshold() -> None:
     assert (first.is_local, again.is_local) == (False, True)
 
 
+@pytest.mark.covers("F43", "F110")
 @pytest.mark.parametrize("length", [5, 12, 13])
 @pytest.mark.parametrize("hit", ["decode", "prefill", "both", "neither"])
 def test_a_prefix_hit_on_either_side_moves_only_what_is_missing(hit: str, length: int) -> None:
-    """F110."""
-    # F43: four combinations.
+    # Four combinations.
     world = World(threshold=0)
     prompt = make_prompt(length)
     if hit in ("decode", "both"):
@@ -183,8 +186,9 @@ def test_many_at_once_are_all_answered_right() -> None:
     finish(world, *asked)
 
 
+@pytest.mark.covers("F46")
 def test_a_decode_node_that_preempts_answers_right() -> None:
-    # F46: a victim is recomputed here, and its stream goes on without a gap.
+    # A victim is recomputed here, and its stream goes on without a gap.
     hasty = SchedulingConfig(reservation_policy="none")
     world = World(
         decode=NodeSize(num_blocks=10, seats=4, scheduling=hasty), prefill=NodeSize(num_blocks=40)
@@ -202,16 +206,16 @@ def test_a_mixed_node_answers_alone(length: int) -> None:
     assert all(one.is_local for one in asked)
 
 
+@pytest.mark.covers("F82", "S49")
 def test_reservations_of_one_turn_are_all_granted_when_there_is_room() -> None:
-    """F82."""
-    # S49: an idle node never refuses what fits.
+    # An idle node never refuses what fits.
     world = World()
     asked = [world.ask(9, seed=i) for i in range(3)]
     finish(world, *asked)
 
 
+@pytest.mark.covers("F109")
 def test_a_landed_sequence_is_findable_for_the_next_reservation() -> None:
-    """F109."""
     world = World()
     asked = world.ask(9, name="first")
     world.step_until(lambda: asked.has_started)

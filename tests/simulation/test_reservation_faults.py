@@ -22,8 +22,9 @@ from tests.unit.engine_core.build import make_request
 # --- reservation ----------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("F02", "S45")
 @pytest.mark.parametrize("moment", ["at once", "reserved", "landed"])
-def test_f02_asking_twice_is_the_same_reservation(moment: str) -> None:
+def test_asking_twice_is_the_same_reservation(moment: str) -> None:
     world = World()
     asked = world.ask(9, max_tokens=8, ignore_eos=True)
     if moment == "at once":
@@ -43,7 +44,8 @@ def test_f02_asking_twice_is_the_same_reservation(moment: str) -> None:
     assert not world.router._calls, "every call is answered"
 
 
-def test_f02_a_question_that_comes_again_after_the_end_is_refused() -> None:
+@pytest.mark.covers("F02")
+def test_a_question_that_comes_again_after_the_end_is_refused() -> None:
     world = World()
     asked = world.ask(9)
     assert_finished(world, asked)
@@ -66,8 +68,9 @@ def test_a_prompt_that_is_sent_twice_is_computed_once() -> None:
     assert world.p.num_steps == 3
 
 
+@pytest.mark.covers("F03")
 @pytest.mark.parametrize("is_noticed", [True, False])
-def test_f03_prefill_dies_before_its_first_chunk(is_noticed: bool) -> None:
+def test_prefill_dies_before_its_first_chunk(is_noticed: bool) -> None:
     world = World()
     asked = ask_until_reserved(world, deadline_s=600.0)
     assert world.d.scheduler.pool.counts().receiving > 0
@@ -81,9 +84,10 @@ def test_f03_prefill_dies_before_its_first_chunk(is_noticed: bool) -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F03")
 @pytest.mark.parametrize("num_delivered", range(8))
 @pytest.mark.parametrize("is_noticed", [True, False])
-def test_f03_prefill_dies_in_the_middle(is_noticed: bool, num_delivered: int) -> None:
+def test_prefill_dies_in_the_middle(is_noticed: bool, num_delivered: int) -> None:
     world = World()
     asked = ask_until_committed(world)
     for frame in world.network.frames[:num_delivered]:
@@ -112,7 +116,8 @@ def test_decode_dies_in_the_middle(is_noticed: bool, num_delivered: int) -> None
     world.check_closed()
 
 
-def test_f11_a_reservation_without_a_seat_takes_no_block() -> None:
+@pytest.mark.covers("F11")
+def test_a_reservation_without_a_seat_takes_no_block() -> None:
     world = World(decode=NodeSize(seats=1, num_blocks=100))
     first = world.ask(9, max_tokens=8, ignore_eos=True)
     world.step_until(lambda: first.has_started)
@@ -126,8 +131,8 @@ def test_f11_a_reservation_without_a_seat_takes_no_block() -> None:
     assert_finished(world, first)
 
 
+@pytest.mark.covers("F04", "F94", "F96")
 def test_a_full_node_refuses_at_once_and_says_what_room_it_has() -> None:
-    """F04, F94, F96."""
     world = World(decode=NodeSize(num_blocks=6))
     first = world.ask(12, max_tokens=8, ignore_eos=True)
     world.step_until(lambda: first.has_started)
@@ -142,11 +147,12 @@ def test_a_full_node_refuses_at_once_and_says_what_room_it_has() -> None:
     assert_finished(world, first)
 
 
+@pytest.mark.covers("F96")
 @pytest.mark.parametrize(
     ("size", "num_granted"),
     [(NodeSize(seats=4, num_blocks=100), 4), (NodeSize(seats=50, num_blocks=24), 5)],
 )
-def test_f96_an_empty_node_grants_a_burst_only_what_it_has_room_for(
+def test_an_empty_node_grants_a_burst_only_what_it_has_room_for(
     size: NodeSize, num_granted: int
 ) -> None:
     """A node that joins is empty, so all routers choose it; no transfer queues for it."""
@@ -163,7 +169,7 @@ def test_f96_an_empty_node_grants_a_burst_only_what_it_has_room_for(
     world.check_closed()
 
 
-def test_who_may_wait_is_answered_in_order_when_a_seat_frees() -> None:
+def test_requests_that_may_wait_are_answered_in_order_when_a_seat_frees() -> None:
     world = World(decode=NodeSize(seats=1))
     asked = [world.ask(5, seed=i, max_tokens=6, ignore_eos=True, may_wait=True) for i in range(4)]
     order: list[int] = []
@@ -175,8 +181,8 @@ def test_who_may_wait_is_answered_in_order_when_a_seat_frees() -> None:
     assert_finished(world, *asked)
 
 
-def test_the_queue_of_who_may_wait_is_bounded() -> None:
-    """F94."""
+@pytest.mark.covers("F94")
+def test_the_queue_of_requests_that_may_wait_is_bounded() -> None:
     world = World(decode=NodeSize(seats=1, max_queued=2))
     asked = [world.ask(5, seed=i, max_tokens=6, ignore_eos=True, may_wait=True) for i in range(5)]
     world.settle()
@@ -200,8 +206,9 @@ def test_a_waiting_reservation_is_refused_when_its_deadline_passes() -> None:
     assert_finished(world, first)
 
 
+@pytest.mark.covers("F12")
 @pytest.mark.parametrize("is_abort_first", [True, False])
-def test_f12_a_grant_that_arrives_after_the_request_was_given_up(is_abort_first: bool) -> None:
+def test_a_grant_that_arrives_after_the_request_was_given_up(is_abort_first: bool) -> None:
     world = World()
     asked = world.ask(9)
     world.messages_arrive()
@@ -217,8 +224,8 @@ def test_f12_a_grant_that_arrives_after_the_request_was_given_up(is_abort_first:
     world.check_closed()
 
 
+@pytest.mark.covers("F06", "S45")
 def test_a_reservation_nobody_uses_expires() -> None:
-    """F06."""
     world = World()
     asked = ask_until_reserved(world)
     world.to_router.clear()
@@ -231,8 +238,8 @@ def test_a_reservation_nobody_uses_expires() -> None:
     world.check_closed()
 
 
+@pytest.mark.covers("F84")
 def test_a_lease_is_never_longer_than_the_request() -> None:
-    """F84."""
     world = World()
     asked = ask_until_reserved(world, deadline_s=3.0)
     world.messages_arrive()
@@ -252,9 +259,9 @@ def another_lease(ticket: Ticket) -> Ticket:
     return replace(ticket, lease_token=ticket.lease_token + 1000)
 
 
+@pytest.mark.covers("F34")
 @pytest.mark.parametrize("change", [another_generation, another_lease])
 def test_frames_of_another_generation_or_lease_write_nothing(change: object) -> None:
-    """F34."""
     world = World()
     world.router.change_ticket = change  # type: ignore[assignment]
     asked = ask_until_committed(world)
@@ -301,8 +308,9 @@ def test_prefill_refuses_a_lease_that_another_attempt_uses() -> None:
     assert_finished(world, first)
 
 
+@pytest.mark.covers("F52")
 def test_an_acknowledgement_before_the_commit_fails_that_request_alone() -> None:
-    # F52: a lease that was landed on before, used again; decode says "landed" at once.
+    # A lease that was landed on before, used again; decode says "landed" at once.
     world = World(prefill=NodeSize(budget=4))
     first = world.ask(5)
     world.settle()

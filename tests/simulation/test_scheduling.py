@@ -35,6 +35,7 @@ def ask(world: World, length: int = 9, **given: Any) -> Asked:
     return world.ask(length, **{"max_tokens": 16, "ignore_eos": True, "may_wait": True, **given})
 
 
+@pytest.mark.covers("S39")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("policy", ["last_in_first_out", "shortest_output", "priority"])
@@ -42,7 +43,6 @@ def ask(world: World, length: int = 9, **given: Any) -> Asked:
 def test_a_pool_too_small_changes_no_answer(
     method: str, mode: str, policy: str, requeue: str
 ) -> None:
-    # S39
     knobs = scheduling(preemption_policy=policy, preemption_mode=mode, requeue=requeue)
     decode = NodeSize(
         num_blocks=12, method=method, num_host_blocks=30, scheduling=knobs, caching=False
@@ -104,9 +104,8 @@ def test_a_transfer_has_the_priority_of_its_request_where_priorities_count(
     assert priorities == wanted
 
 
+@pytest.mark.covers("F48", "F49", "S44")
 def test_transfers_land_while_a_preempted_sequence_waits() -> None:
-    """F49."""
-    # S44, F48
     world = World(prefill=MANY, decode=NodeSize(num_blocks=14, scheduling=scheduling()))
     early = [ask(world, seed=i, max_tokens=24) for i in range(2)]
     world.step_until(lambda: all(a.has_started for a in early))
@@ -124,8 +123,9 @@ def test_transfers_land_while_a_preempted_sequence_waits() -> None:
     assert_finished(world, late, *early)
 
 
+@pytest.mark.covers("S49")
 def test_a_full_node_refuses_at_once_and_says_what_is_free() -> None:
-    # S49: one turn, one answer; an idle node never refuses what fits its pool.
+    # One turn, one answer; an idle node never refuses what fits its pool.
     world = World(prefill=MANY, decode=NodeSize(seats=1, num_blocks=24))
     first = ask(world, 80, max_tokens=8, may_wait=False)
     world.step_until(lambda: first.has_started)
@@ -164,9 +164,9 @@ def test_what_would_end_too_late_is_refused_where_it_is_asked_for() -> None:
     assert outcomes == {False: ["finished"], True: ["refused: deadline_unreachable"]}
 
 
+@pytest.mark.covers("F50", "S34")
 def test_the_last_one_that_cannot_grow_ends_typed_and_the_node_goes_on() -> None:
-    """F50."""
-    # S34: 4 blocks of 4 hold 16 tokens. Nobody has to ask anything for the next one to be seated.
+    # 4 blocks of 4 hold 16 tokens. Nobody has to ask anything for the next one to be seated.
     size = NodeSize(num_blocks=4, seats=1, max_model_len=64, scheduling=scheduling())
     world = World(threshold=None, decode=size)
     long = ask(world, 9, max_tokens=30)
@@ -182,12 +182,12 @@ def test_the_last_one_that_cannot_grow_ends_typed_and_the_node_goes_on() -> None
     world.check_closed()
 
 
+@pytest.mark.covers("E65", "F99", "S25")
 @pytest.mark.parametrize(("length", "is_taken"), [(15, True), (16, False), (30, False)])
 def test_a_prompt_that_no_pool_state_can_seat_is_refused_at_arrival(
     length: int, is_taken: bool
 ) -> None:
-    """F99."""
-    # S25: 4 blocks of 4 hold 16 tokens, and the first token needs a slot behind the prompt.
+    # 4 blocks of 4 hold 16 tokens, and the first token needs a slot behind the prompt.
     world = World(threshold=None, decode=NodeSize(num_blocks=4, max_model_len=64))
     asked = ask(world, length, max_tokens=1)
     world.settle()

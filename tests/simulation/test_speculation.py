@@ -43,10 +43,10 @@ def first_drafts(world: World) -> int:
     return world.d.runner.batches[0][0].num_drafts
 
 
+@pytest.mark.covers("F102", "F105")
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_handoff_with_drafts_answers_as_without(length: int, temperature: float) -> None:
-    """F102, F105."""
     answers = []
     for size in (NodeSize(), mtp()):
         world = World(prefill=size, decode=size)
@@ -58,9 +58,9 @@ def test_a_handoff_with_drafts_answers_as_without(length: int, temperature: floa
     assert world.d.num_steps < 29, "no draft was ever accepted"
 
 
+@pytest.mark.covers("F103", "S08")
 def test_token_0_lands_with_its_drafts_and_they_are_verified_at_once() -> None:
-    """F103."""
-    # S08: the first step on the decode node is charged 1 + the drafts from the prefill node.
+    # The first step on the decode node is charged 1 + the drafts from the prefill node.
     world = World(prefill=mtp(), decode=mtp())
     asked = ask_until_committed(world)
     (commit,) = commits(world)
@@ -71,7 +71,8 @@ def test_token_0_lands_with_its_drafts_and_they_are_verified_at_once() -> None:
     assert_finished(world, asked)
 
 
-def test_e15_fifty_landed_sequences_with_one_draft_each_are_charged_100_tokens() -> None:
+@pytest.mark.covers("E15")
+def test_fifty_landed_sequences_with_one_draft_each_are_charged_100_tokens() -> None:
     size = mtp(1, seats=50, num_blocks=200, budget=400)
     world = World(prefill=size, decode=size)
     asked = [world.ask(5, seed=i, max_tokens=6, ignore_eos=True) for i in range(50)]
@@ -106,6 +107,7 @@ def test_wrong_drafts_cost_speed_alone() -> None:
     assert_finished(world, asked)
 
 
+@pytest.mark.covers("F101", "F104", "S57")
 @pytest.mark.parametrize(
     ("prefill", "decode", "num_sent", "num_verified"),
     [
@@ -119,8 +121,7 @@ def test_wrong_drafts_cost_speed_alone() -> None:
 def test_each_side_drafts_as_it_is_set(
     prefill: NodeSize, decode: NodeSize, num_sent: int, num_verified: int
 ) -> None:
-    """F101, F104."""
-    # S57: ngram and suffix need nothing from the prefill node.
+    # Ngram and suffix need nothing from the prefill node.
     world = World(prefill=prefill, decode=decode)
     asked = ask_until_committed(world)
     (commit,) = commits(world)
@@ -138,9 +139,8 @@ def test_each_side_drafts_as_it_is_set(
     assert_finished(world, asked)
 
 
+@pytest.mark.covers("F103", "F104", "S57")
 def test_a_pair_with_other_caches_is_refused_with_both_sides_values() -> None:
-    """F103, F104."""
-    # S57
     world = World()
     world.router.change_ticket = lambda ticket: replace(
         ticket, fingerprint="other", kv_description="31 layers, with mtp"
@@ -165,9 +165,10 @@ def test_looked_up_drafts_on_a_mixed_node(method: str) -> None:
     assert statistics.counters.num_steps > 0
 
 
+@pytest.mark.covers("S04")
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5])
 def test_drafts_never_lead_past_the_end(max_tokens: int) -> None:
-    # S04: drafts <= remaining output - 1.
+    # Drafts <= remaining output - 1.
     world = World(prefill=mtp(), decode=mtp())
     asked = world.ask(9, max_tokens=max_tokens, ignore_eos=True)
     assert_finished(world, asked)

@@ -130,9 +130,9 @@ def test_others_go_on_meanwhile_and_it_is_answered_afterwards(reach: Reach) -> N
     world.check_closed()
 
 
+@pytest.mark.covers("G12")
 @each_place
 def test_a_grammar_that_does_not_compile_ends_its_request(reach: Reach) -> None:
-    # G12.
     world, asked = reached(reach)
     other = world.ask(9, max_tokens=12, ignore_eos=True, name="other")
     world.step()

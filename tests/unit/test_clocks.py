@@ -38,10 +38,12 @@ def wall_clocks_read(package: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.covers("F70")
 @pytest.mark.parametrize("package", NODE_PACKAGES)
-def test_f70_no_node_reads_the_wall_clock(package: str) -> None:
+def test_no_node_reads_the_wall_clock(package: str) -> None:
     assert wall_clocks_read(package) == {}
 
 
-def test_f70_a_router_reads_the_wall_clock_for_time_stamps_alone() -> None:
+@pytest.mark.covers("F70")
+def test_a_router_reads_the_wall_clock_for_time_stamps_alone() -> None:
     assert wall_clocks_read("router") | wall_clocks_read("http_serving") == ROUTER_READS

@@ -4,6 +4,13 @@ Ruff's D401 requires the imperative mood of the verbs that it knows, and refuses
 other words, so the first word must also be capitalised and none of `NO_VERBS`. Properties are
 things: theirs may be noun phrases.
 
+No docstring begins with "Of", and one of an attribute or a constant begins with a noun or an
+article, not with a preposition: "Most characters of a name", not "Of a name". `place` names no
+variable: an index is an `index`, an address an `address` or a `pointer`.
+
+What follows in a sequence comes after it: nothing stands "behind the last token". A client, a
+sequence or a node is named, not "whoever".
+
 The rule for errors: a function or method without a leading underscore, in a class without one,
 whose own body has `raise SomeError` or `raise SomeError(...)`, has the word `SomeError` in its
 docstring. It does not apply to functions inside functions; to `raise` alone and to the raise of a
@@ -15,8 +22,11 @@ kind, by which an iterator ends.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -30,6 +40,21 @@ UNNAMED = frozenset(
 NO_VERBS = re.compile(
     "All|And|As|Both|Each|Every|From|How|If|In|Inside|Its|No|None|Nothing|On|One|Only|Raises|"
     "Something|What|When|Where|Whether|Which|Who|Why|With|Without"
+)
+
+# First words of docstrings of attributes that leave out the noun.
+NO_NOUNS = re.compile("At|Between|By|For|From|If|In|Of|To|Until|Up|When|Where|While|With")
+# Where `place` named an index or a pointer. Packages of `engine/runner` besides `kernels` follow.
+WITHOUT_PLACES = ("engine/core/", "engine/runner/kernels/", "node/", "protos/", "router/core/")
+
+_WORDS = (
+    "answers?|bytes|calls?|chunks?|commas?|copies|copy|deadline|drafts?|ends?|headers?|last|"
+    "messages?|pieces?|prompts?|rows?|steps?|thinking|tokens?|writes?"
+)
+DIALECT = re.compile(
+    rf"\bbehind (?:(?:the|a|an|each|every|all|its|their|first|last) )*(?:\w+ )?(?:{_WORDS})\b"
+    r"|\bwhoever\b",
+    re.IGNORECASE,
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -81,6 +106,54 @@ def descriptions(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield node.name, " ".join(words[:6])
 
 
+def documented(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the docstring of each attribute and constant, behind the name that it documents."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for one, following in pairwise(body if isinstance(body, list) else []):
+            if isinstance(one, ast.Assign | ast.AnnAssign) and isinstance(following, ast.Expr):
+                value = following.value
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield ast.unparse(one).partition(" =")[0].partition(":")[0], value.value
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield every docstring of a module, behind the name that it documents."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            yield getattr(node, "name", "module"), ast.get_docstring(node) or ""
+    yield from documented(tree)
+
+
+def without_nouns(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield each docstring of an attribute that does not begin with a noun, and those with Of."""
+    for name, text in docstrings(tree):
+        if re.match(r"Of\b", text):
+            yield name, text
+    for name, text in documented(tree):
+        if NO_NOUNS.fullmatch(text.split()[0].rstrip(",;:.")) and not text.startswith("Of "):
+            yield name, text
+
+
+def prose(source: str) -> Iterator[str]:
+    """Yield the docstrings and the comments of a module."""
+    for _, text in docstrings(ast.parse(source)):
+        yield " ".join(text.split())
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def places(tree: ast.Module) -> list[str]:
+    """Return the variables of a module that are called `place` or `places`."""
+    return [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        if node.id in ("place", "places")
+    ]
+
+
 def unnamed_errors(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yield each public function of a module with an error that its docstring does not name."""
     for function in public_functions(tree):
@@ -97,6 +170,57 @@ def test_docstrings_begin_with_a_verb() -> None:
         for function, text in descriptions(ast.parse(path.read_text()))
     ]
     assert not described, "\n".join(described)
+
+
+def test_docstrings_say_the_noun() -> None:
+    fragments = [
+        f"{name_of(path)}: {name}: {text[:50]}"
+        for path in python_files()
+        if not name_of(path).startswith("tests/")
+        for name, text in without_nouns(ast.parse(path.read_text()))
+    ]
+    assert not fragments, "\n".join(fragments)
+
+
+def test_no_docstring_begins_with_of() -> None:
+    fragments = [
+        f"{name_of(path)}: {name}: {text[:50]}"
+        for path in python_files()
+        for name, text in docstrings(ast.parse(path.read_text()))
+        if re.match(r"Of\b", text)
+    ]
+    assert not fragments, "\n".join(fragments)
+
+
+def test_prose_is_plain() -> None:
+    found = [
+        f"{name_of(path)}: {match[0]}"
+        for path in python_files()
+        if not name_of(path).startswith("tests/")
+        for text in prose(path.read_text())
+        if (match := DIALECT.search(text))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_tests_name_what_they_are_about() -> None:
+    names = [
+        node.name
+        for path in python_files()
+        if name_of(path).startswith("tests/")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, Function)
+    ]
+    assert [name for name in names if re.match("test_who(?:ever)?_", name)] == []
+
+
+def test_an_index_is_no_place() -> None:
+    found = [
+        name_of(path)
+        for path in python_files()
+        if name_of(path).startswith(WITHOUT_PLACES) and places(ast.parse(path.read_text()))
+    ]
+    assert not found
 
 
 def test_docstrings_name_the_errors_raised() -> None:
@@ -144,3 +268,40 @@ def test_what_counts_as_unnamed(source: str, unnamed: list[tuple[str, str]]) -> 
 )
 def test_what_counts_as_a_description(source: str, is_description: bool) -> None:
     assert any(descriptions(ast.parse(source))) is is_description
+
+
+@pytest.mark.parametrize(
+    ("source", "is_fragment"),
+    [
+        ('MOST = 3\n"Of a name."', True),
+        ('MOST = 3\n"By token: what is left."', True),
+        ('class C:\n def f(self):\n  self.x: int = 3\n  "Where it begins."', True),
+        ('def f():\n "Of three."', True),
+        ('MOST = 3\n"Most characters of a name."', False),
+        ('MOST = 3\n"The most."', False),
+        ('MOST = 3\n"Offsets of rows."', False),
+        ('def f():\n "Return three."', False),
+    ],
+)
+def test_what_counts_as_a_fragment(source: str, is_fragment: bool) -> None:
+    assert any(without_nouns(ast.parse(source))) is is_fragment
+
+
+def test_what_counts_as_a_place() -> None:
+    assert places(ast.parse("for place in x: pass")) == ["place"]
+    assert places(ast.parse("index = f(place=Place())")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "is_dialect"),
+    [
+        ('"""Sent behind the last piece."""', True),
+        ("# rows behind the first wrong draft", True),
+        ('def f():\n "Return what whoever asked gets."', True),
+        ('"""What every endpoint behind the keys may answer."""', False),
+        ('"""Sent after the last piece."""', False),
+        ('error = "behind the last token"', False),
+    ],
+)
+def test_what_counts_as_dialect(source: str, is_dialect: bool) -> None:
+    assert any(map(DIALECT.search, prose(source))) is is_dialect

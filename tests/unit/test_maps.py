@@ -26,8 +26,13 @@ def children(package: Path) -> list[str]:
     return sorted(modules + [path.parent.name for path in package.glob("*/__init__.py")])
 
 
-def map_of(package: Path) -> str:
+def docstring_of(package: Path) -> str:
     return ast.get_docstring(ast.parse((package / "__init__.py").read_text()), clean=False) or ""
+
+
+def map_of(package: Path) -> str:
+    """What the docstring of `package` says before its decisions."""
+    return docstring_of(package).partition("\nDecisions:\n")[0]
 
 
 def maps_over(package: Path) -> str:
@@ -50,12 +55,43 @@ def test_a_map_names_no_module_that_is_gone(package: Path) -> None:
     assert [name for name in entries if name not in there] == []
 
 
+def test_the_architecture_names_every_room() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`(?:\w+/)*(\w+)/`", page))
+    rooms = packages((*MAPPED, *OTHERS))
+    assert [room.relative_to(ROOT).as_posix() for room in rooms if room.name not in named] == []
+
+
+def test_the_architecture_names_no_room_that_is_gone() -> None:
+    """Each row of a package's table begins with modules and rooms of that package."""
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    tables = re.findall(r"^\| `([\w/]+)/` \| subject \|\n\|-.*\n((?:\|.*\n)+)", page, re.M)
+    assert len(tables) > 5
+    gone = [
+        f"{top}/{name}"
+        for top, rows in tables
+        for row in rows.splitlines()
+        for name in re.findall(r"`(\w+)/?`", row.split(" | ")[0])
+        if not (ROOT / top / name).is_dir() and not (ROOT / top / f"{name}.py").exists()
+    ]
+    assert gone == []
+
+
+def test_every_module_beside_rooms_is_in_the_architecture() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`(?:\w+/)*(\w+)/?`", page))
+    divided = ("engine", "router", "pdserve", "node", "engine/core", "engine/runner", "kv_transfer")
+    assert [
+        f"{top}/{name}" for top in divided for name in children(ROOT / top) if name not in named
+    ] == []
+
+
 def test_every_top_package_has_a_map() -> None:
     assert [top for top in MAPPED if len(ENTRY.findall(map_of(ROOT / top))) < 3] == []
 
 
 def test_a_package_is_seen_at_a_glance() -> None:
-    """Of a longer list nobody sees what belongs together: it has rooms."""
+    """A longer list hides what belongs together: it has rooms."""
     tops = (*MAPPED, *OTHERS)
     modules = {p: len([m for m in p.glob("*.py") if m.stem[0] != "_"]) for p in packages(tops)}
     assert {one: count for one, count in modules.items() if count > MOST_MODULES} == {}

@@ -1,14 +1,18 @@
-"""The table of scheduling requirements: every number once, every test and every file it names."""
+"""The table of scheduling requirements: each number once; its tests and files exist.
+
+The tests of a row cover it, and what a test covers is a row.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.unit.covered import ids_by_test, ids_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "scheduling.md"
@@ -26,16 +30,6 @@ def rows() -> dict[str, list[str]]:
     return found
 
 
-@cache
-def existing_tests() -> frozenset[str]:
-    names = set()
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                names.add(node.name)
-    return frozenset(names)
-
-
 @pytest.mark.parametrize("letter", LAST)
 def test_every_number_has_one_row(letter: str) -> None:
     wanted = [f"{letter}{number:02}" for number in range(1, LAST[letter] + 1)]
@@ -46,7 +40,7 @@ def test_every_number_has_one_row(letter: str) -> None:
 def test_every_test_it_names_exists() -> None:
     named = re.findall(r"`(test_\w+)`", TABLE.read_text())
     assert named
-    assert sorted(set(named) - existing_tests()) == []
+    assert sorted(set(named) - set(ids_by_test())) == []
 
 
 def test_every_place_it_names_exists() -> None:
@@ -72,11 +66,33 @@ def test_every_row_is_held_by_a_test_or_says_why_not() -> None:
     assert silent == []
 
 
-def test_tests_named_after_a_number_are_in_its_row() -> None:
-    named = Counter(re.findall(r"`(test_\w+)`", TABLE.read_text()))
-    unlisted = [
-        name
-        for name in existing_tests()
-        if re.match(r"test_[cbe]\d\d_", name) and name not in named
+def test_every_test_of_a_row_covers_the_row() -> None:
+    silent = [
+        f"{test} is a test of {number}"
+        for number, cells in rows().items()
+        for test in re.findall(r"`(test_\w+)`", cells[-1])
+        if number not in ids_by_test().get(test, ())
     ]
-    assert unlisted == []
+    assert silent == []
+
+
+def test_every_row_that_a_test_covers_exists() -> None:
+    covered = {number for ids in ids_by_test().values() for number in ids}
+    assert {number for number in covered if number[0] in LAST} - set(rows()) == set()
+
+
+def test_no_other_letter_is_covered() -> None:
+    covered = {number for ids in ids_by_test().values() for number in ids}
+    assert {number[0] for number in covered} == {*LAST, *"FGJKVW"}
+
+
+def test_no_test_has_a_number_in_its_name() -> None:
+    numbered = re.compile(r"test_(?:[sbcefgjkvw]\d{2,3}_)")
+    assert [name for name in ids_by_test() if numbered.match(name)] == []
+
+
+def test_ids_are_read_from_the_marker_alone() -> None:
+    source = '@pytest.mark.covers("E45", "S17")\n@pytest.mark.gpu\ndef test_f23_x():\n "F24."'
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    assert ids_of(function) == ["E45", "S17"]

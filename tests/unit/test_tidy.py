@@ -131,6 +131,7 @@ def test_no_machine_paths_and_no_unfinished_business() -> None:
     assert not found
 
 
+@pytest.mark.covers("B28")
 def test_lines_end_cleanly() -> None:
     untidy = []
     for path in text_files():

@@ -52,7 +52,8 @@ def object_readers(source: str) -> Iterator[str]:
                 yield "a loader that makes objects"
 
 
-def test_v02_no_process_makes_objects_from_bytes() -> None:
+@pytest.mark.covers("V02")
+def test_no_process_makes_objects_from_bytes() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for package in PRODUCT
@@ -62,6 +63,7 @@ def test_v02_no_process_makes_objects_from_bytes() -> None:
     assert found == []
 
 
+@pytest.mark.covers("V02")
 @pytest.mark.parametrize(
     "source",
     [
@@ -69,11 +71,12 @@ def test_v02_no_process_makes_objects_from_bytes() -> None:
         *("socket.recv_pyobj()", "eval(text)", "np.load(f, allow_pickle=True)", "torch.load(f)"),
     ],
 )
-def test_v02_a_reader_of_objects_would_be_found(source: str) -> None:
+def test_a_reader_of_objects_would_be_found(source: str) -> None:
     assert list(object_readers(source))
 
 
-def test_v01_the_transfer_engine_is_one_that_asks_who_writes() -> None:
+@pytest.mark.covers("V01")
+def test_the_transfer_engine_is_one_that_asks_who_writes() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (wanted,) = [one for one in declared["optional-dependencies"]["rdma"] if "mooncake" in one]
     pins = re.findall(r"^(mooncake\S*?)==([\d.]+)", (ROOT / "requirements.txt").read_text(), re.M)
@@ -83,7 +86,8 @@ def test_v01_the_transfer_engine_is_one_that_asks_who_writes() -> None:
         assert numbers >= FIXED_ENGINE, version
 
 
-def test_v04_no_peer_and_no_client_names_the_hash_of_a_block() -> None:
+@pytest.mark.covers("V04")
+def test_no_peer_and_no_client_names_the_hash_of_a_block() -> None:
     """A node finds cached blocks by hashes that it computes from the tokens it is sent."""
     told = {
         *(field.name for m in pb.DESCRIPTOR.message_types_by_name.values() for field in m.fields),
@@ -102,7 +106,8 @@ def kinds_of_frames() -> list[type]:
     ]
 
 
-def test_v05_nothing_that_is_served_changes_weights_models_or_code() -> None:
+@pytest.mark.covers("V05")
+def test_nothing_that_is_served_changes_weights_models_or_code() -> None:
     changing = {
         route.path
         for route, _ in declared_routes(make_edge())

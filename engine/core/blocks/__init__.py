@@ -4,4 +4,10 @@ block_pool    free, cached, running, reserved, receiving or quarantined blocks
 prefix_cache  which block holds the KV of which prefix
 host_pool     ids of host memory blocks for preempted sequences
 cache_copy    a copy between a device and host memory, as the runner sees it
+
+Decisions:
+
+Block hashes are SHA-256 chains over the layout's fingerprint (which covers the weights) and all
+tokens. A collision would answer one user with another's text, and the cost is far below a forward
+pass.
 """

@@ -154,8 +154,8 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise `AssertionError` unless every block is in exactly one state."""
-        places = [*self._free, *self._evictable, *self._use]
-        assert sorted(places) == list(range(self.num_blocks)), "a block is lost or in two states"
+        block_ids = [*self._free, *self._evictable, *self._use]
+        assert sorted(block_ids) == list(range(self.num_blocks)), "a block is lost or in two states"
         held = {b for b, count in enumerate(self._references) if count > 0}
         assert held == set(self._use), "references and uses disagree"
         uses = list(self._use.values())

@@ -12,13 +12,13 @@ class CopyKind(Enum):
     """Between which memories blocks are copied."""
 
     STAGE_IN = "stage_in"
-    """From the memory that transfers write, to the cache."""
+    """Copies from the memory that transfers write to the cache."""
     STAGE_OUT = "stage_out"
-    """From the cache to the memory that transfers read."""
+    """Copies from the cache to the memory that transfers read."""
     SWAP_IN = "swap_in"
-    """From host blocks to the cache."""
+    """Copies from host blocks to the cache."""
     SWAP_OUT = "swap_out"
-    """From the cache to host blocks."""
+    """Copies from the cache to host blocks."""
 
     @property
     def is_out(self) -> bool:

@@ -95,6 +95,25 @@ class _Room:
     freed: set[int]
 
 
+# The walk along the queue, in four questions for each candidate.
+#
+#     1. what does it need?    blocks of all known tokens, less its cached prefix; sharing an
+#                              evictable block uses it up like a new one (`_need`)
+#     2. what must stay?       the reserve: growth of all that is seated, the candidate included;
+#                              nothing when nobody is seated (`_why_blocked`)
+#     3. may others go?        only for the head, and only decodes of lower priority
+#                              (`_preempt_lower`): a plan with the least loss, or none at all
+#     4. who may pass?         up to `skip_ahead_window` candidates behind a blocked one, until
+#                              one of the blocked ones is a barrier (`_is_barrier`)
+#
+# Lack of a seat, of tokens, or of blocks that a copy is about to free ends the walk at once, for
+# everyone: what is left belongs to the head. Lack of blocks or of the reserve only blocks the
+# candidate. `plan.stopped_by` names the rule that stopped the first blocked one, or the barrier.
+#
+# The state of the walk is what it has promised already: `seated` and `reserve` with the candidates
+# seated so far, `locked` cached blocks, `freed` blocks of victims. Each of them is needed because
+# the pool itself does not change while a plan is made. `_room_without` is the same check on a
+# hypothetical state; it must agree with `_try_to_seat`, or victims would be preempted in vain.
 class _Admissions:
     """One walk along the queue."""
 

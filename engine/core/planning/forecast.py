@@ -21,7 +21,7 @@ from engine.core.step.step_in_flight import PlannedStep
 
 
 class SequenceForecast:
-    """A running sequence as it will be (`step_plan.SequenceView`). It drafts nothing."""
+    """A running sequence as it will be (`planner_contract.SequenceView`). It drafts nothing."""
 
     __slots__ = ("_now", "block_table", "num_computed", "num_known", "sequence_id", "status")
 
@@ -80,7 +80,7 @@ class SequenceForecast:
 
 
 class PoolForecast:
-    """The pool as it will be (`step_plan.PoolView`): `freed` blocks are available too."""
+    """The pool as it will be (`planner_contract.PoolView`): `freed` blocks are available too."""
 
     def __init__(self, pool: BlockPool, freed: frozenset[int]) -> None:
         self._pool = pool

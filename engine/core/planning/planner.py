@@ -56,7 +56,7 @@ def plan_step(
     also held by `num_copies` copies of swapped KV; `num_coming` will be available when these end.
     `growth` returns the columns of all seated sequences; it is called only if admissions are tried.
     """
-    # A member of an enumeration costs more to look up than all else that is done for a sequence.
+    # Looking up the enum member once: in the loop it would cost more than the rest.
     decode = SequenceStatus.RUNNING_DECODE
     decoding = [s for s in running if s.status is decode]
     prefilling: list[SequenceView] = []

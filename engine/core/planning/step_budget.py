@@ -83,7 +83,7 @@ class StepBudget:
         self.plan.chunks[sequence.sequence_id] = Chunk(num_planned + num_tokens)
 
     def plan_admission(self, admission: Admission, start: int, num_claimed: int) -> None:
-        """Plan an admission with its first chunk behind `start` tokens.
+        """Plan an admission with its first chunk after `start` tokens.
 
         `num_claimed` of its cached blocks were available to others.
         """

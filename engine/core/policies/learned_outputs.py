@@ -84,11 +84,11 @@ class PeakReserve:
     """The expected future of some sequences.
 
     The columns are sorted by `ends`: in how many tokens each sequence ends. `known` are its tokens
-    now, `held_tokens` the slots of all. When a sequence ends, those behind it in the columns and
+    now, `held_tokens` the slots of all. When a sequence ends, those after it in the columns and
     itself are still there: `num_left` sequences with `left_known` tokens now. `most_used` is the
     largest use of tokens, `most_with_one` up to each of `ends` the largest with one token of a
     further sequence for each that is drawn. A sequence that was taken out stands there a second
-    time, with weight -1, behind itself.
+    time, with weight -1, after itself.
     """
 
     policy: LearnedOutputs
@@ -176,12 +176,12 @@ class PeakReserve:
         end = self.policy.expected_of(view)
         if end <= 0:
             return self._holding(held_tokens)
-        place = self.ends.searchsorted(end, side="right")
-        known = np.insert(self.known, place, view.num_known)
-        weights = np.insert(self.weights, place, weight)
+        index = self.ends.searchsorted(end, side="right")
+        known = np.insert(self.known, index, view.num_known)
+        weights = np.insert(self.weights, index, weight)
         return self._of_sorted(
             self.policy,
-            np.insert(self.ends, place, end),
+            np.insert(self.ends, index, end),
             known,
             weights,
             weights[::-1].cumsum()[::-1],

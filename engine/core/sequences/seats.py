@@ -60,14 +60,14 @@ def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
 class Seats:
     """Rows of `num_seats` seats. The row of an empty seat has zeros in all counts.
 
-    A row of `block_tables` has zeros behind the blocks that are held.
+    A row of `block_tables` has zeros after the blocks that are held.
 
-    Drafts stand behind the known tokens of `token_ids` while a step verifies them. Memory of a row
+    Drafts stand after the known tokens of `token_ids` while a step verifies them. Memory of a row
     is touched as far as its sequence reaches, never `max_len` tokens at once.
     """
 
     def __init__(self, num_seats: int, max_len: int, max_blocks: int) -> None:
-        # One column more, so that the place behind the last token can be read for every token.
+        # One column more, so that the column after the last token can be read for every token.
         self.token_ids = np.zeros((num_seats, max_len + 1), np.int32)
         self.block_tables = np.zeros((num_seats, max_blocks), np.int32)
         self.num_prompt: Ints = np.zeros(num_seats, np.int64)
@@ -124,7 +124,7 @@ class Seats:
         self.num_blocks[sequence.seat] = held + len(block_ids)
 
     def write_drafts(self, sequence: Sequence, token_ids: Items[int]) -> None:
-        """Write drafts behind the sequence's known tokens."""
+        """Write drafts after the sequence's known tokens."""
         known = sequence.num_known
         self.token_ids[sequence.seat, known : known + len(token_ids)] = token_ids
 

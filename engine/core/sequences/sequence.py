@@ -103,7 +103,7 @@ class Sequence:
         self.end_token_ids: Set[int] = frozenset()
         """Tokens that end the output; set when queued."""
         self.draft_token_ids: Tokens[int] = ()
-        """Drafts to be verified behind the last known token in the next step."""
+        """Drafts to be verified after the last known token in the next step."""
         self.proposed_token_ids: Tokens[int] = ()
         """Drafts that the model itself (mtp) proposed with the last token."""
         self.forced_token_ids: Tokens[int] = ()

@@ -60,7 +60,7 @@ class Acceptance:
 def moving_average(probability: float, num_drafted: int, num_accepted: int, weight: float) -> float:
     """Return the average after `num_accepted` hits and, unless all were accepted, one miss.
 
-    Drafts behind the first wrong one do not count: they follow a token that was not drawn.
+    Drafts after the first wrong one do not count: they follow a token that was not drawn.
     """
     probability = 1 - (1 - probability) * (1 - weight) ** num_accepted
     return probability if num_accepted == num_drafted else probability * (1 - weight)

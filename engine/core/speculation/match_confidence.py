@@ -22,7 +22,7 @@ class MatchConfidence:
         self._means = [0.0, 0.25, *(1 - 1 / length for length in range(2, LONGEST + 1))]
 
     def chances(self, length: int, most: int, lowest: float = 0.0) -> tuple[float, ...]:
-        """Return the chances that the first 1, 2, … tokens behind a match are all right.
+        """Return the chances that the first 1, 2, … tokens after a match are all right.
 
         The match has `length` tokens. At most `most` chances, none below `lowest`; none without a
         match (length 0).
@@ -36,6 +36,6 @@ class MatchConfidence:
         return tuple(chances)
 
     def learn(self, length: int, *, was_right: bool) -> None:
-        """Record whether the token behind a match of `length` was right."""
+        """Record whether the token after a match of `length` was right."""
         length = min(length, LONGEST)
         self._means[length] += (was_right - self._means[length]) * _LATEST_WEIGHT

@@ -75,7 +75,7 @@ class Speculation:
         self._looked_up: set[int] = set()
 
     def drafts(self, decoding: Sequence[SpeculatingView]) -> list[tuple[int, ...]]:
-        """Return the drafts to verify behind each sequence's last known token, possibly none.
+        """Return the drafts to verify after each sequence's last known token, possibly none.
 
         A second call for the same step returns the same.
         """
@@ -89,7 +89,7 @@ class Speculation:
         ]
 
     def num_proposals(self, drawing: Sequence[SpeculatingView]) -> list[int]:
-        """Return how many drafts the runner may propose behind each drawn token (mtp)."""
+        """Return how many drafts the runner may propose after each drawn token (mtp)."""
         if not self.has_proposals or not drawing:
             return [0] * len(drawing)
         most = self.num_speculative_tokens

@@ -1,6 +1,6 @@
 """An index of where the end of a text occurred before, used by both look-up drafters.
 
-Together with the tokens themselves it represents their suffix tree: the positions behind all
+Together with the tokens themselves it represents their suffix tree: the positions after all
 occurrences of a context are the leaves below that context's node, and only nodes that are looked up
 are computed. A node costs no memory, a token about a hundred bytes.
 """
@@ -26,7 +26,7 @@ A bare tuple, because hundreds are made in a step.
 
 
 class SuffixIndex:
-    """Tokens, and for each run of `run_length` of them the positions behind its occurrences.
+    """Tokens, and for each run of `run_length` of them the positions after its occurrences.
 
     A position is the number of all tokens ever added before it, so dropping the oldest tokens
     changes no position. A run gets its position once a token follows it.
@@ -40,7 +40,7 @@ class SuffixIndex:
         self._run_length = run_length
         self._most_positions = most_positions
         self._latest: dict[tuple[int, ...], int] = {}
-        self._earlier = array("q")  # by position: the position behind the run's previous occurrence
+        self._earlier = array("q")  # by position: the position after the run's previous occurrence
 
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens; amortised constant time for each."""
@@ -87,7 +87,7 @@ class SuffixIndex:
     def tokens_from(self, position: int, most: int) -> tuple[int, ...]:
         """Return `most` tokens from `position` on; at the end of the text they repeat.
 
-        The end of the text matches at `position`, so behind its last token the same tokens are
+        The end of the text matches at `position`, so after its last token the same tokens are
         expected again.
         """
         offset = position - self.num_dropped

@@ -15,7 +15,7 @@ from engine.core.step.step_batch import Ints, StepBatch
 class PromptRows:
     """The first rows of an entry of a batch, of which log probabilities are asked for.
 
-    The prompt has token `following[i]` behind row i. `num_top` likeliest tokens are reported.
+    The prompt has token `following[i]` after row i. `num_top` likeliest tokens are reported.
     """
 
     entry: int

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 class StepBatch(Sequence[ScheduledSequence]):
     """Entry `i` computes `num_tokens[i]` tokens of row `rows[i]` of `seats` from `starts[i]` on.
 
-    The last `num_drafts[i]` of them are drafts, which stand behind the row's known tokens. Where
+    The last `num_drafts[i]` of them are drafts, which stand after the row's known tokens. Where
     `is_sampled[i]`, tokens are drawn after the last known token and after each draft.
     Where `is_decode[i]`, a decoding sequence computes its last known token, and drafts.
     `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
@@ -103,7 +103,7 @@ def planned_batch(
     """Return the batch that computes a chunk of each of `sequences`, which hold their blocks.
 
     They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
-    drafts behind it. `chunks` are by entry; an entry without one is a plain decode.
+    drafts after it. `chunks` are by entry; an entry without one is a plain decode.
     """
     known = seats.num_known.take(rows)
     starts, num_tokens, num_drafts = known - 1, np.ones_like(known), np.zeros_like(known)

@@ -42,7 +42,7 @@ class StepOutputs(Items[StepOutput]):
 
     Nearly all are one more token of a sequence that goes on. Those are kept as columns, and made
     one by one when the first of them is read: by then the next step may run. `others` are the rest,
-    by their place among all, in order: prompts that have ended, ends, accepted drafts.
+    by their index among all, in order: prompts that have ended, ends, accepted drafts.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class StepOutputs(Items[StepOutput]):
                     repeat(None),
                 )
             )
-            for place, output in self.others.items():
-                self._outputs.insert(place, output)
+            for index, output in self.others.items():
+                self._outputs.insert(index, output)
         return self._outputs
 
 

@@ -28,7 +28,7 @@ OnEnd = Callable[[Sequence, FinishReason | None], None]
 
 T = TypeVar("T")
 _NOT_PLAIN = -1
-"""In the place of the token of a sequence that drew none or several, or one that ends it."""
+"""Token of a sequence that drew none or several, or one that ends it."""
 
 
 class StepResults:
@@ -51,6 +51,22 @@ class StepResults:
         self._speculation = speculation
         self._on_end = on_end
 
+    # Two ways through one batch. Almost every sequence of almost every step decodes, draws one
+    # token and goes on; hundreds of them are written with a few array operations (the columns of
+    # `Seats`, `_append_one_each`). Everything else has a path of its own, entry by entry:
+    #
+    #     drew nothing            a chunk of a prompt that is not complete: tokens are computed
+    #     goes on, block full     its block gets a hash and becomes findable (`publish`)
+    #     drew otherwise          several tokens, the first one, or the last one (`append`)
+    #
+    # `goes_on` divides the two. It is computed from the rows before anything is written, and so is
+    # `known`; a block is full when the tokens known before this one are a multiple of the block
+    # size, because the KV of the new token does not exist yet. Entries of the loop are ascending:
+    # publishing and ends happen in the order of the batch, however the step was planned.
+    #
+    # Outputs are columns for the plain ones, and `others` by their index among the sequences that
+    # drew at all, which is why entries that drew nothing are counted. `_learn` comes last: it
+    # compares what was drafted with what was kept.
     def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> StepOutputs:
         """Write the results of a step, one per sequence, None where nothing was drawn.
 
@@ -163,7 +179,7 @@ class StepResults:
             if not was_decoding[entry]:
                 continue
             sequence, num_drafted = step.sequences[entry], num_drafts[entry]
-            # With an end token among the drafts, accepted drafts behind it are not part of the
+            # With an end token among the drafts, accepted drafts after it are not part of the
             # output.
             num_drawn = len(cast(DrawnTokens, results[entry]).token_ids)
             num_accepted = min(len(output.token_ids), num_drawn - 1)

@@ -37,7 +37,7 @@ IsComplete = Callable[[], bool]
 class DeviceSide(Protocol):
     """What copies of a layer consist of. `host` is `[2, blocks, piece_bytes]` of that layer.
 
-    `begin_in` and `begin_out` queue work behind the steps before and return what tells whether it
+    `begin_in` and `begin_out` queue work after the steps before and return what tells whether it
     is complete. `gather` and `scatter` are called on another thread.
     """
 
@@ -99,7 +99,7 @@ class DeviceCopies:
     """Makes copies one after the other, layer by layer. The step thread owns it.
 
     `block_bytes` is the size of a block in each layer. `submit` starts work on the thread (None: on
-    one of its own); it does one after the other, so what is scattered can be gathered behind it.
+    one of its own); it does one after the other, so what is scattered can be gathered after it.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class GpuSide:
     def begin_in(
         self, layer: int, block_ids: np.ndarray, gathered: list[paddle.Tensor]
     ) -> IsComplete:
-        # Behind the steps that used these blocks before.
+        # After the steps that used these blocks before.
         self._stream.wait_event(paddle.device.current_stream().record_event())
         with paddle.no_grad(), paddle.device.stream_guard(self._stream):
             places, *pieces = (pinned.cuda(blocking=False) for pinned in gathered)

@@ -53,7 +53,7 @@ class _Found:
         for start in range(0, len(following), MAX_SAMPLED_ROWS):
             places = np.arange(start, min(start + MAX_SAMPLED_ROWS, len(following)))
             logits = decoder.logits(hidden, self._first + places)
-            with np.errstate(invalid="ignore"):  # what is not finite is found behind the last row
+            with np.errstate(invalid="ignore"):  # what is not finite is found after the last row
                 for place, row in zip(places.tolist(), logits, strict=True):
                     self._take(place, row, int(following[place]))
 

@@ -58,7 +58,7 @@ def draw_inputs(batch: StepBatch) -> Iterator[SampleInput]:
 def accept_drafts(batch: StepBatch, draws: Draws) -> tuple[list[DrawnTokens | None], list[int]]:
     """Return what each entry drew, None where it draws nothing, and the entries that could not.
 
-    Rows behind the first wrong draft of an entry are not looked at.
+    Rows after the first wrong draft of an entry are not looked at.
     """
     results: list[DrawnTokens | None] = [None] * len(batch)
     bad: list[int] = []

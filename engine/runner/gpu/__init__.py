@@ -18,4 +18,21 @@
 
 The page docs/gpu.md says how sums are ordered, and what was measured. Its modules import `triton`,
 which is an extra.
+
+Decisions:
+
+The GPU kernels never divide a sum by the number of rows. They compute `W @ x.T`, so weights lie on
+the matrix unit's long side, and one program adds all inputs of its tile in one chain of matrix
+instructions; attention is merged from pieces at fixed positions. So a row's bits depend neither on
+the tile nor on the other rows, which an H100 showed for every tile and step that was tried. Ranges
+of inputs in programs of their own, added in order by the next kernel, would take 3.5 % off the
+products of one row and cost a second sum in prefill. `docs/gpu.md` has the figures.
+
+The driver is called through ctypes. One file serves every version of it, where `cuda-bindings`
+follows CUDA's major versions and costs more a call.
+
+The card draws where a temperature is all that a row asks for, with noise of the CPU's Philox words;
+two launches and four bytes a row. Rows under filters, penalties, grammars or other rules, and those
+with log probabilities, are drawn on the host from their own logits. A row's way depends on its own
+request alone, so a request has the same tokens in every batch.
 """

@@ -32,7 +32,7 @@ class Tile:
 
 
 _WIDE_OUTPUTS = 8192
-"""From here on tiles of 64 outputs are enough programs for a card at any number of rows."""
+"""Least outputs whose tiles of 64 are enough programs for a card, at any number of rows."""
 
 _MANY_ROWS = 1024
 _FIRST_WITH_COPY_ENGINE = 90

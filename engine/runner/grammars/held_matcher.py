@@ -56,9 +56,9 @@ class Matchers(Protocol):
 class Growth:
     """By how much the masks of a matcher make its grammar larger.
 
-    What states of a lexer take is not told, so the heap is measured around a mask; other threads
-    allocate meanwhile, and measuring takes a part of a millisecond. Masks that find no new states
-    take less: they are not measured, nor is the first one that takes longer.
+    llguidance does not say what the states of a lexer take, so the heap is measured around a mask;
+    other threads allocate meanwhile, and measuring takes a part of a millisecond. Masks that find
+    no new states take less: they are not measured, nor is the first one that takes longer.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Growth:
 class HeldMatcher:
     """The matcher of a seat, and the tokens that it has consumed.
 
-    `forced` are the tokens that the grammar forces behind the first `num_before` of them; below 0
+    `forced` are the tokens that the grammar forces after the first `num_before` of them; below 0
     they have not been looked for. `growth` is what its masks add to the grammar.
     """
 

@@ -7,7 +7,7 @@ again with a mask. Every other row's mask is filled on a thread while the layers
 
 A matcher belongs to a seat and is only a cache: its state is a function of the grammar and of the
 output tokens. Where the seat has another sequence now, or tokens that the matcher has not seen, it
-is made again or moved. Each draft's row has the mask after the drafts before it. Behind a draft
+is made again or moved. Each draft's row has the mask after the drafts before it. After a draft
 that the grammar refuses no row is used: that draft is never drawn.
 """
 
@@ -161,7 +161,7 @@ class GrammarMasks:
             jobs.append(job)
             mask_rows[first_row : first_row + count] = np.arange(num_masks, num_masks + count)
             num_masks += count
-        # Rows that are not filled stand behind what ends the output or is never drawn.
+        # Rows that are not filled stand after what ends the output or is never drawn.
         allowed = AllowedTokens(mask_rows, np.full((num_masks, self._num_words), -1, np.int32))
         self._num_forced = {job.seat: self._count_forced(job) for job in jobs if job.drafts}
         failures: dict[int, PdserveError] = {}
@@ -226,7 +226,7 @@ class GrammarMasks:
         return AllowedTokens(np.arange(len(jobs)), masks)
 
     def propose(self, batch: StepBatch, results: Sequence[DrawnTokens | None]) -> None:
-        """Write into `results` which tokens the grammars force behind those that were drawn."""
+        """Write into `results` which tokens the grammars force after those that were drawn."""
         if not self._proposes:
             return
         is_needed = batch.is_sampled & batch.seats.has_grammar[batch.rows]
@@ -255,7 +255,7 @@ class GrammarMasks:
         self, batch: StepBatch, entry: int, drawn: DrawnTokens, held: HeldMatcher
     ) -> tuple[int, ...]:
         if not self._eos_token_ids.isdisjoint(drawn.token_ids):
-            return ()  # accepted drafts behind the end are not part of the output
+            return ()  # accepted drafts after the end are not part of the output
         seats, seat = batch.seats, int(batch.rows[entry])
         first, known = int(seats.num_prompt[seat]), int(seats.num_known[seat])
         output = [*seats.token_ids[seat, first:known].tolist(), *drawn.token_ids]

@@ -50,7 +50,7 @@ def needs_no_mask(job: GrammarJob) -> bool:
 
 
 class MaskSource(Protocol):
-    """What knows the grammars: `grammar_masks.GrammarMasks`."""
+    """What knows the grammars: `masks.GrammarMasks`."""
 
     def checked(self, job: GrammarJob, token_id: int, logits: np.ndarray) -> int | None:
         """Return what the job draws with its mask, having drawn `token_id` from `logits` without.

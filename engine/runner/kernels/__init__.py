@@ -23,6 +23,25 @@ last bit however prompts are chunked and requests are batched.
 Compiled code is cached in a folder named after these sources: numba itself only checks the file of
 the function that it caches, not the files of the functions that this one calls. A folder into which
 another user could put code is not used.
+
+Decisions:
+
+The thread pool is entered by one small loop that calls a function by its address
+(`kernels/team.py`). numba compiles the body of a `prange` loop three times: in the function, as a
+kernel and in the kernel's wrapper. With a layer as the body this takes longer than all other
+compilation. Processes that start together divide what is to be compiled (`common_kernels`,
+`compile_once`): one begins with a layer, whose attention comes last, the other with attention, then
+the draws. Afterwards they measure what steps cost one after the other, because two nodes with a
+thread per core each would measure each other.
+
+Idle threads of the pool sleep soon (`OMP_WAIT_POLICY=passive` and `GOMP_SPINCOUNT=1000`, unless the
+policy is set). By default an idle thread of GNU's OpenMP reads a variable for milliseconds before
+it sleeps. Alone on a machine that costs nothing. With a second node on the same cores each step
+waited, at the end of each layer, for threads that the system had taken off the processor for
+another node's idle ones: a step of 5 ms takes 16 to 216 ms with the library's default and 9 ms with
+these (`docs/figures.md`, two engines on the same cores). The thousand reads take about as long as
+Python takes from one layer to the next, so that a node alone does not sleep and wake between
+layers.
 """
 
 from __future__ import annotations

@@ -49,12 +49,25 @@ _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 STATE_LANES = 2 * LANES
-"""Floats of a row's softmax state behind its weighted sum of values.
+"""Floats of a row's softmax state after its weighted sum of values.
 
 They are sixteen sums of weights, one per lane, and a vector that begins with the largest score.
 """
 
 
+# Phase 1 of a tile: keys. All queries of an item use the same keys, so they are brought once into
+# the layout of the score product: `key_tile[i, j]` is dimension i of key j, and sixteen adjacent
+# keys are one vector. Values need no new layout: the second product takes them row by row, and
+# where the cache stores floats it takes them from the cache itself.
+#
+# Three ways lead to the same numbers. Blocks smaller than a tile: each slot is widened into
+# `gathered`, because a tile spans several blocks. Floats: a tile lies in one block, which is
+# transposed as it is. bfloat16 and int8: the transposition widens, in registers.
+#
+# A block table may point anywhere, which the processor's own prefetching cannot follow. So the
+# values of this tile and the keys of the next one are prefetched here, while the transposition
+# keeps the processor busy. `key_tile` is never cleared: what an earlier tile left from `count` on
+# gives scores that `_softmax_row` overwrites.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> int:  # type: ignore[no-untyped-def]
     """Transpose `count` keys from position `start` into `key_tile`; return their values' address.
@@ -85,8 +98,8 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
     if kind == FLOATS:
         _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at)
         return value_at
-    for place in range(0, count * slot_bytes, _LINE_BYTES):
-        prefetch_line(value_at + place)
+    for ahead in range(0, count * slot_bytes, _LINE_BYTES):
+        prefetch_line(value_at + ahead)
     for j in range(0, count, 8):
         slots_at = key_at + j * slot_bytes
         for i in range(0, head_dim, 8):
@@ -95,8 +108,8 @@ def _load_tile(keys, values, blocks, head, start, count, gathered, key_tile) -> 
                 transpose_halves(slots_at + i * HALVES, slot_bytes, place_at, KEY_TILE)
             else:
                 transpose_bytes(slots_at + i, slots_at + head_dim, slot_bytes, place_at, KEY_TILE)
-    for place in range(0, KEY_TILE * slot_bytes, _LINE_BYTES):
-        prefetch_line(next_at + place)
+    for ahead in range(0, KEY_TILE * slot_bytes, _LINE_BYTES):
+        prefetch_line(next_at + ahead)
     for j in range(count):
         widen_slot(value_at + j * slot_bytes, gathered[1, j].ctypes.data, head_dim, kind)
     return gathered[1].ctypes.data
@@ -107,16 +120,27 @@ def _transpose_floats(key_at, value_at, next_at, count, head_dim, tile_at) -> No
     """Transpose keys, and prefetch their values and the next tile's keys meanwhile."""
     for j in range(0, count, 8):
         for i in range(0, head_dim, 8):
-            place = (j * head_dim + 8 * i) * _FLOAT_BYTES
+            ahead = (j * head_dim + 8 * i) * _FLOAT_BYTES
             for line in range(0, 4 * _LINE_BYTES, _LINE_BYTES):
-                prefetch_line(value_at + place + line)
-                prefetch_line(next_at + place + line)
+                prefetch_line(value_at + ahead + line)
+                prefetch_line(next_at + ahead + line)
             transpose_8x8(
                 key_at + (j * head_dim + i) * _FLOAT_BYTES, head_dim,
                 tile_at + (i * KEY_TILE + j) * _FLOAT_BYTES, KEY_TILE,
             )  # fmt: skip
 
 
+# Phase 2 of a tile: the online softmax. The state of a row is one array:
+#
+#     0 … head_dim         the sum of e^(score - largest) · value, not yet divided
+#     … + 16               sixteen partial sums of e^(score - largest), one for each lane
+#     … + 1                the largest score so far (a vector that begins with it)
+#
+# When a tile has a larger score, everything summed so far is multiplied by e^(old - new). The
+# factor is 1 for most tiles, and then nothing is touched: multiplying by 1 would change no bit, so
+# the shortcut does not either. A masked key (after the row's own position) has the score minus
+# infinity: its weight is an exact zero, so a row has the same bits whether later keys are in the
+# tile or not. The partial sums are added only at the end, in the order of the lanes.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _softmax_row(scores, num_valid, state, head_dim) -> None:  # type: ignore[no-untyped-def]
     """Turn a row's `scores` of a tile to weights, and rescale what its `state` has summed."""
@@ -153,6 +177,14 @@ def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_adde
                 column += LANES
 
 
+# One piece: at most 256 keys at a fixed position, in tiles of 64, from states that are empty.
+# For each tile: the keys (`_load_tile`), scores = queries · key_tile, the softmax of each row,
+# states += scores · values. Both products are chains in a fixed order, over `head_dim` and over the
+# keys of the tile, however many rows are computed together.
+#
+# Rows are queries times the query heads of one KV head: row r is at `position + r // group`, where
+# its valid keys of a tile end. Keys of the step itself are in the cache by now: `rotary_phase`
+# wrote them, and the team waited for all of that phase.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_piece(  # type: ignore[no-untyped-def]
     keys, values, blocks, head, group, rows, position, first_key, end_key, tiles, states
@@ -205,6 +237,13 @@ def _put(state, out) -> None:  # type: ignore[no-untyped-def]
         out[i] = state[i] / total
 
 
+# One item, whole or a piece of it. The two ways must give the same bits, because which one is taken
+# depends on the other sequences of the step. Therefore the whole way also computes each piece from
+# an empty state and merges it into what came before: exactly the calls that several threads and
+# `merge_phase` make together. One softmax over all keys would be a little faster, and different.
+#
+# A row of a chunk that lies before a piece has no key in it. Its state is then without meaning, and
+# it is left out of the merge: rows are ordered by position, so those that take part are a suffix.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_item(  # type: ignore[no-untyped-def]
     qkv, keys, values, blocks, first, end, head, position, piece, tiles, states, parts, out
@@ -242,6 +281,16 @@ def _attend_item(  # type: ignore[no-untyped-def]
         _put(whole[r], out[first + r // group, head * group + r % group])
 
 
+# The phase as a team runs it. `attention_plan` lists the items, the longest first, so that the last
+# ones to be claimed are short and threads end at about the same time. A member claims the next item
+# with an atomic counter; there is no fixed division, because threads may be taken off their
+# processors. Its tiles and states are allocated once and reused for every item: queries
+# `[96 rows, head_dim]`, scores `[96, 64]`, a key tile and a value tile stay in a core's own cache.
+#
+# All query heads of a KV head are in one item, so keys and values are read from memory once for the
+# group. A whole item writes `out`. An item that is one piece of a long sequence writes its rows'
+# states to `parts`, from the row that the plan names; no two items write the same row of either.
+# The phase ends when all items are finished, not when all are claimed: the next one reads `out`.
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_phase(  # type: ignore[no-untyped-def]
     counters, qkv, keys, values, block_tables, positions, items, parts, out
@@ -276,6 +325,10 @@ def attention_phase(  # type: ignore[no-untyped-def]
     wait_for_all(counters, num_items)
 
 
+# Only for what was divided, which few steps have: then `merges` is empty and a member leaves at
+# once. `parts` has the states of one run of rows piece after piece, `rows` each. They are merged in
+# ascending order into the first one, as `_attend_item` does for a whole item, and a row takes part
+# up to the piece of its own position. `_put` divides by the sum of weights, once, at the end.
 @njit(nogil=True, cache=True, error_model="numpy")
 def merge_phase(counters, positions, merges, parts, out) -> None:  # type: ignore[no-untyped-def]
     """Merge a team's pieces in `parts` into `out`; `merges` are from an `attention_plan`."""

@@ -17,7 +17,7 @@ from engine.runner.kernels.vector_ir import INT64
 
 NUM_ARGUMENTS = 8
 SIGNATURE = types.void(*[types.int64] * NUM_ARGUMENTS)
-"""Of all kernels that are called so: addresses and counts, 0 for what a kernel does not need."""
+"""Arguments of kernels that are called so: addresses and counts, 0 for what one does not need."""
 
 
 @intrinsic

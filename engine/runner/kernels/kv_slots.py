@@ -4,7 +4,7 @@ A *slot* holds one head's key or value of one token. Its bytes depend on that to
 
     float32     head_dim floats
     bfloat16    head_dim halves of floats, rounded to the nearest, ties to even
-    int8        head_dim signed bytes, and behind them their scale, a float
+    int8        head_dim signed bytes, and after them their scale, a float
 
 An int8 slot stands for `byte · scale`. The scale is the largest magnitude / 127, and a float
 becomes the nearest byte, ties to even, of its product with 127 / magnitude. A slot whose largest
@@ -59,8 +59,8 @@ def item_bytes(slot_bytes: int, head_dim: int) -> int:
 def slot_at(cache, block, head, offset) -> int:  # type: ignore[no-untyped-def]
     """Return the address of a slot in a layer's keys or values."""
     strides = cache.strides
-    place = block * strides[0] + head * strides[1] + offset * strides[2]
-    return cache.ctypes.data + place
+    distance = block * strides[0] + head * strides[1] + offset * strides[2]
+    return cache.ctypes.data + distance
 
 
 def _ints(value: int, lanes: int = LANES) -> Any:
@@ -89,7 +89,7 @@ def _scales(builder: Any, magnitude: Any) -> tuple[Any, Any, Any]:
 
 @intrinsic
 def _store_bytes(typing: Any, source: Any, target: Any, num_vectors: Any) -> Any:
-    """Round the floats at `source` to bytes at `target`, and put their scale behind them."""
+    """Round the floats at `source` to bytes at `target`, and put their scale after them."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, target, num_vectors = args
@@ -104,8 +104,8 @@ def _store_bytes(typing: Any, source: Any, target: Any, num_vectors: Any) -> Any
             shifted = builder.fadd(builder.fmul(x, factors), ROUNDER)
             numbers = builder.trunc(builder.bitcast(shifted, INT_VECTOR), _vector(_BYTE))
             numbers = builder.select(is_broken, ir.Constant(_vector(_BYTE), None), numbers)
-            place = vector_at(builder, at, _vector(_BYTE))
-            builder.store(numbers, place, align=_ALIGNMENT)
+            pointer = vector_at(builder, at, _vector(_BYTE))
+            builder.store(numbers, pointer, align=_ALIGNMENT)
             return builder.add(at, INT64(LANES))
 
         _for_vectors(builder, source, num_vectors, target, store)
@@ -168,8 +168,8 @@ def _for_vectors(builder: Any, source: Any, num_vectors: Any, target: Any, store
     index, at = builder.phi(INT64), builder.phi(INT64)
     index.add_incoming(INT64(0), start)
     at.add_incoming(target, start)
-    place = builder.add(source, builder.mul(index, INT64(FLOATS * LANES)))
-    next_at = store(builder, builder.load(vector_at(builder, place), align=_ALIGNMENT), at)
+    pointer = builder.add(source, builder.mul(index, INT64(FLOATS * LANES)))
+    next_at = store(builder, builder.load(vector_at(builder, pointer), align=_ALIGNMENT), at)
     next_index = builder.add(index, INT64(1))
     index.add_incoming(next_index, loop)
     at.add_incoming(next_at, loop)
@@ -237,8 +237,8 @@ def _widen(builder: Any, target: Any, num_vectors: Any, load: Any) -> None:
     builder.position_at_end(loop)
     index = builder.phi(INT64)
     index.add_incoming(INT64(0), start)
-    place = builder.add(target, builder.mul(index, INT64(FLOATS * LANES)))
-    builder.store(load(builder, index), vector_at(builder, place), align=_ALIGNMENT)
+    pointer = builder.add(target, builder.mul(index, INT64(FLOATS * LANES)))
+    builder.store(load(builder, index), vector_at(builder, pointer), align=_ALIGNMENT)
     next_index = builder.add(index, INT64(1))
     index.add_incoming(next_index, loop)
     builder.cbranch(builder.icmp_signed("<", next_index, num_vectors), loop, end)
@@ -251,8 +251,8 @@ def transpose_halves(typing: Any, source: Any, slot_bytes: Any, target: Any, str
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source, slot_bytes, target, stride = args
-        places = [builder.add(source, builder.mul(slot_bytes, INT64(i))) for i in range(8)]
-        rows = [_load_halves(builder, place, 8) for place in places]
+        pointers = [builder.add(source, builder.mul(slot_bytes, INT64(i))) for i in range(8)]
+        rows = [_load_halves(builder, pointer, 8) for pointer in pointers]
         emit_transpose(builder, rows, target, stride)
         return context.get_dummy_value()
 

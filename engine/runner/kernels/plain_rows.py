@@ -37,13 +37,13 @@ def lay_out_plain(  # type: ignore[no-untyped-def]
     is_good = True
     for i in range(count):
         row, start = rows[i], starts[i]
-        for place in range(width):
-            block_id = np.int64(seat_block_tables[row, place])
-            block_tables[i, place] = block_id
+        for index in range(width):
+            block_id = np.int64(seat_block_tables[row, index])
+            block_tables[i, index] = block_id
             is_good &= 0 <= block_id < num_blocks
         token_id = np.int64(seat_token_ids[row, start])
         token_ids[i] = token_id
         is_good &= 0 <= token_id < vocab_size
-        place = start // block_size
-        slots[i] = block_tables[i, place] * block_size + start - place * block_size
+        index = start // block_size
+        slots[i] = block_tables[i, index] * block_size + start - index * block_size
     return token_ids, positions, slots, block_tables, is_good

@@ -48,8 +48,8 @@ def _add(typing: Any, address: Any) -> Any:
     """Add one to a counter atomically; return its value before."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.inttoptr(args[0], INT64.as_pointer())
-        return builder.atomic_rmw("add", place, INT64(1), "acq_rel")
+        pointer = builder.inttoptr(args[0], INT64.as_pointer())
+        return builder.atomic_rmw("add", pointer, INT64(1), "acq_rel")
 
     return types.int64(types.int64), codegen
 
@@ -59,8 +59,8 @@ def _load(typing: Any, address: Any) -> Any:
     """Read a counter, with acquire order: writes before its increments are visible after."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.inttoptr(args[0], INT64.as_pointer())
-        return builder.load_atomic(place, "acquire", align=8)
+        pointer = builder.inttoptr(args[0], INT64.as_pointer())
+        return builder.load_atomic(pointer, "acquire", align=8)
 
     return types.int64(types.int64), codegen
 
@@ -172,8 +172,8 @@ def _member(context: Any, module: Any, compiled: Any, arguments: Any) -> Any:
     own = ir.Function(module, kind, module.get_unique_name("member"))
     own.linkage = "internal"
     builder = ir.IRBuilder(own.append_basic_block("entry"))
-    places = builder.inttoptr(own.args[0], ir.ArrayType(INT64, 2).as_pointer())
-    packed_at, failed_at = cgutils.unpack_tuple(builder, builder.load(places), 2)
+    pointers = builder.inttoptr(own.args[0], ir.ArrayType(INT64, 2).as_pointer())
+    packed_at, failed_at = cgutils.unpack_tuple(builder, builder.load(pointers), 2)
     stored = context.get_value_type(arguments)
     values = builder.load(builder.inttoptr(packed_at, stored.as_pointer()))
     status, _ = context.call_conv.call_function(

@@ -111,11 +111,11 @@ def softmax_tile(typing: Any, scores: Any, maximum: Any, sums: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        places = [
+        pointers = [
             vector_at(builder, builder.add(args[0], INT64(4 * first)))
             for first in range(0, KEY_TILE, LANES)
         ]
-        tile = [builder.load(place, align=4) for place in places]
+        tile = [builder.load(pointer, align=4) for pointer in pointers]
         best = tile[0]
         for x in tile[1:]:
             best = _larger(builder, x, best)
@@ -128,9 +128,9 @@ def softmax_tile(typing: Any, scores: Any, maximum: Any, sums: Any) -> Any:
         sums_at = vector_at(builder, args[2])
         total = builder.fmul(builder.load(sums_at, align=4), rescale)
         shift = splat(builder, new)
-        for x, place in zip(tile, places, strict=True):
+        for x, pointer in zip(tile, pointers, strict=True):
             weights = _exp(builder, builder.fsub(x, shift))
-            builder.store(weights, place, align=4)
+            builder.store(weights, pointer, align=4)
             total = builder.fadd(total, weights)
         builder.store(total, sums_at, align=4)
         return builder.extract_element(rescale, INT32(0))

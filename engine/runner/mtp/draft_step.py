@@ -56,7 +56,7 @@ def plan_drafts(
 ) -> DraftStep | None:
     """Return the draft step after a computed step; None when no next token is known.
 
-    `results` is what the step drew. Rows behind a rejected draft are left out, and so is the last
+    `results` is what the step drew. Rows after a rejected draft are left out, and so is the last
     row of a sequence that failed. Raises `InternalError` for a next token outside the vocabulary.
     """
     num_rows = planned.num_tokens - planned.num_drafts - 1

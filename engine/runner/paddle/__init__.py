@@ -8,4 +8,11 @@ attention_tiles   which tiles a step's attention has
 mtp               a drafting layer in operators
 memory_meter      a GPU's memory, as Paddle's allocator counts it
 device_arrays     a step's index arrays, sent to the device in one copy
+
+Decisions:
+
+Attention is a running softmax over tiles of keys. The borders of tiles depend on positions alone,
+so a row's sums have one order in every batch, and memory is bounded by a tile. All sequences of a
+step are attended in a few calls per layer: block tables, masks and row numbers are sent once per
+step.
 """

@@ -28,7 +28,7 @@ _FIRST_TILE, _LARGEST_TILE = 128, 1024
 class Tile:
     """Blocks `first` to `end`, exclusive, of each table, for the first `num_items` items.
 
-    `has_future`: some rows must not see some of its keys. `has_unwritten`: some keys are behind
+    `has_future`: some rows must not see some of its keys. `has_unwritten`: some keys are after
     the last row of an item, where a slot may hold anything.
     """
 

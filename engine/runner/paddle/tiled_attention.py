@@ -166,6 +166,6 @@ def _joined(
     if not so_far:
         return highest, total, summed
     before, old_total, old_summed = so_far
-    # Of whole vectors: on a CPU the elements behind the last one round differently.
+    # Of whole vectors: on a CPU the elements after the last one round differently.
     scale = paddle.exp((before - highest).expand(summed.shape))
     return highest, old_total * scale[..., :1] + total, old_summed * scale + summed

@@ -5,16 +5,8 @@ gated SiLU MLP. They differ in biases, in norms on query and key heads, in how h
 paired for rotary positions, and in defaults. A configuration that this decoder would compute
 wrongly is refused.
 
-A family of the same decoder attaches here: one row of `_FAMILIES`.
-
-A mixture-of-experts family attaches here: the number of experts and of those per token become
-fields of `DecoderSpec`, `checkpoint.layer_shapes` lists the experts' tensors, and the MLP is
-replaced in `numba_layer.load_layer`, `kernels.layer` and `paddle_decoder.PaddleDecoder.advance`.
-
-A family with sliding windows attaches here: a window per layer becomes a field of `DecoderSpec`,
-`_refuse_other_arithmetic` admits it, and it bounds the first key in `kernels.attention_plan`
-and `attention_tiles`. ARCHITECTURE.md, Seams, says what frees the blocks before
-the window.
+A family of the same decoder attaches here: one row of `_FAMILIES`. CONTRIBUTING.md, Seams, says
+where a mixture of experts and sliding windows attach.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class QuantisedSource(TensorSource):
     """
 
     def __init__(self, source: TensorSource, format_name: str) -> None:
-        """Take the formats from `block_formats.QUANTISERS`."""
+        """Take the formats from `stored_formats.QUANTISERS`."""
         self._source, self._format = source, format_name
         self.metadata = source.metadata
 

@@ -3,7 +3,7 @@
 The receiver registers its pool by slab and sends the addresses. The sender, whose pool is
 registered too, writes a chunk to the target blocks and sends the DATA header when the write is
 done. So a header that arrives means that its bytes are there, and a control frame that is sent
-behind the writes means that those before it are over.
+after the writes means that those before it are over.
 
 A write that fails may continue: the engine retries for a while, and looks up the key that the
 memory has then. So a fence registers the memory of a slab at an address that was never used before

@@ -23,8 +23,8 @@ from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage
 
 CHARS_PER_TURN = 16 << 10
-"""Of a whole answer that become JSON in one turn of the event loop: 0.1 ms of text, 10 ms of the
-shortest lists of log probabilities. 128 choices that repeat a long prompt are some ten million."""
+"""Characters of a whole answer that become JSON in one turn of the event loop: 0.1 ms of text, 10
+ms of the shortest lists of log probabilities. 128 choices with a long prompt have ten million."""
 
 PING_S = 5.0
 """A stream that has sent nothing for this time, or up to twice as long, sends a ping. The shortest
@@ -32,7 +32,7 @@ time-outs of clients and proxies are a multiple of it."""
 
 
 def _nothing() -> None:
-    """Abort what has not started, or is over."""
+    """Do nothing: a choice that has not started, or has ended, has nothing to abort."""
 
 
 def pieces_of(delta: Delta) -> Iterator[Delta]:
@@ -296,8 +296,9 @@ class WholeAnswer(Answer):
         best_of: int = 1,
         num_best: int = 1,
     ) -> None:
-        """Of each `best_of` choices, which answer one prompt, the client gets the `num_best`
-        likeliest, best first; all of them, in order, where the two numbers are equal.
+        """Keep the `num_best` likeliest of each prompt's `best_of` choices, best first.
+
+        Where the two numbers are equal, all choices are kept in their order.
         """
         super().__init__(form, usage, reply, num_choices, turns)
         self._best_of, self._num_best = best_of, num_best

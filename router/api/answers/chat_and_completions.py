@@ -109,7 +109,7 @@ class AnswerFormat(ABC):
     stream_object: str
     whole_object: str
     has_prompt_in_choices: bool
-    """Where the log probabilities of prompts are: in each choice, or once beside the choices."""
+    """Whether the log probabilities of prompts are in each choice, or once beside the choices."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The answer to a chat that thinks or calls functions, in OpenAI's shape.
 
-The first event of a call has its number, its id and the function's name; the events behind it have
+The first event of a call has its number, its id and the function's name; the events after it have
 the number and more of the arguments.
 """
 

@@ -9,7 +9,7 @@ from router.http.sse import to_json
 from router.text.logprobs_json import DescribeToken, finite
 
 _TOKENS_PER_PART = 128
-"""Of the JSON of a prompt that are made at once: 2,700 log probabilities at most."""
+"""Tokens of a prompt whose JSON is made at once: 2,700 log probabilities at most."""
 
 
 def prompt_logprobs_json(

@@ -13,7 +13,7 @@ from router.text.chat_template import ChatOptions
 
 MAX_VARIABLES = 32
 MAX_VARIABLE_CHARS = 256
-"""Of a variable's name and of its value. Templates may repeat them for each message."""
+"""Most characters of a variable's name and of its value: templates may repeat them."""
 MAX_ARGUMENTS_DEPTH = 64
 """Objects and lists within each other in the arguments of a call; templates recurse into them."""
 

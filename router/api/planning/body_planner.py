@@ -28,7 +28,7 @@ token of its own."""
 MAX_THREAD_BODY_BYTES = 128 << 10
 """Larger bodies are planned by the planning process; on a thread, parsing counts."""
 MAX_REMEMBERED_BYTES = 4 << 20
-"""Of the texts of grammars that are known to compile."""
+"""Most bytes of the texts of grammars that are known to compile."""
 
 
 class Trials(Protocol):

@@ -40,9 +40,9 @@ from router.text.text_model import DEFAULT_CHAT
 log = logging.getLogger("pdserve.router.http")
 
 MAX_WAITING_BYTES = 128 << 20
-"""Of all bodies in the queue: a thousand of those that are just large, a dozen of 10 MiB."""
+"""Most bytes of all bodies in the queue: a thousand of the least large ones, a dozen of 10 MiB."""
 MAX_PLAN_S = 60.0
-"""For one body: twice what ten megabytes take to tokenise where the context holds all of them."""
+"""Longest time for one body: twice what ten megabytes take where the context holds all of them."""
 _MAX_STARTS = 2
 _READ_AHEAD_BYTES = 1 << 20
 _PART_BYTES = 256 << 10
@@ -99,7 +99,7 @@ class PlanningProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """Process id of the child that runs now."""
         return self._process.started.pid if self._process else None
 
     async def plan(self, kind: RequestKind, body: bytes, max_model_len: int) -> RequestPlan:

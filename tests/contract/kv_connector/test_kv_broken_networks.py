@@ -47,11 +47,12 @@ def handoff_through(
     return prefill, decode, proxy
 
 
+@pytest.mark.covers("F23", "F28")
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9, 0.999])
 def test_a_connection_cut_in_the_middle_is_taken_up_again(
     zmq_cluster: Cluster, share: float
 ) -> None:
-    """F28, F23: chunks that the first two connections lost are sent again on the next."""
+    """Chunks that the first two connections lost are sent again on the next."""
 
     def meddle(number: int, forwarded: int, data: bytes) -> bytes | None:
         is_cut = number < 2 and forwarded + len(data) > share * STREAM_BYTES
@@ -67,9 +68,10 @@ def test_a_connection_cut_in_the_middle_is_taken_up_again(
         assert proxy.num_connections >= 2
 
 
+@pytest.mark.covers("F19")
 @pytest.mark.parametrize("after", [0, 200, 2000])
 def test_a_stalled_connection_fails_both_sides(zmq_cluster: Cluster, after: int) -> None:
-    """F19: nothing is closed, nothing arrives any more."""
+    """Nothing is closed, nothing arrives any more."""
 
     def meddle(number: int, forwarded: int, data: bytes) -> bytes:
         return data if forwarded + len(data) <= after else b""
@@ -82,9 +84,10 @@ def test_a_stalled_connection_fails_both_sides(zmq_cluster: Cluster, after: int)
         decode.connector.revoke(ended.lease_token)
 
 
+@pytest.mark.covers("F24")
 @pytest.mark.parametrize("share", [0.0, 0.002, 0.1, 0.35, 0.5, 0.77, 0.95, 0.99])
 def test_a_flipped_bit_never_lands_wrong_bytes(zmq_cluster: Cluster, share: float) -> None:
-    """F24: in framing, header or payload."""
+    """In framing, header or payload."""
     at = int(share * STREAM_BYTES)
 
     def meddle(number: int, forwarded: int, data: bytes) -> bytes:
@@ -107,8 +110,9 @@ def test_a_flipped_bit_never_lands_wrong_bytes(zmq_cluster: Cluster, share: floa
             assert np.array_equal(decode.pool, prefill.pool)
 
 
+@pytest.mark.covers("F64")
 def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) -> None:
-    """F64: the connection breaks and nobody listens at the address any more."""
+    """The connection breaks and nobody listens at the address any more."""
 
     def meddle(number: int, forwarded: int, data: bytes) -> bytes | None:
         return data if forwarded + len(data) <= 2000 else None
@@ -127,10 +131,11 @@ def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) ->
     assert "was silent for 0.4 s" in str(ended.error)
 
 
+@pytest.mark.covers("F30", "F67")
 def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
     zmq_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F30, F67: the next ones end at once, and none waits to find out that it works again."""
+    """The next ones end at once, and none waits to find out that it works again."""
     dead: set[int] = set()
     is_alive = threading.Event()
 
@@ -165,8 +170,9 @@ def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
     assert np.array_equal(decode.pool[:, :, :12], prefill.pool[:, :, :12])
 
 
+@pytest.mark.covers("F81")
 def test_a_dead_sender_is_noticed_before_the_lease_ends(cluster: Cluster) -> None:
-    """F81: it dies after half a handoff."""
+    """It dies after half a handoff."""
     prefill, decode = cluster.node("p"), cluster.node("d", peer_timeout_s=0.4)
     ticket = cluster.ticket(decode, range(12))
     decode.connector.expect(ticket, sender_deadline_s=10_000)

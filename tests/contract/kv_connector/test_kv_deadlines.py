@@ -23,8 +23,8 @@ from tests.fakes.manual_clock import ManualClock
 YEAR_S = 365 * 86400.0
 
 
+@pytest.mark.covers("F55")
 def test_abort_before_anybody_answers(cluster: Cluster) -> None:
-    """F55."""
     prefill = cluster.node("p", peer_timeout_s=0.3)
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
@@ -35,8 +35,8 @@ def test_abort_before_anybody_answers(cluster: Cluster) -> None:
     assert_ended_once(prefill)
 
 
+@pytest.mark.covers("F19", "F32")
 def test_a_silent_peer_fails_the_transfer_at_its_deadline(cluster: Cluster) -> None:
-    """F19, F32."""
     prefill, decode = cluster.node("p"), cluster.node("d")
     ticket = dataclasses.replace(cluster.ticket(decode, [1]), kv_endpoint=cluster.silent_endpoint())
     prefill.connector.open(ticket, deadline_s=0.1)
@@ -46,8 +46,8 @@ def test_a_silent_peer_fails_the_transfer_at_its_deadline(cluster: Cluster) -> N
     assert_ended_once(prefill)
 
 
+@pytest.mark.covers("F19")
 def test_a_silent_peer_is_noticed_long_before_the_deadline(cluster: Cluster) -> None:
-    """F19."""
     prefill = cluster.node("p", peer_timeout_s=0.3)
     ticket = dataclasses.replace(
         cluster.ticket(cluster.node("d"), [1]), kv_endpoint=cluster.silent_endpoint()
@@ -73,8 +73,8 @@ def test_a_commit_nobody_can_fulfil_ends_at_the_deadline(cluster: Cluster) -> No
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F03")
 def test_a_landing_without_a_sender_expires(cluster: Cluster) -> None:
-    """F03."""
     decode = cluster.node("d")
     ticket = cluster.ticket(decode, [1])
     decode.connector.expect(ticket, sender_deadline_s=0.1)
@@ -99,7 +99,8 @@ def test_an_open_transfer_keeps_its_landing(cluster: Cluster) -> None:
     assert isinstance(decode.wait_event(), Landed)
 
 
-def test_f70_a_wall_clock_that_jumps_ends_nothing(
+@pytest.mark.covers("F70")
+def test_a_wall_clock_that_jumps_ends_nothing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A year back or forth between any two looks; nobody waits for the length of a lease."""

@@ -48,9 +48,9 @@ def test_success_ends_once(cluster: Cluster) -> None:
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F55", "F56", "F57")
 @pytest.mark.parametrize("pushed_layers", [[], [1], [0, 1, 2]])
 def test_abort_by_the_sender(cluster: Cluster, pushed_layers: list[int]) -> None:
-    """F55, F56, F57."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
     prefill.connector.abort(ticket.lease_token)
@@ -132,8 +132,9 @@ def test_a_bug_on_the_connectors_thread_ends_everything_all_the_same(
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F60")
 def test_abort_behind_a_commit_tells_the_truth(cluster: Cluster) -> None:
-    """F60: whichever arrived first, both sides agree."""
+    """Whichever arrived first, both sides agree."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
@@ -146,11 +147,11 @@ def test_abort_behind_a_commit_tells_the_truth(cluster: Cluster) -> None:
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F57")
 @pytest.mark.parametrize("pushed_layers", [[], [1], [0, 1, 2]])
 def test_revoke_tells_the_sender_and_releases_the_blocks(
     cluster: Cluster, pushed_layers: list[int]
 ) -> None:
-    """F57."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
     decode.connector.revoke(ticket.lease_token)
@@ -167,9 +168,10 @@ def test_revoke_tells_the_sender_and_releases_the_blocks(
     assert_ended_once(decode)
 
 
+@pytest.mark.covers("F14")
 @pytest.mark.parametrize("kind", ["loopback", "zmq", "shm"])
 def test_revoke_between_check_and_write(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F14: a frame that passed its checks is still dropped when the landing is revoked."""
+    """A frame that passed its checks is still dropped when the landing is revoked."""
     checked, revoked = threading.Event(), threading.Event()
     write = ReceivingEnd._write
 
@@ -192,11 +194,12 @@ def test_revoke_between_check_and_write(kind: str, monkeypatch: pytest.MonkeyPat
         assert decode.events == [Released(ticket.lease_token)]
 
 
+@pytest.mark.covers("F14")
 @pytest.mark.parametrize("kind", ["loopback", "loopback-2", "zmq", "zmq-4", "shm", "shm-2"])
 def test_blocks_of_a_revoked_landing_are_released_behind_the_last_write(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F14: `revoke` waits for nobody, and `Released` for every frame that is being copied."""
+    """`revoke` waits for nobody, and `Released` for every frame that is being copied."""
     writing, revoked = threading.Event(), threading.Event()
     under_way: list[object] = []
 
@@ -261,8 +264,9 @@ def test_a_ticket_that_is_not_the_landings(
     assert_ended_once(prefill, decode, late)
 
 
+@pytest.mark.covers("F26", "F45")
 def test_two_senders_with_one_ticket(cluster: Cluster) -> None:
-    """F26, F45: the first binds the landing, the other is fenced."""
+    """The first binds the landing, the other is fenced."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=[0])
     # Once a further handoff of the same sender is through, so was everything before it.
@@ -285,8 +289,8 @@ def test_two_senders_with_one_ticket(cluster: Cluster) -> None:
     assert np.array_equal(decode.pool[:, :, [1, 2, 3]], prefill.pool[:, :, [4, 5, 6]])
 
 
+@pytest.mark.covers("F29")
 def test_layouts_that_differ_name_both_values(cluster: Cluster) -> None:
-    """F29."""
     decode = cluster.node("d")
     prefill = cluster.node("p", layout=dataclasses.replace(LAYOUT, block_size=8, dtype="int8"))
     ticket = cluster.ticket(decode, [1])
@@ -298,8 +302,8 @@ def test_layouts_that_differ_name_both_values(cluster: Cluster) -> None:
     assert "dtype: here 'float32', peer 'int8'" in str(error)
 
 
+@pytest.mark.covers("F29")
 def test_a_ticket_of_another_fingerprint(cluster: Cluster) -> None:
-    """F29."""
     prefill, decode = cluster.node("p"), cluster.node("d")
     ticket = dataclasses.replace(cluster.ticket(decode, [1]), fingerprint="f00d")
     prefill.connector.open(ticket, deadline_s=30)
@@ -309,8 +313,9 @@ def test_a_ticket_of_another_fingerprint(cluster: Cluster) -> None:
     assert LAYOUT.fingerprint in str(error)
 
 
+@pytest.mark.covers("F01", "F63")
 def test_a_decode_node_that_restarted_refuses_the_old_ticket(cluster: Cluster) -> None:
-    """F01, F63: the same address, another incarnation."""
+    """The same address, another incarnation."""
     prefill, decode = cluster.node("p"), cluster.node("d", epoch=5)
     ticket = cluster.ticket(decode, [1])
     old = dataclasses.replace(ticket, decode_node=Incarnation(decode.incarnation.node_id, 4))
@@ -321,8 +326,9 @@ def test_a_decode_node_that_restarted_refuses_the_old_ticket(cluster: Cluster) -
     assert "d#5" in message
 
 
+@pytest.mark.covers("F68", "F69")
 def test_an_earlier_life_of_a_sender_is_refused(cluster: Cluster) -> None:
-    """F68, F69: a process that was suspended while it was replaced."""
+    """A process that was suspended while it was replaced."""
     decode = cluster.node("d")
     for epoch, is_welcome in [(2, True), (1, False), (3, True)]:
         prefill = cluster.node("p", epoch=epoch)
@@ -377,9 +383,9 @@ def test_closing_from_on_event(cluster: Cluster) -> None:
     assert closed.wait(20)
 
 
+@pytest.mark.covers("F26")
 @pytest.mark.parametrize("pushed_layers", [[], [0, 2]])
 def test_a_short_count_fails_both_sides(cluster: Cluster, pushed_layers: list[int]) -> None:
-    """F26."""
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
@@ -399,11 +405,12 @@ def test_a_prompt_that_does_not_fit_the_ticket(cluster: Cluster, num_tokens: int
     assert f"prompt of {num_tokens} tokens" in str(error_of(prefill.wait_event()))
 
 
+@pytest.mark.covers("F24")
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_bad_checksum_never_lands(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
-    """F24: the keys' or the values' sum of one block is never what arrives, however often."""
+    """The keys' or the values' sum of one block is never what arrives, however often."""
     sums_with_frame = SendingEnd._sums_with_frame
 
     def lie(end: SendingEnd, effect: SendChunk, sums: pieces.Sums) -> pieces.Sums:

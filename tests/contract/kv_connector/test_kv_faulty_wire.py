@@ -161,11 +161,11 @@ def test_no_fault(kind: str) -> None:
     assert min(stream_bytes(kind)) > OPENING_BYTES
 
 
+@pytest.mark.covers("F19", "F23", "F24", "F28")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("fault_kind", KINDS)
 @pytest.mark.parametrize("kind", ["zmq", "shm"])
 def test_one_fault_on_the_wire(kind: str, fault_kind: str, seed: int) -> None:
-    """F19, F23, F24, F28."""
     fault = draw_fault(kind, fault_kind, seed)
     with _scene(kind, fault) as scene:
         num_landed = scene.check()

@@ -66,8 +66,9 @@ def test_keys_and_values_in_few_bits_arrive_with_their_scales(cluster: Cluster, 
     assert np.array_equal(decode.pool, wanted)
 
 
+@pytest.mark.covers("F23", "F41", "F42", "F43")
 def test_bytes_arrive_equal_and_nothing_else_changes(cluster: Cluster) -> None:
-    """F23, F41, F42, F43: any blocks, any order, any split, any cached prefix, any tail."""
+    """Any blocks, any order, any split, any cached prefix, any tail."""
     prefill, decode = cluster.node("p"), cluster.node("d")
 
     @settings(max_examples=40, deadline=None)
@@ -270,8 +271,8 @@ def test_nothing_more_after_commit(cluster: Cluster, change: str, wrong: str) ->
     assert_ended_once(prefill)
 
 
+@pytest.mark.covers("F52")
 def test_unknown_tokens_are_ignored(cluster: Cluster) -> None:
-    """F52."""
     node = cluster.node("p")
     node.connector.revoke(5)
     node.connector.abort(5)

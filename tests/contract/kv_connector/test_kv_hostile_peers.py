@@ -175,16 +175,16 @@ def test_garbage_on_a_session_fails_its_landings_only(
     assert_others_are_served(zmq_cluster, decode)
 
 
+@pytest.mark.covers("F118")
 def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
-    """F118."""
     raw.send(sealed({"v": PROTOCOL_VERSION + 1, "k": 1, "news": True}))
     answer = raw.answer()
     assert isinstance(answer, frames.Refused)
     assert f"version is {PROTOCOL_VERSION + 1}: wanted {PROTOCOL_VERSION}" in answer.message
 
 
+@pytest.mark.covers("F118")
 def test_unknown_fields_are_ignored(decode: Node, raw: Raw) -> None:
-    """F118."""
     header = msgpack.unpackb(frames.encode(hello_to(decode))[:-SEAL_BYTES])
     raw.send(sealed({**header, "from_the_future": [1, {"a": b"c"}]}))
     assert raw.answer() == WELCOME
@@ -198,6 +198,7 @@ def test_frames_before_hello(decode: Node, raw: Raw) -> None:
     assert dropped(decode, DropReason.NO_SESSION) == 1
 
 
+@pytest.mark.covers("F24")
 @pytest.mark.parametrize(
     ("changes", "payload"),
     [
@@ -213,7 +214,7 @@ def test_frames_before_hello(decode: Node, raw: Raw) -> None:
 def test_data_that_does_not_fit_its_ticket(
     zmq_cluster: Cluster, decode: Node, raw: Raw, changes: dict[str, Any], payload: list[bytes]
 ) -> None:
-    """F24: truncated, oversized, out of bounds: the landing fails, memory is intact."""
+    """Truncated, oversized, out of bounds: the landing fails, memory is intact."""
     ticket = zmq_cluster.ticket(decode, [1, 2])
     decode.connector.expect(ticket, sender_deadline_s=30)
     untouched = decode.pool.copy()
@@ -226,11 +227,12 @@ def test_data_that_does_not_fit_its_ticket(
     assert_others_are_served(zmq_cluster, decode)
 
 
+@pytest.mark.covers("F24")
 @pytest.mark.parametrize("which", [0, 1])
 def test_data_that_is_not_what_its_sums_say(
     zmq_cluster: Cluster, decode: Node, raw: Raw, which: int
 ) -> None:
-    """F24: the landing fails, and no block but the one of this frame was touched."""
+    """The landing fails, and no block but the one of this frame was touched."""
     ticket = zmq_cluster.ticket(decode, [1, 2])
     decode.connector.expect(ticket, sender_deadline_s=30)
     others = [block for block in range(decode.pool.shape[2]) if block != 1]
@@ -248,11 +250,12 @@ def test_data_that_is_not_what_its_sums_say(
     assert_others_are_served(zmq_cluster, decode)
 
 
+@pytest.mark.covers("F24")
 @pytest.mark.parametrize(("more_keys", "more_values"), [(1, 0), (0, 1), (P, P), (1, -1)])
 def test_sizes_are_checked_before_sums(
     zmq_cluster: Cluster, decode: Node, raw: Raw, more_keys: int, more_values: int
 ) -> None:
-    """F24: every checksum is right for what it covers, and the parts are too long or too short."""
+    """Every checksum is right for what it covers, and the parts are too long or too short."""
     ticket = zmq_cluster.ticket(decode, [1, 2])
     decode.connector.expect(ticket, sender_deadline_s=30)
     raw.hello()
@@ -265,6 +268,7 @@ def test_sizes_are_checked_before_sums(
     assert_others_are_served(zmq_cluster, decode)
 
 
+@pytest.mark.covers("F69")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -280,7 +284,7 @@ def test_data_that_nobody_asked_for_is_dropped(
     changes: dict[str, Any],
     reason: DropReason,
 ) -> None:
-    """F69: DATA alone, without the BEGIN that would have been refused, and with sums that fit."""
+    """DATA alone, without the BEGIN that would have been refused, and with sums that fit."""
     ticket = zmq_cluster.ticket(decode, [1, 2])
     decode.connector.expect(ticket, sender_deadline_s=30)
     untouched = decode.pool.copy()
@@ -326,10 +330,10 @@ def test_commit_before_begin(zmq_cluster: Cluster, decode: Node, raw: Raw) -> No
     assert decode.connector.statistics().landings_open == 1
 
 
+@pytest.mark.covers("F38")
 def test_a_commit_ahead_of_its_data_waits_for_it(
     zmq_cluster: Cluster, decode: Node, raw: Raw
 ) -> None:
-    """F38."""
     ticket = zmq_cluster.ticket(decode, [1])
     decode.connector.expect(ticket, sender_deadline_s=30)
     raw.hello()
@@ -343,8 +347,9 @@ def test_a_commit_ahead_of_its_data_waits_for_it(
     assert dropped(decode, DropReason.DUPLICATE) == 1
 
 
+@pytest.mark.covers("F52", "F78", "V01")
 def test_a_flood_of_unknown_tokens(zmq_cluster: Cluster, decode: Node, raw: Raw) -> None:
-    """V01, F52, F78: 5000 leases that never were; nothing is kept of any."""
+    """5000 leases that never were; nothing is kept of any."""
     raw.hello()
     untouched = decode.pool.copy()
     for seq in range(5000):
@@ -359,10 +364,10 @@ def test_a_flood_of_unknown_tokens(zmq_cluster: Cluster, decode: Node, raw: Raw)
     assert_others_are_served(zmq_cluster, decode)
 
 
+@pytest.mark.covers("F31")
 def test_a_part_over_the_limit_costs_its_sender_the_connection(
     zmq_cluster: Cluster, decode: Node, raw: Raw
 ) -> None:
-    """F31."""
     raw.hello()
     most = Limits().max_part_bytes(LAYOUT)
     raw.send(data_frame(zmq_cluster.ticket(decode, [1])), b"k" * (most + 1), b"v")

@@ -157,10 +157,11 @@ def knock(endpoint: str) -> Mapping[str, object]:
     return ending
 
 
-def test_who_knows_the_public_key_alone_is_refused_at_the_door(
+@pytest.mark.covers("V01")
+def test_a_client_with_the_public_key_alone_is_refused_at_once(
     keyed: KeyedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V01: the encryption would work, but the gate refuses the client's key."""
+    """The encryption would work, but the gate refuses the client's key."""
     decode = keyed.keyed_node("d", KEYS)
     ending = knock(decode.connector.endpoint)
     assert ending["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH

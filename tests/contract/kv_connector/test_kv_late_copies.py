@@ -96,11 +96,12 @@ def test_nothing_is_acknowledged_or_landed_before_its_copy_is_over(
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F14", "F56")
 @pytest.mark.parametrize("how", ["revoke", "abort", "close"])
 def test_the_blocks_of_what_ended_are_held_until_the_copies_are_over(
     cluster: Cluster, kind: FakeLateKind, how: str
 ) -> None:
-    """F14, F56: also while the next owner of the blocks already waits for them."""
+    """Also while the next owner of the blocks already waits for them."""
     prefill, decode, ticket = begin(cluster, kind)
     if how == "revoke":
         decode.connector.revoke(ticket.lease_token)

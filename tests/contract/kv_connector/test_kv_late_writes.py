@@ -52,9 +52,10 @@ def two_sided(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.covers("F14")
 @pytest.mark.parametrize("ending", ["revoked", "aborted by another frame", "bad data"])
 def test_frames_of_a_landing_that_ended_change_nothing(two_sided: Cluster, ending: str) -> None:
-    """F14: pieces continue to arrive while another landing expects and fills the blocks."""
+    """Pieces continue to arrive while another landing expects and fills the blocks."""
     cluster = two_sided
     prefill, decode = cluster.node("p"), cluster.node("d")
     with contextlib.closing(RawSender(cluster, decode)) as rogue:
@@ -109,10 +110,11 @@ def _write_everywhere(rogue: RawSender, old: Ticket, new: Ticket) -> None:
     rogue.settle()
 
 
+@pytest.mark.covers("F14")
 def test_the_last_look_at_a_landing_is_right_before_the_write(
     two_sided: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F14: the landing is open when its frame is checked, and revoked before the copy."""
+    """The landing is open when its frame is checked, and revoked before the copy."""
     may_write = Receiver.may_write
     looked = threading.Event()
 
@@ -181,10 +183,11 @@ def held_in_the_network(cluster: Cluster, kind: FakeRdmaKind) -> tuple[Node, Nod
     return prefill, decode, ticket
 
 
+@pytest.mark.covers("F14")
 def test_blocks_of_a_revoked_landing_wait_for_the_writes_under_way(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """F14: the abort travels behind them; late writes land while the blocks are nobody else's."""
+    """The abort travels behind them; late writes land while the blocks are nobody else's."""
     prefill, decode, ticket = held_in_the_network(one_sided, kind)
     decode.connector.revoke(ticket.lease_token)
     assert error_of(prefill.wait_event()).code == "handoff_failed"
@@ -205,11 +208,12 @@ def test_blocks_of_a_revoked_landing_wait_for_the_writes_under_way(
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F14", "F15")
 @pytest.mark.parametrize("ending", ["aborts", "expires", "dies", "is cut off"])
 def test_a_writer_that_is_never_done_is_fenced(
     one_sided: Cluster, kind: FakeRdmaKind, ending: str
 ) -> None:
-    """F14, F15: its writes arrive when its blocks belong to another handoff, and are refused."""
+    """Its writes arrive when its blocks belong to another handoff, and are refused."""
     clock = ManualClock()
     prefill, decode = (one_sided.node(name, peer_timeout_s=0.4, clock=clock) for name in "pd")
     ticket = one_sided.ticket(decode, BLOCKS)
@@ -289,10 +293,11 @@ def wait_for_two_turns(node: Node) -> None:
     wait_until(lambda: node.connector.num_turns > num_turns, node.look_at_the_time)
 
 
+@pytest.mark.covers("F15")
 def test_a_connected_sender_whose_write_does_not_end_delays_a_fence_by_less_than_five_seconds(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """F15: it pings all the while, with the times of a node, and does not report."""
+    """It pings all the while, with the times of a node, and does not report."""
     clock = ManualClock()
     prefill = one_sided.node("p", clock=ManualClock())  # It stands still: as good as dead.
     decode, other = (one_sided.node(name, clock=clock) for name in ("d", "other"))
@@ -313,10 +318,11 @@ def test_a_connected_sender_whose_write_does_not_end_delays_a_fence_by_less_than
     assert decode.connector.statistics().landings_open == 1, "the other one goes on"
 
 
+@pytest.mark.covers("F14")
 def test_a_sender_writes_nothing_before_its_begin_was_answered(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """F14: the control connection may be slower than the writes.
+    """The control connection may be slower than the writes.
 
     A landing without a registered writer is released at once, so before BEGUN no sender may write.
     """
@@ -375,10 +381,11 @@ def test_closing_waits_for_nobody_and_releases_everything(
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F14")
 def test_closing_takes_the_keys_away_before_it_releases_a_block(
     one_sided: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """F14: after `Released` the owner may allocate the blocks at once."""
+    """After `Released` the owner may allocate the blocks at once."""
     keys_then: list[list[int]] = []
 
     def take(event: ConnectorEvent) -> None:

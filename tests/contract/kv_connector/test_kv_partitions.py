@@ -92,13 +92,14 @@ class Pair:
         return ended
 
 
+@pytest.mark.covers("F81", "F121")
 @pytest.mark.parametrize(
     "lost", [{TO_DECODE}, {TO_PREFILL}, {TO_DECODE, TO_PREFILL}], ids=["there", "back", "both"]
 )
-def test_f81_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
+def test_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
     zmq_cluster: Cluster, lost: set[bool]
 ) -> None:
-    """F121: where answers alone are lost, the decode node hears the other until that gives up."""
+    """Where answers alone are lost, the decode node hears the other until that gives up."""
     pair = Pair(zmq_cluster)
     with contextlib.closing(pair.network):
         first = pair.open()
@@ -130,7 +131,8 @@ def test_f81_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
             node.assert_books_are_empty()
 
 
-def test_f27_many_decode_nodes_that_acknowledge_nothing_hold_up_no_other(
+@pytest.mark.covers("F27")
+def test_many_decode_nodes_that_acknowledge_nothing_hold_up_no_other(
     zmq_cluster: Cluster,
 ) -> None:
     """More than there are full windows in what a prefill node may have under way."""

@@ -31,9 +31,10 @@ class Touching:
         return Path.touch, (self._path,)
 
 
+@pytest.mark.covers("V02")
 @pytest.mark.parametrize("has_session", [False, True])
 @pytest.mark.parametrize("form", ["alone", "sealed", "packed", "payload"])
-def test_v02_an_object_that_runs_code_is_dropped_unread(
+def test_an_object_that_runs_code_is_dropped_unread(
     zmq_cluster: Cluster, decode: Node, raw: Raw, tmp_path: Path, form: str, has_session: bool
 ) -> None:
     trap = tmp_path / "ran"

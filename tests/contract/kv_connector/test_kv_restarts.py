@@ -6,13 +6,15 @@ import contextlib
 import dataclasses
 
 import numpy as np
+import pytest
 
 from kv_transfer.contract import Landed, TransferEnded
 from tests.contract.kv_connector.cluster import begin, cluster_of, error_of, send
 from tests.contract.kv_connector.kinds import FakeRdmaKind
 
 
-def test_f68_writes_to_a_decode_node_that_restarted_reach_neither_life() -> None:
+@pytest.mark.covers("F68")
+def test_writes_to_a_decode_node_that_restarted_reach_neither_life() -> None:
     """The same address: the pair makes a connection of its own, with the memory keys of now."""
     with contextlib.closing(cluster_of("fake-rdma")) as cluster:
         assert isinstance(cluster.kind, FakeRdmaKind)

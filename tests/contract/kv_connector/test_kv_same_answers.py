@@ -12,6 +12,8 @@ from functools import partial
 from itertools import count, cycle, product
 from typing import Any
 
+import pytest
+
 from common.ids import Incarnation
 from common.observing.clock import MonotonicClock
 from common.request import RequestOutput
@@ -181,8 +183,9 @@ def questions(router: ScriptedRouter) -> list[Asked]:
     ]  # fmt: skip
 
 
+@pytest.mark.covers("F41", "F44")
 def test_two_nodes_answer_as_one(cluster: Cluster) -> None:
-    """F41, F44: chunks, batches, prefix hits on either side, one lane or another, grammars."""
+    """Chunks, batches, prefix hits on either side, one lane or another, grammars."""
     said = Said()
     nodes = [
         Node(cluster, "p", prefill_flow, said),

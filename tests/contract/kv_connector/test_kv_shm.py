@@ -121,11 +121,12 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thr
     goes_on.set()
 
 
+@pytest.mark.covers("F13")
 @pytest.mark.parametrize("verify", ["block", "off"])
 def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     cluster: Cluster, held: tuple[threading.Event, threading.Event], verify: str
 ) -> None:
-    """F13: the receiver copies only after the sender gave the blocks to another prompt.
+    """The receiver copies only after the sender gave the blocks to another prompt.
 
     With and without checksums nothing of it lands.
     """
@@ -145,10 +146,11 @@ def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     assert_ended_once(prefill, decode)
 
 
+@pytest.mark.covers("F14")
 def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F14: its frame was accepted, and then the blocks went to another landing."""
+    """Its frame was accepted, and then the blocks went to another landing."""
     copy = ReceivingEnd._copy
 
     def revoke_first(self: ReceivingEnd, *args: Any) -> Finish:
@@ -272,10 +274,11 @@ signal.pause()
 """
 
 
+@pytest.mark.covers("F25")
 def test_a_sender_that_is_killed_while_its_pool_is_read(
     cluster: Cluster, held: tuple[threading.Event, threading.Event]
 ) -> None:
-    """F25: the mapped memory stays readable; the landing fails typed; the memory is released."""
+    """The mapped memory stays readable; the landing fails typed; the memory is released."""
     begins, goes_on = held
     decode = cluster.node("d", layout=BIG, window_bytes=BIG_WINDOW_BYTES, peer_timeout_s=2.0)
     ticket = cluster.ticket(decode, [1, 2, 3])
@@ -312,8 +315,9 @@ def num_pools_read() -> int:
     return sum(" r--s " in line and "memfd:pdserve-kv" in line for line in mappings)
 
 
+@pytest.mark.covers("F65")
 def test_sessions_that_end_let_go_of_the_memory(cluster: Cluster) -> None:
-    """F65: a sender that reconnects many times is mapped once."""
+    """A sender that reconnects many times is mapped once."""
     decode = cluster.node("d")
     for _ in range(3):
         with contextlib.closing(RawSender(cluster, decode)) as rogue:

@@ -41,7 +41,8 @@ def used_by(monkeypatch: pytest.MonkeyPatch) -> dict[int, set[threading.Thread]]
     return threads
 
 
-def test_f22_only_its_connectors_thread_uses_a_transport(
+@pytest.mark.covers("F22")
+def test_only_its_connectors_thread_uses_a_transport(
     zmq_cluster: Cluster, used_by: dict[int, set[threading.Thread]]
 ) -> None:
     """Two prefill nodes and a decode node, whose connectors are called on three threads each."""

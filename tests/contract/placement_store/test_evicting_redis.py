@@ -40,8 +40,9 @@ async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
 
 
 # All keys have an expiry, so the policies for volatile keys drop them too.
+@pytest.mark.covers("F74")
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-async def test_f74_a_redis_that_evicts_is_named_at_the_start(
+async def test_a_redis_that_evicts_is_named_at_the_start(
     policy: str, store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.config_set("maxmemory-policy", policy)
@@ -53,10 +54,11 @@ async def test_f74_a_redis_that_evicts_is_named_at_the_start(
     assert "wanted noeviction" in line
 
 
+@pytest.mark.covers("F74")
 @pytest.mark.parametrize(
     ("policy", "maxmemory"), [("noeviction", "1gb"), ("allkeys-lru", "0"), ("noeviction", "0")]
 )
-async def test_f74_a_redis_that_drops_nothing_is_not(
+async def test_a_redis_that_drops_nothing_is_not(
     policy: str,
     maxmemory: str,
     store: RedisStore,
@@ -69,7 +71,8 @@ async def test_f74_a_redis_that_drops_nothing_is_not(
     assert caplog.messages == []
 
 
-async def test_f74_a_redis_that_does_not_answer_info_is_used(
+@pytest.mark.covers("F74")
+async def test_a_redis_that_does_not_answer_info_is_used(
     server: RedisServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Managed ones may not, and users that an earlier release wrote have no right to ask."""
@@ -84,7 +87,8 @@ async def test_f74_a_redis_that_does_not_answer_info_is_used(
     await old.close()
 
 
-async def test_f74_an_evicted_lease_comes_back_with_the_next_heartbeat(
+@pytest.mark.covers("F74")
+async def test_an_evicted_lease_comes_back_with_the_next_heartbeat(
     store: RedisStore, client: redis.Redis
 ) -> None:
     epoch = await store.next_epoch("decode-1")

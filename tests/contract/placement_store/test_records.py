@@ -12,7 +12,7 @@ from placement.records import (
     decode_placement,
     encode_node,
     encode_placement,
-    facts_told,
+    known_facts,
 )
 from placement.store import LiveNode
 from router.cluster.view import node_json
@@ -126,9 +126,9 @@ def test_the_cluster_shows_a_node_in_these_words() -> None:
 
 def test_what_a_router_tells_is_read_field_by_field() -> None:
     shown = node_json(NodeView(record=NODE.record, load=NODE.load, num_requests=5))
-    told = facts_told(shown)
+    told = known_facts(shown)
     assert told["role"] is NODE.record.role
     assert told["kv_links"] == NODE.load.kv_links
     assert told["kv_unreachable"] == NODE.load.kv_unreachable
     assert told.keys() == RECORD.keys() | LOAD.keys()
-    assert facts_told({"num_blocks": True, "num_waiting": 3, "mood": 1}) == {"num_waiting": 3}
+    assert known_facts({"num_blocks": True, "num_waiting": 3, "mood": 1}) == {"num_waiting": 3}

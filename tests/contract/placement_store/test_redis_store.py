@@ -212,8 +212,8 @@ async def test_garbage_placements_are_skipped(store: RedisStore, client: redis.R
     assert await store.placements() == [placement("req-1")]
 
 
+@pytest.mark.covers("F74")
 async def test_every_key_expires_by_itself(store: RedisStore, client: redis.Redis) -> None:
-    """F74."""
     await store.next_epoch("decode-0")
     await store.heartbeat(record(), load(), lease_s=5)
     await place(store, placement("req-1"), ttl_s=100)
@@ -252,10 +252,11 @@ async def test_clusters_on_one_server_do_not_see_each_other(
     await other.close()
 
 
+@pytest.mark.covers("F70")
 async def test_an_epoch_rises_when_the_clock_was_set_back(
     store: RedisStore, client: redis.Redis
 ) -> None:
-    """F70: the remembered epoch, or that of the lease, is ahead of the server's clock."""
+    """The remembered epoch, or that of the lease, is ahead of the server's clock."""
     ahead = 8_000_000_000_000_000
     client.set(PREFIX + "epoch:a", ahead)
     assert await store.next_epoch("a") == ahead + 1
@@ -298,8 +299,9 @@ async def test_no_server_is_a_typed_error_from_every_method(own_server: RedisSer
     await store.close()
 
 
+@pytest.mark.covers("F72")
 async def test_a_restarted_server_is_filled_by_the_next_heartbeat(own_server: RedisServer) -> None:
-    """F72: the same store object goes on, on new connections and with unloaded scripts."""
+    """The same store object goes on, on new connections and with unloaded scripts."""
     store = RedisStore(own_server.url, "contract", call_timeout_s=5.0)
     epoch = await store.next_epoch("decode-0")
     await store.heartbeat(record(epoch=epoch), load(), lease_s=5)
@@ -314,8 +316,9 @@ async def test_a_restarted_server_is_filled_by_the_next_heartbeat(own_server: Re
     await store.close()
 
 
+@pytest.mark.covers("F73")
 async def test_a_server_that_accepts_and_says_nothing_is_unavailable_in_time() -> None:
-    """F73: every call has a deadline."""
+    """Every call has a deadline."""
     release = asyncio.Event()
 
     async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -363,8 +366,9 @@ async def test_a_cancelled_call_ends_its_task(store: RedisStore, num_ticks: int)
     assert await store.live_nodes() == [], "and the connections are fit for use"
 
 
+@pytest.mark.covers("F121")
 @pytest.mark.parametrize("is_back", [False, True], ids=["to the store", "from the store"])
-async def test_f121_a_loss_in_one_direction_makes_the_store_unavailable_in_time(
+async def test_a_loss_in_one_direction_makes_the_store_unavailable_in_time(
     redis_url: str, is_back: bool
 ) -> None:
     link = Link(urlsplit(redis_url).port or 0)

@@ -162,7 +162,7 @@ async def test_a_server_that_became_a_replica_is_left_within_the_call(
         ("redis+cluster://127.0.0.1:1", "nobody names the server"),
     ],
 )
-async def test_nobody_who_knows_is_an_unavailable_store(url: str, words: str) -> None:
+async def test_without_a_server_that_knows_the_store_is_unavailable(url: str, words: str) -> None:
     async with opened(url) as store:
         with pytest.raises(PlacementUnavailable, match=words):
             await store.live_nodes()

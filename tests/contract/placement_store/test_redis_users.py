@@ -126,7 +126,7 @@ def clear_server(keys: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def test_redis_itself_refuses_whoever_says_nothing(clear_server: RedisServer) -> None:
+def test_redis_itself_refuses_clients_without_a_password(clear_server: RedisServer) -> None:
     at_once = Retry(NoBackoff(), 0)
     with redis.Redis(port=clear_server.port, protocol=2, retry=at_once) as stranger:
         for call in (stranger.ping, lambda: stranger.get("pdserve:users:nodes"), stranger.flushall):

@@ -60,6 +60,7 @@ async def refuses_writes(store: RedisStore, words: str) -> None:
             await write
 
 
+@pytest.mark.covers("F73")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -72,7 +73,6 @@ async def refuses_writes(store: RedisStore, words: str) -> None:
 async def test_a_refused_write_is_told_apart_and_the_listing_goes_on(
     spoil: Spoil, words: str, server: RedisServer
 ) -> None:
-    """F73."""
     async with opened(server) as store:
         with server.client() as client:
             client.flushall()
@@ -89,10 +89,10 @@ async def test_a_refused_write_is_told_apart_and_the_listing_goes_on(
         await unplace(store, placement().attempt)
 
 
+@pytest.mark.covers("F73")
 async def test_a_log_on_a_full_disk_is_a_refusal_that_ends_with_the_log(
     server_without_disk: RedisServer,
 ) -> None:
-    """F73."""
     async with opened(server_without_disk) as store:
         await refuses_writes(store, "MISCONF .* No space left on device")
         assert await store.live_nodes() == []

@@ -80,16 +80,17 @@ async def test_a_silent_node_is_gone_after_its_lease_and_a_heard_one_stays(world
     assert [node.record.incarnation.node_id for node in nodes] == ["heard"]
 
 
+@pytest.mark.covers("F66")
 async def test_the_newer_incarnation_takes_the_lease(world: World) -> None:
-    """F66."""
     await world.first.heartbeat(record(epoch=4), load(), lease_s=5)
     await world.second.heartbeat(record(epoch=5, role=Role.MIXED), load(), lease_s=5)
     (node,) = await world.first.live_nodes()
     assert node.record == record(epoch=5, role=Role.MIXED)
 
 
+@pytest.mark.covers("F66", "F75")
 async def test_an_older_incarnation_is_refused_and_changes_nothing(world: World) -> None:
-    """F66, F75: a late write of a node that was replaced."""
+    """A late write of a node that was replaced."""
     await world.first.heartbeat(record(epoch=5), load(1), lease_s=5)
     with pytest.raises(StaleEpoch, match=r"decode-0#5 holds the lease of decode-0"):
         await world.second.heartbeat(record(epoch=4), load(7), lease_s=500)
@@ -111,8 +112,9 @@ async def test_of_two_owners_at_once_the_newer_one_wins(world: World) -> None:
     assert node.record.incarnation.epoch == 20
 
 
+@pytest.mark.covers("F75")
 async def test_only_the_holder_can_leave(world: World) -> None:
-    """F75: compare the token, then act."""
+    """Compare the token, then act."""
     await world.first.heartbeat(record(epoch=5), load(), lease_s=5)
     await world.second.leave(Incarnation("decode-0", 4))
     await world.second.leave(Incarnation("decode-0", 6))
@@ -121,8 +123,9 @@ async def test_only_the_holder_can_leave(world: World) -> None:
     assert await world.first.live_nodes() == []
 
 
+@pytest.mark.covers("F72", "F74")
 async def test_a_node_registers_again_in_an_emptied_store(world: World) -> None:
-    """F72, F74: the heartbeat carries the whole record."""
+    """The heartbeat carries the whole record."""
     await world.first.heartbeat(record(epoch=5), load(), lease_s=5)
     world.empty()
     assert await world.first.live_nodes() == []

@@ -41,7 +41,7 @@ class Shape:
     first_token_lengths: Sequence[int] = (1000, 4000)
     num_streams: Sequence[int] = (1, 8, 32)
     context: int = 1000
-    """Of a stream in the middle of its answer."""
+    """Tokens of a stream in the middle of its answer."""
     streamed_tokens: int = 256
 
 

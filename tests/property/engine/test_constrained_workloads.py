@@ -48,10 +48,10 @@ def constrained(draw: st.DrawFn, engine: Engine) -> list[Arrival]:
     )
 
 
+@pytest.mark.covers("G04")
 @settings(fixed, max_examples=150)
 @given(st.data())
 def test_the_same_tokens_whatever_happens(data: st.DataObject) -> None:
-    # G04.
     engine = data.draw(engines(least_blocks=8))
     run = Run(engine, data.draw(constrained(engine)))
     check_answers(run, run.to_the_end())
@@ -67,11 +67,12 @@ def test_whole_answers_follow_their_schema(seed: int, min_tokens: int) -> None:
             jsonschema.validate(json.loads(hash_grammars.text_of(tokens)), schema)
 
 
+@pytest.mark.covers("G01")
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_answers_follow_their_grammars(mode: str, method: str, is_ahead: bool) -> None:
-    """G01. The pool holds a third of what six requests need, so they preempt each other."""
+    """The pool holds a third of what six requests need, so they preempt each other."""
     for family in range(everyday(1, of=3)):
         engine = Engine(
             num_blocks=14, seats=4, budget=20, caching=False, num_host_blocks=64,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def engines(draw: st.DrawFn) -> Engine:
     return engine
 
 
+@pytest.mark.covers("S60")
 @settings(fixed, max_examples=100)
 @given(st.data())
 def test_every_answer_is_right_whenever_drafts_come(data: st.DataObject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ def simulated(policy: LearnedOutputs, seated: list[View]) -> int:
     return -(-(largest - held) // size)
 
 
+@pytest.mark.covers("S26")
 @fixed
 @given(policies(), st.lists(views(), max_size=6), st.lists(views(), max_size=3), st.data())
 def test_the_reserve_is_the_largest_use_of_the_simulated_future(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def check_answer(engine: Engine, sequence: Sequence) -> None:
     assert engine.outputs[sequence.sequence_id] == right
 
 
+@pytest.mark.covers("S41")
 @settings(fixed, max_examples=60)
 @given(st.data())
 def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None:
@@ -77,6 +79,7 @@ def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None
         check_answer(engine, one)
 
 
+@pytest.mark.covers("S41")
 @settings(fixed, max_examples=60)
 @given(st.data())
 def test_an_urgent_request_does_not_wait_for_the_outputs_of_others(data: st.DataObject) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,6 +99,7 @@ def total(reservation: SummedReservation, running: Sequence[View]) -> int:
     return reservation.blocks(sum(map(reservation.demand, running)))
 
 
+@pytest.mark.covers("S20")
 @fixed
 @given(views(), PPM, st.integers(1, 5000), st.integers(0, 8), BLOCK_SIZES)
 def test_growth_is_the_exact_formula(
@@ -112,9 +114,10 @@ def test_growth_is_the_exact_formula(
     )
 
 
+@pytest.mark.covers("S23")
 @fixed
 @given(views(), PPM, PPM, st.integers(0, 8), BLOCK_SIZES)
-def test_s23_growth_rises_with_the_ratio(
+def test_growth_rises_with_the_ratio(
     view: View, one: int, other: int, lookahead: int, block_size: int
 ) -> None:
     less, more = (
@@ -144,9 +147,10 @@ def test_the_sum_over_columns_is_the_sum_over_sequences(
     assert found == sum(map(reservation.demand, seated))
 
 
+@pytest.mark.covers("S19", "S23")
 @fixed
 @given(configs(), EVENTS, st.lists(views(), max_size=6), st.data())
-def test_s23_more_who_run_never_need_less_and_their_order_does_not_matter(
+def test_more_running_sequences_never_need_less_and_their_order_does_not_matter(
     config: SchedulingConfig, events: list[Any], running: list[View], data: st.DataObject
 ) -> None:
     block_size = data.draw(BLOCK_SIZES)
@@ -161,9 +165,10 @@ def test_s23_more_who_run_never_need_less_and_their_order_does_not_matter(
         grown = demand
 
 
+@pytest.mark.covers("B13", "S27", "S28")
 @fixed
 @given(configs("token_ratio", "global_ratio"), EVENTS, st.lists(views(), max_size=3))
-def test_s27_s28_the_ratio_keeps_its_bounds_and_no_preemption_lowers_it(
+def test_the_ratio_keeps_its_bounds_and_no_preemption_lowers_it(
     config: SchedulingConfig, events: list[Any], left: list[View]
 ) -> None:
     start = summed(config, block_size=16, lookahead=2)
@@ -183,9 +188,10 @@ def test_s27_s28_the_ratio_keeps_its_bounds_and_no_preemption_lowers_it(
         assert preempted.ratio == start.ratio
 
 
+@pytest.mark.covers("S32")
 @fixed
 @given(configs(), EVENTS)
-def test_s32_an_idle_node_is_as_new_and_same_events_give_the_same_value(
+def test_an_idle_node_is_as_new_and_same_events_give_the_same_value(
     config: SchedulingConfig, events: list[Any]
 ) -> None:
     start = summed(config, block_size=16, lookahead=2)
@@ -195,9 +201,10 @@ def test_s32_an_idle_node_is_as_new_and_same_events_give_the_same_value(
     assert (lived, hash(lived)) == (again, hash(again))
 
 
+@pytest.mark.covers("S31")
 @fixed
 @given(configs("token_ratio"), st.integers(0, 2000))
-def test_s31_the_ratio_falls_in_exactly_as_many_steps_as_configured(
+def test_the_ratio_falls_in_exactly_as_many_steps_as_configured(
     config: SchedulingConfig, num_steps: int
 ) -> None:
     reservation = after(summed(config, block_size=16, lookahead=0), [num_steps])
@@ -215,9 +222,10 @@ def test_s31_the_ratio_falls_in_exactly_as_many_steps_as_configured(
     )
 
 
+@pytest.mark.covers("S35")
 @fixed
 @given(st.lists(views(), max_size=6), st.integers(0, 40), st.integers(1, 9), BLOCK_SIZES)
-def test_s35_headroom_rises_with_steps_and_drafts_and_is_no_more_than_can_be_used(
+def test_headroom_rises_with_steps_and_drafts_and_is_no_more_than_can_be_used(
     left: list[View], steps: int, per_seq: int, block_size: int
 ) -> None:
     def headroom(steps: int, per_seq: int) -> int:
@@ -232,6 +240,7 @@ def test_s35_headroom_rises_with_steps_and_drafts_and_is_no_more_than_can_be_use
     assert headroom(steps, per_seq) <= blocks_for(steps * per_seq * len(left), block_size)
 
 
+@pytest.mark.covers("S33", "S37")
 @fixed
 @given(
     st.lists(
@@ -250,7 +259,7 @@ def test_s35_headroom_rises_with_steps_and_drafts_and_is_no_more_than_can_be_use
     st.integers(0, 4),
     st.randoms(use_true_random=False),
 )
-def test_s33_s37_orders_do_not_depend_on_the_order_of_the_arguments(
+def test_orders_do_not_depend_on_the_order_of_the_arguments(
     candidates: list[Decode], order: str, min_progress: int, random: Any
 ) -> None:
     candidates = [replace(view, sequence_id=i) for i, view in enumerate(candidates)]
@@ -270,11 +279,12 @@ def test_s33_s37_orders_do_not_depend_on_the_order_of_the_arguments(
         assert group == [view for view in ordered if view in group]
 
 
+@pytest.mark.covers("E30", "S18")
 @fixed
 @given(
     st.integers(0, 5000), st.integers(0, 500), st.integers(0, 8), st.integers(0, 90), BLOCK_SIZES
 )
-def test_s18_the_new_blocks_are_the_fewest_that_hold_the_step(
+def test_the_new_blocks_are_the_fewest_that_hold_the_step(
     num_computed: int, num_tokens: int, lookahead: int, num_held: int, block_size: int
 ) -> None:
     added = new_blocks(num_computed, num_tokens, lookahead, num_held, block_size)
@@ -302,9 +312,10 @@ def nodes(draw: st.DrawFn) -> Config:
     )
 
 
+@pytest.mark.covers("S11", "S52", "S53")
 @fixed
 @given(nodes(), st.data())
-def test_s11_s52_s53_a_legal_node_always_gets_on(config: Config, data: st.DataObject) -> None:
+def test_a_legal_node_always_gets_on(config: Config, data: st.DataObject) -> None:
     engine, speculation = config.engine, speculation_of(config)
     per_seq = tokens_per_seq(speculation.speculative_method, speculation.num_speculative_tokens)
     most, granularity = max_chunk_tokens_of(config), config.scheduling.chunk_granularity
@@ -323,9 +334,10 @@ def test_s11_s52_s53_a_legal_node_always_gets_on(config: Config, data: st.DataOb
         assert most - decode_tokens >= granularity
 
 
+@pytest.mark.covers("S54")
 @fixed
 @given(st.integers(0, 400), st.integers(0, 40), BLOCK_SIZES, st.integers(1, 20))
-def test_s54_the_longest_sequence_and_one_more_step_of_it_fit_the_pool(
+def test_the_longest_sequence_and_one_more_step_of_it_fit_the_pool(
     configured: int, num_blocks: int, block_size: int, per_seq: int
 ) -> None:
     def fits(length: int) -> bool:

@@ -90,19 +90,19 @@ def workloads(draw: st.DrawFn, engine: Engine, kinds: tuple[str, ...]) -> list[A
     return sorted(fitting, key=lambda a: a.at_step)
 
 
+@pytest.mark.covers("B08", "F51", "F53", "S11", "S15", "S60")
 @settings(fixed, max_examples=everyday(150, of=500))
 @given(st.data())
 def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -> None:
-    """F51, F53."""
     engine = data.draw(engines())
     run = Run(engine, data.draw(workloads(engine, ("local", "remote", "exported"))))
     check_answers(run, run.to_the_end())
 
 
+@pytest.mark.covers("F51")
 @settings(fixed, max_examples=everyday(40, of=100))
 @given(st.data())
 def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -> None:
-    """F51."""
     length = data.draw(st.integers(4, 10))
     num_blocks = data.draw(st.integers(-(-(length + 12) // 4), 8))
     engine = Engine(
@@ -149,10 +149,10 @@ def test_such_pools_do_preempt() -> None:
     assert engine.scheduler.statistics().counters.num_preemptions >= 2
 
 
+@pytest.mark.covers("F42")
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_blocks", [6, 9, 40])
 def test_every_chunk_budget_gives_the_same_outputs(num_blocks: int, caching: bool) -> None:
-    """F42."""
     arrivals = [
         Arrival(0, 0, 17, 6, 1),
         Arrival(0, 1, 4, 5, 2),

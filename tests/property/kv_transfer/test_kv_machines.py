@@ -31,6 +31,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.covers("F14", "F16", "F23", "F28", "F37", "F56")
 @pytest.mark.parametrize(
     ("lane", "verify"),
     [("zmq", "block"), ("zmq", "commit"), ("zmq", "off"), ("rdma", "off"), ("rdma", "commit")],
@@ -40,7 +41,7 @@ STEPS = st.lists(
 def test_a_handoff_is_right_or_fails_typed_whatever_the_network_does(
     lane: str, verify: str, pushes: list[tuple[int, int]], steps: list[object], may_give_up: bool
 ) -> None:
-    """F14, F16, F23, F28, F37, F56: one outcome on each side, equal bytes, nothing left behind."""
+    """One outcome on each side, equal bytes, nothing left behind."""
     world = World(lane, verify)
     world.expect()
     world.do(world.sender.on_open(TICKET, 60.0, world.now_s))
@@ -103,13 +104,14 @@ def test_a_handoff_is_right_or_fails_typed_whatever_the_network_does(
     assert world.is_over
 
 
+@pytest.mark.covers("F24")
 @pytest.mark.parametrize("lane", ["zmq", "rdma"])
 @settings(max_examples=80, deadline=None)
 @given(PUSHES, STEPS, st.lists(st.integers(0, 4), max_size=30))
 def test_damaged_pieces_come_again_and_no_wrong_byte_lands(
     lane: str, pushes: list[tuple[int, int]], steps: list[object], damage: list[int]
 ) -> None:
-    """F24: few damaged pieces cost nothing, many cost the handoff, and none of them lands."""
+    """Few damaged pieces cost nothing, many cost the handoff, and none of them lands."""
     world = World(lane, "block")
     world.damage_next = damage
     num_damaged = len(damage)
@@ -179,12 +181,13 @@ def test_a_source_that_changes_under_a_frame_never_lands(
         assert landed
 
 
+@pytest.mark.covers("F14", "F15")
 @settings(max_examples=100, deadline=None)
 @given(PUSHES, STEPS, st.sampled_from(["abort", "revoke", "cut", "expire"]))
 def test_writes_that_come_when_all_is_over_change_nothing(
     pushes: list[tuple[int, int]], steps: list[object], ending: str
 ) -> None:
-    """F14, F15: the network keeps a sender's writes for ever, and lets them go in the end."""
+    """The network keeps a sender's writes for ever, and lets them go in the end."""
     world = World("rdma", "off")
     world.expect()
     world.do(world.sender.on_open(TICKET, 60.0, world.now_s))

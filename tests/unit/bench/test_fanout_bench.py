@@ -21,8 +21,9 @@ def test_simulated_nodes_take_every_handoff() -> None:
     assert world.now_s == 1.0
 
 
+@pytest.mark.covers("F120")
 def test_a_handoff_costs_the_same_with_many_nodes() -> None:
-    """F120: lines of Python of both machines, all of whose links are open."""
+    """Lines of Python of both machines, all of whose links are open."""
 
     def cost(num_ends: int) -> float:
         world = SimulatedFanout(num_ends)
@@ -33,8 +34,8 @@ def test_a_handoff_costs_the_same_with_many_nodes() -> None:
     assert cost(300) <= 1.05 * cost(4)
 
 
+@pytest.mark.covers("F120")
 def test_many_idle_links_cost_nothing() -> None:
-    """F120."""
     world = SimulatedFanout(300)
     world.hand_off(300)
     world.idle(1.0)

@@ -94,7 +94,7 @@ def test_the_oracle_alone_knows_the_lengths(conversations: list[TraceRequest]) -
     assert [s.num_tokens for s in oracle.served] == [r.num_output for r in conversations]
 
 
-def test_who_knows_all_lengths_preempts_nobody() -> None:
+def test_an_oracle_of_all_lengths_preempts_nobody() -> None:
     # With half of a last block for each sequence, the sum of all was exceeded seven times.
     requests = read_trace(EXCERPTS / "azure_conv.csv", 120)
     setup = replace(SETUP, num_blocks=200, max_num_seqs=64)
@@ -145,6 +145,7 @@ def test_the_clock_is_the_cost_model_s() -> None:
     assert result.peak_pool_use == pytest.approx(24 / SETUP.num_blocks)
 
 
+@pytest.mark.covers("S59")
 def test_a_long_prompt_beside_a_decode_delays_no_token_for_long() -> None:
     # 2048 tokens behind 90,000 take 0.74 s in the cost model, 2048 at the start of a prompt 0.18 s.
     requests = [TraceRequest(0.0, 64, 400), TraceRequest(0.1, 100_000, 2)]

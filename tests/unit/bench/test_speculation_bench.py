@@ -12,7 +12,7 @@ from tests.unit.runner.mtp_running import load_with_mtp, step, write_inside
 from tests.unit.runner.tiny_checkpoints import prompt_of
 
 MOST_DRAFTS = 5
-"""Of mtp, unless a setting says otherwise."""
+"""Most drafts of mtp, unless a setting says otherwise."""
 
 
 def test_drafts_count_up_to_the_first_wrong_one() -> None:

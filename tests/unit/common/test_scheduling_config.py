@@ -121,8 +121,9 @@ BAD_SCHEDULING: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.covers("S55")
 @pytest.mark.parametrize(("settings", "problem"), BAD_SCHEDULING)
-def test_s55_a_bad_setting_of_scheduling(settings: dict[str, Any], problem: str) -> None:
+def test_a_bad_setting_of_scheduling(settings: dict[str, Any], problem: str) -> None:
     assert texts(SchedulingConfig(**settings)) == [problem]
 
 
@@ -150,6 +151,7 @@ def test_the_edges_are_legal(settings: dict[str, Any]) -> None:
     assert config.problems() == []
 
 
+@pytest.mark.covers("S55")
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
@@ -169,7 +171,7 @@ def test_the_edges_are_legal(settings: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_s55_a_bad_setting_of_speculation(settings: dict[str, Any], problem: str) -> None:
+def test_a_bad_setting_of_speculation(settings: dict[str, Any], problem: str) -> None:
     assert texts(SpeculationConfig(**settings)) == [problem]
 
 
@@ -186,27 +188,30 @@ def node(role: Role, cap: int, seats: int, drafts: int = 0, granularity: int = 1
     return texts(config)
 
 
+@pytest.mark.covers("B02", "E08", "S51", "S52")
 @pytest.mark.parametrize("role", [Role.DECODE, Role.MIXED])
-def test_e08_a_budget_too_small_for_all_seats_names_every_number(role: Role) -> None:
+def test_a_budget_too_small_for_all_seats_names_every_number(role: Role) -> None:
     assert node(role, 2048, 512, drafts=4) == [
         "max_num_batched_tokens is 2048: wanted at least 2560 for max_num_seqs = 512 sequences of "
         "5 tokens (1 and num_speculative_tokens = 4 of speculative_method = mtp), or max_num_seqs "
         "at most 409"
     ]
-    # S51: what the text says is enough, and one less is not.
+    # What the text says is enough, and one less is not.
     assert node(role, 2560, 512, drafts=4) == node(role, 2048, 409, drafts=4) == []
     assert len(node(role, 2559, 512, drafts=4)) == len(node(role, 2048, 410, drafts=4)) == 1
 
 
+@pytest.mark.covers("E06", "E07")
 @pytest.mark.parametrize("role", [Role.DECODE, Role.MIXED])
-def test_e06_e07_the_edge_is_legal(role: Role) -> None:
+def test_the_edge_is_legal(role: Role) -> None:
     assert node(role, 2048, 256, drafts=5) == []
     assert node(role, 512, 256, drafts=1) == []
     (problem,) = node(role, 511, 256, drafts=1)
     assert "wanted at least 512" in problem
 
 
-def test_e12_one_seat_can_always_compute_a_chunk() -> None:
+@pytest.mark.covers("E12", "S53")
+def test_one_seat_can_always_compute_a_chunk() -> None:
     assert node(Role.MIXED, 574, 256, drafts=1, granularity=64) == []
     (problem,) = node(Role.MIXED, 573, 256, drafts=1, granularity=64)
     assert problem == (
@@ -220,7 +225,8 @@ def test_e12_one_seat_can_always_compute_a_chunk() -> None:
     assert node(Role.DECODE, 573, 256, drafts=1, granularity=64) == [problem]
 
 
-def test_s51_both_budget_rules_are_told() -> None:
+@pytest.mark.covers("S51")
+def test_both_budget_rules_are_told() -> None:
     assert node(Role.MIXED, 60, 2, granularity=64) == [
         "max_num_batched_tokens is 60: wanted at least 65 for all but one of max_num_seqs = 2 "
         "sequences of 1 token (speculative_method = none), and a chunk of chunk_granularity = 64 "
@@ -245,7 +251,8 @@ def test_a_chunk_is_at_most_a_block(role: Role) -> None:
     ]
 
 
-def test_b26_the_number_in_the_text_is_the_limit() -> None:
+@pytest.mark.covers("B26")
+def test_the_number_in_the_text_is_the_limit() -> None:
     assert texts(EngineConfig(max_num_seqs=4096)) == []
     assert texts(EngineConfig(max_num_seqs=4097)) == ["max_num_seqs is 4097: wanted 1 to 4096"]
     assert texts(EngineConfig(max_num_batched_tokens=0)) == [
@@ -253,7 +260,8 @@ def test_b26_the_number_in_the_text_is_the_limit() -> None:
     ]
 
 
-def test_s51_every_violated_rule_is_listed() -> None:
+@pytest.mark.covers("S51")
+def test_every_violated_rule_is_listed() -> None:
     config = Config(
         role=Role.DECODE,
         model=ModelConfig(model="m"),
@@ -273,5 +281,6 @@ def test_s51_every_violated_rule_is_listed() -> None:
     ]
 
 
-def test_s56_there_is_one_default_budget() -> None:
+@pytest.mark.covers("B27", "S56")
+def test_there_is_one_default_budget() -> None:
     assert EngineConfig().max_num_batched_tokens == 8192

@@ -17,16 +17,17 @@ from common.nodes import Role
 METHODS = tuple(DEFAULT_NUM_SPECULATIVE_TOKENS)
 
 
+@pytest.mark.covers("B05", "B06", "S03")
 @pytest.mark.parametrize("configured", [0, 1, 4, 64])
-def test_b05_b06_without_a_method_speculation_is_off(configured: int) -> None:
+def test_without_a_method_speculation_is_off(configured: int) -> None:
     # The drafts that are configured beside it are not read.
     assert num_speculative_tokens("none", configured) == 0
     assert tokens_per_seq("none", configured) == 1
 
 
+@pytest.mark.covers("F100", "S03")
 @pytest.mark.parametrize("method", METHODS[1:])
-def test_s03_with_any_method_drafts_count(method: str) -> None:
-    """F100."""
+def test_with_any_method_drafts_count(method: str) -> None:
     assert [tokens_per_seq(method, k) for k in (1, 4, 64)] == [2, 5, 65]
     assert tokens_per_seq(method, 0) > 1
 
@@ -69,6 +70,7 @@ def largest_step(role: Role, seats: int, method: str, configured: int, cap: int 
     )
 
 
+@pytest.mark.covers("B18", "B19", "E19", "E20", "E21", "F107", "S09")
 @pytest.mark.parametrize(
     ("seats", "method", "configured", "expected"),
     [
@@ -83,14 +85,14 @@ def largest_step(role: Role, seats: int, method: str, configured: int, cap: int 
 def test_the_largest_step_of_a_decode_node(
     seats: int, method: str, configured: int, expected: int
 ) -> None:
-    """F107."""
     assert largest_step(Role.DECODE, seats, method, configured) == expected
 
 
+@pytest.mark.covers("S09", "S53")
 @pytest.mark.parametrize(
     ("granularity", "expected"), [(1, 400), (4, 400), (8, 404), (64, 460), (512, 908)]
 )
-def test_s09_s53_a_decode_node_without_local_prefill_has_room_for_a_chunk(
+def test_a_decode_node_without_local_prefill_has_room_for_a_chunk(
     granularity: int, expected: int
 ) -> None:
     found = get_max_chunk_tokens(
@@ -104,6 +106,7 @@ def test_s09_s53_a_decode_node_without_local_prefill_has_room_for_a_chunk(
     assert found == expected
 
 
+@pytest.mark.covers("B19", "E22", "S10")
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.MIXED], ids=["E22 prefill", "E22 mixed"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("configured", [1, 4])
@@ -113,7 +116,8 @@ def test_where_prompts_are_computed_the_budget_is_the_largest_step(
     assert largest_step(role, 256, method, configured) == 8192
 
 
-def test_e24_a_decode_node_that_computes_prompts_may_fill_its_budget() -> None:
+@pytest.mark.covers("E24", "S09")
+def test_a_decode_node_that_computes_prompts_may_fill_its_budget() -> None:
     def most(cap: int) -> int:
         return get_max_chunk_tokens(
             Role.DECODE, max_num_seqs=256, max_num_batched_tokens=cap, tokens_per_seq=2
@@ -123,7 +127,8 @@ def test_e24_a_decode_node_that_computes_prompts_may_fill_its_budget() -> None:
     assert most(512) == 512
 
 
-def test_c23_the_models_length_does_not_bound_a_step_of_many_sequences() -> None:
+@pytest.mark.covers("C23", "E23")
+def test_the_models_length_does_not_bound_a_step_of_many_sequences() -> None:
     assert min(8192 + 1000, 4096) < 8192
     assert largest_step(Role.MIXED, 8, "none", 0) == 8192
 
@@ -138,7 +143,8 @@ def fit(configured: int, *, num_blocks: int = 128, per_seq: int = 1, limit: int 
     )
 
 
-def test_s54_the_longest_sequence_leaves_room_for_a_step() -> None:
+@pytest.mark.covers("S54")
+def test_the_longest_sequence_leaves_room_for_a_step() -> None:
     assert fit(0) == 127 * 64
     assert fit(0, per_seq=64) == 127 * 64
     assert fit(0, per_seq=65) == 126 * 64
@@ -147,7 +153,8 @@ def test_s54_the_longest_sequence_leaves_room_for_a_step() -> None:
     assert fit(100) == 100
 
 
-def test_s54_what_does_not_fit_names_every_number() -> None:
+@pytest.mark.covers("S54")
+def test_what_does_not_fit_names_every_number() -> None:
     with pytest.raises(ConfigError) as caught:
         fit(8192, per_seq=5)
     assert str(caught.value) == (

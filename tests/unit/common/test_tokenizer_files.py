@@ -31,9 +31,10 @@ def rewrite(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**old, **fields}))
 
 
+@pytest.mark.covers("K08")
 @pytest.mark.parametrize("token", [EOS, {"content": EOS, "special": True}])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_k08_the_end_of_the_tokenizer_is_an_end(folder: Path, name: str, token: Any) -> None:
+def test_the_end_of_the_tokenizer_is_an_end(folder: Path, name: str, token: Any) -> None:
     rewrite(folder / "config.json", eos_token_id=7)
     rewrite(folder / "tokenizer_config.json", eos_token=None)
     assert tokenizer_end_ids(folder) == frozenset()
@@ -62,7 +63,8 @@ def test_a_file_that_is_no_json_is_named(folder: Path, text: str) -> None:
         tokenizer_end_ids(folder)
 
 
-def test_k09_ends_beyond_the_vocabulary_are_none(folder: Path) -> None:
+@pytest.mark.covers("K09")
+def test_ends_beyond_the_vocabulary_are_none(folder: Path) -> None:
     rewrite(folder / "generation_config.json", eos_token_id=[1, 99_999, -1])
     assert TextModel.load(folder, "", 0).eos_token_ids == {END}
     assert known_ids(read_eos_token_ids(folder), 320) == {END}
@@ -79,8 +81,9 @@ def larger(folder: Path, *, special: bool) -> int:
     return before
 
 
+@pytest.mark.covers("K09")
 @pytest.mark.parametrize("special", [False, True])
-def test_k09_constrained_answers_need_no_token_that_the_model_lacks(
+def test_constrained_answers_need_no_token_that_the_model_lacks(
     folder: Path, special: bool
 ) -> None:
     size = larger(folder, special=special)

@@ -27,7 +27,9 @@ def test_what_this_user_made_is_trusted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["0123", "0123/kernel.nbi", "", ".."])
-def test_who_may_write_anywhere_on_the_way_is_not(folder: Path, part: str) -> None:
+def test_a_folder_below_one_that_everybody_may_write_is_not_trusted(
+    folder: Path, part: str
+) -> None:
     changed = folder.parent / part
     changed.chmod(0o707)
     assert why_untrusted(folder) == f"everybody may write {changed.resolve()} (mode 707)"

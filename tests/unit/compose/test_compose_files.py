@@ -76,7 +76,7 @@ def test_an_image_installs_the_paddle_and_the_rdma_that_it_names(
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
 def test_an_image_verifies_hashes(dockerfile: Path) -> None:
-    """Of everything but Paddle for GPUs, whose index the builder names."""
+    """Everything has hashes but Paddle for GPUs, whose index the builder names."""
     joined = dockerfile.read_text().replace("\\\n", " ")
     installs = re.findall(r"pip (?:--python \S+ )?install [^&;\n]+", joined)
     unverified = [

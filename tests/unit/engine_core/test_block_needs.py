@@ -9,6 +9,7 @@ from engine.core.planning.decode_plan import new_blocks
 from tests.unit.engine_core.policies.views import BLOCK_SIZE
 
 
+@pytest.mark.covers("E25", "E26")
 @pytest.mark.parametrize(
     ("num_computed", "num_tokens", "num_held", "expected"),
     [
@@ -26,8 +27,9 @@ def test_new_blocks_without_speculation(
     assert new_blocks(num_computed, num_tokens, 0, num_held, BLOCK_SIZE) == expected
 
 
+@pytest.mark.covers("C19", "E27")
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
-def test_e27_c19_a_table_that_is_longer_than_needed_needs_nothing(lookahead: int) -> None:
+def test_a_table_that_is_longer_than_needed_needs_nothing(lookahead: int) -> None:
     upstream = blocks_for(4000 + 1, BLOCK_SIZE) - 65
     assert (upstream, upstream + 1, max(upstream, 0) + 1) == (-2, -1, 1)
     assert new_blocks(4000, 1, lookahead, 65, BLOCK_SIZE) == 0
@@ -47,19 +49,21 @@ def chunk_tables(num_tokens: int, *, is_upstream: bool) -> list[int]:
     return lengths[1:]
 
 
-def test_e28_c18_lookahead_once_in_tokens() -> None:
+@pytest.mark.covers("C18", "E28", "S18")
+def test_lookahead_once_in_tokens() -> None:
     assert chunk_tables(16, is_upstream=False) == [1, 1, 1, 2]
     assert chunk_tables(16, is_upstream=True) == [2, 3, 4, 5]
     assert chunk_tables(64, is_upstream=False) == [1, 2, 3, 5]
     assert chunk_tables(64, is_upstream=True) == [2, 3, 4, 5]
 
 
+@pytest.mark.covers("E29")
 @pytest.mark.parametrize(
     ("block_size", "thresholds"),
     [(64, (12, 24, 36, 48, 60, 72)), (16, (12, 24, 31, 31, 31, 31))],
     ids=["E29", "E29 small blocks"],
 )
-def test_e29_a_table_grows_when_the_step_needs_a_slot_and_not_before(
+def test_a_table_grows_when_the_step_needs_a_slot_and_not_before(
     block_size: int, thresholds: tuple[int, ...]
 ) -> None:
     for num_drafts, threshold in enumerate(thresholds):

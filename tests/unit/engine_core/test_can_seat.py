@@ -18,20 +18,21 @@ def ask(engine: Engine, length: int, seed: int = 50) -> tuple[bool, bool]:
     return said, sequence.status is SequenceStatus.WAITING_FOR_KV
 
 
+@pytest.mark.covers("S49")
 @pytest.mark.parametrize(("length", "fits"), [(31, True), (32, False), (33, False), (1, True)])
 def test_on_an_idle_node_the_pool_decides(length: int, fits: bool) -> None:
-    # S49: an idle node never refuses what fits its pool; 32 tokens need a ninth block to decode.
+    # An idle node never refuses what fits its pool; 32 tokens need a ninth block to decode.
     assert ask(Engine(num_blocks=8, max_model_len=40), length) == (fits, fits)
 
 
+@pytest.mark.covers("F11")
 def test_without_a_free_seat_nobody_is_seated() -> None:
-    # F11
     engine = Engine(seats=1)
     assert ask(engine, 4, seed=1) == (True, True)
     assert ask(engine, 4, seed=2) == (False, False)
 
 
-def test_the_growth_of_who_decodes_comes_first() -> None:
+def test_the_growth_of_decoding_sequences_comes_first() -> None:
     engine = Engine(num_blocks=4, **STRICT)
     engine.add(make_request(8, max_tokens=8, ignore_eos=True))
     engine.step()
@@ -44,9 +45,10 @@ def test_the_growth_of_who_decodes_comes_first() -> None:
     assert ask(engine, 3) == (True, True)
 
 
+@pytest.mark.covers("F10")
 @pytest.mark.parametrize(("others", "fits"), [(1, True), (2, False)])
 def test_a_hit_counts_once_as_blocks_that_stop_being_evictable(others: int, fits: bool) -> None:
-    # F10: three blocks in all; two of them are cached with this prompt's start.
+    # Three blocks in all; two of them are cached with this prompt's start.
     engine = Engine(num_blocks=3 + others - 1, max_model_len=40, **STRICT)
     engine.add(make_request(make_prompt(9), max_tokens=1))
     engine.run()
@@ -60,7 +62,7 @@ def test_a_hit_counts_once_as_blocks_that_stop_being_evictable(others: int, fits
     assert (sequence.status is SequenceStatus.WAITING_FOR_KV) is fits
 
 
-def test_whoever_waits_already_is_seated_first_and_does_not_stand_in_the_way() -> None:
+def test_a_waiting_sequence_is_seated_first_and_does_not_stand_in_the_way() -> None:
     engine = Engine(num_blocks=8, seats=3, max_model_len=40)
     first = engine.add(make_request(4, seed=1), has_remote_kv=True)
     second = Sequence(900, make_request(4, seed=2), has_remote_kv=True)
@@ -84,6 +86,7 @@ def test_asking_changes_nothing() -> None:
     assert sequence.status is SequenceStatus.WAITING
 
 
+@pytest.mark.covers("S49")
 def test_what_drafts_will_take_is_not_promised() -> None:
     # The decode's next step takes a third block for its drafts; one is left, and two were.
     engine = Engine(num_blocks=4, method="ngram", num_drafts=4, max_model_len=16, **STRICT)

@@ -45,10 +45,11 @@ def test_the_most_tokens_within_some_work_are_exact(work: int, start: int, pairs
     assert chunk_work(start, count + 1, pairs) > work
 
 
+@pytest.mark.covers("S59")
 @pytest.mark.parametrize(
     ("computed", "wanted"), [(0, 2047), (2048, 1917), (28_000, 1056), (100_000, 467)]
 )
-def test_s59_a_chunk_beside_a_decode_shrinks_with_its_context(computed: int, wanted: int) -> None:
+def test_a_chunk_beside_a_decode_shrinks_with_its_context(computed: int, wanted: int) -> None:
     running = [prefilling(1, computed + 9000, computed), decoding(2, 100)]
     step = plan(running=running, cap=2048, pairs=28_333)
     assert tokens(step) == {2: 1, 1: wanted}
@@ -57,14 +58,16 @@ def test_s59_a_chunk_beside_a_decode_shrinks_with_its_context(computed: int, wan
     assert wanted == 2047 or chunk_work(computed, wanted + 1, 28_333) > most
 
 
-def test_s59_without_a_decode_or_without_counting_a_chunk_takes_the_whole_budget() -> None:
+@pytest.mark.covers("S59")
+def test_without_a_decode_or_without_counting_a_chunk_takes_the_whole_budget() -> None:
     long = prefilling(1, 109_000, 100_000)
     assert tokens(plan(running=[long], cap=2048, pairs=28_333)) == {1: 2048}
     step = plan(running=[long, decoding(2, 100)], cap=2048, pairs=0)
     assert tokens(step) == {2: 1, 1: 2047}
 
 
-def test_s59_all_chunks_of_a_step_share_the_work_admissions_too() -> None:
+@pytest.mark.covers("S59")
+def test_all_chunks_of_a_step_share_the_work_admissions_too() -> None:
     running = [prefilling(1, 101_000, 100_000), decoding(2, 100)]
     cached = {3: tuple(range(500)), 4: ()}
     queue = [waiting(3, 64 * 500 + 5000), waiting(4, 5000)]
@@ -81,21 +84,24 @@ def test_s59_all_chunks_of_a_step_share_the_work_admissions_too() -> None:
     assert step.stopped_by is StopRule.NO_BUDGET
 
 
+@pytest.mark.covers("S59")
 @pytest.mark.parametrize("granularity", [1, 16, 64])
-def test_s59_prompts_get_on_however_much_the_attention_costs(granularity: int) -> None:
+def test_prompts_get_on_however_much_the_attention_costs(granularity: int) -> None:
     running = [prefilling(1, 1 << 18, 1 << 17), *(decoding(i, 32) for i in range(2, 66))]
     step = plan(running=running, cap=128, pairs=1, granularity=granularity)
     assert tokens(step)[1] == max(64 // 8, granularity)
     assert step.num_decode_tokens == 64
 
 
-def test_s59_the_part_that_prompts_get_anyway_is_shared_by_all_of_them() -> None:
+@pytest.mark.covers("S59")
+def test_the_part_that_prompts_get_anyway_is_shared_by_all_of_them() -> None:
     running = [prefilling(i, 1 << 18, 1 << 17) for i in (1, 2)]
     step = plan(running=[*running, decoding(3, 32)], cap=801, pairs=1, threshold=60)
     assert tokens(step) == {3: 1, 1: 60, 2: 40}
 
 
-def test_s59_nobody_is_preempted_for_a_prompt_that_the_work_would_not_let_begin() -> None:
+@pytest.mark.covers("S59")
+def test_nobody_is_preempted_for_a_prompt_that_the_work_would_not_let_begin() -> None:
     # The running chunk takes more than all the work; a victim's one token does not make up for it.
     old = prefilling(1, 1 << 18, 1 << 17, priority=9)
     low = decoding(2, 100, priority=0)
@@ -113,7 +119,8 @@ def test_s59_nobody_is_preempted_for_a_prompt_that_the_work_would_not_let_begin(
     assert admitted(step) == []
 
 
-def test_s59_the_work_of_a_victim_is_there_for_whoever_takes_its_place() -> None:
+@pytest.mark.covers("S59")
+def test_the_work_of_a_victim_is_there_for_the_sequence_that_takes_its_place() -> None:
     low = [decoding(i, 100) for i in range(1, 61)]
     queue = [waiting(99, 9000, priority=5)]
     cached = {99: tuple(range(86))}
@@ -126,7 +133,8 @@ def test_s59_the_work_of_a_victim_is_there_for_whoever_takes_its_place() -> None
     assert tokens(step)[99] == 7
 
 
-def test_s59_what_an_urgent_prompt_does_not_take_goes_to_running_ones_within_the_work() -> None:
+@pytest.mark.covers("S59")
+def test_what_an_urgent_prompt_does_not_take_goes_to_running_ones_within_the_work() -> None:
     running = [prefilling(i, 90_000, 60_000) for i in (1, 2)]
     running += [decoding(3, 100)]
     queue = [waiting(4, 900, priority=5)]

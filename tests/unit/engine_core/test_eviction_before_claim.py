@@ -6,7 +6,7 @@ from tests.fakes.hash_runner import expected_tokens
 from tests.unit.engine_core.build import STRICT, Engine, make_prompt, make_request
 
 
-def test_a_growing_decode_does_not_evict_the_prefix_of_who_is_admitted_beside_it() -> None:
+def test_a_growing_decode_does_not_evict_the_prefix_of_a_sequence_admitted_beside_it() -> None:
     engine = Engine(num_blocks=8, seats=2, **STRICT)
     shared, other = make_prompt(8, seed=1), make_prompt(8, seed=2)
     for name, prompt in (("shared", shared), ("other", other)):

@@ -147,7 +147,7 @@ def test_a_thread_whose_execution_is_forgotten_ends() -> None:
         assert time.monotonic() < until
 
 
-def test_an_exit_within_a_step_reaches_who_waits() -> None:
+def test_an_exit_within_a_step_reaches_the_waiting_thread() -> None:
     runner = Runner(ManualClock())
     runner.error = SystemExit(3)
     execution = ExecutionThread(runner, runner.clock)

@@ -35,6 +35,7 @@ def check_answers(engine: Engine, *sequences: Sequence) -> None:
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("S60")
 def test_nearly_every_step_of_a_steady_load_is_planned_ahead_and_needs_no_more_steps() -> None:
     steps = {}
     for is_ahead in (False, True):
@@ -53,6 +54,7 @@ def test_nearly_every_step_of_a_steady_load_is_planned_ahead_and_needs_no_more_s
     assert steps[True] == steps[False]
 
 
+@pytest.mark.covers("S60")
 def test_a_sequence_that_its_token_ends_is_left_out_and_the_others_go_on() -> None:
     engine = Engine(num_blocks=40, is_ahead=True)
     short = add(engine, 5, 50, 1, **stopping_at(5, 1, 3))
@@ -72,7 +74,7 @@ def test_a_sequence_that_its_token_ends_is_left_out_and_the_others_go_on() -> No
     check_answers(engine, short, *others)
 
 
-def test_who_waits_for_the_seat_of_one_that_its_token_ends_waits_a_step_longer() -> None:
+def test_a_candidate_for_the_seat_of_one_that_its_token_ends_waits_a_step_longer() -> None:
     engine = Engine(num_blocks=40, seats=2, is_ahead=True)
     short = add(engine, 5, 50, 1, **stopping_at(5, 1, 3))
     other, next_one = add(engine, 6, 12, 2), add(engine, 7, 3, 3)
@@ -164,6 +166,7 @@ class DraftsIn:
         """Do nothing: nothing is remembered."""
 
 
+@pytest.mark.covers("S60")
 def test_drafts_prevent_it_before_and_after_their_step_and_no_other() -> None:
     engine = Engine(num_blocks=40, method="ngram", num_drafts=2, is_ahead=True)
     DraftsIn(engine, 4, 7)
@@ -223,6 +226,7 @@ def test_proposals_to_a_prompt_that_leaves_prevent_nothing() -> None:
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("S60")
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_a_preemption_prevents_it(mode: str) -> None:
     engine = Engine(
@@ -272,6 +276,7 @@ def test_when_all_have_ended_the_next_ones_are_planned_at_once() -> None:
     check_answers(engine, first, second)
 
 
+@pytest.mark.covers("S60")
 @pytest.mark.parametrize("is_partly", [False, True])
 def test_a_failed_step_prevents_it(is_partly: bool) -> None:
     engine = Engine(num_blocks=40, is_ahead=True)
@@ -304,6 +309,7 @@ def test_a_plan_without_the_results_of_its_step_is_not_taken() -> None:
     assert again.batch.starts.tolist() == step.batch.starts.tolist()
 
 
+@pytest.mark.covers("S60")
 def test_a_request_that_arrives_is_planned_at_once() -> None:
     engine = Engine(num_blocks=40, is_ahead=True)
     first = add(engine, 5, 8, 1)
@@ -379,6 +385,7 @@ def test_a_request_behind_a_head_that_nobody_may_pass_prevents_nothing() -> None
     check_answers(engine, *load)
 
 
+@pytest.mark.covers("S60")
 def test_a_landed_sequence_decodes_at_once() -> None:
     engine = Engine(num_blocks=40, is_ahead=True)
     local, remote = add(engine, 5, 12, 1), engine.add(make_request(9, seed=2), has_remote_kv=True)
@@ -393,6 +400,7 @@ def test_a_landed_sequence_decodes_at_once() -> None:
     assert engine.outputs[remote.sequence_id] == answer(remote)
 
 
+@pytest.mark.covers("S60")
 def test_an_aborted_sequence_is_left_out_whether_it_runs_or_waits() -> None:
     engine = Engine(num_blocks=40, seats=2, is_ahead=True)
     first, second = add(engine, 5, 4, 1), add(engine, 5, 12, 2)
@@ -412,6 +420,7 @@ def test_an_aborted_sequence_is_left_out_whether_it_runs_or_waits() -> None:
     check_answers(engine, first, last)
 
 
+@pytest.mark.covers("S60")
 def test_a_prefix_that_the_step_computed_is_not_computed_again() -> None:
     engine = Engine(num_blocks=40, seats=4, budget=13, is_ahead=True)
     prompt = make_request(13, seed=1).prompt_token_ids

@@ -27,6 +27,7 @@ def preempted(
     )
 
 
+@pytest.mark.covers("S58")
 def test_a_line_says_how_many_and_why_what_was_lost_and_how_the_pool_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -39,6 +40,7 @@ def test_a_line_says_how_many_and_why_what_was_lost_and_how_the_pool_is(
     ]
 
 
+@pytest.mark.covers("S58")
 def test_steps_within_some_seconds_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="pdserve.engine")
     log = PreemptionLog()

@@ -32,8 +32,8 @@ def test_a_match_is_the_longest_run_from_the_first_hash_on(
     assert cache_of((b"a", 7), (b"b", 3)).match(asked) == found
 
 
+@pytest.mark.covers("F43")
 def test_block_0_is_a_block_like_any_other() -> None:
-    """F43."""
     assert cache_of((b"a", 0), (b"b", 1)).match([b"a", b"b"]) == [0, 1]
 
 
@@ -58,8 +58,8 @@ def test_what_was_forgotten_can_be_found_in_another_block_later() -> None:
     assert cache.match([b"a"]) == [2]
 
 
+@pytest.mark.covers("V04")
 def test_a_hash_covers_model_layout_and_every_token_before_it() -> None:
-    """V04."""
     base = hash_full_blocks(range(12), 4, "model")
     assert len(base) == 3
     assert hash_full_blocks(range(15), 4, "model") == base

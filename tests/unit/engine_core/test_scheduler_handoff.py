@@ -25,6 +25,7 @@ from tests.unit.engine_core.build import (
 # --- receiving ------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("E84")
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9])
 def test_a_landed_sequence_decodes_from_token_1_as_if_it_had_been_here(length: int) -> None:
     engine = Engine()
@@ -46,8 +47,9 @@ def test_a_landed_sequence_decodes_from_token_1_as_if_it_had_been_here(length: i
     check_idle(engine.scheduler)
 
 
-def test_a_full_pool_does_not_stop_the_first_step_of_who_has_landed() -> None:
-    # S48: whoever was reserved is not admitted again.
+@pytest.mark.covers("S48")
+def test_a_full_pool_does_not_stop_the_first_step_of_a_landed_sequence() -> None:
+    # Whoever was reserved is not admitted again.
     engine = Engine(num_blocks=3, seats=1)
     sequence = engine.add(make_request(8, max_tokens=2), has_remote_kv=True)
     engine.plan()
@@ -57,8 +59,9 @@ def test_a_full_pool_does_not_stop_the_first_step_of_who_has_landed() -> None:
     assert status_of(sequence) is SequenceStatus.FINISHED
 
 
+@pytest.mark.covers("F43", "F114")
 def test_only_what_is_missing_is_received_beside_a_cached_prefix() -> None:
-    # F43, F114: the prefix is locked from reservation to landing.
+    # The prefix is locked from reservation to landing.
     engine = Engine()
     prompt = make_prompt(11)
     engine.add(make_request(prompt[:9], max_tokens=1))
@@ -76,9 +79,8 @@ def test_only_what_is_missing_is_received_beside_a_cached_prefix() -> None:
     )
 
 
+@pytest.mark.covers("F35", "F109")
 def test_blocks_being_received_are_not_findable_before_they_have_landed() -> None:
-    """F35."""
-    # F109
     engine = Engine()
     request = make_request(9)
     sequence = engine.add(request, has_remote_kv=True)
@@ -112,8 +114,8 @@ def test_a_receiving_sequence_holds_a_seat() -> None:
     assert engine.plan().sequences == [follower]
 
 
+@pytest.mark.covers("F39")
 def test_a_landed_first_token_that_ends_the_output_ends_it() -> None:
-    """F39."""
     engine = Engine()
     request = make_request(5, max_tokens=1)
     sequence = engine.add(request, has_remote_kv=True)
@@ -143,8 +145,8 @@ def test_a_landed_sequence_that_is_preempted_is_computed_here() -> None:
 # --- exporting ------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("F108")
 def test_an_exported_sequence_keeps_its_blocks_but_no_seat_after_its_token() -> None:
-    """F108."""
     engine = Engine(seats=1)
     sequence = engine.add(make_request(9), is_exported=True)
     (output,) = engine.step()
@@ -172,9 +174,8 @@ def test_an_exported_sequence_that_ends_with_its_token_keeps_its_blocks_too() ->
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("F25", "F113")
 def test_blocks_that_a_transfer_reads_are_never_given_away() -> None:
-    """F25."""
-    # F113
     engine = Engine(num_blocks=4)
     sequence = engine.add(make_request(9), is_exported=True)
     engine.step()
@@ -237,11 +238,11 @@ def test_a_sequence_can_be_finished_in_every_status(reach: Callable[[Engine], Se
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("F60")
 @pytest.mark.parametrize("reach", REACH)
 def test_a_finished_sequence_cannot_be_finished_again(
     reach: Callable[[Engine], Sequence],
 ) -> None:
-    # F60
     engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     engine.scheduler.finish(sequence)
@@ -256,11 +257,11 @@ def test_a_finished_sequence_cannot_be_finished_again(
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("F13")
 @pytest.mark.parametrize("reach", [running_prefill, running_decode])
 def test_what_a_transfer_still_reads_is_kept_until_release(
     reach: Callable[[Engine], Sequence],
 ) -> None:
-    """F13."""
     engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
     sequence = reach(engine)
     held = len(sequence.block_table)
@@ -275,7 +276,7 @@ def test_what_a_transfer_still_reads_is_kept_until_release(
 
 
 @pytest.mark.parametrize("reach", [waiting, preempted])
-def test_there_is_nothing_to_keep_of_who_holds_no_blocks(
+def test_there_is_nothing_to_keep_of_a_sequence_without_blocks(
     reach: Callable[[Engine], Sequence],
 ) -> None:
     engine = Engine(num_blocks=12, budget=12, max_model_len=40, **STRICT)
@@ -337,6 +338,7 @@ def test_a_last_decode_waits_for_quarantined_blocks_and_does_not_starve() -> Non
 # --- the checker ----------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("B15", "S16")
 def test_the_checker_notices_a_sequence_too_many_and_a_lost_block() -> None:
     engine = Engine(seats=1)
     running_decode(engine)

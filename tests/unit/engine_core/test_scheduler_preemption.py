@@ -33,8 +33,9 @@ def tight(**given: Any) -> Engine:
 # --- the queue ------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("S41")
 @pytest.mark.parametrize(("requeue", "order"), [("arrival", [2, 3, 4]), ("tail", [3, 4, 2])])
-def test_s41_where_a_victim_waits(requeue: str, order: list[int]) -> None:
+def test_where_a_victim_waits(requeue: str, order: list[int]) -> None:
     engine = tight(requeue=requeue)
     sequences = [add(engine, 8, 12, seed) for seed in (1, 2)]
     engine.step()
@@ -45,7 +46,8 @@ def test_s41_where_a_victim_waits(requeue: str, order: list[int]) -> None:
     check_answers(engine, *sequences)
 
 
-def test_s41_more_important_ones_are_seated_first() -> None:
+@pytest.mark.covers("S41")
+def test_more_important_ones_are_seated_first() -> None:
     engine = Engine(seats=1, enable_priority_scheduling=True)
     first = add(engine, 4, 2, 1)
     engine.step()
@@ -73,8 +75,8 @@ def test_a_victim_of_priority_answers_as_if_nothing_had_happened() -> None:
     check_idle(engine.scheduler)
 
 
-def test_s40_a_victim_of_this_step_is_in_no_batch() -> None:
-    """F54."""
+@pytest.mark.covers("F54", "S40")
+def test_a_victim_of_this_step_is_in_no_batch() -> None:
     engine = Engine(seats=2, method="mtp", num_drafts=2, enable_priority_scheduling=True)
     low = [add(engine, 5, 9, seed) for seed in (1, 2)]
     for _ in range(2):
@@ -90,7 +92,8 @@ def test_s40_a_victim_of_this_step_is_in_no_batch() -> None:
     check_answers(engine, *low, high)
 
 
-def test_s43_who_is_bypassed_ages_though_victims_join_the_queue_before_it() -> None:
+@pytest.mark.covers("S43")
+def test_a_bypassed_sequence_ages_though_victims_join_the_queue_before_it() -> None:
     engine = Engine(
         num_blocks=12,
         seats=8,
@@ -110,7 +113,8 @@ def test_s43_who_is_bypassed_ages_though_victims_join_the_queue_before_it() -> N
     assert engine.scheduler.statistics().highest_num_bypassed == 1
 
 
-def test_s43_age_grows_from_step_to_step_until_nobody_passes_and_ends_with_the_seat() -> None:
+@pytest.mark.covers("S43")
+def test_age_grows_from_step_to_step_until_nobody_passes_and_ends_with_the_seat() -> None:
     engine = Engine(
         num_blocks=12,
         seats=8,
@@ -137,7 +141,8 @@ def test_s43_age_grows_from_step_to_step_until_nobody_passes_and_ends_with_the_s
     check_answers(engine, first, blocked, *small, late)
 
 
-def test_s37_progress_counts_from_the_last_preemption() -> None:
+@pytest.mark.covers("S37")
+def test_progress_counts_from_the_last_preemption() -> None:
     engine = tight(min_progress_tokens=16)
     victim = [add(engine, 8, 12, seed) for seed in (1, 2)][1]
     progress = victim.num_output_since_resume
@@ -153,6 +158,7 @@ def test_s37_progress_counts_from_the_last_preemption() -> None:
 # --- coming back ----------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("F47", "S37")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -167,8 +173,7 @@ def test_s37_progress_counts_from_the_last_preemption() -> None:
     ],
     ids=str,
 )
-def test_s37_a_victim_is_not_admitted_just_to_be_preempted_again(settings: dict[str, Any]) -> None:
-    """F47."""
+def test_a_victim_is_not_admitted_just_to_be_preempted_again(settings: dict[str, Any]) -> None:
     engine = Engine(num_blocks=24, seats=8, caching=False, max_model_len=80, **settings)
     sequences = [add(engine, 9, 40, seed) for seed in range(8)]
     preempted: Counter[int] = Counter()
@@ -192,7 +197,8 @@ def test_s37_a_victim_is_not_admitted_just_to_be_preempted_again(settings: dict[
     assert statistics.counters.num_recomputed_tokens <= 2 * 8 * 49
 
 
-def test_b29_without_headroom_victims_come_and_go_and_all_answers_are_right() -> None:
+@pytest.mark.covers("B29")
+def test_without_headroom_victims_come_and_go_and_all_answers_are_right() -> None:
     engine = Engine(num_blocks=24, seats=8, caching=False, max_model_len=80, **STRICT)
     sequences = [add(engine, 9, 40, seed) for seed in range(8)]
     engine.run(most_steps=1000)
@@ -200,8 +206,8 @@ def test_b29_without_headroom_victims_come_and_go_and_all_answers_are_right() ->
     assert engine.num_preemptions > 0
 
 
-def test_e83_c11_s44_transfers_land_while_a_victim_waits_and_it_resumes_in_the_end() -> None:
-    """F49."""
+@pytest.mark.covers("C11", "E83", "F49", "S44")
+def test_transfers_land_while_a_victim_waits_and_it_resumes_in_the_end() -> None:
     engine = tight(num_blocks=7, seats=3, skip_ahead_window=1)
     landing = engine.add(make_request(1, seed=3, max_tokens=2, ignore_eos=True), has_remote_kv=True)
     old, victim = add(engine, 8, 16, 1), add(engine, 8, 16, 2)
@@ -228,7 +234,8 @@ def test_e83_c11_s44_transfers_land_while_a_victim_waits_and_it_resumes_in_the_e
 # --- nobody to take from --------------------------------------------------------------------------
 
 
-def test_s38_s13_a_lone_decode_waits_until_a_transfer_ends_and_admissions_with_it() -> None:
+@pytest.mark.covers("S13", "S38")
+def test_a_lone_decode_waits_until_a_transfer_ends_and_admissions_with_it() -> None:
     engine = Engine(num_blocks=5, seats=3, caching=False, **STRICT)
     exported = engine.add(make_request(9, seed=1), is_exported=True)
     engine.step()
@@ -248,8 +255,8 @@ def test_s38_s13_a_lone_decode_waits_until_a_transfer_ends_and_admissions_with_i
     check_idle(engine.scheduler)
 
 
-def test_s34_one_that_can_never_grow_is_told_and_the_others_go_on() -> None:
-    """F50."""
+@pytest.mark.covers("B29", "F50", "S34")
+def test_one_that_can_never_grow_is_told_and_the_others_go_on() -> None:
     # No node starts with a pool that is smaller than its model's longest sequence (S54).
     engine = Engine(num_blocks=2, seats=2, caching=False, max_model_len=40, **STRICT)
     starving = add(engine, 6, 10, 1)
@@ -268,7 +275,8 @@ def test_s34_one_that_can_never_grow_is_told_and_the_others_go_on() -> None:
     check_idle(engine.scheduler)
 
 
-def test_e46_the_blocks_of_those_who_ended_are_evicted_for_a_lone_decode() -> None:
+@pytest.mark.covers("E46")
+def test_the_blocks_of_ended_sequences_are_evicted_for_a_lone_decode() -> None:
     engine = Engine(num_blocks=4, seats=2, **STRICT)
     add(engine, 8, 1, 1)
     engine.run()

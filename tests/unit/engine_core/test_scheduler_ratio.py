@@ -21,7 +21,8 @@ def ratio(engine: Engine) -> float:
     return engine.scheduler.statistics().new_token_ratio
 
 
-def test_c17_s30_the_ratio_falls_once_per_decode_step() -> None:
+@pytest.mark.covers("C17", "S30")
+def test_the_ratio_falls_once_per_decode_step() -> None:
     engine = Engine(num_blocks=64, block_size=16, reservation_policy="token_ratio")
     engine.add(make_request(10, max_tokens=40, ignore_eos=True))
     engine.step()
@@ -38,7 +39,8 @@ def test_c17_s30_the_ratio_falls_once_per_decode_step() -> None:
     assert 600 * 2 * 64 == 76_800
 
 
-def test_c17_many_decodes_in_one_step_are_one_step() -> None:
+@pytest.mark.covers("C17")
+def test_many_decodes_in_one_step_are_one_step() -> None:
     engine = Engine(num_blocks=64, seats=8, reservation_policy="token_ratio")
     for seed in range(8):
         engine.add(make_request(3, seed=seed, max_tokens=12, ignore_eos=True))
@@ -48,7 +50,8 @@ def test_c17_many_decodes_in_one_step_are_one_step() -> None:
     assert ratio(engine) == pytest.approx(0.69)
 
 
-def test_s30_steps_without_a_decode_do_not_lower_it() -> None:
+@pytest.mark.covers("S30")
+def test_steps_without_a_decode_do_not_lower_it() -> None:
     engine = Engine(num_blocks=64, budget=4, reservation_policy="token_ratio")
     landing = engine.add(make_request(4, seed=1), has_remote_kv=True)
     engine.add(make_request(40, max_tokens=3, ignore_eos=True))
@@ -63,7 +66,8 @@ def test_s30_steps_without_a_decode_do_not_lower_it() -> None:
     assert ratio(engine) == pytest.approx(0.698), "nothing to compute"
 
 
-def test_s28_a_preemption_raises_it_and_its_step_does_not_lower_it() -> None:
+@pytest.mark.covers("S28")
+def test_a_preemption_raises_it_and_its_step_does_not_lower_it() -> None:
     engine = Engine(num_blocks=6, seats=2, caching=False, **LEARNING)
     ratios = [ratio(engine)]
     for seed in (1, 2):
@@ -78,8 +82,9 @@ def test_s28_a_preemption_raises_it_and_its_step_does_not_lower_it() -> None:
     assert ratio(engine) < 0.3
 
 
+@pytest.mark.covers("E61", "S32")
 @pytest.mark.parametrize("policy", ["token_ratio", "global_ratio"])
-def test_e61_s32_it_starts_anew_when_nothing_is_left(policy: str) -> None:
+def test_it_starts_anew_when_nothing_is_left(policy: str) -> None:
     engine = Engine(num_blocks=64, reservation_policy=policy)
     engine.add(make_request(3, max_tokens=8, ignore_eos=True))
     landing = engine.add(make_request(4, seed=1, max_tokens=8, ignore_eos=True), has_remote_kv=True)
@@ -95,7 +100,8 @@ def test_e61_s32_it_starts_anew_when_nothing_is_left(policy: str) -> None:
     assert ratio(engine) == 0.7
 
 
-def test_s32_not_while_a_victim_or_anybody_else_waits() -> None:
+@pytest.mark.covers("S32")
+def test_not_while_a_victim_or_anybody_else_waits() -> None:
     engine = Engine(num_blocks=6, seats=2, caching=False, **LEARNING, retract_extra_tokens=0)
     old, young = (
         engine.add(make_request(4, seed=seed, max_tokens=16, ignore_eos=True)) for seed in (1, 2)

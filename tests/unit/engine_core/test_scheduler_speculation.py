@@ -95,8 +95,8 @@ def test_wrong_drafts_cost_rows_and_change_nothing() -> None:
     assert len(engine.runner.batches) == 10
 
 
+@pytest.mark.covers("F102")
 def test_a_rejected_draft_leaves_no_kv_and_publishes_no_block() -> None:
-    """F102."""
     engine = drafting(7, caching=True)
     sequence = Oracle(engine, wrong_from=3).add(engine, 5, max_tokens=30)
     engine.step()
@@ -112,8 +112,9 @@ def test_a_rejected_draft_leaves_no_kv_and_publishes_no_block() -> None:
     assert engine.outputs[sequence.sequence_id] == answer(sequence)
 
 
+@pytest.mark.covers("S04")
 @pytest.mark.parametrize("max_tokens", range(1, 12))
-def test_s04_an_answer_ends_at_its_last_token_with_any_number_of_drafts(max_tokens: int) -> None:
+def test_an_answer_ends_at_its_last_token_with_any_number_of_drafts(max_tokens: int) -> None:
     engine = drafting(4)
     sequence = Oracle(engine).add(engine, 3, max_tokens=max_tokens)
     engine.run()
@@ -123,8 +124,8 @@ def test_s04_an_answer_ends_at_its_last_token_with_any_number_of_drafts(max_toke
     assert drawn == max_tokens, "no draft was verified that could not be output"
 
 
-def test_e13_s04_nothing_is_computed_past_the_models_length() -> None:
-    """F106."""
+@pytest.mark.covers("E13", "F106", "S04")
+def test_nothing_is_computed_past_the_models_length() -> None:
     engine = drafting(4, num_blocks=4, max_model_len=13)
     sequence = Oracle(engine).add(engine, 6, max_tokens=100)
     engine.run()
@@ -133,8 +134,8 @@ def test_e13_s04_nothing_is_computed_past_the_models_length() -> None:
     assert len(engine.outputs[sequence.sequence_id]) == 7
 
 
+@pytest.mark.covers("F106")
 def test_a_stop_among_right_drafts_ends_the_output_there() -> None:
-    """F106."""
     engine = drafting(6)
     oracle = Oracle(engine)
     plain = plain_answer(5, 9)
@@ -172,7 +173,8 @@ def test_drafts_behind_a_stop_are_not_counted_as_accepted() -> None:
     assert engine.scheduler.statistics().counters.num_accepted == 3
 
 
-def test_e15_s08_c30_landed_sequences_are_charged_their_drafts_at_once() -> None:
+@pytest.mark.covers("C30", "E15", "S08")
+def test_landed_sequences_are_charged_their_drafts_at_once() -> None:
     engine = Engine(num_blocks=200, seats=50, budget=100, method="mtp", num_drafts=1, caching=False)
     sequences = [
         engine.add(make_request(3, seed=seed, max_tokens=9), has_remote_kv=True)
@@ -190,7 +192,8 @@ def test_e15_s08_c30_landed_sequences_are_charged_their_drafts_at_once() -> None
     assert list(engine.scheduler.waiting) == [late]
 
 
-def test_s08_a_landed_sequence_needs_no_block_for_its_first_drafts() -> None:
+@pytest.mark.covers("S08")
+def test_a_landed_sequence_needs_no_block_for_its_first_drafts() -> None:
     engine = Engine(num_blocks=3, seats=1, method="mtp", num_drafts=3, caching=False)
     sequence = engine.add(make_request(6, max_tokens=6), has_remote_kv=True)
     engine.plan()
@@ -202,8 +205,8 @@ def test_s08_a_landed_sequence_needs_no_block_for_its_first_drafts() -> None:
     assert scheduled.num_drafts >= 1
 
 
+@pytest.mark.covers("F101")
 def test_drafts_from_a_node_that_speculates_are_dropped_where_nobody_does() -> None:
-    """F101."""
     engine = Engine()
     sequence = engine.add(make_request(3, max_tokens=9), has_remote_kv=True)
     engine.plan()
@@ -244,11 +247,10 @@ def test_a_victims_drafts_are_forgotten() -> None:
         assert engine.outputs[sequence.sequence_id] == answer(sequence)
 
 
+@pytest.mark.covers("S52", "S53")
 @pytest.mark.parametrize("num_blocks", [10, 40])
 @pytest.mark.parametrize(("k", "granularity"), [(0, 1), (0, 4), (3, 1), (3, 4), (1, 4)])
-def test_s52_s53_the_smallest_legal_budget_never_stalls(
-    k: int, granularity: int, num_blocks: int
-) -> None:
+def test_the_smallest_legal_budget_never_stalls(k: int, granularity: int, num_blocks: int) -> None:
     seats, per_seq = 4, 1 + k
     budget = max(seats * per_seq, (seats - 1) * per_seq + granularity)
     engine = Engine(

@@ -35,8 +35,9 @@ def test_a_new_scheduler_has_done_nothing() -> None:
     assert statistics.counters.acceptance_length == 0.0
 
 
+@pytest.mark.covers("S58")
 @pytest.mark.parametrize("method", ["none", "mtp"])
-def test_s58_planned_tokens_add_up_by_kind(method: str) -> None:
+def test_planned_tokens_add_up_by_kind(method: str) -> None:
     engine = Engine(num_blocks=9, seats=3, budget=16, method=method, num_drafts=2, **STRICT)
     for seed, length in enumerate((9, 3, 14, 6)):
         engine.add(make_request(length, seed=seed, max_tokens=9, ignore_eos=True))
@@ -71,7 +72,8 @@ def test_an_empty_plan_is_no_step() -> None:
     assert (seen(engine).counters.num_steps, seen(engine).counters.stops["nothing_waits"]) == (0, 1)
 
 
-def test_s58_preemptions_are_counted_by_reason() -> None:
+@pytest.mark.covers("S58")
+def test_preemptions_are_counted_by_reason() -> None:
     engine = Engine(num_blocks=6, seats=2, caching=False, enable_priority_scheduling=True, **STRICT)
     for seed in (1, 2):
         engine.add(make_request(8, seed=seed, max_tokens=12, ignore_eos=True))
@@ -120,8 +122,9 @@ STOPPED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.covers("S58")
 @pytest.mark.parametrize("rule", STOPPED)
-def test_s58_the_rule_that_stopped_a_plan_is_counted(rule: str) -> None:
+def test_the_rule_that_stopped_a_plan_is_counted(rule: str) -> None:
     engine = Engine(**{**STRICT, "num_blocks": 16, **STOPPED[rule]})
     engine.add(make_request(8, seed=1, max_tokens=4))
     engine.add(make_request(4, seed=2, max_tokens=4))
@@ -131,7 +134,8 @@ def test_s58_the_rule_that_stopped_a_plan_is_counted(rule: str) -> None:
     }
 
 
-def test_s58_what_is_kept_back_and_how_often_the_head_was_passed() -> None:
+@pytest.mark.covers("S58")
+def test_what_is_kept_back_and_how_often_the_head_was_passed() -> None:
     engine = Engine(
         num_blocks=12,
         seats=8,

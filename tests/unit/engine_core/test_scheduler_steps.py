@@ -94,8 +94,8 @@ def test_outputs_are_in_the_order_of_the_batch_wherever_one_of_them_ends() -> No
         assert outputs[ending].finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.covers("F40")
 def test_max_tokens_1_ends_with_the_first_token() -> None:
-    """F40."""
     engine = Engine()
     request = make_request(5, max_tokens=1)
     engine.add(request)
@@ -151,9 +151,9 @@ def test_the_longest_sequence_of_the_model_ends_by_length_and_fits_its_blocks() 
 # --- the prefix cache -----------------------------------------------------------------------------
 
 
+@pytest.mark.covers("E76", "E77", "F111", "S47")
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 12])
 def test_a_hit_leaves_at_least_one_token_to_compute(length: int) -> None:
-    """F111."""
     # E76, E77 (S47).
     engine = Engine()
     request = make_request(length, max_tokens=2)
@@ -178,8 +178,8 @@ def test_without_the_cache_nothing_is_found_and_nothing_stays() -> None:
     assert engine.scheduler.pool.counts().free == 16
 
 
+@pytest.mark.covers("F108")
 def test_output_blocks_are_found_by_the_next_turn_of_a_conversation() -> None:
-    """F108."""
     engine = Engine()
     request = make_request(6, max_tokens=6, ignore_eos=True)
     first = engine.add(request)
@@ -192,9 +192,9 @@ def test_output_blocks_are_found_by_the_next_turn_of_a_conversation() -> None:
     assert engine.outputs[second.sequence_id] == answer(turn)
 
 
+@pytest.mark.covers("F35", "F36")
 def test_a_block_is_findable_only_after_its_step_was_applied() -> None:
-    """F36."""
-    # F35: a step that is planned, or has failed, has published nothing.
+    # A step that is planned, or has failed, has published nothing.
     engine = Engine()
     request = make_request(9)
     sequence = engine.add(request)
@@ -268,7 +268,7 @@ def test_a_preempted_sequence_goes_on_where_it_was() -> None:
     check_idle(engine.scheduler)
 
 
-def test_a_preempted_sequence_waits_before_who_came_after_it() -> None:
+def test_a_preempted_sequence_waits_before_later_arrivals() -> None:
     engine = Engine(num_blocks=4, seats=2, caching=False, **STRICT)
     for seed in (1, 2):
         engine.add(make_request(6, seed=seed, max_tokens=7, ignore_eos=True))

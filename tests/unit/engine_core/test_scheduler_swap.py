@@ -56,7 +56,8 @@ def computed_tokens(engine: Engine, sequence: Sequence) -> int:
     )
 
 
-def test_s39_kv_comes_back_from_host_memory_and_nothing_is_computed_twice() -> None:
+@pytest.mark.covers("S39")
+def test_kv_comes_back_from_host_memory_and_nothing_is_computed_twice() -> None:
     engine = swap_engine(8)
     old, young = two_that_collide(engine)
     assert (young.num_swapped, len(young.host_block_ids), young.block_table) == (12, 3, [])
@@ -103,7 +104,8 @@ def test_host_memory_that_is_just_large_enough_is_used() -> None:
     assert engine.scheduler.host_pool.num_free == 0
 
 
-def test_s39_without_room_in_host_memory_it_is_recomputed() -> None:
+@pytest.mark.covers("S39")
+def test_without_room_in_host_memory_it_is_recomputed() -> None:
     engine = swap_engine(2)
     old, young = two_that_collide(engine)
     assert (young.num_swapped, young.host_block_ids) == (0, [])
@@ -126,9 +128,9 @@ def test_recompute_uses_no_host_memory_even_if_there_is_some() -> None:
     assert engine.scheduler.statistics().counters.num_swapped_out == 0
 
 
+@pytest.mark.covers("F48", "S39")
 @pytest.mark.parametrize("num_host_blocks", [8, 2])
-def test_s39_places_are_free_again_when_one_ends_while_it_is_out(num_host_blocks: int) -> None:
-    """F48."""
+def test_places_are_free_again_when_one_ends_while_it_is_out(num_host_blocks: int) -> None:
     engine = swap_engine(num_host_blocks)
     old, young = two_that_collide(engine)
     engine.scheduler.finish(young)
@@ -139,7 +141,8 @@ def test_s39_places_are_free_again_when_one_ends_while_it_is_out(num_host_blocks
     check_idle(engine.scheduler)
 
 
-def test_s39_blocks_that_the_prefix_cache_still_holds_are_not_copied_back() -> None:
+@pytest.mark.covers("S39")
+def test_blocks_that_the_prefix_cache_still_holds_are_not_copied_back() -> None:
     engine = swap_engine(8, caching=True)
     old, young = two_that_collide(engine)
     engine.scheduler.finish(old)

@@ -28,6 +28,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.covers("S16")
 @pytest.mark.parametrize(("old", "new"), list(product(_S, _S)))
 def test_each_transition_is_allowed_or_refused_by_name(
     old: SequenceStatus, new: SequenceStatus

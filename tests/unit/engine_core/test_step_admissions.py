@@ -54,7 +54,7 @@ def stop(step: StepPlan) -> tuple[list[int], StopRule]:
     ("num_running", "num_landing", "seated"),
     [(0, 0, 3), (2, 0, 1), (1, 1, 1), (0, 3, 0), (2, 1, 0)],
 )
-def test_seats_are_held_by_who_runs_and_who_waits_for_kv(
+def test_seats_are_held_by_running_sequences_and_those_that_wait_for_kv(
     num_running: int, num_landing: int, seated: int
 ) -> None:
     step = plan(
@@ -70,8 +70,8 @@ def test_seats_are_held_by_who_runs_and_who_waits_for_kv(
 # --- an idle node ---------------------------------------------------------------------------------
 
 
-def test_e64_c10_an_idle_node_takes_what_fits_its_pool() -> None:
-    """F08."""
+@pytest.mark.covers("C10", "E64", "F08")
+def test_an_idle_node_takes_what_fits_its_pool() -> None:
     pool, length, most = 128, 7800, 100
     required = max(length + 512, length + most)
     assert (required, pool * BS) == (8312, 8192), "upstream: never admitted, never refused"
@@ -83,8 +83,9 @@ def test_e64_c10_an_idle_node_takes_what_fits_its_pool() -> None:
         assert first.num_new_blocks == blocks_for(length + remote, BS) == 122
 
 
+@pytest.mark.covers("S24")
 @pytest.mark.parametrize("k", [0, 3])
-def test_s24_the_reservation_is_waived_when_nobody_runs_and_nothing_is_in_flight(k: int) -> None:
+def test_the_reservation_is_waived_when_nobody_runs_and_nothing_is_in_flight(k: int) -> None:
     prompt = waiting(1, 64 * 100, most=100_000)
     needed = blocks_for(6400 + 1 + k, BS)
     everything = token_ratio(lookahead=k)
@@ -108,17 +109,16 @@ def test_s24_the_reservation_is_waived_when_nobody_runs_and_nothing_is_in_flight
     assert admitted(plan(queue=[prompt], pool=needed, k=k, reservation=everything, exporting=3))
 
 
-def test_s24_the_waiver_is_for_one_the_next_sees_who_was_seated() -> None:
+@pytest.mark.covers("S24")
+def test_the_waiver_is_for_one_candidate_and_the_next_counts_it() -> None:
     queue = [waiting(1, 640, most=6400), waiting(2, 64, most=10)]
     assert stop(plan(queue=queue, pool=20, reservation=token_ratio())) == ([1], StopRule.RESERVED)
     assert admitted(plan(queue=queue, pool=12)) == [1, 2]
 
 
+@pytest.mark.covers("E65", "F08", "S25")
 @pytest.mark.parametrize(("length", "fits"), [(8191, True), (8192, False)])
-def test_e65_s25_what_exceeds_the_pool_with_its_first_step_is_never_seated(
-    length: int, fits: bool
-) -> None:
-    """F08."""
+def test_what_exceeds_the_pool_with_its_first_step_is_never_seated(length: int, fits: bool) -> None:
     # A prompt like that is refused at arrival: the model's length leaves room for a step (S54).
     step = plan(queue=[waiting(1, length, remote=True)], pool=128)
     assert stop(step) == (([1], StopRule.NOTHING_WAITS) if fits else ([], StopRule.NO_BLOCKS))
@@ -127,11 +127,12 @@ def test_e65_s25_what_exceeds_the_pool_with_its_first_step_is_never_seated(
 # --- beside others --------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("E62", "E63", "E68", "S22")
 @pytest.mark.parametrize(
     ("num_steps", "each", "seated"),
     [pytest.param(0, 45, False, id="E62"), pytest.param(100, 39, True, id="E63")],
 )
-def test_s22_growth_of_those_who_run_comes_before_admissions(
+def test_growth_of_running_sequences_comes_before_admissions(
     num_steps: int, each: int, seated: bool
 ) -> None:
     running = [grows_45(i) for i in range(1, 5)]
@@ -144,7 +145,8 @@ def test_s22_growth_of_those_who_run_comes_before_admissions(
     assert step.num_growth_blocks == 4 * each
 
 
-def test_s22_the_candidates_own_growth_counts_once() -> None:
+@pytest.mark.covers("S22")
+def test_the_candidates_own_growth_counts_once() -> None:
     running = [grows_45(1)]
     candidate = waiting(9, 64 * 10, most=1828)
     assert token_ratio().demand(decoding(9, 639, 10, most=1829)) == 20
@@ -161,7 +163,8 @@ def test_a_cached_block_that_is_claimed_is_not_there_for_the_next_candidate() ->
         assert admitted(plan(queue=queue, pool=pool, cached={1: found})) == seated
 
 
-def test_s20_a_cached_block_that_is_claimed_is_not_there_for_growth() -> None:
+@pytest.mark.covers("S20")
+def test_a_cached_block_that_is_claimed_is_not_there_for_growth() -> None:
     candidate, found = waiting(9, 3 * BS + 1, most=0), (900, 901, 902)
     for num_available, seated in ((45 + 4, [9]), (45 + 3, [])):
         pool = Pool(num_available, evictable=frozenset(found))
@@ -175,7 +178,8 @@ def test_s20_a_cached_block_that_is_claimed_is_not_there_for_growth() -> None:
         assert admitted(step) == seated
 
 
-def test_s20_c13_a_block_taken_in_this_step_is_not_kept_back_a_second_time() -> None:
+@pytest.mark.covers("C13", "S20")
+def test_a_block_taken_in_this_step_is_not_kept_back_a_second_time() -> None:
     # 45 blocks of growth, the first of them in this step: 44 are left to keep back.
     running = [decoding(1, 4032, 63, **GROWS_45)]
     assert token_ratio().demand(running[0]) == 45
@@ -186,7 +190,8 @@ def test_s20_c13_a_block_taken_in_this_step_is_not_kept_back_a_second_time() -> 
         assert admitted(step) == seated
 
 
-def test_c01_speculation_does_not_cap_what_is_kept_back() -> None:
+@pytest.mark.covers("C01", "E38")
+def test_speculation_does_not_cap_what_is_kept_back() -> None:
     running = [grows_45(i) for i in range(1, 65)]
     candidate = waiting(99, 16 * BS, most=0)
     assert min(64 * 45 + 16 + 1, 8192 // BS) == 128
@@ -199,8 +204,8 @@ def test_c01_speculation_does_not_cap_what_is_kept_back() -> None:
             assert admitted(step) == seated
 
 
-def test_e79_c12_a_landed_sequence_does_not_pass_admission_again() -> None:
-    """F07."""
+@pytest.mark.covers("C12", "E79", "F07")
+def test_a_landed_sequence_does_not_pass_admission_again() -> None:
     landed = decoding(1, 4000, 65, most=4096)
     upstream_needs = blocks_for(int((4096 - 1) * 0.7), BS)
     assert upstream_needs == 45 > 30, "upstream: refused for its own future, and stops all behind"
@@ -212,7 +217,8 @@ def test_e79_c12_a_landed_sequence_does_not_pass_admission_again() -> None:
     assert tokens(full) == {1: 1, 2: 1}
 
 
-def test_e80_c14_s48_what_is_in_flight_counts() -> None:
+@pytest.mark.covers("C14", "E80", "E81", "E82", "S48")
+def test_what_is_in_flight_counts() -> None:
     landing = [in_flight_45(i) for i in range(1, 11)]
     assert sum(map(token_ratio().demand, landing)) == 450
     candidate = waiting(99, 4000, remote=True, most=4096)
@@ -224,7 +230,8 @@ def test_e80_c14_s48_what_is_in_flight_counts() -> None:
         assert step.num_growth_blocks == 450 + 45 * bool(seated)
 
 
-def test_s22_who_still_computes_its_prompt_counts() -> None:
+@pytest.mark.covers("S22")
+def test_a_sequence_that_still_computes_its_prompt_counts() -> None:
     running = [prefilling(1, 4032, 64, most=4096)]
     step = plan(running=running, queue=[waiting(2, 64, most=0)], pool=45, reservation=token_ratio())
     assert stop(step) == ([], StopRule.RESERVED)
@@ -232,7 +239,8 @@ def test_s22_who_still_computes_its_prompt_counts() -> None:
     assert stop(step) == ([2], StopRule.NOTHING_WAITS)
 
 
-def test_s22_those_admitted_in_this_step_count_for_the_next_candidate() -> None:
+@pytest.mark.covers("S22")
+def test_those_admitted_in_this_step_count_for_the_next_candidate() -> None:
     queue = [waiting(i, 64, most=64) for i in (1, 2, 3)]
     # Each takes a block, and will need one more: the third would leave one block for three.
     step = plan(queue=queue, pool=5, reservation=policy("token_ratio", init_new_token_ratio=1.0))
@@ -248,8 +256,9 @@ def test_a_prefill_node_keeps_nothing_back_for_outputs() -> None:
     assert step.num_growth_blocks == 0
 
 
+@pytest.mark.covers("S26")
 @pytest.mark.parametrize("name", RESERVATION_POLICIES)
-def test_s26_every_policy_decides_admissions(name: str) -> None:
+def test_every_policy_decides_admissions(name: str) -> None:
     running = [grows_45(i) for i in (1, 2)]
     reservation = policy(name)
     kept = reservation.reserve(growth_columns(running)).blocks
@@ -262,7 +271,8 @@ def test_s26_every_policy_decides_admissions(name: str) -> None:
         )
 
 
-def test_e69_a_long_answer_is_not_reserved_in_full() -> None:
+@pytest.mark.covers("C28", "E69")
+def test_a_long_answer_is_not_reserved_in_full() -> None:
     assert blocks_for(1000 + 32768, BS) == 528
     candidate = waiting(2, 1000, most=32768)
     beside = [decoding(1, 32, 1, most=1)]
@@ -274,7 +284,8 @@ def test_e69_a_long_answer_is_not_reserved_in_full() -> None:
 # --- a victim comes back --------------------------------------------------------------------------
 
 
-def test_e83_c11_s24_a_victim_resumes_on_an_empty_node() -> None:
+@pytest.mark.covers("C11", "E83", "S24")
+def test_a_victim_resumes_on_an_empty_node() -> None:
     pool, length, produced = 128, 4000, 3800
     fill = length + produced - 1
     assert fill + 512 == 8311 > pool * BS, "upstream: never resumes"
@@ -284,7 +295,8 @@ def test_e83_c11_s24_a_victim_resumes_on_an_empty_node() -> None:
     assert step.admissions[0].num_new_blocks == 122
 
 
-def test_s37_a_victim_comes_back_when_everybody_can_go_on_for_a_while() -> None:
+@pytest.mark.covers("S37")
+def test_a_victim_comes_back_when_everybody_can_go_on_for_a_while() -> None:
     running = [decoding(1, 100, 2), decoding(2, 100, 2)]
     victim = preempted(3, 100, output=40)
     # Two blocks for itself; 3 x 20 tokens for the steps that a preemption makes room for.

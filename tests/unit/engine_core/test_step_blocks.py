@@ -34,6 +34,7 @@ def limits(k: int = 0, model_len: int = MANY) -> Limits:
 # --- decodes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("E26", "E27")
 @pytest.mark.parametrize(
     ("computed", "table", "new"),
     [
@@ -50,15 +51,17 @@ def test_a_decode_takes_a_block_only_when_its_next_token_starts_one(
     assert plan(running=[decoding(1, computed, table)]).chunks == {1: Chunk(1, new)}
 
 
+@pytest.mark.covers("C19")
 @pytest.mark.parametrize("k", [0, 1, 4])
-def test_c19_a_table_that_is_longer_than_needed_asks_for_nothing(k: int) -> None:
+def test_a_table_that_is_longer_than_needed_asks_for_nothing(k: int) -> None:
     needed = blocks_for(4000 + 1, BS) - 65
     assert (needed, needed + 1, max(needed, 0) + 1) == (-2, -1, 1)
     step = plan(running=[decoding(1, 4000, 65, drafts=k)], pool=0, k=k)
     assert step.chunks == {1: Chunk(1, 0, k)}
 
 
-def test_e28_c18_the_slots_of_drafts_are_added_once_and_in_tokens() -> None:
+@pytest.mark.covers("C18", "E28")
+def test_the_slots_of_drafts_are_added_once_and_in_tokens() -> None:
     upstream = [0]
     for index in range(4):
         upstream.append(upstream[-1] + max(blocks_for(16 * (index + 1), BS) - upstream[-1], 0) + 1)
@@ -74,7 +77,8 @@ def test_e28_c18_the_slots_of_drafts_are_added_once_and_in_tokens() -> None:
     assert tables[-1] + decode.num_new_blocks == blocks_for(64 + 1 + 1, BS) == 2
 
 
-def test_c18_whole_blocks_of_prompt_need_no_more_than_the_prompt_does() -> None:
+@pytest.mark.covers("C18")
+def test_whole_blocks_of_prompt_need_no_more_than_the_prompt_does() -> None:
     upstream = [0]
     for chunk in range(4):
         upstream.append(upstream[-1] + max(blocks_for(64 * (chunk + 1), BS) - upstream[-1], 0) + 1)
@@ -83,14 +87,16 @@ def test_c18_whole_blocks_of_prompt_need_no_more_than_the_prompt_does() -> None:
     assert admission.num_new_blocks == 4
 
 
-def test_c20_the_last_chunk_of_a_prompt_on_a_full_prefill_node_asks_for_nothing() -> None:
+@pytest.mark.covers("C20")
+def test_the_last_chunk_of_a_prompt_on_a_full_prefill_node_asks_for_nothing() -> None:
     upstream_asks = max(blocks_for(64, BS) - 1, 0) + 1
     assert upstream_asks == 1, "checked against a threshold of 0, then refused by the allocator"
     step = plan(running=[prefilling(1, 64, 48, most=0)], pool=0, k=1)
     assert step.chunks == {1: Chunk(16)}
 
 
-def test_s13_a_chunk_asks_for_no_blocks_whatever_its_size() -> None:
+@pytest.mark.covers("S13")
+def test_a_chunk_asks_for_no_blocks_whatever_its_size() -> None:
     for computed in (0, 1, 63, 64, 199):
         step = plan(running=[prefilling(1, 200, computed)], pool=0)
         assert step.chunks == {1: Chunk(200 - computed)}
@@ -99,6 +105,7 @@ def test_s13_a_chunk_asks_for_no_blocks_whatever_its_size() -> None:
 # --- admissions -----------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("E25")
 @pytest.mark.parametrize(
     ("known", "k", "blocks"),
     [
@@ -117,6 +124,7 @@ def test_a_sequence_is_seated_with_the_blocks_of_all_it_knows(
     assert admission.num_new_blocks == blocks
 
 
+@pytest.mark.covers("E70", "E71", "E72", "E73", "E74", "S46")
 @pytest.mark.parametrize(
     ("known", "k", "blocks", "upstream"),
     [
@@ -130,7 +138,7 @@ def test_a_sequence_is_seated_with_the_blocks_of_all_it_knows(
         pytest.param(1, 0, 1, 3, id="one token"),
     ],
 )
-def test_s46_a_reservation_takes_the_prompt_and_one_step_beyond(
+def test_a_reservation_takes_the_prompt_and_one_step_beyond(
     known: int, k: int, blocks: int, upstream: int
 ) -> None:
     assert blocks_for(known, BS) + 2 == upstream
@@ -141,7 +149,8 @@ def test_s46_a_reservation_takes_the_prompt_and_one_step_beyond(
     assert (step.admissions, step.stopped_by) == ([], StopRule.NO_BLOCKS)
 
 
-def test_s46_blocks_that_the_decode_node_has_cached_are_not_asked_for() -> None:
+@pytest.mark.covers("S46")
+def test_blocks_that_the_decode_node_has_cached_are_not_asked_for() -> None:
     cached = {1: tuple(range(30))}
     step = plan(queue=[waiting(1, 4000, remote=True)], pool=33, cached=cached, k=3)
     assert step.admissions == [Admission(1, cached[1], 33, 0)]
@@ -153,6 +162,7 @@ def test_nothing_is_reserved_past_the_models_length() -> None:
     assert admission_blocks(sequence, limits(4, model_len=128)) == 2
 
 
+@pytest.mark.covers("E75", "E76", "E77", "F111", "S47")
 @pytest.mark.parametrize(
     ("known", "num_cached", "new", "computed"),
     [
@@ -161,10 +171,9 @@ def test_nothing_is_reserved_past_the_models_length() -> None:
         pytest.param(4000, 62, 1, 32, id="E77"),
     ],
 )
-def test_s47_a_prompt_computes_and_allocates_what_the_cache_lacks(
+def test_a_prompt_computes_and_allocates_what_the_cache_lacks(
     known: int, num_cached: int, new: int, computed: int
 ) -> None:
-    """F111."""
     cached = {1: tuple(range(num_cached))}
     step = plan(queue=[waiting(1, known, most=0)], cached=cached)
     assert step.admissions == [Admission(1, cached[1], new, computed)]
@@ -188,10 +197,9 @@ def test_what_is_in_host_memory_is_not_computed_again() -> None:
     assert (admission.num_new_blocks, admission.num_tokens) == (5, 1)
 
 
+@pytest.mark.covers("S39")
 @pytest.mark.parametrize(("num_cached", "computed"), [(1, 100), (2, 72), (3, 8)])
-def test_s39_the_longer_of_cached_prefix_and_host_copy_counts(
-    num_cached: int, computed: int
-) -> None:
+def test_the_longer_of_cached_prefix_and_host_copy_counts(num_cached: int, computed: int) -> None:
     step = plan(queue=[preempted(1, 200, swapped=100)], cached={1: tuple(range(num_cached))})
     assert tokens(step) == {1: computed}
 
@@ -199,8 +207,8 @@ def test_s39_the_longer_of_cached_prefix_and_host_copy_counts(
 # --- cached blocks --------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("F114")
 def test_a_claimed_cached_block_is_no_longer_evictable() -> None:
-    """F114."""
     # Both blocks that are available are the hit itself: nothing is left for the last token.
     cached = {1: (5, 6)}
     evictable = frozenset({5, 6})

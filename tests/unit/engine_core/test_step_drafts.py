@@ -26,11 +26,13 @@ def drafts(**given: object) -> int:
     return chunk.num_drafts
 
 
+@pytest.mark.covers("S04")
 @pytest.mark.parametrize(("k", "granted"), [(0, 0), (1, 1), (4, 4), (8, 8), (20, 8)])
-def test_s04_no_more_than_k_and_no_more_than_were_proposed(k: int, granted: int) -> None:
+def test_no_more_than_k_and_no_more_than_were_proposed(k: int, granted: int) -> None:
     assert drafts(k=k) == granted
 
 
+@pytest.mark.covers("E14", "S04")
 @pytest.mark.parametrize(
     ("produced", "granted"),
     [
@@ -40,10 +42,11 @@ def test_s04_no_more_than_k_and_no_more_than_were_proposed(k: int, granted: int)
         pytest.param(1, 4, id="K"),
     ],
 )
-def test_s04_no_more_than_the_rest_of_the_output(produced: int, granted: int) -> None:
+def test_no_more_than_the_rest_of_the_output(produced: int, granted: int) -> None:
     assert drafts(k=4, most=10, output=produced) == granted
 
 
+@pytest.mark.covers("E13", "S04")
 @pytest.mark.parametrize(
     ("computed", "granted"),
     [
@@ -53,15 +56,17 @@ def test_s04_no_more_than_the_rest_of_the_output(produced: int, granted: int) ->
         pytest.param(8000, 4, id="K"),
     ],
 )
-def test_s04_no_more_than_the_models_length(computed: int, granted: int) -> None:
+def test_no_more_than_the_models_length(computed: int, granted: int) -> None:
     assert drafts(k=4, computed=computed, blocks=128, model_len=8192, most=8192) == granted
 
 
+@pytest.mark.covers("S04")
 @pytest.mark.parametrize(("cap", "granted"), [(1, 0), (2, 1), (8, 7), (9, 8), (50, 8)])
-def test_s04_no_more_than_the_budget(cap: int, granted: int) -> None:
+def test_no_more_than_the_budget(cap: int, granted: int) -> None:
     assert drafts(cap=cap) == granted
 
 
+@pytest.mark.covers("S04")
 @pytest.mark.parametrize(
     ("computed", "free", "granted", "new_blocks"),
     [
@@ -73,7 +78,7 @@ def test_s04_no_more_than_the_budget(cap: int, granted: int) -> None:
         (50, 0, 8, 0),
     ],
 )
-def test_s04_no_more_than_there_are_slots(
+def test_no_more_than_there_are_slots(
     computed: int, free: int, granted: int, new_blocks: int
 ) -> None:
     step = plan(running=[decoding(1, computed, 1, drafts=8)], pool=free, k=8)
@@ -86,20 +91,23 @@ def test_many_drafts_may_need_several_blocks_and_take_as_many_as_there_are() -> 
         assert step.chunks == {1: Chunk(1, min(free, 3), granted)}
 
 
-def test_s04_drafts_take_no_token_that_another_decode_needs() -> None:
+@pytest.mark.covers("S04")
+def test_drafts_take_no_token_that_another_decode_needs() -> None:
     running = [decoding(i, 32, drafts=4) for i in (1, 2, 3)]
     assert tokens(plan(running=running, cap=3, k=4)) == {1: 1, 2: 1, 3: 1}
     assert tokens(plan(running=running, cap=9, k=4)) == {1: 5, 2: 3, 3: 1}
     assert tokens(plan(running=running, cap=15, k=4)) == {1: 5, 2: 5, 3: 5}
 
 
-def test_s04_drafts_come_before_prompts() -> None:
+@pytest.mark.covers("S04")
+def test_drafts_come_before_prompts() -> None:
     running = [decoding(1, 32, drafts=4), prefilling(2, 1000, 0)]
     step = plan(running=running, queue=[waiting(3, 100)], cap=6, k=4)
     assert tokens(step) == {1: 5, 2: 1}
 
 
-def test_s04_lookahead_never_takes_the_block_another_decode_needs() -> None:
+@pytest.mark.covers("S04")
+def test_lookahead_never_takes_the_block_another_decode_needs() -> None:
     # Sequence 1 has one slot left and wants two more blocks for its drafts; 2 needs one to go on.
     running = [decoding(1, 63, 1, drafts=100), decoding(2, 64, 1)]
     step = plan(running=running, pool=1, k=100)
@@ -108,13 +116,15 @@ def test_s04_lookahead_never_takes_the_block_another_decode_needs() -> None:
     assert step.chunks == {1: Chunk(1, 1, 64), 2: Chunk(1, 1, 0)}
 
 
-def test_s04_a_spare_block_is_for_the_drafts_of_one() -> None:
+@pytest.mark.covers("S04")
+def test_a_spare_block_is_for_the_drafts_of_one() -> None:
     running = [decoding(i, 63, 1, drafts=4) for i in (1, 2)]
     assert tokens(plan(running=running, pool=1, k=4)) == {1: 5, 2: 1}
     assert tokens(plan(running=running, pool=2, k=4)) == {1: 5, 2: 5}
 
 
-def test_s04_drafts_are_trimmed_before_anybody_is_preempted() -> None:
+@pytest.mark.covers("S04")
+def test_drafts_are_trimmed_before_anybody_is_preempted() -> None:
     running = [
         decoding(1, 64, 1, drafts=4),
         decoding(2, 63, 1, drafts=4),
@@ -127,19 +137,22 @@ def test_s04_drafts_are_trimmed_before_anybody_is_preempted() -> None:
     assert step.stopped_by is StopRule.NO_BLOCKS
 
 
-def test_s04_somebody_is_preempted_for_the_own_token_and_never_for_drafts() -> None:
+@pytest.mark.covers("S04")
+def test_somebody_is_preempted_for_the_own_token_and_never_for_drafts() -> None:
     running = [decoding(1, 64, 1, drafts=4), decoding(2, 64, 1, drafts=4), decoding(3, 63, 1)]
     step = plan(running=running, pool=1, k=4)
     assert victims(step) == [3]
     assert step.chunks == {1: Chunk(1, 1, 4), 2: Chunk(1, 1, 4)}
 
 
-def test_s04_a_sequence_that_will_end_with_its_next_token_drafts_nothing() -> None:
+@pytest.mark.covers("S04")
+def test_a_sequence_that_will_end_with_its_next_token_drafts_nothing() -> None:
     running = [decoding(1, 32, drafts=4, output=7, most=8), decoding(2, 32, drafts=4)]
     assert tokens(plan(running=running, cap=7, k=4)) == {1: 1, 2: 5}
 
 
-def test_s08_e15_landed_sequences_are_charged_their_drafts_in_their_first_step() -> None:
+@pytest.mark.covers("E15", "S08")
+def test_landed_sequences_are_charged_their_drafts_in_their_first_step() -> None:
     # 50 land together with one draft each: KV of their prompts is here, one token is known beyond.
     landed = [decoding(i, 100, 2, drafts=1) for i in range(1, 51)]
     assert 50 * 1 == 50, "C30: charged 50, and 100 run"
@@ -148,7 +161,8 @@ def test_s08_e15_landed_sequences_are_charged_their_drafts_in_their_first_step()
     assert step.num_chunk_tokens == 900
 
 
-def test_c30_landed_sequences_fit_the_budget_with_their_drafts() -> None:
+@pytest.mark.covers("C30")
+def test_landed_sequences_fit_the_budget_with_their_drafts() -> None:
     landed = [decoding(i, 100, 2, drafts=1) for i in range(1, 51)]
     upstream_charge = len(landed) * 1
     upstream_run = sum(1 + len(s.draft_token_ids) for s in landed)

@@ -155,6 +155,7 @@ def make_loop(
     )
 
 
+@pytest.mark.covers("S12")
 def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_next() -> None:
     log: list[str] = []
     flow = ScriptedFlow(log, [2])
@@ -335,10 +336,10 @@ class BrokenFlow(ScriptedFlow):
         raise KeyError(message)
 
 
+@pytest.mark.covers("F71")
 def test_a_bug_in_the_flow_ends_the_thread_and_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F71."""
     crashed = threading.Event()
     with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
         loop = make_loop(ScriptedInbox(["m"]), BrokenFlow([], []))
@@ -389,7 +390,8 @@ def test_it_is_busy_from_the_beginning_of_a_turn_until_it_waits() -> None:
     assert seen == [5.0, None, 5.0, None, 5.0]
 
 
-def test_s58_each_plan_can_be_logged_with_the_rule_that_stopped_it(
+@pytest.mark.covers("S58")
+def test_each_plan_can_be_logged_with_the_rule_that_stopped_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log: list[str] = []

@@ -33,6 +33,7 @@ def a_to_e_beside_one_that_grows() -> list[View]:
     ]
 
 
+@pytest.mark.covers("E41", "E42", "E43", "S33")
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
@@ -41,7 +42,7 @@ def a_to_e_beside_one_that_grows() -> list[View]:
         pytest.param("priority", [4, 2, 1, 3, 5], id="E43"),
     ],
 )
-def test_s33_victims_are_taken_in_the_order_of_the_policy(order: str, expected: list[int]) -> None:
+def test_victims_are_taken_in_the_order_of_the_policy(order: str, expected: list[int]) -> None:
     running = a_to_e_beside_one_that_grows()
     assert victims(plan(running=running, pool=0, order=order)) == expected[:1]
     # When nobody's blocks are its own, all go, one after the other.
@@ -49,7 +50,8 @@ def test_s33_victims_are_taken_in_the_order_of_the_policy(order: str, expected: 
     assert victims(plan(running=running, pool=nothing, order=order)) == expected
 
 
-def test_e44_the_intended_first_victim_is_not_the_one_that_is_kept() -> None:
+@pytest.mark.covers("E44")
+def test_the_intended_first_victim_is_not_the_one_that_is_kept() -> None:
     running = a_to_e_beside_one_that_grows()
     key = {s.sequence_id: (s.num_output, -s.num_prompt) for s in running[1:]}
     upstream = sorted(key, key=lambda i: key[i], reverse=True)[:-1]
@@ -57,21 +59,22 @@ def test_e44_the_intended_first_victim_is_not_the_one_that_is_kept() -> None:
     assert victims(plan(running=running, pool=0, order="shortest_output")) == [4]
 
 
-def test_s33_the_youngest_decode_pays_and_no_more_than_needed() -> None:
+@pytest.mark.covers("S33")
+def test_the_youngest_decode_pays_and_no_more_than_needed() -> None:
     running = [decoding(i, 64) for i in (1, 2, 3, 4, 5)]
     step = plan(running=running, pool=1)
     assert victims(step) == [5, 4]
     assert step.chunks == {i: Chunk(1, 1) for i in (1, 2, 3)}
 
 
-def test_whoever_needs_a_block_and_is_the_youngest_preempts_itself() -> None:
+def test_the_youngest_that_needs_a_block_preempts_itself() -> None:
     step = plan(running=[decoding(1, 70), decoding(2, 64)], pool=0)
     assert victims(step) == [2]
     assert list(step.chunks) == [1]
 
 
+@pytest.mark.covers("F54")
 def test_no_sequence_is_both_planned_and_preempted() -> None:
-    """F54."""
     running = [decoding(i, 64, drafts=i % 3) for i in range(1, 8)]
     for available in range(9):
         step = plan(running=running, pool=available, k=2)
@@ -84,7 +87,8 @@ def test_no_sequence_is_both_planned_and_preempted() -> None:
 # --- credit and headroom --------------------------------------------------------------------------
 
 
-def test_s36_a_victim_is_credited_only_with_what_it_alone_holds() -> None:
+@pytest.mark.covers("S36")
+def test_a_victim_is_credited_only_with_what_it_alone_holds() -> None:
     shared = frozenset({7})
     running = [decoding(1, 64, (1,)), decoding(2, 64, (7,)), decoding(3, 70, (8, 9))]
     step = plan(running=running, pool=Pool(0, shared=shared))
@@ -95,6 +99,7 @@ def test_s36_a_victim_is_credited_only_with_what_it_alone_holds() -> None:
     assert (victims(step), list(step.chunks)) == ([3, 2], [1])
 
 
+@pytest.mark.covers("B24", "E47", "E48", "S35")
 @pytest.mark.parametrize(
     ("num_decodes", "retract", "k", "headroom"),
     [
@@ -105,7 +110,7 @@ def test_s36_a_victim_is_credited_only_with_what_it_alone_holds() -> None:
         pytest.param(32, 40, 0, 20, id="E48 40 steps"),
     ],
 )
-def test_s35_b24_one_preemption_makes_room_for_some_steps(
+def test_one_preemption_makes_room_for_some_steps(
     num_decodes: int, retract: int, k: int, headroom: int
 ) -> None:
     # The oldest needs a block now; the youngest frees one for it, and the headroom.
@@ -121,7 +126,8 @@ def test_s35_b24_one_preemption_makes_room_for_some_steps(
         assert victims(step)[:2] == [num_decodes, num_decodes - 1]
 
 
-def test_s35_cached_blocks_count_before_further_victims() -> None:
+@pytest.mark.covers("S35")
+def test_cached_blocks_count_before_further_victims() -> None:
     # All that is available counts, evictable blocks too; victims come on top.
     running = [decoding(1, 64), decoding(2, 32), decoding(3, 32), decoding(4, 64, 1)]
     evictable = frozenset(range(900, 930))
@@ -130,7 +136,8 @@ def test_s35_cached_blocks_count_before_further_victims() -> None:
     assert victims(plan(running=running, pool=Pool(1, evictable), retract=20)) == [4]
 
 
-def test_s35_headroom_is_not_a_reason_to_preempt() -> None:
+@pytest.mark.covers("S35")
+def test_headroom_is_not_a_reason_to_preempt() -> None:
     running = [decoding(i, 64) for i in (1, 2, 3)]
     step = plan(running=running, pool=3, retract=20)
     assert step.preempted == []
@@ -145,11 +152,11 @@ def test_nobody_is_preempted_for_tokens_that_nobody_will_produce() -> None:
 # --- who just came back ---------------------------------------------------------------------------
 
 
+@pytest.mark.covers("F47", "S37")
 @pytest.mark.parametrize(("since_resume", "victim"), [(None, 3), (16, 3), (15, 2), (0, 2)])
-def test_s37_one_that_came_back_is_spared_until_it_has_produced_something(
+def test_one_that_came_back_is_spared_until_it_has_produced_something(
     since_resume: int | None, victim: int
 ) -> None:
-    """F47."""
     running = [
         decoding(1, 64),
         decoding(2, 70, 2, output=50),
@@ -159,7 +166,8 @@ def test_s37_one_that_came_back_is_spared_until_it_has_produced_something(
     assert victims(step) == [victim]
 
 
-def test_s37_it_pays_when_nobody_else_is_left() -> None:
+@pytest.mark.covers("S37")
+def test_it_pays_when_nobody_else_is_left() -> None:
     running = [decoding(1, 64, since_resume=3), decoding(2, 70, 2, since_resume=2)]
     assert victims(plan(running=running, pool=0, progress=16)) == [2]
 
@@ -167,7 +175,8 @@ def test_s37_it_pays_when_nobody_else_is_left() -> None:
 # --- nobody to take from --------------------------------------------------------------------------
 
 
-def test_e45_s17_s38_sequences_that_prefill_are_never_preempted() -> None:
+@pytest.mark.covers("B12", "E45", "S17", "S38")
+def test_sequences_that_prefill_are_never_preempted() -> None:
     running = [prefilling(1, 200, 64), prefilling(2, 200, 64)]
     step = plan(running=running, queue=[waiting(3, 10)], pool=0)
     assert (victims(step), tokens(step)) == ([], {1: 136, 2: 136})
@@ -177,7 +186,8 @@ def test_e45_s17_s38_sequences_that_prefill_are_never_preempted() -> None:
     assert victims(plan(running=running, pool=0)) == [2]
 
 
-def test_c24_before_its_first_token_a_sequence_neither_drafts_nor_pays() -> None:
+@pytest.mark.covers("C24")
+def test_before_its_first_token_a_sequence_neither_drafts_nor_pays() -> None:
     # The last chunks of two prompts are in this step; their first tokens are not drawn yet.
     running = [prefilling(1, 200, 199), prefilling(2, 200, 199)]
     k = 1
@@ -192,6 +202,7 @@ def test_c24_before_its_first_token_a_sequence_neither_drafts_nor_pays() -> None
     assert (step.starved, step.stopped_by) == ([], StopRule.NO_VICTIM)
 
 
+@pytest.mark.covers("E46", "S13", "S34", "S38")
 @pytest.mark.parametrize(
     ("beside", "ends"),
     [
@@ -202,7 +213,7 @@ def test_c24_before_its_first_token_a_sequence_neither_drafts_nor_pays() -> None
     ],
     ids=["alone", "a prefill", "a transfer", "an export"],
 )
-def test_e46_s34_s38_the_last_decode_is_kept_and_ends_only_if_nothing_can_come_back(
+def test_the_last_decode_is_kept_and_ends_only_if_nothing_can_come_back(
     beside: dict[str, object], ends: bool
 ) -> None:
     beside = dict(beside)
@@ -213,16 +224,18 @@ def test_e46_s34_s38_the_last_decode_is_kept_and_ends_only_if_nothing_can_come_b
     assert victims(step) == []
     assert step.starved == ([1] if ends else [])
     assert tokens(step) == ({2: 200} if len(running) == 2 else {})
-    # S13: admissions stop, and nothing else does.
+    # Admissions stop, and nothing else does.
     assert (step.admissions, step.stopped_by) == ([], StopRule.NO_VICTIM)
 
 
-def test_e46_cached_blocks_are_evicted_before_a_lone_decode_is_given_up() -> None:
+@pytest.mark.covers("E46")
+def test_cached_blocks_are_evicted_before_a_lone_decode_is_given_up() -> None:
     step = plan(running=[decoding(1, 64)], pool=Pool(1, evictable=frozenset({5})))
     assert (step.starved, step.chunks) == ([], {1: Chunk(1, 1)})
 
 
-def test_s34_one_is_kept_even_if_all_the_others_free_nothing() -> None:
+@pytest.mark.covers("S34")
+def test_one_is_kept_even_if_all_the_others_free_nothing() -> None:
     shared = frozenset({1, 2, 3})
     running = [decoding(1, 64, (1,)), decoding(2, 64, (2,)), decoding(3, 64, (3,))]
     step = plan(running=running, pool=Pool(0, shared=shared), exporting=1)
@@ -230,7 +243,8 @@ def test_s34_one_is_kept_even_if_all_the_others_free_nothing() -> None:
     assert (step.chunks, step.starved, step.stopped_by) == ({}, [], StopRule.PREEMPTED)
 
 
-def test_s13_admissions_stop_while_a_decode_waits_for_a_block() -> None:
+@pytest.mark.covers("S13")
+def test_admissions_stop_while_a_decode_waits_for_a_block() -> None:
     # What is free now would be taken by who comes, and the decode would wait for ever.
     running = [decoding(1, 64), prefilling(2, 640, 0)]
     step = plan(running=running, queue=[waiting(3, 10)], cached={3: ()}, pool=0)
@@ -253,6 +267,7 @@ def test_a_preemption_leaves_prefills_their_chunks_and_gives_them_the_tokens() -
     assert (victims(step), tokens(step)) == ([2], {1: 3, 3: 7})
 
 
+@pytest.mark.covers("S33")
 def test_where_priorities_count_the_important_one_goes_last_whatever_the_order_is() -> None:
     running = [decoding(1, 64), decoding(2, 64, priority=5), decoding(3, 64, priority=5)]
     for order in ("last_in_first_out", "shortest_output", "priority"):

@@ -26,7 +26,8 @@ def outcome(step: StepPlan) -> tuple[list[int], list[int]]:
     return victims(step), admitted(step)
 
 
-def test_s33_an_important_one_takes_the_seat_of_the_least_important_decode() -> None:
+@pytest.mark.covers("S33")
+def test_an_important_one_takes_the_seat_of_the_least_important_decode() -> None:
     running = [decoding(1, 70), decoding(2, 70, priority=-1), decoding(3, 70)]
     queue = [waiting(9, 10, priority=1)]
     step = plan(running=running, queue=queue, seats=3, priorities=True)
@@ -51,6 +52,7 @@ def test_nobody_goes_for_an_equal_or_a_lesser_one(priority: int) -> None:
     assert (*outcome(step), step.stopped_by) == ([], [], StopRule.NO_SEAT)
 
 
+@pytest.mark.covers("S17")
 def test_prefills_and_transfers_do_not_go() -> None:
     running = [prefilling(2, 100, 10), prefilling(3, 100, 0)]
     queue = [waiting(9, 10, priority=5)]
@@ -59,7 +61,8 @@ def test_prefills_and_transfers_do_not_go() -> None:
     assert outcome(step) == ([], [])
 
 
-def test_s34_the_only_decode_goes_too_because_another_takes_its_place() -> None:
+@pytest.mark.covers("S34")
+def test_the_only_decode_goes_too_because_another_takes_its_place() -> None:
     queue = [waiting(9, 10, priority=5)]
     running = [decoding(1, 70), prefilling(2, 100, 10)]
     step = plan(
@@ -76,7 +79,8 @@ def test_s34_the_only_decode_goes_too_because_another_takes_its_place() -> None:
     assert outcome(step) == ([3, 2, 1], [9])
 
 
-def test_s24_nothing_is_kept_back_when_everyone_makes_way() -> None:
+@pytest.mark.covers("S24")
+def test_nothing_is_kept_back_when_everyone_makes_way() -> None:
     # The reservation would keep back 45 blocks for the newcomer's own output.
     running = [decoding(1, 640, 11)]
     queue = [waiting(9, 640, priority=1, most=4096)]
@@ -85,6 +89,7 @@ def test_s24_nothing_is_kept_back_when_everyone_makes_way() -> None:
     assert outcome(step) == ([1], [9])
 
 
+@pytest.mark.covers("S33")
 def test_the_fewest_tokens_of_work_are_lost() -> None:
     # Five lower ones; one old and big one alone makes the room that four small ones do not make.
     big = decoding(1, 640, 11)
@@ -102,7 +107,8 @@ def test_the_fewest_tokens_of_work_are_lost() -> None:
     assert outcome(step) == ([1], [9])
 
 
-def test_s37_one_that_just_came_back_keeps_its_blocks_until_it_has_made_progress() -> None:
+@pytest.mark.covers("S37")
+def test_one_that_just_came_back_keeps_its_blocks_until_it_has_made_progress() -> None:
     queue = [waiting(9, 10, priority=1)]
     for since, goes in ((15, []), (16, [1])):
         running = [decoding(1, 70, output=50, since_resume=since)]
@@ -113,6 +119,7 @@ def test_s37_one_that_just_came_back_keeps_its_blocks_until_it_has_made_progress
 # --- the token budget -----------------------------------------------------------------------------
 
 
+@pytest.mark.covers("S12")
 def test_an_urgent_prompt_is_computed_beside_a_long_one() -> None:
     running = [prefilling(1, 32_000, 0)]
     queue = [waiting(9, 50, priority=1), waiting(10, 50)]
@@ -122,6 +129,7 @@ def test_an_urgent_prompt_is_computed_beside_a_long_one() -> None:
     assert tokens(plan(running=running, queue=queue, cap=2048)) == {1: 2048}
 
 
+@pytest.mark.covers("S12")
 def test_a_running_urgent_prompt_goes_before_an_older_one_which_keeps_a_share() -> None:
     running = [prefilling(1, 32_000, 0), prefilling(2, 32_000, 0, priority=1)]
     step = plan(running=running, cap=2048, priorities=True)
@@ -171,7 +179,8 @@ def test_nobody_goes_for_one_that_came_back_and_would_not_be_seated_all_the_same
     assert outcome(step) == ([2], [9])
 
 
-def test_c27_s36_a_victim_counts_with_what_it_holds_and_not_with_what_it_might_need() -> None:
+@pytest.mark.covers("C27", "S36")
+def test_a_victim_counts_with_what_it_holds_and_not_with_what_it_might_need() -> None:
     held_tokens, left_to_produce, shortfall = 20_000, 10, 1000
     upstream_credit = ceil(left_to_produce * 0.7)
     assert upstream_credit == 7 < shortfall
@@ -202,7 +211,8 @@ def test_what_a_victim_would_have_needed_is_not_kept_back_any_more() -> None:
     assert step.num_growth_blocks == 45
 
 
-def test_s40_what_was_planned_for_a_victim_is_given_back() -> None:
+@pytest.mark.covers("S40")
+def test_what_was_planned_for_a_victim_is_given_back() -> None:
     # The victim had a token, four drafts and a new block in this step.
     running = [decoding(1, 70, drafts=4), decoding(2, 64, drafts=4)]
     queue = [waiting(9, 500, priority=1)]
@@ -220,7 +230,8 @@ def test_s40_what_was_planned_for_a_victim_is_given_back() -> None:
     assert step.admissions[0].num_new_blocks == 2
 
 
-def test_s40_the_tokens_of_a_victim_are_there_for_whoever_takes_its_place() -> None:
+@pytest.mark.covers("S40")
+def test_the_tokens_of_a_victim_are_there_for_the_sequence_that_takes_its_place() -> None:
     # Four decodes use the whole budget: the newcomer's first chunk is what its victim leaves.
     running = [decoding(i, 70, drafts=1) for i in (1, 2, 3, 4)]
     queue = [waiting(9, 10, priority=1)]
@@ -229,14 +240,15 @@ def test_s40_the_tokens_of_a_victim_are_there_for_whoever_takes_its_place() -> N
     assert tokens(step) == {1: 2, 2: 2, 3: 2, 9: 2}
 
 
-def test_s37_one_that_just_came_back_is_spared_here_too() -> None:
+@pytest.mark.covers("S37")
+def test_one_that_just_came_back_is_spared_here_too() -> None:
     running = [decoding(1, 70, output=50), decoding(2, 70, output=50, since_resume=3)]
     queue = [waiting(9, 10, priority=1)]
     step = plan(running=running, queue=queue, seats=2, progress=16, priorities=True)
     assert outcome(step) == ([1], [9])
 
 
-def test_a_victims_own_prefix_is_claimed_by_who_takes_its_place() -> None:
+def test_a_victims_own_prefix_is_claimed_by_the_sequence_that_takes_its_place() -> None:
     # The blocks of sequence 2 hold the newcomer's first 128 tokens.
     running = [decoding(1, 70, priority=1), decoding(2, 130, (5, 6, 7))]
     queue = [waiting(9, 140, priority=1)]
@@ -273,7 +285,7 @@ def test_a_victims_blocks_are_not_given_away_twice() -> None:
 
 
 @pytest.mark.parametrize(("length", "fits"), [(64, True), (65, False)])
-def test_blocks_shared_with_who_was_just_admitted_are_not_freed(length: int, fits: bool) -> None:
+def test_blocks_shared_with_a_sequence_just_admitted_are_not_freed(length: int, fits: bool) -> None:
     # The first in line is seated beside sequence 2, on ten of its blocks: only one is left to take.
     running = [decoding(1, 70), decoding(2, 640, tuple(range(2000, 2011)), priority=-1)]
     queue = [waiting(8, 650, priority=1, most=1), waiting(9, length, most=0)]
@@ -296,7 +308,8 @@ def test_the_next_in_line_may_when_the_head_is_seated() -> None:
     assert outcome(step) == ([3, 2], [8, 9])
 
 
-def test_s14_equal_ones_are_told_apart_by_arrival() -> None:
+@pytest.mark.covers("S14")
+def test_equal_ones_are_told_apart_by_arrival() -> None:
     running = [decoding(i, 70) for i in (1, 2, 3)]
     queue = [waiting(9, 10, priority=1)]
     for order in ("last_in_first_out", "shortest_output", "priority"):

@@ -28,8 +28,8 @@ def outcome(step: StepPlan) -> tuple[list[int], dict[int, int], StopRule]:
     return admitted(step), step.bypassed, step.stopped_by
 
 
-def test_e66_c25_s43_two_may_pass_a_head_that_does_not_fit() -> None:
-    """F99."""
+@pytest.mark.covers("C25", "E66", "F99", "S43")
+def test_two_may_pass_a_head_that_does_not_fit() -> None:
     queue = needs(60, 20, 25)
     assert outcome(plan(queue=queue, pool=50, window=0)) == ([], {}, StopRule.NO_BLOCKS)
     assert outcome(plan(queue=queue, pool=50, window=2)) == (
@@ -39,7 +39,8 @@ def test_e66_c25_s43_two_may_pass_a_head_that_does_not_fit() -> None:
     )
 
 
-def test_e66_what_the_reservation_keeps_back_is_not_free() -> None:
+@pytest.mark.covers("E66")
+def test_what_the_reservation_keeps_back_is_not_free() -> None:
     running = [decoding(9, 4031, 63, most=4097)]
     reservation = policy("token_ratio")
     assert reservation.demand(running[0]) == 45
@@ -53,7 +54,8 @@ def test_e66_what_the_reservation_keeps_back_is_not_free() -> None:
     assert outcome(step) == ([2, 3], {1: 2}, StopRule.RESERVED)
 
 
-def test_e67_s43_a_head_that_was_passed_often_enough_is_a_barrier() -> None:
+@pytest.mark.covers("E67", "S43")
+def test_a_head_that_was_passed_often_enough_is_a_barrier() -> None:
     step = plan(queue=needs(60, 20, 25, 5), pool=50, window=4, limit=2)
     assert outcome(step) == ([2, 3], {1: 2}, StopRule.BARRIER)
     later = plan(queue=needs(60, 5, 5, bypassed=2), pool=50, window=4, limit=2)
@@ -62,16 +64,18 @@ def test_e67_s43_a_head_that_was_passed_often_enough_is_a_barrier() -> None:
     assert outcome(fits) == ([1, 2, 3], {}, StopRule.NOTHING_WAITS)
 
 
+@pytest.mark.covers("S43")
 @pytest.mark.parametrize(
     ("window", "seated"), [(0, []), (1, [2]), (2, [2, 3]), (3, [2, 3, 4]), (9, [2, 3, 4, 5])]
 )
-def test_s43_no_more_than_the_window_pass_in_one_step(window: int, seated: list[int]) -> None:
+def test_no_more_than_the_window_pass_in_one_step(window: int, seated: list[int]) -> None:
     step = plan(queue=needs(60, 5, 5, 5, 5), pool=50, window=window)
     assert admitted(step) == seated
     assert step.bypassed == ({1: len(seated)} if seated else {})
 
 
-def test_s43_the_window_reaches_no_further_behind_several_that_are_blocked() -> None:
+@pytest.mark.covers("S43")
+def test_the_window_reaches_no_further_behind_several_that_are_blocked() -> None:
     queue = needs(60, 70, 80, 5)
     assert admitted(plan(queue=queue, pool=50, window=2)) == []
     assert outcome(plan(queue=queue, pool=50, window=3)) == (
@@ -81,13 +85,15 @@ def test_s43_the_window_reaches_no_further_behind_several_that_are_blocked() -> 
     )
 
 
-def test_s43_whoever_is_blocked_further_back_becomes_a_barrier_too() -> None:
+@pytest.mark.covers("S43")
+def test_a_sequence_blocked_further_back_becomes_a_barrier_too() -> None:
     queue = [waiting(1, 60 * BS), waiting(2, 70 * BS, bypassed=15), waiting(3, 5), waiting(4, 5)]
     step = plan(queue=queue, pool=50, window=4, limit=16)
     assert outcome(step) == ([3], {1: 1, 2: 1}, StopRule.BARRIER)
 
 
-def test_s43_a_limit_of_0_is_strict_order() -> None:
+@pytest.mark.covers("S43")
+def test_a_limit_of_0_is_strict_order() -> None:
     assert outcome(plan(queue=needs(60, 5), pool=50, window=4, limit=0)) == (
         [],
         {},
@@ -95,7 +101,8 @@ def test_s43_a_limit_of_0_is_strict_order() -> None:
     )
 
 
-def test_s43_nobody_passes_a_victim_that_does_not_fit() -> None:
+@pytest.mark.covers("S43")
+def test_nobody_passes_a_victim_that_does_not_fit() -> None:
     queue = [preempted(1, 60 * BS), waiting(2, 5), waiting(3, 5)]
     assert outcome(plan(queue=queue, pool=50, window=4)) == ([], {}, StopRule.BARRIER)
     assert outcome(plan(queue=queue, pool=70, window=4))[0] == [1, 2, 3]
@@ -109,7 +116,8 @@ def test_a_head_that_fits_is_passed_by_nobody() -> None:
     assert outcome(step) == ([1, 2, 4], {3: 1}, StopRule.NO_BLOCKS)
 
 
-def test_s42_one_without_tokens_for_its_chunk_keeps_its_place() -> None:
+@pytest.mark.covers("S42")
+def test_one_without_tokens_for_its_chunk_keeps_its_place() -> None:
     running = [prefilling(8, 100, 0)]
     step = plan(running=running, queue=[waiting(9, 5), waiting(10, 5)], cap=100, window=4)
     assert outcome(step) == ([], {}, StopRule.NO_BUDGET)
@@ -123,7 +131,8 @@ def test_the_rule_that_is_told_is_the_one_that_stopped_the_head() -> None:
     assert outcome(step) == ([2], {1: 1}, StopRule.NO_BLOCKS)
 
 
-def test_s15_an_idle_node_leaves_no_seat_empty_within_the_window() -> None:
+@pytest.mark.covers("S15")
+def test_an_idle_node_leaves_no_seat_empty_within_the_window() -> None:
     for pool in range(1, 64):
         queue = needs(9, 17, 3, 30, 1)
         step = plan(queue=queue, pool=pool, window=5)

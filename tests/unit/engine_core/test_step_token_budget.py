@@ -26,6 +26,7 @@ def decodes(count: int, drafts: int = 0) -> list[View]:
 # --- what is left for prompts ---------------------------------------------------------------------
 
 
+@pytest.mark.covers("B04", "B08", "E01", "E02", "E03", "E04", "E05", "E06", "E09", "S02")
 @pytest.mark.parametrize(
     ("cap", "seats", "method", "configured", "num_decodes", "left"),
     [
@@ -40,7 +41,7 @@ def decodes(count: int, drafts: int = 0) -> list[View]:
         pytest.param(257, 257, "none", 0, 256, 1, id="one token left"),
     ],
 )
-def test_s02_prompts_get_what_decodes_and_their_drafts_leave(
+def test_prompts_get_what_decodes_and_their_drafts_leave(
     cap: int, seats: int, method: str, configured: int, num_decodes: int, left: int
 ) -> None:
     k = num_speculative_tokens(method, configured)
@@ -57,7 +58,8 @@ def test_s02_prompts_get_what_decodes_and_their_drafts_leave(
     assert step.stopped_by is (StopRule.NOTHING_WAITS if left else StopRule.NO_BUDGET)
 
 
-def test_c09_a_decode_is_charged_once() -> None:
+@pytest.mark.covers("C09")
+def test_a_decode_is_charged_once() -> None:
     assert 8192 - 256 * 2 - 100 == 7580
     step = plan(running=decodes(100, 1), queue=[waiting(999, 9000)], seats=256, k=1)
     assert (step.num_decode_tokens, step.num_draft_tokens, step.num_chunk_tokens) == (
@@ -67,15 +69,17 @@ def test_c09_a_decode_is_charged_once() -> None:
     )
 
 
-def test_s01_a_decode_without_drafts_is_charged_one_token() -> None:
+@pytest.mark.covers("S01")
+def test_a_decode_without_drafts_is_charged_one_token() -> None:
     running = [decoding(1, 32, drafts=3), decoding(2, 32), decoding(3, 32, drafts=1)]
     step = plan(running=running, queue=[waiting(9, 900)], cap=100, k=3)
     assert tokens(step) == {1: 4, 2: 1, 3: 2, 9: 93}
 
 
+@pytest.mark.covers("C21", "E10", "S07")
 @pytest.mark.parametrize("k", [0, 1])
 @pytest.mark.parametrize("num_exporting", [128, 512])
-def test_e10_c21_s07_who_waits_for_a_transfer_is_charged_nothing(
+def test_a_sequence_that_waits_for_a_transfer_is_charged_nothing(
     num_exporting: int, k: int
 ) -> None:
     upstream = {128: 7936, 512: 7168}
@@ -84,7 +88,8 @@ def test_e10_c21_s07_who_waits_for_a_transfer_is_charged_nothing(
     assert step.num_tokens == 8192
 
 
-def test_s07_who_receives_is_charged_nothing() -> None:
+@pytest.mark.covers("S07")
+def test_a_receiving_sequence_is_charged_nothing() -> None:
     landing = [receiving(i, 100, 2) for i in range(1, 101)]
     assert plan(landing=landing, queue=[waiting(999, 9000)], k=4).num_tokens == 8192
 
@@ -92,7 +97,8 @@ def test_s07_who_receives_is_charged_nothing() -> None:
 # --- decodes first --------------------------------------------------------------------------------
 
 
-def test_e07_c03_s06_at_a_budget_of_0_every_decode_still_grows() -> None:
+@pytest.mark.covers("C03", "E07", "S06")
+def test_at_a_budget_of_0_every_decode_still_grows() -> None:
     cap, k = 512, 1
     running = [decoding(i, 64, drafts=k) for i in range(1, 257)]
     upstream_budget = cap - len(running) * (k + 1)
@@ -102,8 +108,9 @@ def test_e07_c03_s06_at_a_budget_of_0_every_decode_still_grows() -> None:
     assert (step.num_tokens, step.admissions, step.stopped_by) == (512, [], StopRule.NO_BUDGET)
 
 
+@pytest.mark.covers("C04", "E11", "S12")
 @pytest.mark.parametrize("first", [1, 9], ids=["prefill in front", "prefill behind"])
-def test_e11_c04_s12_decodes_come_before_running_chunks(first: int) -> None:
+def test_decodes_come_before_running_chunks(first: int) -> None:
     cap, k, prompt_left = 1024, 1, 4000
     running = [prefilling(first, prompt_left, 0)]
     running += [decoding(2, 64, drafts=1), decoding(3, 128, drafts=1)]
@@ -120,14 +127,16 @@ def test_e11_c04_s12_decodes_come_before_running_chunks(first: int) -> None:
     assert step.num_tokens == 1024
 
 
-def test_c04_a_chunk_without_blocks_left_in_the_pool_stops_no_decode() -> None:
+@pytest.mark.covers("C04")
+def test_a_chunk_without_blocks_left_in_the_pool_stops_no_decode() -> None:
     # A prompt holds all its blocks from the start, so its chunks never ask for one.
     running = [prefilling(1, 4000, 0), decoding(2, 70), decoding(3, 70)]
     step = plan(running=running, pool=0, cap=1024)
     assert tokens(step) == {2: 1, 3: 1, 1: 1022}
 
 
-def test_s12_chunks_share_what_is_left_in_order_of_arrival() -> None:
+@pytest.mark.covers("S12")
+def test_chunks_share_what_is_left_in_order_of_arrival() -> None:
     running = [prefilling(1, 100, 40), prefilling(2, 100, 0), prefilling(3, 100, 0)]
     step = plan(running=running, queue=[waiting(4, 100)], cap=130)
     assert tokens(step) == {1: 60, 2: 70}
@@ -140,8 +149,8 @@ def test_admissions_use_the_budget_up_and_the_last_takes_a_part() -> None:
     assert step.stopped_by is StopRule.NO_BUDGET
 
 
-def test_b02_s05_a_budget_that_decodes_alone_exceed_is_not_exceeded() -> None:
-    """F100."""
+@pytest.mark.covers("B02", "F100", "S05")
+def test_a_budget_that_decodes_alone_exceed_is_not_exceeded() -> None:
     # No such configuration starts (S52); the planner keeps to its cap all the same.
     step = plan(running=decodes(6, 3), queue=[waiting(9, 10)], cap=4, k=3)
     assert tokens(step) == {1: 1, 2: 1, 3: 1, 4: 1}
@@ -151,8 +160,8 @@ def test_b02_s05_a_budget_that_decodes_alone_exceed_is_not_exceeded() -> None:
 # --- the share of one prompt -------------------------------------------------------------------
 
 
+@pytest.mark.covers("F99", "S12")
 def test_while_others_wait_one_prompt_gets_no_more_than_the_threshold() -> None:
-    """F99."""
     running = [prefilling(1, 9000, 0)]
     step = plan(running=running, queue=[waiting(2, 300), waiting(3, 9000)], cap=2048, threshold=512)
     assert tokens(step) == {1: 512, 2: 300, 3: 512}
@@ -163,6 +172,7 @@ def test_while_others_wait_one_prompt_gets_no_more_than_the_threshold() -> None:
     assert tokens(step) == {1: 512}
 
 
+@pytest.mark.covers("S12")
 def test_a_prompt_alone_gets_the_whole_budget() -> None:
     decodes_beside = [decoding(1, 70), decoding(2, 70)]
     step = plan(running=[*decodes_beside, prefilling(3, 9000, 0)], cap=2048, threshold=512)
@@ -188,6 +198,7 @@ def test_an_urgent_prompt_that_waits_keeps_no_more_than_the_threshold() -> None:
 # --- chunk granularity ----------------------------------------------------------------------------
 
 
+@pytest.mark.covers("B03", "E12", "S53")
 @pytest.mark.parametrize(
     ("cap", "first_chunk"),
     [
@@ -197,9 +208,7 @@ def test_an_urgent_prompt_that_waits_keeps_no_more_than_the_threshold() -> None:
         pytest.param(700, 128, id="E12 two granules and a rest"),
     ],
 )
-def test_s53_the_one_seat_that_does_not_decode_gets_a_whole_granule(
-    cap: int, first_chunk: int
-) -> None:
+def test_the_one_seat_that_does_not_decode_gets_a_whole_granule(cap: int, first_chunk: int) -> None:
     running = decodes(255, 1)
     step = plan(
         running=running, queue=[waiting(999, 1000)], cap=cap, seats=256, k=1, granularity=64
@@ -219,7 +228,8 @@ def test_only_the_last_chunk_of_a_prompt_is_not_a_multiple() -> None:
     assert admitted(plan(queue=[waiting(1, 36)], cap=36, granularity=64)) == [1]
 
 
-def test_s53_every_free_seat_is_worth_as_many_tokens_as_a_decode() -> None:
+@pytest.mark.covers("S53")
+def test_every_free_seat_is_worth_as_many_tokens_as_a_decode() -> None:
     seats, k = 32, 3
     for num_decodes in range(seats + 1):
         step = plan(
@@ -236,7 +246,8 @@ def test_s53_every_free_seat_is_worth_as_many_tokens_as_a_decode() -> None:
 # --- one plan -------------------------------------------------------------------------------------
 
 
-def test_s14_the_same_input_gives_the_same_plan() -> None:
+@pytest.mark.covers("S14")
+def test_the_same_input_gives_the_same_plan() -> None:
     running = [decoding(1, 64, drafts=2), decoding(2, 70), prefilling(3, 300, 64)]
     queue = [waiting(4, 130), waiting(5, 64, remote=True)]
 
@@ -246,6 +257,7 @@ def test_s14_the_same_input_gives_the_same_plan() -> None:
     assert once() == once()
 
 
+@pytest.mark.covers("B11")
 def test_the_planned_tokens_are_told_by_kind() -> None:
     running = [decoding(1, 64, drafts=2), decoding(2, 70, drafts=1), prefilling(3, 300, 64)]
     step = plan(running=running, queue=[waiting(4, 130)], k=2)

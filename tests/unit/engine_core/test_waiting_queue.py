@@ -26,14 +26,16 @@ def ids(queue: WaitingQueue) -> list[int]:
     return [s.sequence_id for s in queue]
 
 
-def test_s41_by_arrival() -> None:
+@pytest.mark.covers("S41")
+def test_by_arrival() -> None:
     queue = queue_of(new(1), new(3, length=9), new(2, priority=5))
     assert ids(queue) == [1, 2, 3]
     assert queue.num_tokens == 15
     assert ids(queue_of()) == []
 
 
-def test_s41_by_priority_then_arrival_where_priorities_count() -> None:
+@pytest.mark.covers("S41")
+def test_by_priority_then_arrival_where_priorities_count() -> None:
     queue = queue_of(
         new(1), new(2, priority=-1), new(3, priority=7), new(4), new(5, priority=7), priorities=True
     )
@@ -49,14 +51,16 @@ def test_those_of_the_same_priority_wait_before_a_new_one() -> None:
     assert queue_of(*waiting).tokens_ahead(8) == 17
 
 
-def test_s41_a_victim_keeps_its_place_by_arrival() -> None:
+@pytest.mark.covers("S41")
+def test_a_victim_keeps_its_place_by_arrival() -> None:
     queue = queue_of(new(2), new(4))
     queue.rejoin(new(3))
     queue.rejoin(new(1))
     assert ids(queue) == [1, 2, 3, 4]
 
 
-def test_s41_or_goes_behind_all_who_have_come_before_those_who_come_later() -> None:
+@pytest.mark.covers("S41")
+def test_a_victim_at_the_tail_goes_after_all_that_wait_and_before_later_ones() -> None:
     queue = queue_of(new(2), new(4), at_tail=True)
     queue.rejoin(new(3))
     queue.rejoin(new(1))
@@ -88,7 +92,7 @@ def test_a_victim_keeps_its_priority_in_either_case() -> None:
         assert ids(queue) == ([4, 1, 2] if at_tail else [1, 4, 2])
 
 
-def test_those_who_get_a_seat_leave_and_the_rest_keeps_its_order() -> None:
+def test_seated_ones_leave_the_queue_and_the_rest_keeps_its_order() -> None:
     sequences = [new(i) for i in range(1, 7)]
     queue = queue_of(*sequences)
     taken = queue.take({2, 4})
@@ -99,7 +103,7 @@ def test_those_who_get_a_seat_leave_and_the_rest_keeps_its_order() -> None:
     assert ids(queue) == []
 
 
-def test_whoever_ends_while_waiting_leaves_its_place() -> None:
+def test_a_sequence_that_ends_while_it_waits_leaves_the_queue() -> None:
     one, two, three = (new(i) for i in (1, 2, 3))
     queue = queue_of(one, two, three)
     queue.leave(two)
@@ -130,6 +134,7 @@ def aging(*sequences: Sequence, limit: int) -> WaitingQueue:
     return queue
 
 
+@pytest.mark.covers("S41")
 def test_the_oldest_goes_first_when_enough_were_admitted_before_it() -> None:
     queue = aging(new(1), new(2, priority=-1), new(3), limit=2)
     for sequence_id in (4, 5):

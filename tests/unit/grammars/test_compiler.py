@@ -25,7 +25,7 @@ from tests.fakes.http_edge import write_model_folder
 
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
-    """Of a tokenizer with every byte, a few words, and two special tokens."""
+    """Compiler for a tokenizer with every byte, a few words, and two special tokens."""
     folder = write_model_folder(tmp_path_factory.mktemp("tiny"))
     found = GrammarCompiler.load(folder, 320, {1})
     assert found is not None
@@ -50,14 +50,15 @@ def test_schemas_of_every_kind_compile(name: str, compiler: GrammarCompiler) -> 
     compiler.matcher(schema(SCHEMAS[name]))
 
 
+@pytest.mark.covers("G10")
 def test_json_has_one_form(compiler: GrammarCompiler) -> None:
-    # G10.
     grammar = schema({"type": "object"})
     assert follows(compiler, grammar, '{"a": [1, 2], "b": {"c": null}}')
     for text in ('{"a":1}', '{ "a": 1}', '{"a": [1,2]}', '{"a":  1}', '{"a": 1\n}', "[1]", "{"):
         assert not follows(compiler, grammar, text)
 
 
+@pytest.mark.covers("G11")
 @pytest.mark.parametrize(
     ("wrong", "place", "why"),
     [
@@ -92,7 +93,6 @@ def test_json_has_one_form(compiler: GrammarCompiler) -> None:
 def test_what_cannot_be_followed_is_named_with_its_place(
     wrong: dict[str, Any], place: str, why: str, compiler: GrammarCompiler
 ) -> None:
-    # G11.
     with pytest.raises(InvalidRequest, match=why) as raised:
         compiler.matcher(schema(wrong))
     assert raised.value.param == "guided_json"
@@ -156,12 +156,12 @@ def test_the_properties_of_a_tool_are_counted_too(compiler: GrammarCompiler) -> 
         compiler.check(schema({"type": "null"}), asked)
 
 
+@pytest.mark.covers("G13")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_take_bounded_time_and_memory(
     name: str, compiler: GrammarCompiler
 ) -> None:
     """They are refused, or followed for a while; no step of it takes long."""
-    # G13.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began_s = time.thread_time()
     try:

@@ -53,18 +53,18 @@ def ways(number: int) -> dict[str, tuple[Any, str]]:
     }
 
 
+@pytest.mark.covers("K01")
 @pytest.mark.parametrize("number", EXACT)
-def test_k01_these_integers_are_enforced_as_they_are(
-    number: int, compiler: GrammarCompiler
-) -> None:
+def test_these_integers_are_enforced_as_they_are(number: int, compiler: GrammarCompiler) -> None:
     for way, (schema, _) in ways(number).items():
         assert follows(compiler, schema, str(number)), way
         for other in (number - 1, number + 1, number * 10):
             assert not number or not follows(compiler, schema, str(other)), (way, other)
 
 
+@pytest.mark.covers("K01")
 @pytest.mark.parametrize("number", INEXACT)
-def test_k01_those_are_refused_with_their_place(number: int, compiler: GrammarCompiler) -> None:
+def test_those_are_refused_with_their_place(number: int, compiler: GrammarCompiler) -> None:
     for way, (schema, place) in ways(number).items():
         with pytest.raises(InvalidRequest, match="JSON schema has the number") as refused:
             follows(compiler, schema, str(number))
@@ -74,6 +74,7 @@ def test_k01_those_are_refused_with_their_place(number: int, compiler: GrammarCo
         assert len(str(refused.value)) < 300
 
 
+@pytest.mark.covers("K01")
 @pytest.mark.parametrize(
     "schema",
     [
@@ -89,7 +90,7 @@ def test_k01_those_are_refused_with_their_place(number: int, compiler: GrammarCo
         {"minimum": float("nan")},
     ],
 )
-def test_k01_wherever_they_are(schema: Any, compiler: GrammarCompiler) -> None:
+def test_wherever_they_are(schema: Any, compiler: GrammarCompiler) -> None:
     with pytest.raises(InvalidRequest, match="has the number"):
         follows(compiler, schema, "1")
 

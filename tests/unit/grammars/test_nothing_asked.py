@@ -86,17 +86,17 @@ def follows(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+@pytest.mark.covers("K02")
 @pytest.mark.parametrize("schema", NOTHING, ids=json.dumps)
-def test_k02_what_asks_for_nothing_is_taken(
-    schema: dict[str, Any], compiler: GrammarCompiler
-) -> None:
+def test_what_asks_for_nothing_is_taken(schema: dict[str, Any], compiler: GrammarCompiler) -> None:
     for value in VALUES:
         assert follows(compiler, schema, value), value
         assert follows(compiler, {"items": {"anyOf": [schema, False]}}, f"[{value}]"), value
 
 
+@pytest.mark.covers("K02")
 @pytest.mark.parametrize("schema", SOMETHING, ids=json.dumps)
-def test_k02_what_asks_for_something_is_refused(
+def test_what_asks_for_something_is_refused(
     schema: dict[str, Any], compiler: GrammarCompiler
 ) -> None:
     with pytest.raises(InvalidRequest, match="cannot be followed: #"):

@@ -13,7 +13,7 @@ from tests.fakes.slow_compiler import WAIT_S, SlowCompiler
 GOOD = Grammar(GrammarKind.REGEX, "[0-9]{3}")
 
 
-def test_whoever_asks_meanwhile_waits_for_the_same_compilation() -> None:
+def test_a_request_that_comes_meanwhile_waits_for_the_same_compilation() -> None:
     compiler = SlowCompiler()
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(compiler.matcher, GOOD)

@@ -59,6 +59,7 @@ def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+@pytest.mark.covers("K06")
 @pytest.mark.parametrize(
     ("pattern", "right", "wrong"),
     [
@@ -84,7 +85,7 @@ def follows(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
         (r"a/\d", "a/7", "a/\u0667"),
     ],
 )
-def test_k06_classes_of_an_expression_are_ascii(
+def test_classes_of_an_expression_are_ascii(
     pattern: str, right: str, wrong: str, compiler: GrammarCompiler
 ) -> None:
     grammar = Grammar(GrammarKind.REGEX, pattern, "guided_regex")
@@ -101,8 +102,9 @@ def test_what_no_expression_has_is_refused_in_words(
     assert no.value.param == "guided_regex"
 
 
+@pytest.mark.covers("K07")
 @pytest.mark.parametrize("choice", [" a b", "  ", "\n", "a ", "\u00a0x", '"', "\\d", "a/b", "\x7f"])
-def test_k07_a_choice_is_its_text(choice: str, compiler: GrammarCompiler) -> None:
+def test_a_choice_is_its_text(choice: str, compiler: GrammarCompiler) -> None:
     grammar = choice_grammar([choice, "other"], "guided_choice")
     assert follows(compiler, grammar, choice)
     assert not follows(compiler, grammar, choice.strip() + "x")

@@ -43,7 +43,7 @@ def test_a_client_leaves_a_slot_to_the_next_one() -> None:
     assert started(queue) == [3]
 
 
-def test_a_young_trial_is_left_alone_and_an_old_one_makes_room_for_who_waits() -> None:
+def test_a_young_trial_is_left_alone_and_an_old_one_makes_room_for_waiting_ones() -> None:
     queue = TrialQueue()
     for trial, client in enumerate(("greedy", "greedy", "late")):
         queue.add(trial, client)
@@ -62,7 +62,7 @@ def test_a_young_trial_is_left_alone_and_an_old_one_makes_room_for_who_waits() -
     assert started(queue) == [4]
 
 
-def test_who_waits_behind_own_old_trials_gets_the_slot_of_one() -> None:
+def test_a_client_that_waits_for_its_own_old_trials_gets_the_slot_of_one() -> None:
     queue = TrialQueue()
     for trial in range(3):
         queue.add(trial, "greedy")
@@ -73,7 +73,7 @@ def test_who_waits_behind_own_old_trials_gets_the_slot_of_one() -> None:
     assert started(queue) == [2]
 
 
-def test_who_has_fewer_slots_is_next() -> None:
+def test_the_client_with_fewer_slots_is_next() -> None:
     queue = TrialQueue()
     for trial in range(4):
         queue.add(trial, "greedy")

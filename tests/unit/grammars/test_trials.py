@@ -122,11 +122,11 @@ def test_a_crash_is_the_clients(name: str, trials: GrammarTrials) -> None:
     assert trials.pid == pid
 
 
+@pytest.mark.covers("G13")
 @pytest.mark.parametrize("name", LONG)
 def test_a_limit_is_the_clients_and_the_others_do_not_wait(
     name: str, trials: GrammarTrials
 ) -> None:
-    # G13.
     trials.weigh(GOOD.grammar)  # type: ignore[arg-type]
     long = trials.begin(Trial(LONG[name]), "one")
     waits = []

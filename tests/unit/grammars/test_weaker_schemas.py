@@ -1,4 +1,4 @@
-"""Of a tool that is not strict what cannot be enforced is left out, and nothing else."""
+"""What cannot be enforced of a tool that is not strict is left out, and nothing else."""
 
 from __future__ import annotations
 
@@ -119,8 +119,9 @@ def around(part: Any) -> dict[str, Any]:
     return {"type": "object", "$defs": RING, "properties": properties, "required": ["behind"]}
 
 
+@pytest.mark.covers("K03")
 @pytest.mark.parametrize("name", LEFT)
-def test_k03_that_part_is_left_out_and_nothing_else(name: str, compiler: GrammarCompiler) -> None:
+def test_that_part_is_left_out_and_nothing_else(name: str, compiler: GrammarCompiler) -> None:
     wrong, left = LEFT[name]
     wanted = around(left)
     if name != "itself, and more":
@@ -139,10 +140,9 @@ KEYWORDS = (
 ODD: tuple[Any, ...] = (None, "(?=x)", -1, 1.5, 10**40, [], [None], {"a": None}, {"$ref": "x"})
 
 
+@pytest.mark.covers("K03")
 @pytest.mark.parametrize("keyword", KEYWORDS)
-def test_k03_no_odd_value_of_a_keyword_refuses_a_tool(
-    keyword: str, compiler: GrammarCompiler
-) -> None:
+def test_no_odd_value_of_a_keyword_refuses_a_tool(keyword: str, compiler: GrammarCompiler) -> None:
     schema = {
         "type": "object",
         "properties": {f"p{i}": {keyword: value} for i, value in enumerate(ODD)} | {"z": OTHER},
@@ -153,7 +153,8 @@ def test_k03_no_odd_value_of_a_keyword_refuses_a_tool(
     assert len(made["properties"]) == len(ODD) + 1
 
 
-def test_k03_references_keep_their_meaning(compiler: GrammarCompiler) -> None:
+@pytest.mark.covers("K03")
+def test_references_keep_their_meaning(compiler: GrammarCompiler) -> None:
     tree: dict[str, Any] = {
         "type": "object",
         "$defs": {"name": {"type": "string", "maxLength": 3}, "bad": {"pattern": "(?=a)"}},

@@ -146,7 +146,7 @@ async def site(**own: Any) -> AsyncIterator[Site]:
         await serving
 
 
-async def test_who_says_nothing_is_closed() -> None:
+async def test_a_connection_that_sends_nothing_is_closed() -> None:
     async with site() as here, here.connection() as (reader, _):
         await here.pass_time(REQUEST_S - 0.5)
         assert len(here.server.server_state.connections) == 1
@@ -231,8 +231,8 @@ async def answer_of_another(here: Site) -> bytes:
         return await answered(reader)
 
 
+@pytest.mark.covers("F88")
 async def test_a_client_that_does_not_read_its_last_answer_is_let_go() -> None:
-    """F88."""
     async with site() as here, here.connection() as (reader, writer):
         writer.write(b"GET /much HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         await eventually(lambda: here.num_asked)
@@ -415,8 +415,8 @@ async def test_a_websocket_is_not_spoken_and_floods_no_log(
     assert caplog.messages == []
 
 
+@pytest.mark.covers("F98")
 async def test_beyond_the_most_connections_the_one_that_never_asked_goes_first() -> None:
-    """F98."""
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(site(max_connections=3))
         old, old_w = await stack.enter_async_context(here.connection())
@@ -440,8 +440,8 @@ async def test_beyond_the_most_connections_the_one_that_never_asked_goes_first()
         await answered(busy)
 
 
+@pytest.mark.covers("F98")
 async def test_when_all_are_being_answered_the_new_one_is_closed() -> None:
-    """F98."""
     async with site(max_connections=1) as here, here.connection() as (busy, busy_w):
         busy_w.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
         await eventually(lambda: here.num_asked == 1)

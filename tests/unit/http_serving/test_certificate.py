@@ -188,7 +188,7 @@ async def test_a_torn_renewal_leaves_no_certificate_without_its_key(
     assert len(set(serials)) == 3
 
 
-async def test_a_renewed_certificate_is_served_to_who_names_the_host_and_who_does_not(
+async def test_a_renewed_certificate_is_served_with_and_without_a_host_name(
     tmp_path: Path,
 ) -> None:
     certificate = Certificate(*write_certificate(tmp_path))

@@ -136,9 +136,10 @@ def body_of(answer: bytes) -> bytes:
         rest = rest[length + 2 :]
 
 
+@pytest.mark.covers("W07")
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("path", ["/whole", "/parts", "/begun", "/big"])
-def test_w07_a_half_closed_client_gets_its_whole_answer(run: Run, path: str, version: str) -> None:
+def test_a_half_closed_client_gets_its_whole_answer(run: Run, path: str, version: str) -> None:
     async def test() -> None:
         async with served() as client:
             await client.asks(path, version)
@@ -159,7 +160,8 @@ def test_w07_a_half_closed_client_gets_its_whole_answer(run: Run, path: str, ver
     run(test())
 
 
-def test_w07_all_that_was_asked_before_is_answered(run: Run) -> None:
+@pytest.mark.covers("W07")
+def test_all_that_was_asked_before_is_answered(run: Run) -> None:
     async def test() -> None:
         async with served() as client:
             client.app.may_answer.set()
@@ -172,7 +174,7 @@ def test_w07_all_that_was_asked_before_is_answered(run: Run) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"POST / HTT", asked("/whole")[:-1]])
-def test_who_closes_before_a_whole_request_is_closed(run: Run, data: bytes) -> None:
+def test_a_client_that_closes_before_a_whole_request_is_closed(run: Run, data: bytes) -> None:
     async def test() -> None:
         async with served() as client:
             client.writer.write(data)
@@ -201,12 +203,12 @@ def test_what_follows_the_requests_and_is_none_does_not_cost_their_answers(
     run(test())
 
 
+@pytest.mark.covers("F58", "W07")
 @pytest.mark.parametrize("path", ["/whole", "/parts", "/begun"])
 @pytest.mark.parametrize("how", ["close", "shutdown", "reset", "half closed before"])
-def test_w07_a_client_that_is_gone_is_noticed_before_anything_else_is_sent(
+def test_a_client_that_is_gone_is_noticed_before_anything_else_is_sent(
     run: Run, path: str, how: str
 ) -> None:
-    """F58."""
 
     async def test() -> None:
         async with served() as client:
@@ -228,7 +230,8 @@ def test_w07_a_client_that_is_gone_is_noticed_before_anything_else_is_sent(
     run(test())
 
 
-def test_w07_a_client_of_http_1_0_that_is_gone_is_noticed_by_the_kernel(
+@pytest.mark.covers("W07")
+def test_a_client_of_http_1_0_that_is_gone_is_noticed_by_the_kernel(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing can be written before its answer. The kernel of this client forgets it at once."""
@@ -245,8 +248,9 @@ def test_w07_a_client_of_http_1_0_that_is_gone_is_noticed_by_the_kernel(
     run(test())
 
 
+@pytest.mark.covers("F88")
 def test_a_half_closed_client_that_does_not_read_its_answer_is_let_go(run: Run) -> None:
-    """F88: as any other that does not."""
+    """As any other that does not."""
     limits = ConnectionLimits(max_connections=9, request_timeout_s=60.0, idle_timeout_s=0.1)
 
     async def test() -> None:

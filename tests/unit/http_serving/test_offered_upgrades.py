@@ -74,9 +74,10 @@ async def exchange(*segments: bytes, num_answers: int = 1) -> list[dict[str, obj
         await serving
 
 
+@pytest.mark.covers("W01")
 @pytest.mark.parametrize("rest", REQUESTS.values(), ids=REQUESTS)
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
-async def test_w01_an_offer_is_ignored_and_the_request_answered(offer: bytes, rest: bytes) -> None:
+async def test_an_offer_is_ignored_and_the_request_answered(offer: bytes, rest: bytes) -> None:
     request = b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\n" + offer + rest
     at = len(request) - len(rest)
     for cut in (at, at + rest.index(b"\r\n\r\n") + 4, len(request) - 5, 40, None):
@@ -98,7 +99,8 @@ async def test_what_follows_on_the_connection_is_read() -> None:
         assert [one["body"] for one in asked] == [BODY.decode(), "", BODY.decode()]
 
 
-async def test_w01_thousands_of_offers_in_one_segment() -> None:
+@pytest.mark.covers("W01")
+async def test_thousands_of_offers_in_one_segment() -> None:
     request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
     assert len(await exchange(request * 3000, num_answers=3000)) == 3000
 

@@ -79,7 +79,8 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
-async def test_w02_an_answer_of_http_1_0_has_no_chunks() -> None:
+@pytest.mark.covers("W02")
+async def test_an_answer_of_http_1_0_has_no_chunks() -> None:
     for path in ("/quick", "/whole"):
         for headers in ("", "Connection: keep-alive\r\n", "Expect: 100-continue\r\n"):
             async with served() as (app, reader, writer):
@@ -92,7 +93,7 @@ async def test_w02_an_answer_of_http_1_0_has_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"POST / HTT", request("/")[:-1]])
-async def test_who_closes_before_a_whole_request_is_closed(data: bytes) -> None:
+async def test_a_client_that_closes_before_a_whole_request_is_closed(data: bytes) -> None:
     async with served() as (app, reader, writer):
         writer.write(data)
         writer.write_eof()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import cast
 from weakref import ref
 
+import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -75,8 +76,8 @@ async def test_parts_of_both_ways_arrive_in_order_and_as_chunks() -> None:
         assert body == b"3\r\none\r\n3\r\ntwo\r\n5\r\nthree\r\n4\r\nfour\r\n0\r\n\r\n"
 
 
+@pytest.mark.covers("F88")
 async def test_a_client_that_does_not_read_takes_the_way_that_waits() -> None:
-    """F88."""
     is_full = asyncio.Event()
 
     async def answer(write: WritePart, send: Send) -> None:

@@ -102,8 +102,9 @@ class Sending:
         return [effect.event for effect in effects if isinstance(effect, Emit)]
 
 
+@pytest.mark.covers("F78")
 @pytest.mark.parametrize("make", [Receiving, Begun, Sending])
-def test_f78_what_is_kept_of_abandoned_handoffs_is_bounded(
+def test_what_is_kept_of_abandoned_handoffs_is_bounded(
     make: Callable[[], Receiving | Sending], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole machine is weighed, because any of its tables could grow."""

@@ -19,6 +19,7 @@ LAYOUT = KVLayout(
 PAIR_BYTES = 2 * LAYOUT.piece_bytes
 
 
+@pytest.mark.covers("F33")
 @pytest.mark.parametrize(
     ("blocks", "runs"),
     [
@@ -33,7 +34,6 @@ PAIR_BYTES = 2 * LAYOUT.piece_bytes
 def test_neighbours_leave_as_one_range(
     blocks: tuple[int, ...], runs: list[tuple[int, int]]
 ) -> None:
-    """F33."""
     assert runs_of(blocks) == runs
     assert run_lengths(as_blocks(blocks)).tolist() == [count for _, count in runs]
 
@@ -59,8 +59,8 @@ def test_a_push_is_ordered_by_source_and_split() -> None:
     )
 
 
+@pytest.mark.covers("F23")
 def test_a_piece_counts_once() -> None:
-    """F23."""
     pieces = PieceSet(2, 3)
     added = [(0, [0]), (1, [2]), (1, [2]), (0, [2, 0, 1]), (1, [0]), (1, [])]
     new = [pieces.add(layer, as_blocks(ordinals)).tolist() for layer, ordinals in added]
@@ -111,8 +111,8 @@ def test_a_frame_holds_fewer_blocks_of_larger_layers() -> None:
     assert limits.max_part_bytes(layout) == limits.max_joined * limits.max_frame_bytes
 
 
+@pytest.mark.covers("F31")
 def test_a_window_too_small_for_a_block_names_both() -> None:
-    """F31."""
     with pytest.raises(ConfigError, match=f"{PAIR_BYTES - 1} bytes: wanted at least {PAIR_BYTES}"):
         Limits(window_bytes=PAIR_BYTES - 1).blocks_per_chunk(LAYOUT)
 

@@ -267,9 +267,10 @@ def test_what_is_nested_too_deeply_to_be_printed(field: str, depth: int) -> None
         frames.decode(seal(header))
 
 
+@pytest.mark.covers("F24")
 @pytest.mark.parametrize("frame", ALL, ids=lambda frame: type(frame).__name__)
 def test_one_wrong_byte_is_found_wherever_it_is(frame: frames.Frame) -> None:
-    """F24: in a token of a COMMIT it would be a wrong answer."""
+    """In a token of a COMMIT it would be a wrong answer."""
     header = frames.encode(frame)
     places = {*range(min(len(header), 400)), *range(max(0, len(header) - 40), len(header))}
     for at in places:

@@ -216,8 +216,9 @@ def flood(machine: Receiver, *sessions: bytes, blocks: tuple[int, ...]) -> tuple
     raise AssertionError("every frame passed")
 
 
+@pytest.mark.covers("F65")
 def test_the_window_of_a_pair_holds_on_all_connections_together() -> None:
-    """F65: unacknowledged frames are memory of this node."""
+    """Unacknowledged frames are memory of this node."""
     machine, _ = connected()
     further(machine, b"b", 1)
     machine.on_frame(b"a", BEGIN, [], 0.0)

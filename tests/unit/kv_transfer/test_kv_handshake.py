@@ -24,9 +24,9 @@ def sources(step: HandoffStep) -> set[HandoffState]:
     return {state for state, one in HANDOFF_TABLE if one is step}
 
 
+@pytest.mark.covers("F62")
 @pytest.mark.parametrize("state", OPEN_STATES)
 def test_an_open_handoff_can_be_ended_in_every_way(state: HandoffState) -> None:
-    """F62."""
     assert advance(HANDOFF_TABLE, state, E.FAIL) is S.FAILED
     assert advance(HANDOFF_TABLE, state, E.EXPIRE) is S.EXPIRED
     assert advance(HANDOFF_TABLE, state, E.REVOKE) is S.ABORTED
@@ -49,8 +49,8 @@ def test_a_sender_aborts_by_asking() -> None:
     assert sources(E.CONFIRM) == {S.ABORTING}
 
 
+@pytest.mark.covers("F26")
 def test_only_what_was_promised_completes() -> None:
-    """F26."""
     assert sources(E.COMPLETE) == {S.COMMITTING, S.ABORTING}
 
 

@@ -70,6 +70,7 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
     return [(e.chunk.layer, len(e.chunk.ordinals)) for e in frames_sent]
 
 
+@pytest.mark.covers("F33")
 @pytest.mark.parametrize(
     ("lane", "verify", "first_layer", "second_layer"),
     [
@@ -83,7 +84,7 @@ def sizes(effects: list[SenderEffect]) -> list[tuple[int, int]]:
 def test_frames_grow_with_what_is_under_way(
     lane: str, verify: str, first_layer: list[int], second_layer: list[int]
 ) -> None:
-    """F33: the first are small, so that the other end has work at once; none spans two layers."""
+    """The first are small, so that the other end has work at once; none spans two layers."""
     sender = new_sender(window_blocks=100)
     wanted = [(0, size) for size in first_layer] + [(1, size) for size in second_layer]
     assert sizes(connect(sender, lane, verify=verify)) == wanted

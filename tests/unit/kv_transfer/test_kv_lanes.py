@@ -184,10 +184,10 @@ def test_a_lane_that_cannot_be_taken_after_all_gives_way(
     assert lanes_of(prefill) == {"d": "loopback"}
 
 
+@pytest.mark.covers("F28")
 def test_a_write_that_failed_falls_back_until_the_lane_is_mended(
     cluster: Cluster, kind: FakeRdmaKind
 ) -> None:
-    """F28."""
     # A connection that is gone is soon a silent one; a stall of this process is no silence.
     clock = StallFreeClock(0.1)
     prefill, decode = (cluster.node(name, peer_timeout_s=0.4, clock=clock) for name in "pd")
@@ -346,11 +346,12 @@ def test_one_wrong_byte_is_found_unless_nobody_looks(
     assert "bad checksum" in str(error_of(prefill.wait_event()))
 
 
+@pytest.mark.covers("F23")
 @pytest.mark.parametrize("verify", VERIFY_MODES)
 def test_what_leaves_again_after_a_reconnect_counts_once(
     cluster: Cluster, kind: FakeRdmaKind, verify: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F23: frames arrived and their acknowledgements were lost, so both sides see them twice."""
+    """Frames arrived and their acknowledgements were lost, so both sides see them twice."""
     monkeypatch.setattr(FakeOneSidedLane, "offer", lambda self, peer: None)
     prefill = cluster.node("p", verify=verify)
     decode = cluster.node("d", verify=verify)

@@ -33,16 +33,16 @@ def cost_of_an_acknowledgement(num_links: int, *, are_others_waiting: bool) -> i
     return lines_run(lambda: sender.on_frame(peer(0), frames.Ack(1), 0.1))
 
 
+@pytest.mark.covers("F120")
 @pytest.mark.parametrize("are_others_waiting", [False, True])
 def test_an_acknowledgement_costs_the_same_with_many_links(are_others_waiting: bool) -> None:
-    """F120."""
     few = cost_of_an_acknowledgement(8, are_others_waiting=are_others_waiting)
     many = cost_of_an_acknowledgement(800, are_others_waiting=are_others_waiting)
     assert many <= 1.2 * few
 
 
+@pytest.mark.covers("F120")
 def test_a_turn_of_the_thread_without_anything_due_costs_the_same_with_many_links() -> None:
-    """F120."""
     few, many = connected(8), connected(800)
 
     def turn(sender: Sender) -> int:
@@ -112,7 +112,7 @@ def test_a_link_that_sent_all_it_had_keeps_no_deficit() -> None:
     assert first.budget_bytes == done.budget_bytes == busy.budget_bytes == math.inf
 
 
-def test_a_link_that_is_lost_leaves_its_room_to_those_who_wait() -> None:
+def test_a_link_that_is_lost_leaves_its_room_to_waiting_links() -> None:
     sender = connected(WINDOWS_PER_NODE + 1)
     for number in range(WINDOWS_PER_NODE + 1):
         push(sender, number)

@@ -95,7 +95,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
     names.may_answer.set()
 
 
-def test_a_name_is_asked_for_once_for_all_who_want_it(names: Names) -> None:
+def test_a_name_is_looked_up_once_for_all_peers_that_need_it(names: Names) -> None:
     again = Peer(PEER.endpoint, Incarnation("d", 2))
     for peer in (PEER, again, PEER):
         names.lookup.ask(peer, "d.example")

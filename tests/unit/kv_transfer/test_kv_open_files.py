@@ -175,7 +175,8 @@ def pairs(few_files: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pairs]:
         yield Pairs(cluster)
 
 
-def test_f98_with_few_files_new_senders_are_refused_and_connected_ones_go_on(pairs: Pairs) -> None:
+@pytest.mark.covers("F98")
+def test_with_few_files_new_senders_are_refused_and_connected_ones_go_on(pairs: Pairs) -> None:
     with only_left(FEW - 1):
         pairs.count_files()
         assert "can open no more files" in str(pairs.error_to(pairs.other))
@@ -184,7 +185,8 @@ def test_f98_with_few_files_new_senders_are_refused_and_connected_ones_go_on(pai
     pairs.hand_over(pairs.other)
 
 
-def test_f98_without_files_transfers_end_typed_until_there_are_some(pairs: Pairs) -> None:
+@pytest.mark.covers("F98")
+def test_without_files_transfers_end_typed_until_there_are_some(pairs: Pairs) -> None:
     """The port is closed with its connections: ZMQ ends them with the listener."""
     with only_left(0):
         pairs.count_files()

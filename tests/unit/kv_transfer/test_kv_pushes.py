@@ -83,8 +83,9 @@ def test_the_other_transfers_of_a_peer_have_their_turns_beside_a_large_push() ->
     assert 2 in [token for _, token, _ in chunks(sending.acknowledge())]
 
 
+@pytest.mark.covers("F23")
 def test_all_parts_are_sent_once_and_the_commit_behind_the_last() -> None:
-    """F23: a piece that is pushed again is not sent again, in whichever part it is."""
+    """A piece that is pushed again is not sent again, in whichever part it is."""
     sending = Sending()
     found = pieces(sending.push(1))
     found += pieces(sending.push(1))

@@ -133,8 +133,9 @@ def test_a_revoked_landing_keeps_its_blocks_until_its_sender_is_quiet(machine: M
     machine.receiver.on_expect(ticket(2, 5), 100.0, 0.0)
 
 
+@pytest.mark.covers("F15")
 def test_never_on_a_timer(machine: Machine) -> None:
-    """F15: the sender lives, does not report its end, and pings for an hour."""
+    """The sender lives, does not report its end, and pings for an hour."""
     machine.begun(b"a", 1, 0)
     machine.revoke(1)
     for second in range(3600):

@@ -126,8 +126,8 @@ def test_without_files_further_senders_are_refused_and_connected_ones_go_on() ->
     assert machine.num_sessions == 2
 
 
+@pytest.mark.covers("F65", "F120")
 def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
-    """F65, F120."""
     machine = receiver()
     for number in range(3):
         assert hello(machine, b"%d" % number, Incarnation(f"p{number}", 1)) == WELCOME
@@ -193,8 +193,9 @@ def test_a_sender_that_restarted_ends_what_its_earlier_life_began() -> None:
     assert isinstance(hello(machine, b"c"), frames.Refused)
 
 
+@pytest.mark.covers("F120")
 def test_no_message_visits_every_session_or_landing() -> None:
-    """F120: a turn of the thread and a frame cost the same with 8 and with 800 senders."""
+    """A turn of the thread and a frame cost the same with 8 and with 800 senders."""
 
     def cost(num_senders: int) -> int:
         limits = Limits(max_sessions=1000)
@@ -241,8 +242,8 @@ def test_epochs_are_remembered_within_bounds() -> None:
     assert hello(machine, b"a", older) == WELCOME
 
 
+@pytest.mark.covers("F78")
 def test_outcomes_are_remembered_within_bounds() -> None:
-    """F78."""
     machine = receiver()
     hello(machine, b"a")
     for token in range(1, MAX_REMEMBERED_OUTCOMES + 2):
@@ -256,8 +257,8 @@ def test_outcomes_are_remembered_within_bounds() -> None:
     assert "revoked" in second.message
 
 
+@pytest.mark.covers("F37")
 def test_a_repeated_commit_gets_the_same_answer() -> None:
-    """F37."""
     machine = receiver(ticket())
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
@@ -317,9 +318,10 @@ def test_a_landing_waits_for_the_last_of_its_copies() -> None:
     assert isinstance(events(machine.on_written(twice[1]))[0], Landed)
 
 
+@pytest.mark.covers("F14")
 @pytest.mark.parametrize("end", ["revoke", "abort", "expire"])
 def test_blocks_are_released_behind_the_last_copy(end: str) -> None:
-    """F14: nothing writes a block that is free."""
+    """Nothing writes a block that is free."""
     machine = receiver(ticket())
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
@@ -361,8 +363,8 @@ def test_bytes_that_travel_beside_their_frame_are_credit_too() -> None:
     assert acks == [[], [frames.Ack(2, LIMITS.window_bytes)], []]
 
 
+@pytest.mark.covers("F14")
 def test_a_revoked_landing_takes_no_write_that_was_checked_before() -> None:
-    """F14."""
     machine = receiver(ticket())
     hello(machine, b"a")
     machine.on_frame(b"a", BEGIN, [], 0.0)
@@ -513,8 +515,9 @@ def test_closed_blocks_may_land_again_at_once() -> None:
     assert machine.num_landings == 1
 
 
+@pytest.mark.covers("F23")
 def test_a_begin_that_comes_late_does_not_take_the_landing_back() -> None:
-    """F23: frames of an earlier connection arrive after the next one began again."""
+    """Frames of an earlier connection arrive after the next one began again."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a")
     hello(machine, b"b")

@@ -153,8 +153,9 @@ def test_data_says_where_its_blocks_are_as_its_lane_does(
     assert "DATA does not name its blocks" in str(failed.error)
 
 
+@pytest.mark.covers("F69")
 def test_data_counts_for_its_landing_generation_and_connection_alone() -> None:
-    """F69: nothing else passes, however well it is formed."""
+    """Nothing else passes, however well it is formed."""
     machine = receiver(ticket(), sender_deadline_s=100.0)
     hello(machine, b"a")
     hello(machine, b"b", OTHER)

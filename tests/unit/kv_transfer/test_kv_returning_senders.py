@@ -64,7 +64,7 @@ def test_a_late_hello_of_an_abandoned_connection_replaces_nothing() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (3, 3), (0, 0), (7, 0)])
 def test_a_later_connection_replaces_the_one_before(first: int, second: int) -> None:
-    """Of earlier releases (0) every connection counts as later."""
+    """Every connection of an earlier release (0) counts as later."""
     machine = receiver()
     assert isinstance(greet(machine, b"a", first), frames.Welcome)
     assert isinstance(greet(machine, b"b", second), frames.Welcome)

@@ -94,8 +94,8 @@ def ends(effects: list[SenderEffect]) -> list[object]:
     return [effect.event for effect in effects if isinstance(effect, Emit)]
 
 
+@pytest.mark.covers("F120")
 def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
-    """F120."""
     sender = Sender(ME, LAYOUT, LIMITS)
     assert sender.on_open(ticket(), 5.0, 0.0) == [Connect(PEER), SayHello(PEER)]
     hello = frames.Hello(ME, DECODE, LAYOUT, {"zmq": b"x"}, "commit", can_repeat=True, number=1)
@@ -106,8 +106,8 @@ def test_open_says_hello_and_nothing_more_until_welcomed() -> None:
     assert chunks(effects) == [(0, 1, 0), (1, 1, 0)]
 
 
+@pytest.mark.covers("F20")
 def test_the_window_fills_stops_and_opens_by_what_was_acknowledged() -> None:
-    """F20."""
     sender = ready(ticket())
     assert chunks(push(sender, 1, 0) + push(sender, 1, 1)) == [
         (0, 1, 0),
@@ -123,8 +123,9 @@ def test_the_window_fills_stops_and_opens_by_what_was_acknowledged() -> None:
     assert sender.in_flight_bytes == {PEER: PAIR_BYTES}
 
 
+@pytest.mark.covers("F27")
 def test_transfers_take_turns() -> None:
-    """F27: a long one does not hold up a short one."""
+    """A long one does not hold up a short one."""
     sender = ready(ticket(1), ticket(2))
     for layer in range(4):
         push(sender, 1, layer)
@@ -232,8 +233,8 @@ def test_hello_is_repeated_until_answered_and_two_answers_are_one() -> None:
     assert welcome(sender, 0.6) == []
 
 
+@pytest.mark.covers("F32")
 def test_reconnecting_in_vain_is_silence() -> None:
-    """F32."""
     sender = ready(ticket())
     sender.on_link_lost(PEER, 1.0)
     now_s = 1.0
@@ -256,8 +257,8 @@ def test_an_abort_while_disconnected_is_told_after_the_reconnect() -> None:
     assert isinstance(ended.error, HandoffFailed)
 
 
+@pytest.mark.covers("F120")
 def test_an_idle_link_is_closed_and_a_busy_one_is_not() -> None:
-    """F120."""
     sender = ready(ticket())
     sender.on_abort(1)
     sender.on_frame(PEER, frames.Aborted(1, 3), 1.0)
@@ -276,8 +277,9 @@ def test_an_idle_link_that_breaks_is_forgotten() -> None:
     assert Connect(PEER) in sender.on_open(ticket(2), 5.0, 3.0)
 
 
+@pytest.mark.covers("F63")
 def test_another_life_of_a_peer_is_another_link() -> None:
-    """F63: the address is the same."""
+    """The address is the same."""
     sender = ready(ticket(1))
     later = Incarnation(DECODE.node_id, 2)
     effects = sender.on_open(dataclasses.replace(ticket(2), decode_node=later), 5.0, 0.0)
@@ -306,8 +308,9 @@ def one_sided(*tickets: Ticket) -> Sender:
     return sender
 
 
+@pytest.mark.covers("F14")
 def test_one_sided_writes_wait_for_the_answer_to_begin() -> None:
-    """F14: before it the receiver would release the blocks without asking."""
+    """Before it the receiver would release the blocks without asking."""
     sender = one_sided(ticket(1), ticket(2))
     assert push(sender, 1, 0) == push(sender, 2, 0) == []
     assert chunks(sender.on_frame(PEER, frames.Ack(0), 0.1)) == []
@@ -317,8 +320,8 @@ def test_one_sided_writes_wait_for_the_answer_to_begin() -> None:
     assert chunks(sender.on_frame(PEER, frames.Begun(1, 3), 0.1)) == []
 
 
+@pytest.mark.covers("F68")
 def test_begun_on_a_connection_that_broke_counts_no_more() -> None:
-    """F68."""
     sender = one_sided(ticket(1))
     sender.on_frame(PEER, frames.Begun(1, 3), 0.1)
     sender.on_link_lost(PEER, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kv_transfer.contract import Commit, TransferEnded
 from kv_transfer.sending.effects import SendToPeer
 from kv_transfer.wire import frames
@@ -48,8 +50,9 @@ def test_a_commit_that_was_not_sent_cannot_be_acknowledged() -> None:
     assert ended.error is not None
 
 
+@pytest.mark.covers("F37")
 def test_a_commit_that_a_broken_link_may_have_lost_leaves_again() -> None:
-    """F37: otherwise the transfer could not end well."""
+    """Otherwise the transfer could not end well."""
     sender = ready(ticket())
     for layer in range(4):
         push(sender, 1, layer)

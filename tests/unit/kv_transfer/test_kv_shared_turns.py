@@ -77,7 +77,7 @@ def test_a_repeated_piece_waits_for_its_turn() -> None:
 
 
 @pytest.mark.parametrize("number", [3, 4, 5])
-def test_who_waits_alone_needs_no_turn(number: int) -> None:
+def test_a_link_that_waits_alone_needs_no_turn(number: int) -> None:
     sender = with_room()
     for other in {3, 4, 5} - {number}:
         sender.on_peer_failed(peer(other), HandoffFailed("gone"), 0.2)

@@ -221,7 +221,7 @@ def test_a_sender_that_ends_while_it_is_waited_for_is_fenced_by_the_next_move(
     assert not world.can_write(b"b", 0)
 
 
-def test_who_ends_between_the_address_and_the_fence_keeps_its_blocks_until_the_next_one(
+def test_a_sender_that_ends_between_the_address_and_the_fence_keeps_its_blocks_until_the_next_one(
     world: Senders,
 ) -> None:
     world.begun(b"b", 1, 0)
@@ -393,7 +393,7 @@ class WithoutAddresses(Senders):
         return b"the same"
 
 
-def test_who_knows_the_address_already_is_neither_told_nor_waited_for() -> None:
+def test_a_sender_that_has_the_address_already_is_neither_told_nor_waited_for() -> None:
     senders = WithoutAddresses(num_blocks=8, blocks_per_slab=4)
     senders.connect(b"a")
     senders.connect(b"b")

@@ -99,12 +99,13 @@ class Pair:
                 self.turn_receiver()
 
 
+@pytest.mark.covers("F81")
 @pytest.mark.parametrize("stopped", ["sender", "receiver"])
 @pytest.mark.parametrize("lane", ["rdma", "zmq"])
 def test_a_node_that_stands_still_for_two_seconds_loses_no_transfer(
     lane: str, stopped: str
 ) -> None:
-    """F81: whenever that is, between two pings."""
+    """Whenever that is, between two pings."""
     for phase_s in PHASES:
         pair = Pair(lane)
         pair.run(phase_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.ids import Incarnation
 from common.nodes import MAX_KV_UNREACHABLE
 from kv_transfer.contract import TransferEnded
@@ -177,8 +179,8 @@ def test_what_is_remembered_is_bounded() -> None:
     assert peers.refusal(Peer("there", Incarnation("d", 1))) is not None
 
 
+@pytest.mark.covers("F120")
 def test_a_turn_does_not_visit_every_peer_that_is_silent() -> None:
-    """F120."""
 
     def cost(num_peers: int) -> int:
         peers = UnreachablePeers()

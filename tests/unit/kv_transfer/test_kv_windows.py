@@ -96,7 +96,7 @@ def test_what_one_peer_gives_back_another_may_take() -> None:
     assert frames_in_flight(sender) == [2, 2, 4, 3, 3]
 
 
-def test_a_peer_with_nothing_more_to_send_leaves_its_share_to_those_who_wait() -> None:
+def test_a_peer_with_nothing_more_to_send_leaves_its_share_to_waiting_peers() -> None:
     sender = connected(5)
     for number in range(4):
         sender.on_push(number, 0, range(4), range(4))
@@ -106,9 +106,10 @@ def test_a_peer_with_nothing_more_to_send_leaves_its_share_to_those_who_wait() -
     assert frames_in_flight(sender) == [0, 4, 4, 3, 3]
 
 
+@pytest.mark.covers("F27")
 @pytest.mark.parametrize("num_slow", [5, 8, 30, 250])
 def test_more_slow_peers_than_windows_do_not_use_up_the_nodes_window(num_slow: int) -> None:
-    """F27: nobody but the last peer acknowledges anything, and it keeps its frames coming."""
+    """Nobody but the last peer acknowledges anything, and it keeps its frames coming."""
     limits = Limits(window_bytes=32 * PAIR_BYTES, max_frame_bytes=PAIR_BYTES, max_joined=1)
     sender = connected(num_slow + 1, limits=limits)
     for number in range(num_slow + 1):
@@ -123,8 +124,9 @@ def test_more_slow_peers_than_windows_do_not_use_up_the_nodes_window(num_slow: i
     assert sum(sender.in_flight_bytes.values()) <= limits.node_window_bytes + least
 
 
+@pytest.mark.covers("F05", "F27")
 def test_a_slow_peer_slows_only_its_own_transfers() -> None:
-    """F05, F27: peer 0 acknowledges nothing; 29 more frames go to peer 1 as it takes them."""
+    """Peer 0 acknowledges nothing; 29 more frames go to peer 1 as it takes them."""
     sender = connected(2)
     push(sender, 0)
     push(sender, 1)
@@ -173,7 +175,7 @@ def test_the_share_of_a_sender_shrinks_to_two_frames(num_active: int, wanted: in
     assert shares.share_bytes(b"0", 0.1) == wanted
 
 
-def test_who_stopped_sending_leaves_its_share_to_the_others() -> None:
+def test_a_sender_that_stopped_leaves_its_share_to_the_others() -> None:
     shares = WindowShares(Limits(window_bytes=100, max_frame_bytes=10))
     for number in range(8):
         shares.sent(b"%d" % number, 0.0)

@@ -111,8 +111,9 @@ def test_devices_that_are_not_there(library: type[Library], tmp_path: Path) -> N
         MooncakeEngine("10.0.0.7")
 
 
+@pytest.mark.covers("V01")
 def test_tcp_is_refused(library: type[Library]) -> None:
-    """V01: outside tests: it has no keys, so nothing could be fenced."""
+    """Outside tests: it has no keys, so nothing could be fenced."""
     os.environ["MC_FORCE_TCP"] = "1"
     with pytest.raises(RdmaUnavailable, match="has no fence"):
         MooncakeEngine("10.0.0.7")

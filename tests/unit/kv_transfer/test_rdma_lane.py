@@ -283,10 +283,10 @@ def test_writers_that_are_stuck_count(ends: Ends, monkeypatch: pytest.MonkeyPatc
     wait_until(lambda: ends.engine.num_under_way == 0)
 
 
+@pytest.mark.covers("F27")
 def test_a_peer_that_is_stuck_stops_neither_others_nor_close(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F27."""
     monkeypatch.setattr(rdma_lane, "CLOSE_WITHIN_S", 0.1)
     ends.connect()
     ends.engine.is_held = True

@@ -151,7 +151,7 @@ def test_one_batch_that_was_held_up_says_nothing_of_the_next(writing: Writing) -
     assert writing.write_alone(100) == pytest.approx(MAX_SLEEP_S), "now it is slow, and bounded"
 
 
-def test_who_slept_too_long_sleeps_half_as_long_the_next_time(writing: Writing) -> None:
+def test_a_writer_that_slept_too_long_sleeps_half_as_long_the_next_time(writing: Writing) -> None:
     for _ in range(3):
         writing.write_alone(100)
     writing.wire.s_per_byte = 0.0
@@ -236,7 +236,8 @@ def write_forty(engine: FewSlots) -> list[Parts | HandoffFailed]:
     return list(said.queue)
 
 
-def test_f20_forty_batches_never_fill_a_queue_of_two() -> None:
+@pytest.mark.covers("F20")
+def test_forty_batches_never_fill_a_queue_of_two() -> None:
     engine = FewSlots(num_slots=2)
     said = write_forty(engine)
     assert [bytes(one[0]) for one in said if not isinstance(one, HandoffFailed)] == [
@@ -246,7 +247,8 @@ def test_f20_forty_batches_never_fill_a_queue_of_two() -> None:
     assert engine.num_refused == 0
 
 
-def test_f20_a_batch_that_the_engine_refuses_ends_the_writer_typed() -> None:
+@pytest.mark.covers("F20")
+def test_a_batch_that_the_engine_refuses_ends_the_writer_typed() -> None:
     """No header follows: its link breaks, and what was not acknowledged is sent on another."""
     engine = FewSlots(num_slots=1)
     (error,) = write_forty(engine)

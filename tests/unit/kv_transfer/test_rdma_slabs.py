@@ -24,6 +24,7 @@ PIECE = 8
 NUM_LAYERS = 3
 
 
+@pytest.mark.covers("F21")
 @pytest.mark.parametrize(
     ("num_layers", "num_blocks", "num_slabs", "blocks_per_slab"),
     [
@@ -38,7 +39,6 @@ NUM_LAYERS = 3
 def test_as_many_slabs_as_the_bounds_allow(
     num_layers: int, num_blocks: int, num_slabs: int, blocks_per_slab: int
 ) -> None:
-    """F21."""
     pool = slabbed(kv_shape(num_layers, num_blocks, PIECE))
     assert (pool.num_slabs, pool.blocks_per_slab) == (num_slabs, blocks_per_slab)
     assert pool.num_slabs <= MAX_SLABS
@@ -54,9 +54,9 @@ def test_the_regions_of_layers_that_differ_are_the_pool_too() -> None:
     assert ends[-1] == UNEQUAL.num_bytes == 12 * (2 * 8 + 24 + 2 * 48)
 
 
+@pytest.mark.covers("F21")
 @pytest.mark.parametrize("num_blocks", [1, 7, 12])
 def test_the_regions_of_all_slabs_are_the_pool(num_blocks: int) -> None:
-    """F21."""
     pool = slabbed(kv_shape(NUM_LAYERS, num_blocks, PIECE), max_slabs=3)
     regions = sorted(region for slab in range(pool.num_slabs) for region in pool.regions(slab))
     assert regions[0][0] == 0

@@ -65,8 +65,9 @@ def test_an_error_of_a_job_is_raised_on_the_connectors_thread(count: int) -> Non
         run(workers, wait)
 
 
+@pytest.mark.covers("F79")
 def test_the_count_of_turns_stops_while_a_job_hangs_and_not_while_others_come_and_go() -> None:
-    """F79: it is what a node watches."""
+    """It is what a node watches."""
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hung() -> Finish:

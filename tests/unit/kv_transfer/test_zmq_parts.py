@@ -79,10 +79,10 @@ def test_nothing_is_copied(sockets: Sockets) -> None:
     assert np.shares_memory(np.frombuffer(got.buffer, np.uint8), part)
 
 
+@pytest.mark.covers("F25")
 def test_a_part_is_kept_until_zmq_has_let_go_of_it(
     sockets: Sockets,
 ) -> None:
-    """F25."""
     sender, receiver = sockets.pair("inproc://parts")
     parts_sender = sockets.part_sender(sender)
     first, second = random_bytes(1 << 20, 1), random_bytes(1 << 20, 2)

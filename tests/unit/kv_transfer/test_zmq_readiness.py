@@ -104,10 +104,11 @@ def test_files_are_reported_and_forgotten_sockets_are_not(network: Network) -> N
     os.close(write)
 
 
+@pytest.mark.covers("F120")
 def test_only_sockets_with_news_are_asked(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F120: many idle connections cost nothing in a turn."""
+    """Many idle connections cost nothing in a turn."""
     readiness, router = Readiness(), network.router
     dealers = [network.dealer(b"%d" % number) for number in range(NUM_PEERS)]
     for dealer in dealers:

@@ -107,10 +107,10 @@ def test_what_was_removed_has_no_deadline_any_more() -> None:
     assert table.expired(4.0) == []
 
 
+@pytest.mark.covers("F59")
 def test_closed_attempts_are_remembered_up_to_a_bound_oldest_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """F59."""
     monkeypatch.setattr(attempt_table, "MAX_CLOSED_ATTEMPTS", 3)
     table = AttemptTable()
     ids = [AttemptId(name, 1) for name in "abcd"]

@@ -66,7 +66,7 @@ async def closed(reader: asyncio.StreamReader, *, within_s: float = 20.0) -> Non
             pass
 
 
-async def test_who_connects_and_says_nothing_is_closed() -> None:
+async def test_a_connection_that_says_nothing_is_closed() -> None:
     async with node_port(server_handshake_timeout_ms=200) as port, AsyncExitStack() as stack:
         for said in (b"", HELLO[:10]):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -75,7 +75,7 @@ async def test_who_connects_and_says_nothing_is_closed() -> None:
             await closed(reader)
 
 
-async def test_who_calls_nothing_is_closed() -> None:
+async def test_a_connection_without_a_call_is_closed() -> None:
     async with node_port(max_connection_idle_ms=200) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HELLO)

@@ -152,7 +152,8 @@ async def test_a_refusal_says_why_when_to_come_back_and_what_room_there_is(start
     assert (refusal.free_blocks, refusal.free_seats) == (7, 1)
 
 
-async def test_s58_refusals_are_counted_by_reason_whoever_refuses(start: Start) -> None:
+@pytest.mark.covers("S58")
+async def test_refusals_are_counted_by_reason_wherever_they_are_made(start: Start) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()
     # The service by itself, then the step thread, twice.
@@ -245,8 +246,8 @@ async def test_a_malformed_request_is_refused_by_field(start: Start) -> None:
     assert service.inbox.seen == []
 
 
+@pytest.mark.covers("V03")
 async def test_a_malformed_ticket_is_refused(start: Start) -> None:
-    """V03."""
     service = await start(Role.PREFILL)
     caller = await service.subscribe()
     message = prefill()
@@ -355,10 +356,10 @@ async def test_an_abort_names_router_and_attempts_and_follows_its_call(start: St
     assert service.inbox.seen[1] == Abort(ROUTER, (AttemptId("a", 2), AttemptId("b", 2)))
 
 
+@pytest.mark.covers("F97")
 async def test_no_abort_is_lost_where_the_inbox_is_full_of_them(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F97."""
     monkeypatch.setattr(inbox, "MAX_ABORTS", 1)
     monkeypatch.setattr(router_calls, "FULL_INBOX_PAUSE_S", 0.0)
     service = await start(Role.DECODE)
@@ -391,7 +392,8 @@ async def test_heartbeats_tell_of_a_step_that_does_not_end(start: Start) -> None
     assert await caller.call.read() == pb.NodeMessage()
 
 
-async def test_f121_what_a_router_sends_comes_back_in_the_next_messages(start: Start) -> None:
+@pytest.mark.covers("F121")
+async def test_what_a_router_sends_comes_back_in_the_next_messages(start: Start) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()
     await caller.say(pb.RouterMessage(echo=7))

@@ -165,10 +165,10 @@ async def test_a_node_waits_for_its_store_until_it_is_stopped(
     await world.finish_threads()
 
 
+@pytest.mark.covers("F71")
 async def test_a_step_that_hangs_ends_the_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F71."""
     monkeypatch.setattr(step_thread, "TICK_S", 0.0)
     monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.01)
     world = World(waits_in="step")
@@ -180,10 +180,11 @@ async def test_a_step_that_hangs_ends_the_node(
     await world.finish_threads()
 
 
+@pytest.mark.covers("F79")
 async def test_a_bug_in_the_kv_connector_ends_the_node_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F79: nobody asked for anything yet, and the lease alone would keep it looking healthy."""
+    """Nobody asked for anything yet, and the lease alone would keep it looking healthy."""
     world = World(waits_in="step")
     running = world.start()
     await world.has_arrived()
@@ -199,10 +200,11 @@ async def test_a_bug_in_the_kv_connector_ends_the_node_at_once(
     assert await world.store.live_nodes() == []
 
 
+@pytest.mark.covers("F79")
 async def test_a_hung_connector_ends_the_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F79: it hangs inside its lock, and the event loop still serves metrics and the lease."""
+    """It hangs inside its lock, and the event loop still serves metrics and the lease."""
     monkeypatch.setattr(connector_watch, "MOST_TURN_S", 0.5)
     monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.01)
     monkeypatch.setattr(shell, "CLOSE_WITHIN_S", 0.01)
@@ -232,7 +234,8 @@ async def test_a_hung_connector_ends_the_node(
     await asyncio.to_thread(world.connector._thread.join, WAIT_S)
 
 
-async def test_f09_an_error_between_allocating_and_recording_ends_the_node(
+@pytest.mark.covers("F09")
+async def test_an_error_between_allocating_and_recording_ends_the_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is allocated and not recorded is never allocated again: no code goes on after it."""

@@ -16,8 +16,8 @@ from tests.unit.node.running_node import node_config, running_node
 GRAMMAR = Grammar(GrammarKind.REGEX, "(ab|cd){2,5}")
 
 
+@pytest.mark.covers("G13")
 async def test_only_the_request_with_the_grammar_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    # G13.
     compiler = SlowCompiler()
     monkeypatch.setattr(hash_grammars, "compiler", lambda: compiler)
     async with running_node(node_config()) as node:

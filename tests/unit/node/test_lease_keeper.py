@@ -102,8 +102,8 @@ async def test_a_lease_that_is_not_renewed_expires_and_one_that_is_does_not(worl
     assert await world.live() == []
 
 
+@pytest.mark.covers("F74")
 async def test_an_emptied_store_fills_again_by_itself(world: World) -> None:
-    """F74."""
     keeper = world.keeper()
     await keeper.renew()
     world.store.clear()
@@ -142,8 +142,8 @@ async def test_a_failure_that_lasts_is_logged_now_and_then_and_each_is_counted(
     assert caplog.records[-1].levelname == "WARNING", "another failure is news"
 
 
+@pytest.mark.covers("F75")
 async def test_a_node_whose_successor_holds_the_lease_is_fenced(world: World) -> None:
-    """F75."""
     old, new = world.keeper(1), world.keeper(2)
     await old.renew()
     await new.renew()

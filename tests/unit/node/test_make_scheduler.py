@@ -64,6 +64,7 @@ def test_a_prefill_node_drafts_only_what_nobody_else_can(
     assert scheduler.pool.num_blocks == 10
 
 
+@pytest.mark.covers("S11")
 @pytest.mark.parametrize(
     ("role", "method", "threshold", "granularity", "wanted"),
     [
@@ -78,7 +79,7 @@ def test_a_prefill_node_drafts_only_what_nobody_else_can(
         (Role.DECODE, "mtp", 0, 8, 14),
     ],
 )
-def test_s11_the_scheduler_plans_no_more_than_the_largest_step(
+def test_the_scheduler_plans_no_more_than_the_largest_step(
     role: Role, method: str, threshold: int, granularity: int, wanted: int
 ) -> None:
     given = config(role, method, threshold=threshold, chunk_granularity=granularity)
@@ -108,8 +109,9 @@ def test_host_blocks_count_only_when_swapping() -> None:
         assert make_scheduler(given, model).host_pool.num_blocks == count
 
 
+@pytest.mark.covers("S03")
 def test_an_unused_number_of_drafts_is_not_read() -> None:
-    # S03: a method that is off charges one token, whatever the number says.
+    # A method that is off charges one token, whatever the number says.
     given = config(Role.DECODE)
     given = replace(given, speculation=replace(given.speculation, num_speculative_tokens=50))
     assert make_scheduler(given, HashRunner(num_blocks=4)).limits.tokens_per_seq == 1

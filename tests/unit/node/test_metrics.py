@@ -157,6 +157,7 @@ def test_grammars_have_their_samples() -> None:
         assert samples(generate_latest(registry).decode()) == shown
 
 
+@pytest.mark.covers("S58")
 def test_every_statistic_has_its_sample() -> None:
     registry = CollectorRegistry(auto_describe=False)
     progress = StepProgress(2.0)
@@ -166,8 +167,9 @@ def test_every_statistic_has_its_sample() -> None:
     assert samples(generate_latest(registry).decode()) == SHOWN
 
 
+@pytest.mark.covers("S58")
 async def test_a_node_is_scraped_over_http() -> None:
-    """S58: what the node counted is what its router was told."""
+    """What the node counted is what its router was told."""
     async with running_node(node_config(method="mtp")) as node:
         request = make_request(100, max_tokens=40, ignore_eos=True)
         before = samples((await scraped(node.record.metrics_address)).text)

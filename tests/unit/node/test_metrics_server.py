@@ -109,7 +109,8 @@ async def test_a_path_that_is_not_plain_is_refused_in_words() -> None:
         assert (await get(port, None, "/metrics/")).status_code == 404
 
 
-async def test_w07_a_half_closed_client_is_answered_by_a_node() -> None:
+@pytest.mark.covers("W07")
+async def test_a_half_closed_client_is_answered_by_a_node() -> None:
     async with serving("token") as port:
         for version in ("1.0", "1.1"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -140,7 +141,8 @@ def test_a_port_in_use_is_named() -> None:
             bind_metrics("127.0.0.1", port)
 
 
-async def test_w01_an_offered_upgrade_is_ignored_by_a_node() -> None:
+@pytest.mark.covers("W01")
+async def test_an_offered_upgrade_is_ignored_by_a_node() -> None:
     async with serving() as port:
         for offer in ("h2c", "websocket"):
             headers = {"connection": "Upgrade", "upgrade": offer}

@@ -218,10 +218,10 @@ async def test_what_runs_is_finished_and_what_is_new_refused(
         assert await world.store.live_nodes() == []
 
 
+@pytest.mark.covers("F116")
 async def test_what_is_left_at_the_time_out_is_handed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """F116."""
     monkeypatch.setattr(engine_node, "Inbox", NotedInbox)
     world = World(timeout_s=0.0)
     async with world.running() as serving:
@@ -287,8 +287,8 @@ async def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert await ends(serving) == 0
 
 
+@pytest.mark.covers("F116")
 async def test_a_step_that_hangs_does_not_keep_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F116."""
     monkeypatch.setattr(drain_module, "LAST_GRACE_S", 0.05)
     monkeypatch.setattr(engine_node, "STEP_GRACE_S", 0.05)
     world = World(timeout_s=0.0)

@@ -57,6 +57,7 @@ def no_blocks(message: pb.Ticket) -> None:
     del message.target_block_ids[:]
 
 
+@pytest.mark.covers("V03")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -71,7 +72,6 @@ def no_blocks(message: pb.Ticket) -> None:
 def test_a_ticket_that_no_decode_node_wrote_is_refused(
     spoil: Callable[[pb.Ticket], None], words: str
 ) -> None:
-    """V03."""
     message = ticket_to_proto(TICKET)
     spoil(message)
     with pytest.raises(InvalidRequest, match=words) as caught:
@@ -79,8 +79,9 @@ def test_a_ticket_that_no_decode_node_wrote_is_refused(
     assert len(str(caught.value)) < 200
 
 
+@pytest.mark.covers("V03")
 @pytest.mark.parametrize("name", [field.name for field in pb.Ticket.DESCRIPTOR.fields])
-def test_v03_any_part_of_a_ticket_may_be_missing(name: str) -> None:
+def test_any_part_of_a_ticket_may_be_missing(name: str) -> None:
     """It is refused, or the ticket is one that fits no reservation; nothing else is raised."""
     message = ticket_to_proto(TICKET)
     message.ClearField(name)

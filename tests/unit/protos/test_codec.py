@@ -202,6 +202,7 @@ def test_an_envelope_names_its_sender() -> None:
     assert check_envelope(make_envelope(ROUTER, NODE), NODE) == ROUTER
 
 
+@pytest.mark.covers("F01", "F63", "F118")
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
@@ -218,7 +219,6 @@ def test_an_envelope_names_its_sender() -> None:
 def test_an_envelope_for_somebody_else_is_refused(
     change: dict[str, object], error: type[PdserveError], text: str
 ) -> None:
-    """F01, F63, F118."""
     envelope = make_envelope(ROUTER, NODE)
     assert envelope.protocol_version == PROTOCOL_VERSION == 3
     for name, value in change.items():
@@ -243,12 +243,12 @@ def test_refusals_keep_type_text_and_time() -> None:
     assert len(refusal_to_proto(InternalError("x" * 5000)).message) == 1000
 
 
+@pytest.mark.covers("F70")
 @pytest.mark.parametrize(
     ("span_s", "ms"),
     [(0.0, 1), (-1.0, 1), (0.0001, 1), (1.0, 1000), (1.0001, 1001), (1e12, 2**32 - 1)],
 )
 def test_spans_are_rounded_up_and_bounded(span_s: float, ms: int) -> None:
-    """F70."""
     assert to_ms(span_s) == ms
     assert to_ms(float("nan")) == to_ms(float("inf")) == 2**32 - 1
 

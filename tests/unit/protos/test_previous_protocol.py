@@ -36,8 +36,8 @@ def test_the_previous_version_is_the_oldest_that_is_understood() -> None:
     assert [can_speak(version) for version in (1, 2, 3, 4, 5)] == [False, True, True, True, False]
 
 
+@pytest.mark.covers("F118")
 def test_a_router_of_the_previous_version_is_understood_by_a_node() -> None:
-    """F118."""
     message = router_message()
     assert message.envelope.protocol_version == 2
     assert check_envelope(message.envelope, NODE) == ROUTER
@@ -72,8 +72,8 @@ def test_a_newer_node_gets_this_version() -> None:
     assert make_envelope(ROUTER, NODE, PROTOCOL_VERSION + 1).protocol_version == PROTOCOL_VERSION
 
 
+@pytest.mark.covers("F118")
 def test_a_node_of_the_previous_version_is_understood_by_a_router() -> None:
-    """F118."""
     message = pb.NodeMessage.FromString(bytes.fromhex(OLD["messages"]["node_message"]))
     assert message.replies[0].ticket.kv_description == "31 layers"
     (output,) = outputs_from_proto(message.outputs)
@@ -87,9 +87,9 @@ def test_its_entries_in_the_store_are_read() -> None:
     assert decode_placement(json.dumps(OLD["placement"]).encode()).decode == NODE
 
 
+@pytest.mark.covers("F118")
 @pytest.mark.parametrize("name", sorted(OLD["fields"]))
 def test_no_field_of_a_message_was_given_another_meaning(name: str) -> None:
-    """F118."""
     described = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(described)
     (message,) = [message for message in described.message_type if message.name == name]

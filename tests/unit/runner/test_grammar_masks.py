@@ -88,9 +88,9 @@ def answers(grammar: Grammar, seed: int) -> list[int]:
     return output
 
 
+@pytest.mark.covers("G02")
 @pytest.mark.parametrize("grammar", GRAMMARS)
 def test_each_row_has_the_mask_after_the_drafts_before_it(grammar: Grammar) -> None:
-    # G02.
     masks = masks_of()
     tokens = answers(grammar, 1)
     for num_known in range(len(tokens)):
@@ -111,12 +111,12 @@ ACROSS = [
 """Answers that pass from free text, or a tag, to JSON; and a token that may stand there instead."""
 
 
+@pytest.mark.covers("G07", "G08")
 @pytest.mark.parametrize(("grammar", "tokens", "other"), ACROSS)
 def test_drafts_across_the_end_of_free_text_and_back(
     grammar: Grammar, tokens: list[int], other: int | None
 ) -> None:
     """A lexeme that ends lazily ends in the middle of drafts, of which none or some are kept."""
-    # G07, G08.
     masks = masks_of()
     for num_known in range(len(tokens)):
         output, drafts = tokens[:num_known], tokens[num_known:]
@@ -131,12 +131,12 @@ def test_drafts_across_the_end_of_free_text_and_back(
             assert (row == allowed_after(grammar, changed)).all()
 
 
+@pytest.mark.covers("G08")
 @pytest.mark.parametrize(("grammar", "tokens", "_other"), ACROSS)
 def test_a_draft_that_is_free_text_is_refused_behind_its_end(
     grammar: Grammar, tokens: list[int], _other: int | None
 ) -> None:
     """Drafts that a model makes from free text go on as free text behind the tag."""
-    # G08.
     masks, texts = masks_of(), [hash_grammars.text_of([one]) for one in tokens]
     tag = next(number for number, text in enumerate(texts) if ">" in text)
     output, free = tokens[:tag], [tokens[tag], *[id_of("ab")] * 3]
@@ -155,8 +155,8 @@ def visits() -> Iterator[tuple[Grammar, list[int]]]:
         yield grammar, answers(grammar, seed)[:end]
 
 
+@pytest.mark.covers("G04")
 def test_a_matcher_is_a_cache_of_what_was_output() -> None:
-    # G04.
     masks = masks_of()
     for grammar, output in visits():
         (row,) = allowed(masks, batch_of([entry(grammar, output)]))
@@ -164,9 +164,9 @@ def test_a_matcher_is_a_cache_of_what_was_output() -> None:
         assert (row == allowed_after(grammar, output)).all()
 
 
+@pytest.mark.covers("G02")
 @pytest.mark.parametrize("wrong", [EOS_TOKEN_ID, 200])
 def test_an_illegal_draft_is_not_consumed(wrong: int) -> None:
-    # G02.
     masks, grammar = masks_of(), GRAMMARS[0]
     output = answers(grammar, 1)[:4]
     first, *_ = allowed(masks, batch_of([entry(grammar, output, [wrong, wrong])]))
@@ -178,9 +178,9 @@ def test_an_illegal_draft_is_not_consumed(wrong: int) -> None:
     assert (again == allowed_after(grammar, output)).all()
 
 
+@pytest.mark.covers("G06")
 def test_drafts_accepted_behind_the_end_leave_no_broken_matcher() -> None:
     """They are equal to what was drawn there, and are no part of the output."""
-    # G06.
     masks, grammar = masks_of(), Grammar(GrammarKind.LARK, 'start: "name"')
     output = hash_grammars.token_ids("name")
     batch = batch_of([entry(grammar, [], [*output, EOS_TOKEN_ID, 7])])
@@ -233,8 +233,8 @@ def test_without_drafts_nothing_is_proposed() -> None:
     assert results[0].forced_token_ids == ()
 
 
+@pytest.mark.covers("G09")
 def test_a_grammar_that_fails_allows_nothing_and_leaves_the_others() -> None:
-    # G09.
     good, refused = GRAMMARS[0], Grammar(GrammarKind.REGEX, "x")
 
     class Matchers(hash_grammars.CompilesOnDemand):

@@ -37,7 +37,7 @@ NUM_SEATS = 6
 NUM_DRAFTS = 3
 BUDGET = 1500
 OBJECTS_BYTES = 96 << 10
-"""Of the interpreter, for a step: a row of hidden states for each token would take more."""
+"""Objects of the interpreter in a step: a row of hidden states for each token would take more."""
 NUM_BLOCKS = 45
 """Fewer than all seats require, so that sequences are preempted."""
 METHODS = ("none", "ngram", "suffix", "mtp")

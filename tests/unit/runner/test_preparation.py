@@ -35,8 +35,8 @@ def test_requests_of_one_grammar_wait_for_one_compilation() -> None:
     assert compiler.compiled == [GOOD]
 
 
+@pytest.mark.covers("G12")
 def test_a_refused_grammar_is_an_error_of_each_request_that_waits() -> None:
-    # G12.
     compiler = SlowCompiler()
     masks = masks_of(compiler)
     bad = Grammar(GrammarKind.REGEX, "(")

@@ -30,7 +30,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "ernie", "ernie_biased")
 K_CONFIG = CONFIGS["qwen3"] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 """A model all of whose rows are whole blocks of 256."""
 _K_SCALE = 1e-4
-"""Of blocks of any bits: their values are then about as large as those of `weights_of`."""
+"""Scale of blocks of any bits that makes values about as large as those of `weights_of`."""
 
 
 def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:

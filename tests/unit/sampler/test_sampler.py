@@ -33,9 +33,10 @@ def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
     assert sample_one([1, 5, 2, 5], one_input(temperature=1e-300)) == (1, None)
 
 
+@pytest.mark.covers("K05")
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-320}, {"min_p": 1.0, "top_k": 1}])
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
-def test_k05_one_token_that_is_kept_is_the_likeliest(
+def test_one_token_that_is_kept_is_the_likeliest(
     params: dict[str, Any], temperature: float
 ) -> None:
     for seed in range(20):
@@ -178,7 +179,7 @@ def test_every_token_is_the_one_that_sorting_all_tokens_gives(
 def test_a_block_whose_largest_token_is_penalised_has_another_one(
     num_seen: int, likeliest: int, temperature: float
 ) -> None:
-    """Of 1,000 tokens the last 40 are no whole block; few penalised ones are looked at alone."""
+    """The last 40 of 1,000 tokens are no whole block; few penalised ones are looked at alone."""
     random = np.random.default_rng(num_seen)
     logits = random.normal(size=1000).astype(np.float32)
     logits[likeliest] = 4.5

@@ -38,7 +38,7 @@ def printed(*options: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_pin_has_its_hashes_and_who_requires_it() -> None:
+def test_a_pin_has_its_hashes_and_the_packages_that_require_it() -> None:
     found = pins(TEXT)
     assert found["alpha"].hashes == ("sha256:aa", "sha256:ab")
     assert found["beta-two"].version == "2.0"

@@ -46,7 +46,7 @@ class PinnedBlocks:
 
 
 class CardSide:
-    """Copies of one cache, queued behind the steps on `compute_stream`."""
+    """Copies of one cache, queued after the steps on `compute_stream`."""
 
     def __init__(
         self,

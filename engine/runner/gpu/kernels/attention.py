@@ -39,7 +39,7 @@ def _piece(query, keys, values, table, head, start, stop, limit, scale, KV_HEADS
            BN: tl.constexpr):  # fmt: skip
     """Return the largest score, the sum of weights and the weighted values of keys start to stop.
 
-    `limit` [BM] is each row's own position: keys behind it do not count.
+    `limit` [BM] is each row's own position: keys after it do not count.
     """
     lanes = tl.arange(0, DIM)
     places = tl.arange(0, BN)
@@ -204,7 +204,7 @@ def _merge_group(totals, tops, out, sequence, head, first, last, ROWS: tl.conste
     total = tl.zeros((BM, DIM), tl.float32)
     for piece in range(last // PIECE + 1):
         source = (((first + piece) * KV_HEADS + head) * BM + lane).to(tl.int64)
-        # A piece behind a row's own key has the weight 0, and another's top counts.
+        # A piece after a row's own key has the weight 0, and another's top counts.
         is_own = is_row & (piece * PIECE <= own)
         piece_top = tl.load(tops + source * 2, mask=is_own, other=LOWEST, cache_modifier=".cg")
         new_top = tl.maximum(top, piece_top)
@@ -277,7 +277,7 @@ def attend_chunk(queries, keys, values, tables, tile_sequences, tile_rows, first
     lane = tl.arange(0, BM)
     lanes = tl.arange(0, DIM)
     row = first_row + lane // GROUP
-    # Where the group does not divide the tile, the lanes behind its last whole row are idle.
+    # Where the group does not divide the tile, the lanes after its last whole row are idle.
     is_row = ((row < count) & (lane < BM // GROUP * GROUP))[:, None]
     place = tl.load(first_rows + sequence).to(tl.int64) + row
     offsets = (place * HEADS + head * GROUP + lane % GROUP)[:, None] * DIM + lanes[None, :]

@@ -39,7 +39,7 @@ def tile_of(program, num_rows, N: tl.constexpr, BM: tl.constexpr, BN: tl.constex
 
 @triton.jit
 def _sources(outputs, N: tl.constexpr, BN: tl.constexpr):
-    """Return the rows of weights to read: those behind the last are the last one again."""
+    """Return the rows of weights to read: those after the last are the last one again."""
     if N % BN != 0:
         return tl.minimum(outputs, N - 1)
     return outputs

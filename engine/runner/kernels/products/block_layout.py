@@ -14,8 +14,8 @@ So four inputs of sixteen outputs are one vector of bytes, which an integer dot 
 is. In front of eight blocks of a K format are their 16 float16 factors of the steps, and those of
 the minima. A block of F16 and BF16 is sixteen inputs of sixteen 2-byte numbers; of F32, four.
 
-Widening rounds as `block_formats.dequantise` does: steps times number is exact in float32 for every
-format (at most 23 bits), so the sum with the minimum may be one fused multiply-add.
+Widening rounds as `stored_formats.dequantise` does: steps times number is exact in float32 for
+every format (at most 23 bits), so the sum with the minimum may be one fused multiply-add.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def block_at(builder: Any, layout: PanelLayout, panel: Any, index: Any) -> Block
 
 
 def _load(builder: Any, address: Any, offset: int, kind: Any, align: int = 16) -> Any:
-    place = vector_at(builder, builder.add(address, INT64(offset)), kind)
-    return builder.load(place, align=align)
+    pointer = vector_at(builder, builder.add(address, INT64(offset)), kind)
+    return builder.load(pointer, align=align)
 
 
 def _halves_at(builder: Any, address: Any, offset: int) -> Any:

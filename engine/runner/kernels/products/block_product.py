@@ -44,13 +44,21 @@ _CACHE_LINE_BYTES = 64
 
 
 def prefetch_block(builder: Any, layout: PanelLayout, ahead: Any, index: Any) -> None:
-    """Prefetch as many bytes as a block has, `index` blocks behind `ahead`."""
+    """Prefetch as many bytes as a block has, `index` blocks after `ahead`."""
     size = layout.block_bytes + layout.header // 8
     at = builder.add(ahead, builder.mul(index, INT64(size)))
     for line in range(0, size, _CACHE_LINE_BYTES):
         prefetch(builder, builder.add(at, INT64(line)))
 
 
+# Few float rows times stored panels. One turn of the loop is one block of both panels: its numbers
+# are unpacked and widened to floats, times step plus minimum, sixteen outputs for each of the
+# block's inputs, and each of them enters the rows' chains in the order of the inputs, as in
+# `panel_product`. Widening costs several instructions a weight, which does not matter while the
+# loop waits for memory; with more than `FEW_ROWS` rows it would be repeated for each tile, so these
+# take the panel from `_widen`. Both panels of a pair are always computed: with few rows there would
+# be too few chains to hide the latency of a multiply-add. Where there is no second panel, the first
+# is computed twice.
 def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequence[Any]) -> None:
     a, first_panel, second_panel, depth, c, ahead, second_ahead = args
     fma = declare_fma(builder)
@@ -67,10 +75,10 @@ def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequen
         ]
         first_input = builder.mul(index, INT64(layout.inputs))
         for k, weights in enumerate(zip(*panels, strict=True)):
-            place = builder.add(first_input, INT64(k))
+            input_index = builder.add(first_input, INT64(k))
             for row, row_at in enumerate(row_ats):
                 keep_loads_behind(builder)
-                value = splat(builder, builder.load(builder.gep(row_at, [place]), align=4))
+                value = splat(builder, builder.load(builder.gep(row_at, [input_index]), align=4))
                 for panel, weight in enumerate(weights):
                     n = row * _PANELS + panel
                     sums[n] = builder.call(fma, [value, weight, sums[n]])
@@ -79,8 +87,8 @@ def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequen
     count = builder.sdiv(depth, INT64(layout.inputs))
     sums = emit_loop(builder, count, [constant(0.0)] * (num_rows * _PANELS), block)
     for n, total in enumerate(sums):
-        place = INT64(n % _PANELS * TILE_BYTES + n // _PANELS * _VECTOR_BYTES)
-        builder.store(total, vector_at(builder, builder.add(c, place)), align=4)
+        pointer = INT64(n % _PANELS * TILE_BYTES + n // _PANELS * _VECTOR_BYTES)
+        builder.store(total, vector_at(builder, builder.add(c, pointer)), align=4)
 
 
 @intrinsic(prefer_literal=True)
@@ -115,8 +123,8 @@ def _widen(typing: Any, code: Any, panel: Any, depth: Any, out: Any) -> Any:
             at = block_at(builder, layout, panel, index)
             target = builder.add(out, builder.mul(index, INT64(layout.inputs * _VECTOR_BYTES)))
             for k, weight in enumerate(emit_weights(builder, layout, at)):
-                place = builder.add(target, INT64(k * _VECTOR_BYTES))
-                builder.store(weight, vector_at(builder, place), align=4)
+                pointer = builder.add(target, INT64(k * _VECTOR_BYTES))
+                builder.store(weight, vector_at(builder, pointer), align=4)
             return []
 
         emit_loop(builder, builder.sdiv(depth, INT64(layout.inputs)), [], block)

@@ -63,10 +63,19 @@ _TILE_BYTES = 4 * LANES
 
 def _value(builder: Any, record: Any, at: int, kind: Any) -> Any:
     """Emit a record's number in every lane."""
-    place = builder.inttoptr(builder.add(record, INT64(at)), kind.as_pointer())
-    return splat(builder, builder.load(place, align=4))
+    pointer = builder.inttoptr(builder.add(record, INT64(at)), kind.as_pointer())
+    return splat(builder, builder.load(pointer, align=4))
 
 
+# A block is 32 inputs of 16 outputs. Its weights are eight vectors of sixteen 32-bit lanes, a lane
+# for each output, with the numbers of four inputs in the lane's bytes. Four bytes of a row are
+# copied to all lanes, and one instruction multiplies and adds them: 64 products. The instruction
+# takes unsigned weights and signed rows. Formats with an offset (Q4_0: 8, Q8_0: 128) begin their
+# sum at minus the offset times the row's sum, which the record of the row has, so an offset costs
+# no instruction in the loop.
+#
+# The integer sum of a block is exact in any order. So with AVX-512 two sums for each row, and four
+# rows by turns, give independent instructions without changing a bit.
 def _emit_integers(
     builder: Any, layout: PanelLayout, instruction: str, records: list[Any], groups: list[Any],
     part: int,
@@ -90,6 +99,10 @@ def _emit_integers(
     return [reduce(builder.add, sums) for sums in chains]
 
 
+# From integers to floats, once for a block and row: the product times the row's step, then one
+# fused multiply-add with the weights' step into the row's total. Q6_K has a step for each half of a
+# block, and so two of these. Formats with minima add the row's step times its sum, times the
+# minimum. This float chain goes over the blocks in order, and is the only place that rounds.
 def _emit_rows(
     builder: Any, layout: PanelLayout, instruction: str, records: list[Any],
     block: tuple[Any, ...], totals: list[Any],
@@ -138,8 +151,8 @@ def _emit_product(
     count = builder.sdiv(depth, INT64(layout.inputs))
     sums = emit_loop(builder, count, [constant(0.0)] * num_rows, body)
     for row, total in enumerate(sums):
-        place = builder.add(c, INT64(_TILE_BYTES * row))
-        builder.store(total, vector_at(builder, place), align=4)
+        pointer = builder.add(c, INT64(_TILE_BYTES * row))
+        builder.store(total, vector_at(builder, pointer), align=4)
 
 
 @intrinsic(prefer_literal=True)

@@ -33,9 +33,9 @@ from engine.runner.kernels.vector_ir import (
 RECORD_BYTES = 64
 STEP_AT, SUM_AT = 32, 36
 OFFSET_AT = {8: 40, 16: 44, 128: 48, 32: 52}
-"""Where a record has minus the sum of its bytes, times an offset; for 32 two halves' sums."""
+"""Offsets in a record of minus the sum of its bytes, times an offset; for 32 two halves' sums."""
 BYTES_PER_VALUE = RECORD_BYTES // BLOCK
-"""Of a row in int8, with its blocks' steps and sums."""
+"""Bytes of a row in int8 by value, with its blocks' steps and sums."""
 _LARGEST_BYTE = 127.0
 _ROUNDER = 12582912.0  # 1.5 · 2^23: adding it rounds, and leaves an integer in the low bits
 _LANE_BYTES = ir.VectorType(ir.IntType(8), LANES)
@@ -67,14 +67,14 @@ def _emit_block(builder: Any, source: Any, target: Any) -> None:
     for number, half in enumerate(halves):
         rounded = builder.fadd(builder.fmul(half, factor), constant(_ROUNDER))
         stored = builder.trunc(builder.bitcast(rounded, INT_VECTOR), _LANE_BYTES)
-        place = builder.add(target, INT64(number * LANES))
-        builder.store(stored, vector_at(builder, place, _LANE_BYTES), align=LANES)
+        pointer = builder.add(target, INT64(number * LANES))
+        builder.store(stored, vector_at(builder, pointer, _LANE_BYTES), align=LANES)
         sums.append(fold(builder, builder.sext(stored, INT_VECTOR), _add))
     total = builder.add(*sums)
 
     def put(value: Any, at: int) -> None:
-        place = builder.inttoptr(builder.add(target, INT64(at)), value.type.as_pointer())
-        builder.store(value, place, align=4)
+        pointer = builder.inttoptr(builder.add(target, INT64(at)), value.type.as_pointer())
+        builder.store(value, pointer, align=4)
 
     put(step, STEP_AT)
     put(builder.fmul(step, builder.sitofp(total, FLOAT)), SUM_AT)

@@ -100,11 +100,11 @@ def _put(tile, rows, bias, residual, out, row, column, lanes) -> None:  # type: 
     if lanes == LANES:
         bias_at = bias.ctypes.data + column * _FLOAT_BYTES if bias.size else 0
         for r in range(rows):
-            place = column * _FLOAT_BYTES
+            column_bytes = column * _FLOAT_BYTES
             residual_at = 0
             if residual.size:
-                residual_at = residual.ctypes.data + (row + r) * residual.strides[0] + place
-            out_at = out.ctypes.data + (row + r) * out.strides[0] + place
+                residual_at = residual.ctypes.data + (row + r) * residual.strides[0] + column_bytes
+            out_at = out.ctypes.data + (row + r) * out.strides[0] + column_bytes
             put_sums(tile.ctypes.data + r * LANES * _FLOAT_BYTES, bias_at, residual_at, out_at)
         return
     if bias.size:
@@ -120,6 +120,19 @@ def _put(tile, rows, bias, residual, out, row, column, lanes) -> None:  # type: 
             out[row + r, column + lane] = tile[r, lane]
 
 
+# Products with float32 activations: three loops, and what each of them keeps where.
+#
+#     block of rows (≤ 96)      its inputs stay in the core's own cache
+#       pair of panels          32 columns of the weights: read from memory once for the block
+#         tile of rows (≤ 10)   its sums stay in registers for the whole depth
+#
+# With few rows there is one block and one tile, and the time is that of reading the weights: the
+# kernel reads panels in their stored format (`DIRECT`) and widens in registers. With more rows the
+# widening would be repeated for every tile, so a pair is widened once into `widened` (`WIDEN`) and
+# multiplied from there (`FLOATS`). Both are the same chain of fused multiply-adds for each element,
+# so a row has the same bits alone and among a thousand. Parts are made equal (`_even_part`),
+# because a tile of two rows takes as long as one of eight. What is prefetched meanwhile is decided
+# by `_ahead_of`: memory must never be idle while a tile computes from the caches.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _floats_linear(  # type: ignore[no-untyped-def]
     x, weight, bias, residual, out, column, first, last, tiles, widened
@@ -170,6 +183,15 @@ def _byte_tile(weight, panel, rows, row, has_next, quantised, tiles_at) -> None:
     call_at(weight[BYTES], rows, x_at, at, weight[DEPTH], tiles_at, ahead, 0, 0)
 
 
+# Products with int8 activations. The rows were quantised once, by the phase before (`norm_phase` or
+# `quantise_phase`), into records of one cache line for 32 values, so a thread reads them as they
+# are. The loops are those above with one panel instead of a pair: the integer products of one panel
+# already fill the registers. There is one kernel for any number of rows, because an integer sum has
+# no order to keep, and the float chain over the blocks is the same for every tile.
+#
+# Tiles have `BYTE_ROWS` rows while so many are left, then equal smaller ones. The first of several
+# tiles prefetches the next panel: its weights arrive while the others compute. A single tile
+# prefetches a little ahead in its own panel.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _bytes_linear(  # type: ignore[no-untyped-def]
     quantised, weight, bias, residual, out, column, first, last, tiles
@@ -222,6 +244,14 @@ def _scratch(table, num_rows):  # type: ignore[no-untyped-def]
     return np.empty(0, np.float32)
 
 
+# The phase as a team runs it. Matrices of a table stand side by side, as query, key and value do;
+# their pairs of panels are counted through, and a share is a range of pairs. So each weight is read
+# by one thread, and each element of `out` is written by one. There are four shares for each thread,
+# claimed in order: a thread that comes late finds some left, and each is still a long read. Where
+# the borders lie depends on the number of threads, and no result depends on them.
+#
+# `tiles` receives a tile's sums, `widened` a pair of panels as floats; both belong to one member.
+# Bias and residual are added when a tile is written: its sums are in the nearest cache then.
 @njit(nogil=True, cache=True, error_model="numpy")
 def linear_phase(  # type: ignore[no-untyped-def]
     counters, x, table, bias, residual, quantised, out, num_threads
@@ -278,6 +308,11 @@ def _gated_tile(tiles, rows, bias, out, row, column) -> None:  # type: ignore[no
         silu_product(at, at + TILE_BYTES, target)
 
 
+# The gated product of an MLP: `silu(gate) * up` needs the same columns of both matrices, so the
+# "pair" is one panel of each, and the activation is computed from two finished tiles before either
+# is written: the two wide intermediate results never exist in memory. Gate and up may be stored in
+# different formats (GGUF mixes them); then they have two kernels, and `_float_tile` calls each for
+# its own panel. Blocks and tiles of rows are those of `_floats_linear`.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _floats_gated(x, gate, up, bias, out, first, last, tiles, widened) -> None:  # type: ignore[no-untyped-def]
     num_rows, depth = x.shape
@@ -326,6 +361,8 @@ def _bytes_gated(quantised, gate, up, bias, out, first, last, tiles) -> None:  #
                 row += rows
 
 
+# As `linear_phase`, with pairs of one gate and one up panel. Bytes are used only if both matrices
+# have a kernel for them: what is quantised is the input, which the two share.
 @njit(nogil=True, cache=True, error_model="numpy")
 def gated_phase(counters, x, table, bias, quantised, out, num_threads) -> None:  # type: ignore[no-untyped-def]
     """Compute a team's `gated_linear`."""

@@ -179,8 +179,8 @@ def _planes(layout: PanelLayout, groups: Bytes) -> Bytes:
 
 
 _Parts = tuple[Bytes, Bytes, Bytes]
-"""Of stored blocks `[panels, 16, blocks, bytes]`: their numbers `[…, values]` as unsigned bytes,
-the scales of each 32 inputs `[panels, 16, blocks of 32, bytes]`, and the scales' factors."""
+"""Stored blocks `[panels, 16, blocks, bytes]` in parts: numbers `[…, values]` in unsigned bytes,
+scales of each 32 inputs `[panels, 16, blocks of 32, bytes]`, and the scales' factors."""
 
 
 def _nibbles(stored: Bytes) -> Bytes:

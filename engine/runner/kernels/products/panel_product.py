@@ -47,6 +47,13 @@ TILE_BYTES = TILE_ROWS * _VECTOR_BYTES
 PREFETCH_BYTES = 3072
 
 
+# The inner loop runs over the depth. One turn loads sixteen weights of each panel, and for each row
+# one input, which is copied to all lanes and multiplied into the row's sums: `rows · panels` fused
+# multiply-adds on `rows + panels` loads. Every sum is a chain of its own and waits for itself one
+# turn earlier, for none of the others: with ten rows and two panels twenty chains hide the latency
+# of a multiply-add. More rows would not fit: sums, weights and the input share 32 registers (16
+# half as wide on AVX2). `keep_loads_behind` stops LLVM from moving all loads of inputs to the
+# front, which would spill the sums. Each turn prefetches one cache line of each panel to come.
 def _emit_product(builder: Any, num_rows: int, num_panels: int, args: Sequence[Any]) -> None:
     """Emit the product for exactly `num_rows` rows and `num_panels` panels."""
     a, first, second, depth, c, *ahead_ats = args
@@ -62,8 +69,8 @@ def _emit_product(builder: Any, num_rows: int, num_panels: int, args: Sequence[A
         columns = []
         for panel_at, ahead_at in zip(panel_ats, ahead_ats, strict=False):
             prefetch(builder, builder.add(ahead_at, offset))
-            place = vector_at(builder, builder.add(panel_at, offset))
-            columns.append(builder.load(place, align=4))
+            pointer = vector_at(builder, builder.add(panel_at, offset))
+            columns.append(builder.load(pointer, align=4))
         for row, row_at in enumerate(row_ats):  # one register for all of a row's panels
             keep_loads_behind(builder)
             scalar = splat(builder, builder.load(builder.gep(row_at, [index]), align=4))
@@ -75,8 +82,8 @@ def _emit_product(builder: Any, num_rows: int, num_panels: int, args: Sequence[A
     sums = emit_loop(builder, depth, [constant(0.0)] * (num_rows * num_panels), body)
     for n, total in enumerate(sums):
         row, panel = divmod(n, num_panels)
-        place = builder.add(c, INT64(panel * TILE_BYTES + row * _VECTOR_BYTES))
-        builder.store(total, vector_at(builder, place), align=4)
+        pointer = builder.add(c, INT64(panel * TILE_BYTES + row * _VECTOR_BYTES))
+        builder.store(total, vector_at(builder, pointer), align=4)
 
 
 def _products(num_panels: int, most_rows: int) -> Any:
@@ -114,7 +121,7 @@ def panel_product(
 
     `rows` ≤ `PANEL_ROWS`; `a` is `[rows, depth]`; `first` and `second` (0: none) are panels, `c` is
     `[2, TILE_ROWS, 16]`. Meanwhile as many bytes as a panel has are prefetched from `ahead`, and
-    from `second_ahead` for the second one. A panel prefetches itself from `PREFETCH_BYTES` behind
+    from `second_ahead` for the second one. A panel prefetches itself from `PREFETCH_BYTES` after
     its beginning.
     """
     if second and rows <= _PAIR_ROWS:

@@ -77,13 +77,13 @@ def _emit_loop(
 def _emit_tile(builder: Any, num_rows: int, num_vectors: int, args: Sequence[Any]) -> None:
     """Emit the product for exactly `num_rows` rows and `num_vectors` vectors of columns."""
     a, a_stride, b, b_stride, depth, c, c_stride, is_added = args
-    row_ats, places = [], []
+    row_ats, pointers = [], []
     for row in range(num_rows):
         offset = INT64(_FLOAT_BYTES * row)
         a_row = builder.add(a, builder.mul(a_stride, offset))
         row_ats.append(builder.inttoptr(a_row, FLOAT.as_pointer()))
         c_row = builder.add(c, builder.mul(c_stride, offset))
-        places.append(
+        pointers.append(
             [
                 vector_at(builder, builder.add(c_row, INT64(_FLOAT_BYTES * LANES * n)))
                 for n in range(num_vectors)
@@ -94,7 +94,7 @@ def _emit_tile(builder: Any, num_rows: int, num_vectors: int, args: Sequence[Any
     begin = builder.append_basic_block("begin")
     builder.cbranch(builder.icmp_signed("!=", is_added, INT64(0)), load, begin)
     builder.position_at_end(load)
-    loaded = [[builder.load(place, align=4) for place in of_row] for of_row in places]
+    loaded = [[builder.load(pointer, align=4) for pointer in of_row] for of_row in pointers]
     builder.branch(begin)
     builder.position_at_end(begin)
     begun = []
@@ -106,9 +106,9 @@ def _emit_tile(builder: Any, num_rows: int, num_vectors: int, args: Sequence[Any
         begun.append(phis)
     b_bytes = builder.mul(b_stride, INT64(_FLOAT_BYTES))
     sums = _emit_loop(builder, row_ats, b, b_bytes, depth, begun)
-    for row_places, row_sums in zip(places, sums, strict=True):
-        for place, total in zip(row_places, row_sums, strict=True):
-            builder.store(total, place, align=4)
+    for row_pointers, row_sums in zip(pointers, sums, strict=True):
+        for pointer, total in zip(row_pointers, row_sums, strict=True):
+            builder.store(total, pointer, align=4)
 
 
 def _own_function(module: Any, num_rows: int, num_vectors: int) -> Any:

@@ -24,7 +24,7 @@ _STRIPE = 256
 _STRIPE_BLOCKS = _STRIPE // BLOCK
 _LINE = 16  # floats of a cache line
 _FEW = 4096
-"""Of more kept tokens the noise is computed for stripes of the vocabulary, which is faster."""
+"""Most kept tokens whose noise is computed one by one; for more, in stripes of the vocabulary."""
 
 # The largest possible noise: the largest word gives -log(-log(1 - 2**-33)) = 22.87.
 _MAX_NOISE = 23.0
@@ -100,7 +100,7 @@ def draw(
     Most tokens, and most stripes of tokens, cannot win and are skipped, which changes no result: a
     division never changes an order, so a stripe's largest value gives its smallest depth, and that
     and the largest word of the stripe bound every score in it. The stripe of a likeliest token is
-    first: behind it, more can be skipped.
+    first: after it, more can be skipped.
     """
     # Finite, so that an infinite depth never wins. The difference would be NaN, which passes every
     # comparison with the bound.

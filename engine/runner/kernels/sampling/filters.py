@@ -86,7 +86,7 @@ def top_p_end(
     """Return the end of the smallest prefix with at least `top_p` of the weight.
 
     `total` is the weight of all tokens, some of which may be missing in `depths`; below 0: that of
-    the kept ones in `depths`. The id is -1 if the prefix ends behind the tokens in `depths`.
+    the kept ones in `depths`. The id is -1 if the prefix ends after the tokens in `depths`.
     """
     masses = np.zeros(_NUM_BUCKETS, np.float64)
     keeps_all = last_depth == np.inf and last_id >= len(depths)

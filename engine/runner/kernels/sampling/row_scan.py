@@ -48,15 +48,15 @@ def _emit_scan(builder: Any, values: Any, num_blocks: Any, maxima: Any, copies: 
         own_offset = builder.add(offset, INT64(4 * LANES * number))
         value = builder.load(vector_at(builder, builder.add(values, own_offset)), align=4)
         if copies is not None:
-            place = vector_at(builder, builder.add(copies, own_offset))
-            builder.store(value, place, align=4)
+            pointer = vector_at(builder, builder.add(copies, own_offset))
+            builder.store(value, pointer, align=4)
         own = builder.and_(builder.bitcast(value, INT_VECTOR), magnitude)
         most = _larger_int(builder, own, most)
         largest = value if largest is None else _larger(builder, value, largest)
-    place = builder.inttoptr(
+    pointer = builder.inttoptr(
         builder.add(maxima, builder.mul(index, INT64(4))), ir.FloatType().as_pointer()
     )
-    builder.store(fold(builder, largest, _larger), place, align=4)
+    builder.store(fold(builder, largest, _larger), pointer, align=4)
     following = builder.add(index, INT64(1))
     index.add_incoming(following, loop)
     bits.add_incoming(most, loop)
@@ -98,8 +98,8 @@ def mask_from(typing: Any, values: Any, least: Any) -> Any:
         least = splat(builder, args[1])
         mask = INT64(0)
         for first in range(0, BLOCK, LANES):
-            place = vector_at(builder, builder.add(args[0], INT64(4 * first)))
-            is_there = builder.fcmp_ordered(">=", builder.load(place, align=4), least)
+            pointer = vector_at(builder, builder.add(args[0], INT64(4 * first)))
+            is_there = builder.fcmp_ordered(">=", builder.load(pointer, align=4), least)
             bits = builder.zext(builder.bitcast(is_there, ir.IntType(LANES)), INT64)
             mask = builder.or_(mask, builder.shl(bits, INT64(first)))
         return mask

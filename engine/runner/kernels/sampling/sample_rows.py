@@ -181,7 +181,7 @@ def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> 
         end = num + count_bits(mask)
         while True:
             # Four at a time, whether there are so many or not: a branch for each token would often
-            # be mispredicted. What is written behind `end` is not read.
+            # be mispredicted. What is written after `end` is not read.
             for i in range(num, num + 4):
                 at = start + lowest_bit(mask)
                 ids[i], listed[i] = at, (largest - values[at]) / temperature
@@ -256,7 +256,7 @@ def _kept_of_shortlist(  # type: ignore[no-untyped-def]
                 continue
             last_depth, last = top_k_end(few, way["top_k"])
         if way["top_p"] < 1.0:
-            few_vectors = -(-num // LANES)  # the places behind the list are there, and not read
+            few_vectors = -(-num // LANES)  # entries after the list exist and are not read
             write_weights(listed[0].ctypes.data, listed[1].ctypes.data, few_vectors)
             last_depth, last = top_p_end(
                 few, listed[1, :num], way["top_p"], total, last_depth, last

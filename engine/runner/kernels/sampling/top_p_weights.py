@@ -126,7 +126,7 @@ MOST_TEMPERATURE = 2.0**20
 _DEEPEST = constant(-(2.0**62))
 """Deeper tokens weigh nothing at any such temperature, and infinity would become NaN."""
 SHALLOW_ROW = 86.0
-"""If no token is deeper, no weight is smaller than the smallest normal number."""
+"""Depth up to which no weight is smaller than the smallest normal number."""
 
 
 def _quotient(builder: Any, x: Any, divisor: Any, reciprocal: Any) -> Any:
@@ -151,11 +151,11 @@ def _emit_weights(builder: Any, args: Any, exp: Any) -> None:
     values, num_vectors, largest, temperature, sums, shallow, following = args
     largest, temperature = splat(builder, largest), splat(builder, temperature)
     reciprocal = builder.fdiv(constant(1.0), temperature)
-    places = [vector_at(builder, sums, _DOUBLES)]
+    pointers = [vector_at(builder, sums, _DOUBLES)]
     for number in range(len(SHORTLIST_DEPTHS)):
         at = builder.add(shallow, INT64(4 * LANES * number))
-        places.append(vector_at(builder, at))
-    before = [builder.load(place, align=4) for place in places]
+        pointers.append(vector_at(builder, at))
+    before = [builder.load(pointer, align=4) for pointer in pointers]
     start = builder.block
     loop = builder.append_basic_block("loop")
     end = builder.append_basic_block("end")
@@ -184,8 +184,8 @@ def _emit_weights(builder: Any, args: Any, exp: Any) -> None:
     index.add_incoming(next_index, loop)
     builder.cbranch(builder.icmp_signed("<", next_index, num_vectors), loop, end)
     builder.position_at_end(end)
-    for place, total in zip(places, totals, strict=True):
-        builder.store(total, place, align=4)
+    for pointer, total in zip(pointers, totals, strict=True):
+        builder.store(total, pointer, align=4)
 
 
 @intrinsic
@@ -201,7 +201,7 @@ def add_weights(
 ) -> Any:
     """Add e^-depth of `16 · num_vectors` logits, at least one vector, to chains of sums.
 
-    The sixteen float64 at `sums` are one chain per lane. Behind `shallow` each of
+    The sixteen float64 at `sums` are one chain per lane. After `shallow` each of
     `SHORTLIST_DEPTHS` has sixteen float32, to which only the weights of shallower tokens are added.
     Meanwhile as many logits at `following` are brought into the cache.
     """

@@ -120,6 +120,7 @@ def planned(*, cap: int, seats: int, num_decodes: int, method: str, configured: 
     )
 
 
+@pytest.mark.covers("E01", "E02", "E03", "E04", "E05", "E09")
 @pytest.mark.parametrize(
     ("cap", "num_decodes", "method", "configured", "left"),
     [
@@ -161,14 +162,16 @@ def upstream_budget(cap: int, seats: int, per_seq: int) -> int:
     return max(cap - seats * per_seq, min(cap, 512))
 
 
-def test_c05_no_floor_lifts_the_budget() -> None:
+@pytest.mark.covers("B01", "C05", "S05")
+def test_no_floor_lifts_the_budget() -> None:
     assert upstream_budget(2048, 512, 5) == 512
     assert upstream_budget(2048, 300, 6) + 300 * 6 == 2312
     plan = planned(cap=2048, seats=301, num_decodes=300, method="mtp", configured=5)
     assert plan.num_tokens == 2048
 
 
-def test_c06_without_speculation_the_budget_is_whole() -> None:
+@pytest.mark.covers("C06")
+def test_without_speculation_the_budget_is_whole() -> None:
     speculative_config = None
     upstream = 8192 - 256 * (1 + 1) if speculative_config is not None else 1
     assert max(upstream, min(8192, 512)) == 512
@@ -176,7 +179,8 @@ def test_c06_without_speculation_the_budget_is_whole() -> None:
     assert plan.num_tokens == 8192
 
 
-def test_c07_a_configuration_without_a_method_is_off() -> None:
+@pytest.mark.covers("B06", "C07")
+def test_a_configuration_without_a_method_is_off() -> None:
     config = object()
     upstream_per_seq = 1 + 1 if config is not None else 1
     assert upstream_budget(8192, 256, upstream_per_seq) == 7680
@@ -184,7 +188,8 @@ def test_c07_a_configuration_without_a_method_is_off() -> None:
     assert plan.chunks[PREFILL_ID].num_tokens == 8192 - 100
 
 
-def test_c08_empty_seats_cost_nothing() -> None:
+@pytest.mark.covers("B07", "C08", "E18", "S01")
+def test_empty_seats_cost_nothing() -> None:
     assert upstream_budget(8192, 256, 5) == 6912
     plan = planned(cap=8192, seats=256, num_decodes=0, method="mtp", configured=4)
     assert plan.num_tokens == 8192

@@ -21,6 +21,7 @@ def tokens_and_blocks(view: View, ratio: float, lookahead: int = 0) -> tuple[int
     )
 
 
+@pytest.mark.covers("B14", "E31", "E32", "E33", "E34", "E35", "E36", "E37", "S20", "S21")
 @pytest.mark.parametrize(
     ("view", "ratio", "expected"),
     [
@@ -43,15 +44,17 @@ def test_growth(view: View, ratio: float, expected: tuple[int, int]) -> None:
     assert tokens_and_blocks(view, ratio) == expected
 
 
+@pytest.mark.covers("E40")
 @pytest.mark.parametrize(
     ("remaining", "ratio", "exact"), [(50, 0.14, 7), (100, 0.07, 7), (90, 0.7, 63)]
 )
-def test_e40_shares_are_exact(remaining: int, ratio: float, exact: int) -> None:
+def test_shares_are_exact(remaining: int, ratio: float, exact: int) -> None:
     assert (math.ceil(remaining * ratio), int(remaining * ratio)) != (exact, exact)
     assert tokens_and_blocks(View(max_new_tokens=remaining), ratio)[0] == exact
 
 
-def test_e38_c01_speculation_does_not_cap_the_reservation_at_one_sequence() -> None:
+@pytest.mark.covers("C01", "E38")
+def test_speculation_does_not_cap_the_reservation_at_one_sequence() -> None:
     running, candidate = [View()] * 64, 16
     upstream = min(64 * 45 + candidate + 1, 8192 // BLOCK_SIZE)
     assert upstream == 128
@@ -62,7 +65,8 @@ def test_e38_c01_speculation_does_not_cap_the_reservation_at_one_sequence() -> N
     assert 64 * 45 + candidate == 2896
 
 
-def test_c13_blocks_held_already_are_not_counted_again() -> None:
+@pytest.mark.covers("C13")
+def test_blocks_held_already_are_not_counted_again() -> None:
     landed = View(num_known=4001, num_output=1, num_held_blocks=65)
     assert blocks_for(int(min(32767, CLIP) * 0.7), BLOCK_SIZE) == 45
     assert 65 * BLOCK_SIZE - landed.num_known == 159
@@ -70,21 +74,24 @@ def test_c13_blocks_held_already_are_not_counted_again() -> None:
     assert policy("global_ratio").demand(landed) == 2868 - 159
 
 
-def test_c15_the_share_is_rounded_up_before_blocks_are() -> None:
+@pytest.mark.covers("B22", "C15")
+def test_the_share_is_rounded_up_before_blocks_are() -> None:
     assert blocks_for(int(641 * 0.1), BLOCK_SIZE) == 1
     assert 63 // BLOCK_SIZE == 0
     assert tokens_and_blocks(View(max_new_tokens=641), 0.1) == (65, 2)
     assert tokens_and_blocks(View(max_new_tokens=63), 1.0) == (63, 1)
 
 
-def test_e69_c28_a_candidate_is_clipped_and_shared_like_everybody() -> None:
+@pytest.mark.covers("C28", "E69")
+def test_a_candidate_is_clipped_and_shared_like_everybody() -> None:
     assert blocks_for(1000 + 32768, BLOCK_SIZE) == 528
     prompt_blocks = blocks_for(1000, BLOCK_SIZE)
     seated = View(num_known=1000, num_held_blocks=prompt_blocks)
     assert prompt_blocks + policy("token_ratio").demand(seated) == 61
 
 
-def test_c29_what_was_produced_is_taken_off_before_the_clip() -> None:
+@pytest.mark.covers("C29", "S21")
+def test_what_was_produced_is_taken_off_before_the_clip() -> None:
     assert max(min(32768, CLIP) - 5000, 0) == 0
     assert tokens_and_blocks(View(num_output=5000), 1.0)[0] == 4096
 

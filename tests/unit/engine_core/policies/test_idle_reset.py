@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.engine_core.build import Engine, make_request
 
 
-def test_e61_a_sequence_in_flight_keeps_the_ratio() -> None:
+@pytest.mark.covers("E61")
+def test_a_sequence_in_flight_keeps_the_ratio() -> None:
     engine = Engine(reservation_policy="token_ratio")
     engine.add(make_request(4, max_tokens=6, ignore_eos=True))
     receiving = engine.add(make_request(4, seed=1), has_remote_kv=True)

@@ -112,6 +112,7 @@ def test_drafts_take_slots_too() -> None:
     assert blocks == {0: 1, 63: 2}
 
 
+@pytest.mark.covers("S26")
 def test_only_outputs_that_end_by_themselves_are_learned_and_kept_when_idle() -> None:
     engine = Engine(reservation_policy="learned")
 

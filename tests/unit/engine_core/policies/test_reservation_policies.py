@@ -18,8 +18,8 @@ from tests.unit.engine_core.planner_views import growth_columns
 from tests.unit.engine_core.policies.views import View, policy
 
 
+@pytest.mark.covers("S26")
 def test_every_name_of_the_configuration_is_a_policy() -> None:
-    # S26
     names = all_options()["reservation_policy"].declared.one_of
     assert [type(policy(name)) for name in names] == [
         NoReservation,
@@ -43,7 +43,8 @@ def test_none_keeps_nothing_back() -> None:
         assert same == reservation
 
 
-def test_e39_fixed_blocks() -> None:
+@pytest.mark.covers("E39")
+def test_fixed_blocks() -> None:
     running, candidate = [View()] * 64, 16
     reservation = policy("fixed_blocks")
     assert reservation.blocks(sum(map(reservation.demand, running))) + candidate == 1040
@@ -59,7 +60,8 @@ def upstream_reserve(num_rounds: int) -> int:
     return max(int(reserve), 0)
 
 
-def test_c22_fixed_blocks_hold_from_the_start_and_decay_exactly() -> None:
+@pytest.mark.covers("C22")
+def test_fixed_blocks_hold_from_the_start_and_decay_exactly() -> None:
     view = View()
     is_relaxed_at_start = True
     assert (0 if is_relaxed_at_start else 16) == 0

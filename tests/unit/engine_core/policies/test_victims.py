@@ -39,6 +39,7 @@ def names(views: list[Decode]) -> str:
     return "".join(view.name for view in views)
 
 
+@pytest.mark.covers("E41", "E42", "E43", "S33")
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
@@ -52,7 +53,8 @@ def test_the_first_in_order_is_the_first_victim(order: str, expected: str) -> No
     assert names(VICTIM_ORDERS[order](DECODES[::-1])) == expected
 
 
-def test_e44_c16_the_least_work_is_lost_and_not_the_most() -> None:
+@pytest.mark.covers("B21", "C16", "E44")
+def test_the_least_work_is_lost_and_not_the_most() -> None:
     key = {view.name: (view.num_output, -view.num_prompt) for view in DECODES}
     upstream = sorted(DECODES, key=lambda view: key[view.name], reverse=True)[:-1]
     assert names(upstream) == "CEAB"
@@ -61,20 +63,23 @@ def test_e44_c16_the_least_work_is_lost_and_not_the_most() -> None:
     assert names(victims)[0] not in names(upstream)
 
 
+@pytest.mark.covers("S33")
 @pytest.mark.parametrize("order", VICTIM_ORDERS)
 def test_ties_end_with_the_sequence_id(order: str) -> None:
     same = [replace(DECODES[0], name=str(i), sequence_id=i) for i in range(3)]
     assert names(VICTIM_ORDERS[order](same)) == names(VICTIM_ORDERS[order](same[::-1])) == "210"
 
 
+@pytest.mark.covers("B12", "E45")
 @pytest.mark.parametrize("order", VICTIM_ORDERS)
-def test_e45_nobody_decodes_so_nobody_is_a_victim(order: str) -> None:
+def test_nobody_decodes_so_nobody_is_a_victim(order: str) -> None:
     assert VICTIM_ORDERS[order]([]) == []
     assert spare_recently_resumed([], 16) == []
 
 
-def test_who_just_came_back_goes_last() -> None:
-    # S37: D and B resumed; D has drawn enough since then, B one token too few.
+@pytest.mark.covers("S37")
+def test_a_sequence_that_just_resumed_is_the_last_victim() -> None:
+    # D and B resumed; D has drawn enough since then, B one token too few.
     by_name = {view.name: view for view in DECODES}
     by_name["D"] = replace(by_name["D"], num_output_since_resume=16)
     by_name["B"] = replace(by_name["B"], num_output_since_resume=15)
@@ -93,6 +98,7 @@ def headroom(num_left: int, steps: int, num_drafts: int, remaining: int = 1000) 
     )
 
 
+@pytest.mark.covers("E47", "E48")
 @pytest.mark.parametrize(
     ("num_left", "steps", "num_drafts", "expected"),
     [
@@ -107,12 +113,14 @@ def test_headroom(num_left: int, steps: int, num_drafts: int, expected: int) -> 
     assert headroom(num_left, steps, num_drafts) == expected
 
 
-def test_c15_headroom_is_rounded_up() -> None:
+@pytest.mark.covers("B22", "C15", "S19")
+def test_headroom_is_rounded_up() -> None:
     assert (20 * 2 // BLOCK_SIZE, 20 * 4 * 2 // BLOCK_SIZE) == (0, 2)
     assert (headroom(2, 20, 0), headroom(2, 20, 3)) == (1, 3)
 
 
-def test_c31_headroom_lasts_as_long_with_drafts_as_without() -> None:
+@pytest.mark.covers("C31")
+def test_headroom_lasts_as_long_with_drafts_as_without() -> None:
     for num_drafts in (0, 1, 3, 8):
         slots = headroom(16, 20, num_drafts) * BLOCK_SIZE
         assert slots // (16 * (1 + num_drafts)) == 20
@@ -135,7 +143,8 @@ def test_one_past_its_last_token_takes_no_headroom_from_others() -> None:
         )
 
 
-def test_e49_what_recomputing_each_costs() -> None:
+@pytest.mark.covers("E49")
+def test_what_recomputing_each_costs() -> None:
     costs = [blocks_for(view.num_prompt + view.num_output, BLOCK_SIZE) for view in DECODES]
     assert costs == [8, 32, 5, 1, 15]
     cheapest = VICTIM_ORDERS["shortest_output"](DECODES)[0]

@@ -28,7 +28,7 @@ def test_a_server_listens_on_it_and_its_clients_connect() -> None:
             assert address == client.getsockname()
 
 
-def test_nobody_who_asks_for_any_port_gets_it() -> None:
+def test_a_process_that_asks_for_any_port_never_gets_it() -> None:
     given = free_loopback_port()
     with socket.socket() as anybody, pytest.raises(OSError, match="in use"):
         anybody.bind(("127.0.0.1", given))

@@ -95,7 +95,7 @@ def test_auto_does_without_shared_memory_where_there_is_none(
         (Role.DECODE, "zmq", False, False),
     ],
 )
-def test_who_looks_for_rdma(
+def test_which_nodes_look_for_rdma(
     role: Role,
     transport: str,
     has_key: bool,

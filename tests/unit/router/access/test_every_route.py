@@ -208,8 +208,9 @@ async def test_every_route_through_a_socket(world: World, caller: str) -> None:
     assert bool(world.edge.generator.calls) == (caller == "admin")
 
 
+@pytest.mark.covers("V05")
 async def test_what_each_caller_may_do(world: World) -> None:
-    """V05: the plain answers, so that the walks above compare with the right ones."""
+    """The plain answers, so that the walks above compare with the right ones."""
     wanted = {
         "nobody": (401, 200, 401, 401, 401, 401),
         "wrong": (401, 200, 401, 401, 401, 401),

@@ -33,7 +33,7 @@ def test_a_quiet_minute_may_be_used_at_once_and_no_more_than_a_minute_is_kept() 
     assert take_all(state, 10_000.0) == 30
 
 
-def test_who_waits_as_told_gets_in_and_not_before() -> None:
+def test_a_client_that_waits_as_long_as_it_is_told_gets_in_and_not_before() -> None:
     state = limits(rate=7)
     assert take_all(state, 100.0) == 7
     assert state.take(100.0) == Refusal(Limit.RATE, 9)

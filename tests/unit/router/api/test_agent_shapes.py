@@ -101,8 +101,9 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.covers("J01")
 @pytest.mark.parametrize(("path", "fields", "words"), LEFT_OUT)
-async def test_j01_what_the_server_does_not_have_is_left_out_with_one_warning(
+async def test_what_the_server_does_not_have_is_left_out_with_one_warning(
     path: str, fields: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     edge = edge_that_says()
@@ -120,14 +121,16 @@ async def test_j01_what_the_server_does_not_have_is_left_out_with_one_warning(
     assert prompt_of(edge) == prompt_of(plain), "as if it had not been there"
 
 
+@pytest.mark.covers("J01")
 @pytest.mark.parametrize(("path", "fields", "words"), LEFT_OUT)
-async def test_j01_strict_fields_refuse_it(path: str, fields: dict[str, Any], words: str) -> None:
+async def test_strict_fields_refuse_it(path: str, fields: dict[str, Any], words: str) -> None:
     edge = edge_that_says(strict_fields=True)
     error = await post(edge, path, body_of(path, **fields), status=400)
     assert words in error["error"]["message"]
     assert not edge.generator.calls
 
 
+@pytest.mark.covers("J01")
 @pytest.mark.parametrize(
     ("path", "fields", "field"),
     [
@@ -161,7 +164,7 @@ async def test_j01_strict_fields_refuse_it(path: str, fields: dict[str, Any], wo
         ),
     ],
 )
-async def test_j01_a_request_that_asks_for_nothing_else_is_refused(
+async def test_a_request_that_asks_for_nothing_else_is_refused(
     path: str, fields: dict[str, Any], field: str
 ) -> None:
     edge = edge_that_says()
@@ -208,7 +211,8 @@ async def test_tools_that_were_left_out_do_not_shift_the_names_of_others() -> No
 # --- /v1/messages ---------------------------------------------------------------------------------
 
 
-async def test_j02_a_system_message_among_the_others_is_in_the_prompt() -> None:
+@pytest.mark.covers("J02")
+async def test_a_system_message_among_the_others_is_in_the_prompt() -> None:
     """The template of this model renders the first one alone, so the others join it."""
     edge = edge_that_says()
     said = [USER, {"role": "system", "content": [TEXT | {"text": "Skills: none."}]}, USER]
@@ -218,7 +222,8 @@ async def test_j02_a_system_message_among_the_others_is_in_the_prompt() -> None:
     assert prompt_of(edge).count("<|im_start|>user\nHi<|im_end|>") == 2
 
 
-async def test_j05_references_to_tools_and_results_of_searches_are_text() -> None:
+@pytest.mark.covers("J05")
+async def test_references_to_tools_and_results_of_searches_are_text() -> None:
     use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
     found = {
         "type": "search_result",
@@ -236,6 +241,7 @@ async def test_j05_references_to_tools_and_results_of_searches_are_text() -> Non
     assert f"<|im_start|>user\n{shown}<|im_end|>" in prompt_of(edge)
 
 
+@pytest.mark.covers("J05")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -246,7 +252,7 @@ async def test_j05_references_to_tools_and_results_of_searches_are_text() -> Non
         {"messages": [USER, {"role": "system", "content": "Be brief."}]},
     ],
 )
-async def test_j05_the_tokens_of_a_message_are_counted(fields: dict[str, Any]) -> None:
+async def test_the_tokens_of_a_message_are_counted(fields: dict[str, Any]) -> None:
     edge = edge_that_says()
     body = body_of(MESSAGES, **fields)
     usage = (await post(edge, MESSAGES, body))["usage"]
@@ -293,7 +299,8 @@ SPACE = {
 }
 
 
-async def test_j03_custom_tools_and_namespaces_are_functions(
+@pytest.mark.covers("J03")
+async def test_custom_tools_and_namespaces_are_functions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     edge = edge_that_says()
@@ -312,8 +319,9 @@ async def test_j03_custom_tools_and_namespaces_are_functions(
     assert "'mcp'" in "".join(warnings(caplog))
 
 
+@pytest.mark.covers("J03")
 @pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
-async def test_j03_tools_that_an_item_brings_are_functions_too(kind: str) -> None:
+async def test_tools_that_an_item_brings_are_functions_too(kind: str) -> None:
     """One that is there already stays as it is."""
     again = OWN[RESPONSES] | {"description": "Again."}
     item = {"type": kind, "role": "developer", "call_id": "1", "tools": [again, SPACE, SPACE]}
@@ -324,7 +332,8 @@ async def test_j03_tools_that_an_item_brings_are_functions_too(kind: str) -> Non
     assert "Again." not in prompt_of(edge)
 
 
-async def test_j04_calls_of_tools_that_the_server_does_not_have_are_calls() -> None:
+@pytest.mark.covers("J04")
+async def test_calls_of_tools_that_the_server_does_not_have_are_calls() -> None:
     items = [
         {"type": "local_shell_call", "call_id": "1", "action": {"command": ["ls"]}},
         {"type": "local_shell_call_output", "id": "1", "output": "a.py"},

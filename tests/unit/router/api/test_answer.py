@@ -203,8 +203,8 @@ async def test_what_was_pushed_before_a_failure_is_sent_before_it_is_raised() ->
     assert b"world" not in client.body, "it came behind the failure"
 
 
+@pytest.mark.covers("F88")
 async def test_a_client_that_does_not_read_is_sent_one_ping() -> None:
-    """F88."""
     time, client = StoppedTime(), Client()
     sending = asyncio.create_task(client.answer.send())
     client.sinks[0].on_accepted()

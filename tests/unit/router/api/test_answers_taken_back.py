@@ -161,9 +161,10 @@ def results_of(path: str, parts: list[Body]) -> list[Body]:
     return [{"role": "user", "content": blocks}] if blocks else []
 
 
+@pytest.mark.covers("J06")
 @pytest.mark.parametrize("thinks", [False, True])
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-async def test_j06_every_answer_is_taken_back(path: str, thinks: bool) -> None:
+async def test_every_answer_is_taken_back(path: str, thinks: bool) -> None:
     edge = make_edge(says(""), model=hermes_model(8192))
     body = BODIES[path] | (THINKS[path] if thinks else {})
     name = "input" if path == RESPONSES else "messages"
@@ -183,11 +184,12 @@ async def test_j06_every_answer_is_taken_back(path: str, thinks: bool) -> None:
     assert num_taken > 2 * len(ANSWERS)
 
 
+@pytest.mark.covers("J06")
 @pytest.mark.parametrize(
     ("text", "finish"),
     [("", FinishReason.STOP), *((text, FinishReason.LENGTH) for text in (" ", "Hello", CALL))],
 )
-async def test_j06_the_text_and_the_tokens_of_a_completion_are_taken_back(
+async def test_the_text_and_the_tokens_of_a_completion_are_taken_back(
     text: str, finish: FinishReason
 ) -> None:
     edge = make_edge(says(text, finish), model=hermes_model())
@@ -210,11 +212,12 @@ async def test_an_answer_that_was_cut_off_can_be_continued(path: str) -> None:
     assert edge.model.decode(last, with_special_tokens=True).endswith("assistant\nHello")
 
 
+@pytest.mark.covers("J06")
 @pytest.mark.parametrize(
     "arguments",
     ["", "{", '{"a": "b', "null", "[]", '"x"', "5", "true", "no JSON", None, "1" * 9999],
 )
-async def test_j06_arguments_that_are_no_object_are_none(arguments: str | None) -> None:
+async def test_arguments_that_are_no_object_are_none(arguments: str | None) -> None:
     called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     edge = make_edge(says("x"), model=hermes_model(16384))
     said = {"role": "assistant", "content": None, "tool_calls": [called]}
@@ -226,6 +229,7 @@ async def test_j06_arguments_that_are_no_object_are_none(arguments: str | None) 
         assert HERMES.call_text("f", "{}") in prompt
 
 
+@pytest.mark.covers("J06")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -239,7 +243,7 @@ async def test_j06_arguments_that_are_no_object_are_none(arguments: str | None) 
         {"reasoning_content": None, "reasoning": None},
     ],
 )
-async def test_j06_a_message_with_the_fields_of_an_answer_is_taken_back(fields: Body) -> None:
+async def test_a_message_with_the_fields_of_an_answer_is_taken_back(fields: Body) -> None:
     said = {"role": "assistant", "content": "Hello", **fields}
     edge = make_edge(says("x"), model=hermes_model())
     await post(edge, CHAT, {"messages": [{"role": "user", "content": "Hi"}, said]})

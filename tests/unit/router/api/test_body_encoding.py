@@ -19,8 +19,9 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.covers("W03")
 @pytest.mark.parametrize("path", BODIES)
-async def test_w03_a_byte_order_mark_is_skipped(path: str) -> None:
+async def test_a_byte_order_mark_is_skipped(path: str) -> None:
     text = json.dumps(BODIES[path], ensure_ascii=False)
     async with make_edge().client() as client:
         plain = await client.post(path, content=text.encode())
@@ -30,8 +31,9 @@ async def test_w03_a_byte_order_mark_is_skipped(path: str) -> None:
             assert marked.json() == plain.json()
 
 
+@pytest.mark.covers("W03")
 @pytest.mark.parametrize("path", BODIES)
-async def test_w03_another_encoding_is_named(path: str) -> None:
+async def test_another_encoding_is_named(path: str) -> None:
     text = json.dumps(BODIES[path], ensure_ascii=False)
     async with make_edge().client() as client:
         for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):

@@ -72,9 +72,10 @@ async def test_leaving_in_the_middle_of_a_stream(n: int) -> None:
         await all_closed(edge)
 
 
+@pytest.mark.covers("W07")
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_w07_a_half_closed_client_is_answered(is_stream: bool, version: str) -> None:
+async def test_a_half_closed_client_is_answered(is_stream: bool, version: str) -> None:
     may_answer = asyncio.Event()
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:

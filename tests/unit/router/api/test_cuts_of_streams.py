@@ -144,6 +144,7 @@ def joined(api: Api, body: str) -> list[Part]:
     return [(kinds[place], text) for place, text in texts.items()]
 
 
+@pytest.mark.covers("G14", "G15")
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 @pytest.mark.parametrize(
     ("stop", "is_stopped", "wanted"),
@@ -156,7 +157,6 @@ def joined(api: Api, body: str) -> list[Part]:
 async def test_any_groups_of_tokens_stream_the_same_answer(
     api: Api, stop: str, is_stopped: bool, wanted: list[Part]
 ) -> None:
-    # G14, G15.
     model = hermes_model()
     text_ids = model.encode(ANSWER, add_special_tokens=False, param="")
     token_ids = [*text_ids, *sorted(model.eos_token_ids)]

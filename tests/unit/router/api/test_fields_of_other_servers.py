@@ -80,6 +80,7 @@ async def test_a_field_that_would_change_the_answer_is_refused(
     assert await status_of(make_edge(), path, **{name: value}) == (400, name)
 
 
+@pytest.mark.covers("V03")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "value",
@@ -90,7 +91,7 @@ async def test_a_field_that_would_change_the_answer_is_refused(
         {"remote_block_ids": [2**63], "remote_host": "10.0.0.1", "remote_port": 1},
     ],
 )
-async def test_v03_transfer_parameters_of_a_client_are_refused_however_incomplete(
+async def test_transfer_parameters_of_a_client_are_refused_however_incomplete(
     path: str, value: Any
 ) -> None:
     edge = make_edge()

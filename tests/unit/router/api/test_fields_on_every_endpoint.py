@@ -39,6 +39,7 @@ async def call_of(path: str, **fields: Any) -> Call:
     return call
 
 
+@pytest.mark.covers("K04")
 @EVERY_ENDPOINT
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -54,14 +55,13 @@ async def call_of(path: str, **fields: Any) -> Call:
         ("temperature", 0.5),
     ],
 )
-async def test_k04_a_field_of_isolation_or_limits_is_served(
-    path: str, field: str, value: Any
-) -> None:
+async def test_a_field_of_isolation_or_limits_is_served(path: str, field: str, value: Any) -> None:
     call = await call_of(path, **{field: value})
     given = getattr(call if field in ("cache_salt", "priority") else call.sampling, field)
     assert given == (tuple(value) if isinstance(value, list) else value)
 
 
+@pytest.mark.covers("K04")
 @EVERY_ENDPOINT
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -80,16 +80,17 @@ async def test_k04_a_field_of_isolation_or_limits_is_served(
         ("max_tokens", True),
     ],
 )
-async def test_k04_a_wrong_one_is_refused_by_its_name(path: str, field: str, value: Any) -> None:
+async def test_a_wrong_one_is_refused_by_its_name(path: str, field: str, value: Any) -> None:
     status, answer, edge = await ask(path, **{field: value})
     assert (status, edge.generator.calls) == (400, [])
     named = answer["error"].get("param") or answer["error"]["message"]
     assert field in named or (field in LIMITS and any(name in named for name in LIMITS))
 
 
+@pytest.mark.covers("K04")
 @EVERY_ENDPOINT
 @pytest.mark.parametrize("name", LIMITS)
-async def test_k04_a_limit_is_one_under_each_of_its_names(path: str, name: str) -> None:
+async def test_a_limit_is_one_under_each_of_its_names(path: str, name: str) -> None:
     if path == "/v1/messages" and name != "max_tokens":
         status, answer, _ = await ask(path, **{name: 8})
         assert status == 400
@@ -128,9 +129,10 @@ async def test_the_id_and_the_time_of_a_request_hold_on_each(path: str, stream: 
     assert 0 < call.deadline_s <= 7.0
 
 
+@pytest.mark.covers("K05")
 @EVERY_ENDPOINT
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-async def test_k05_top_p_0_is_the_likeliest_token(path: str, temperature: float) -> None:
+async def test_top_p_0_is_the_likeliest_token(path: str, temperature: float) -> None:
     for value in (0, 0.0, -0.0):
         sampling = (await call_of(path, top_p=value, temperature=temperature, top_k=40)).sampling
         assert (sampling.top_k, sampling.top_p, sampling.temperature) == (1, 1.0, temperature)

@@ -51,9 +51,10 @@ def described(wrong: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {"v": wrong, "w": OTHER}, "required": ["w"]}
 
 
+@pytest.mark.covers("K03")
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("path", FIELDS)
-async def test_k03_only_that_part_is_left_out(path: str, name: str) -> None:
+async def test_only_that_part_is_left_out(path: str, name: str) -> None:
     schema = described(WRONG[name])
     for strict in (None, False):
         edge = make_edge(says("Hello"), model=hermes_model())

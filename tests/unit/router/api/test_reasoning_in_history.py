@@ -12,6 +12,7 @@ from tests.fakes.http_edge import make_edge, says
 from tests.fakes.tool_models import hermes_model
 
 
+@pytest.mark.covers("J09")
 @pytest.mark.parametrize(
     ("given", "thought"),
     [
@@ -22,7 +23,7 @@ from tests.fakes.tool_models import hermes_model
         ({}, None),
     ],
 )
-def test_j09_reasoning_of_the_history(given: dict[str, Any], thought: str | None) -> None:
+def test_reasoning_of_the_history(given: dict[str, Any], thought: str | None) -> None:
     message = {"role": "assistant", "content": "yes", **given}
     (plain,) = template_messages(parse_fields(ChatBody, {"messages": [message]}).messages)
     assert plain.get("reasoning_content") == thought
@@ -46,6 +47,7 @@ async def prompt_of(path: str, body: dict[str, Any]) -> str:
     return edge.model.decode(edge.generator.calls[0].prompt_token_ids, with_special_tokens=True)
 
 
+@pytest.mark.covers("J09")
 @pytest.mark.parametrize(
     ("items", "wanted"),
     [
@@ -58,12 +60,13 @@ async def prompt_of(path: str, body: dict[str, Any]) -> str:
         ([SAID | {"reasoning": "b"}, CALL | {"reasoning": "d"}], "<think>b</think>yes"),
     ],
 )
-async def test_j09_reasoning_of_items(items: list[dict[str, Any]], wanted: str) -> None:
+async def test_reasoning_of_items(items: list[dict[str, Any]], wanted: str) -> None:
     prompt = await prompt_of("/v1/responses", {"input": [USER, *items, USER]})
     assert f"assistant\n{wanted}" in prompt
     assert prompt.count("<think>") == 1
 
 
+@pytest.mark.covers("J09")
 @pytest.mark.parametrize(
     ("said", "wanted"),
     [
@@ -76,6 +79,6 @@ async def test_j09_reasoning_of_items(items: list[dict[str, Any]], wanted: str) 
         (SAID | {"content": [{"type": "thinking"}, TEXT]}, "yes"),
     ],
 )
-async def test_j09_reasoning_of_messages(said: dict[str, Any], wanted: str) -> None:
+async def test_reasoning_of_messages(said: dict[str, Any], wanted: str) -> None:
     prompt = await prompt_of("/v1/messages", {"max_tokens": 9, "messages": [USER, said, USER]})
     assert f"assistant\n{wanted}<|im_end|>" in prompt

@@ -56,14 +56,16 @@ async def test_a_stream_that_fails_ends_with_the_failed_response(
     assert item.status == "incomplete"
 
 
+@pytest.mark.covers("W05")
 @pytest.mark.parametrize("text", [None, {}, {"format": None}, {"verbosity": None}])
-async def test_w05_an_answer_always_says_its_format(text: dict[str, object] | None) -> None:
+async def test_an_answer_always_says_its_format(text: dict[str, object] | None) -> None:
     async with make_edge(says("Hello"), model=hermes_model()).client() as client:
         response = await client.post("/v1/responses", json={"input": "Hi", "text": text})
     assert response.json()["text"]["format"] == {"type": "text"}
 
 
-async def test_w05_a_verbosity_is_repeated_beside_the_format() -> None:
+@pytest.mark.covers("W05")
+async def test_a_verbosity_is_repeated_beside_the_format() -> None:
     asked = {"input": "Hi", "text": {"verbosity": "medium"}}
     async with make_edge(says("Hello"), model=hermes_model()).client() as client:
         response = await client.post("/v1/responses", json=asked)

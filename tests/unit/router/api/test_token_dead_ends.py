@@ -96,7 +96,7 @@ def test_it_is_what_trying_every_output_finds(
 
 @pytest.mark.parametrize("most", [2, 3, 4])
 def test_no_output_near_its_end_is_overlooked(most: int) -> None:
-    """Of three tokens, all that differ in which pairs, and some triples, are bad words."""
+    """Three tokens, with every set of pairs and some triples as bad words."""
     draw = random.Random(most)
     pairs = list(itertools.product((1, 2, 3), repeat=2))
     triples = list(itertools.product((1, 2, 3), repeat=3))

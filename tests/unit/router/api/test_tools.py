@@ -84,9 +84,9 @@ async def test_an_answer_without_a_call_is_text() -> None:
     assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.covers("G15", "G16", "G17")
 @pytest.mark.parametrize("size", [1, 3, 1000])
 async def test_a_stream_of_calls(size: int) -> None:
-    # G15, G16, G17.
     first, *rest, last = await streamed(edge_that_says("Yes. " + TWO, size=size), TOOLS)
     assert first["delta"] == {"role": "assistant", "content": None}
     assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")

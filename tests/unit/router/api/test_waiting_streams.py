@@ -101,8 +101,9 @@ async def asking(
             time.go_on()  # the server looks now and then whether it is to end
 
 
+@pytest.mark.covers("W06")
 @ENDPOINTS
-async def test_w06_the_status_comes_when_a_node_has_accepted_and_pings_while_it_computes(
+async def test_the_status_comes_when_a_node_has_accepted_and_pings_while_it_computes(
     path: str, fields: dict[str, Any]
 ) -> None:
     async with asking(lambda go_on: waits(go_on, says("Hello")), path, fields) as (client, go_on):
@@ -127,8 +128,9 @@ async def test_w06_the_status_comes_when_a_node_has_accepted_and_pings_while_it_
         assert b"ping" not in rest
 
 
+@pytest.mark.covers("W06")
 @ENDPOINTS
-async def test_w06_an_error_behind_the_status_is_the_last_event(
+async def test_an_error_behind_the_status_is_the_last_event(
     path: str, fields: dict[str, Any]
 ) -> None:
     gone = breaks(NodeLost("gone"))
@@ -153,8 +155,9 @@ async def test_w06_an_error_behind_the_status_is_the_last_event(
         assert client.edge.metric("pdserve_requests_total", **failed) == 1
 
 
+@pytest.mark.covers("W06")
 @ENDPOINTS
-async def test_w06_a_refusal_before_a_node_has_accepted_is_a_status(
+async def test_a_refusal_before_a_node_has_accepted_is_a_status(
     path: str, fields: dict[str, Any]
 ) -> None:
     full = breaks(Overloaded("full", retry_after_s=7.0))
@@ -227,7 +230,8 @@ async def test_a_ping_comes_only_where_nothing_else_does() -> None:
         assert await client.has_nothing()
 
 
-async def test_w06_a_client_of_http_1_0_gets_pings() -> None:
+@pytest.mark.covers("W06")
+async def test_a_client_of_http_1_0_gets_pings() -> None:
     time, go_on = StoppedTime(), asyncio.Event()
     edge = make_edge(waits(go_on, says("Hello")), clock=time)
     body = json.dumps({"model": "tiny", "stream": True, **TEXT[1]}).encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.errors import Overloaded
 from router.core.effects import Accepted, SendAbort
 from tests.unit.router.core.test_request_flow import (
@@ -21,8 +23,9 @@ from tests.unit.router.core.test_request_flow import (
 )
 
 
+@pytest.mark.covers("W06")
 def test_a_request_is_accepted_by_the_node_that_computes_its_prompt() -> None:
-    """W06: a ticket alone is no acceptance, because every prefill node may refuse it."""
+    """A ticket alone is no acceptance, because every prefill node may refuse it."""
     flow = reserving()
     assert Accepted() not in flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
     assert flow.on_prefill_reply(P0, FIRST, None) == [Accepted()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.nodes import NodeLoad, NodeRecord, Role
 from router.core.held_load import Held, OwnLoad, prompt_tokens_on
 
@@ -45,7 +47,8 @@ def test_what_was_sent_since_the_report_counts() -> None:
     assert own(2).held(RECORD, load(0)) == Held(2, 20, 320)
 
 
-def test_f123_what_ended_before_the_report_was_read_does_not_count() -> None:
+@pytest.mark.covers("F123")
+def test_what_ended_before_the_report_was_read_does_not_count() -> None:
     mine = own(3)
     for _ in range(3):
         mine.close(160)

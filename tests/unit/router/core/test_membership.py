@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from placement.store import LiveNode
@@ -91,8 +93,9 @@ def test_a_suspected_node_is_marked_until_it_is_heard_or_lost() -> None:
     assert chosen(membership) == ["d1#1"], "a node that is not known changes nothing"
 
 
+@pytest.mark.covers("F67")
 def test_a_lost_node_is_out_until_it_is_heard_again() -> None:
-    """F67: no verdict is for ever."""
+    """No verdict is for ever."""
     membership = with_nodes(live())
     membership.on_lost(Incarnation("d0", 1))
     membership.on_listing([live()], 1.0)
@@ -102,8 +105,8 @@ def test_a_lost_node_is_out_until_it_is_heard_again() -> None:
     assert chosen(membership) == ["d0#1"]
 
 
+@pytest.mark.covers("F63")
 def test_a_newer_incarnation_replaces_the_older_one_at_once() -> None:
-    """F63."""
     membership = with_nodes(live(epoch=1))
     membership.on_listing([live(epoch=2)], 1.0)
     assert chosen(membership) == []
@@ -142,8 +145,9 @@ def test_a_node_that_is_heard_stays_however_long_the_store_lists_nobody() -> Non
     assert [unlisted(membership), membership.num_listed] == [[], 1]
 
 
+@pytest.mark.covers("F72")
 def test_a_node_that_ends_its_stream_and_is_not_listed_is_tried_for_one_lease() -> None:
-    """F72: an emptied store fills again within a lease."""
+    """An emptied store fills again within a lease."""
     membership = with_nodes(live())
     ask_until(membership, 100.0)
     membership.on_lost(Incarnation("d0", 1))
@@ -154,7 +158,7 @@ def test_a_node_that_ends_its_stream_and_is_not_listed_is_tried_for_one_lease() 
     assert membership.records() == []
 
 
-def test_a_store_without_the_leases_of_those_who_are_heard_says_nothing_of_others() -> None:
+def test_a_store_without_the_leases_of_nodes_that_are_heard_says_nothing_of_others() -> None:
     """A stream that breaks is opened again, although the store has no lease of its node either."""
     membership = with_nodes(live("d0"), live("d1"))
     ask_until(membership, 50.0)
@@ -210,7 +214,7 @@ def test_a_lost_node_that_stood_still_with_the_router_has_time_to_come_back() ->
     assert membership.records() == [], "it did not come back"
 
 
-def test_a_store_that_is_away_takes_nobody_away_who_is_heard() -> None:
+def test_a_store_that_is_away_removes_no_node_that_is_heard() -> None:
     membership = with_nodes(live())
     for second in range(10_000):
         membership.on_store_away(1.0 + second)
@@ -254,8 +258,9 @@ def num_requests(membership: Membership) -> int:
     return node.num_requests
 
 
+@pytest.mark.covers("F76", "F92")
 def test_requests_sent_since_the_last_report_count() -> None:
-    """F76, F92: a burst between two reports does not land on one node."""
+    """A burst between two reports does not land on one node."""
     node = Incarnation("d0", 1)
     membership = with_nodes(live(num_running=10))
     assert num_requests(membership) == 11
@@ -286,8 +291,8 @@ def test_what_ended_since_the_last_report_does_not_count() -> None:
     assert num_requests(membership) == 2
 
 
+@pytest.mark.covers("F76")
 def test_a_frozen_report_is_corrected_by_what_this_router_runs() -> None:
-    """F76."""
     node = Incarnation("d0", 1)
     membership = with_nodes(live())
     for _ in range(5):
@@ -296,7 +301,8 @@ def test_a_frozen_report_is_corrected_by_what_this_router_runs() -> None:
     assert num_requests(membership) == 5
 
 
-def test_f96_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_others() -> None:
+@pytest.mark.covers("F96")
+def test_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_others() -> None:
     """Its report says that it is empty until the next one, so what was sent since must count."""
     members = with_nodes(live("d0", num_running=20), live("d1", num_running=20), live("d2"))
     placer = Placer("least_loaded")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.ids import Incarnation
 from router.core.pair_health import FIRST_PAUSE_S, MAX_PAIRS, MOST_PAUSE_S, PairHealth
 
@@ -9,8 +11,8 @@ P, D = Incarnation("p", 1), Incarnation("d", 1)
 PAIR, OTHER = (P, D), (Incarnation("p", 2), D)
 
 
+@pytest.mark.covers("F30")
 def test_a_pair_that_failed_is_avoided_for_a_pause() -> None:
-    """F30."""
     pairs = PairHealth()
     assert pairs.avoided(0.0) == frozenset()
     assert pairs.on_failed(PAIR, 5.0) == (1, FIRST_PAUSE_S)

@@ -116,7 +116,7 @@ def names(choice: Choice) -> tuple[str | None, str | None]:
         ([node("d0")], 1, ("d0", None)),
     ],
 )
-def test_who_is_chosen(
+def test_which_node_is_chosen(
     nodes: list[NodeView], max_tokens: int, expected: tuple[str | None, str | None]
 ) -> None:
     choice = choose(nodes, query(max_tokens=max_tokens))
@@ -200,8 +200,8 @@ def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
     assert names(choose([*old, new[0]], one_token)) == ("d1", None)
 
 
+@pytest.mark.covers("V04")
 def test_hashes_of_prompts_with_a_salt_are_their_own() -> None:
-    """V04."""
     record = node("d0").record
     of = [
         query_of((1, 2, 3, 4), SamplingParams(max_tokens=8), salt).block_hashes(record)
@@ -267,8 +267,8 @@ def test_round_robin_takes_turns_on_both_sides() -> None:
     assert pairs == [("d0", "p0"), ("d1", "p1"), ("d0", "p0"), ("d1", "p1")]
 
 
+@pytest.mark.covers("F112")
 def test_a_common_start_goes_where_it_was_before() -> None:
-    """F112."""
     placer = Placer("prefix_affinity")
     nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
     assert names(placer.choose(nodes, query(), NOBODY)) == ("d0", "p0")
@@ -277,16 +277,16 @@ def test_a_common_start_goes_where_it_was_before() -> None:
     assert names(placer.choose(busier, query(first=500), NOBODY)) == ("d1", "p1")
 
 
+@pytest.mark.covers("F112")
 def test_a_common_start_does_not_pile_up_on_a_full_node() -> None:
-    """F112."""
     placer = Placer("prefix_affinity")
     placer.choose([node("d0"), node("d1")], query(), NOBODY)
     full = [node("d0", num_requests=10, free_blocks=20), node("d1")]
     assert names(placer.choose(full, query(), NOBODY)) == ("d1", None)
 
 
+@pytest.mark.covers("F110")
 def test_a_new_life_of_a_node_is_not_believed_to_hold_anything() -> None:
-    """F110."""
     state = PolicyState()
     nodes = [node("d0"), node("d1")]
     request = query()
@@ -333,8 +333,8 @@ def test_the_prefix_map_counts_leading_blocks_only() -> None:
     assert prefixes.num_hits([], a) == 0
 
 
+@pytest.mark.covers("F78")
 def test_the_prefix_map_is_bounded_and_forgets_the_longest_unused() -> None:
-    """F78."""
     prefixes = PrefixMap(max_hashes=3)
     a = Incarnation("a", 1)
     prefixes.add([b"1", b"2"], a)
@@ -371,6 +371,7 @@ def pair(prefill_id: str, decode_id: str) -> tuple[Incarnation, Incarnation]:
     return Incarnation(prefill_id, 1), Incarnation(decode_id, 1)
 
 
+@pytest.mark.covers("F30")
 @pytest.mark.parametrize(
     ("avoided", "expected"),
     [
@@ -386,7 +387,6 @@ def pair(prefill_id: str, decode_id: str) -> tuple[Incarnation, Incarnation]:
 def test_pairs_that_fail_are_avoided_while_there_is_another_way(
     avoided: list[tuple[Incarnation, Incarnation]], expected: tuple[str | None, str | None]
 ) -> None:
-    """F30."""
     nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
     choice = Placer("least_loaded").choose(nodes, query(), NOBODY, frozenset(avoided))
     assert names(choice) == expected

@@ -111,8 +111,8 @@ def aborts(effects: list[Effect]) -> set[tuple[Incarnation, AttemptId]]:
     return {(e.node, e.attempt) for e in effects if isinstance(e, SendAbort)}
 
 
+@pytest.mark.covers("F84")
 def test_the_requests_carry_what_is_left_of_the_deadline() -> None:
-    """F84."""
     flow = new_flow()
     (reserve,) = flow.on_choice(D0, P0, "why", 10.0)
     assert isinstance(reserve, SendReserve)
@@ -188,8 +188,8 @@ def test_tokens_that_run_ahead_of_token_0_are_held_back() -> None:
     assert LegClosed(P0) in effects
 
 
+@pytest.mark.covers("F44")
 def test_duplicates_are_dropped_and_the_first_arrival_counts() -> None:
-    """F44."""
     flow = running()
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11, 12))) == [11, 12]
     assert emitted(flow.on_output(D0, output(FIRST, 1, 11, 12, 13))) == [13]
@@ -223,16 +223,16 @@ def test_a_finish_without_tokens_ends_what_came_before() -> None:
     assert effects[-1] == Finish(FinishReason.LENGTH)
 
 
+@pytest.mark.covers("F39")
 def test_a_first_token_that_ends_the_answer_aborts_the_reservation() -> None:
-    """F39."""
     effects = prefilling().on_output(P0, output(FIRST, 0, 10, finish=FinishReason.STOP))
     assert emitted(effects) == [10]
     assert aborts(effects) == {(D0, FIRST)}
     assert effects[-1] == Finish(FinishReason.STOP)
 
 
+@pytest.mark.covers("F40")
 def test_one_token_goes_straight_to_prefill() -> None:
-    """F40."""
     flow = new_flow(max_tokens=1)
     prefill, place = flow.on_choice(None, P0, "one", 0.0)
     assert isinstance(prefill, SendPrefill)
@@ -291,9 +291,10 @@ def test_a_refused_reservation_goes_to_each_candidate() -> None:
     assert effects[-1] == Choose(None, frozenset({D0, D1}))
 
 
+@pytest.mark.covers("F85")
 @pytest.mark.parametrize("error", [InvalidRequest("top_k"), DeadlineExceeded("late")])
 def test_a_refusal_that_is_the_callers_fault_ends_at_once(error: PdserveError) -> None:
-    """F85: nobody else is asked, nobody is blamed."""
+    """Nobody else is asked, nobody is blamed."""
     assert failure(reserving().on_reserve_reply(D0, FIRST, error, 0.0)) is error
     effects = prefilling().on_prefill_reply(P0, FIRST, error)
     assert failure(effects) is error
@@ -323,8 +324,9 @@ def test_without_another_prefill_node_the_decode_node_prefills_in_a_new_attempt(
     assert reserve.request.id == SECOND
 
 
+@pytest.mark.covers("F86")
 def test_a_failed_prefill_call_fences_the_attempt() -> None:
-    """F86: nobody knows whether the first node writes: its ticket goes to no second one."""
+    """Nobody knows whether the first node writes: its ticket goes to no second one."""
     flow = prefilling()
     effects = flow.on_call_failed(P0, FIRST, NodeLost("timeout"))
     assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
@@ -392,9 +394,9 @@ def test_a_lost_node_before_any_token_starts_another_attempt(node: Incarnation) 
     assert effects[-1] == Choose(None, frozenset({node}))
 
 
+@pytest.mark.covers("F87")
 @pytest.mark.parametrize("node", [P0, D0])
 def test_a_lost_node_after_a_token_is_continued_behind_it(node: Incarnation) -> None:
-    """F87."""
     flow = prefilling()
     flow.on_output(P0, output(FIRST, 0, 10))
     effects = flow.on_node_lost(node)
@@ -422,6 +424,7 @@ def test_the_prefill_node_matters_until_token_0_is_here() -> None:
     assert emitted(flow.on_output(D1, output(SECOND, 0, 20, 21))) == [20, 21]
 
 
+@pytest.mark.covers("F85")
 @pytest.mark.parametrize(
     ("error", "is_retried"),
     [
@@ -435,7 +438,6 @@ def test_the_prefill_node_matters_until_token_0_is_here() -> None:
     ],
 )
 def test_an_error_output_before_any_token(error: PdserveError, is_retried: bool) -> None:
-    """F85."""
     flow = prefilling()
     effects = flow.on_output(D0, output(FIRST, 0, error=error))
     assert (D0, FIRST) not in aborts(effects), "it ended by itself"
@@ -467,8 +469,8 @@ def test_an_abort_that_nobody_asked_for_is_a_lost_node() -> None:
     assert isinstance(flow.failure, NodeLost)
 
 
+@pytest.mark.covers("F58")
 def test_a_client_that_goes_away_aborts_every_leg() -> None:
-    """F58."""
     effects = prefilling().on_client_gone()
     assert aborts(effects) == {(D0, FIRST), (P0, FIRST)}
     assert effects[-2:] == [Unplace(FIRST), Finish(FinishReason.ABORT)]
@@ -494,8 +496,8 @@ def test_nothing_happens_after_the_end() -> None:
     assert flow.on_failure(InternalError("late")) == []
 
 
+@pytest.mark.covers("F12")
 def test_a_grant_that_comes_too_late_is_given_back() -> None:
-    """F12."""
     flow = reserving()
     flow.on_client_gone()
     assert flow.on_reserve_reply(D0, FIRST, TICKET, 0.0) == [SendAbort(D0, FIRST)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,10 +59,10 @@ def cruel_actions(cluster: ModelCluster) -> list[Action]:
     return actions
 
 
+@pytest.mark.covers("F92")
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_any_order_of_events(data: st.DataObject) -> None:
-    """F92."""
     answer_length = data.draw(st.integers(1, 6))
     max_tokens = data.draw(st.sampled_from([answer_length, answer_length + 3]))
     cluster = ModelCluster(answer_length, max_tokens, data.draw(st.integers(1, 4)))

@@ -210,7 +210,8 @@ def test_a_grant_for_a_second_attempt_that_was_dropped_is_given_back() -> None:
 # --- a node that is heard and not reached ---------------------------------------------------------
 
 
-def test_f121_a_request_whose_node_may_not_have_it_is_asked_elsewhere_too() -> None:
+@pytest.mark.covers("F121")
+def test_a_request_whose_node_may_not_have_it_is_asked_elsewhere_too() -> None:
     for flow, node in ((reserving(), D0), (prefilling(), P0)):
         assert flow.on_node_suspected(node, True) == [Choose(None, frozenset({node}))]
         flow.on_choice(D1, None, "another node", 0.0)

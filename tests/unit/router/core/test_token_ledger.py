@@ -27,11 +27,11 @@ outputs = st.builds(
 )
 
 
+@pytest.mark.covers("F87")
 @given(st.lists(outputs, max_size=20), st.booleans())
 def test_each_index_is_emitted_once_and_its_first_arrival_counts(
     news: list[RequestOutput], has_logprobs: bool
 ) -> None:
-    """F87."""
     sampling = SamplingParams(max_tokens=MAX_TOKENS, logprobs=0 if has_logprobs else None)
     ledger = TokenLedger(sampling)
     known: dict[int, int] = {}

@@ -90,8 +90,8 @@ def test_an_answer_goes_on_where_its_node_is_heard_again() -> None:
     assert flow.on_waited() == [], "the time ran out after the waiting had ended"
 
 
+@pytest.mark.covers("F67")
 def test_a_node_that_is_heard_again_is_a_candidate_while_another_one_runs() -> None:
-    """F67."""
     flow = running()
     flow.on_node_lost(D0)
     flow.on_choice(D1, None, "next", 0.0)
@@ -167,8 +167,9 @@ def test_tokens_forgive_all_failures() -> None:
         effects = flow.on_node_lost(one)
 
 
+@pytest.mark.covers("F85")
 def test_a_request_that_may_end_nodes_gets_no_fourth_one() -> None:
-    """F85: three nodes died of it, as far as anybody can know."""
+    """Three nodes died of it, as far as anybody can know."""
     flow = new_flow()
     for number in range(1, MAX_DEATHS):
         assert isinstance(fail_before_any_token(flow, number, NodeLost("died"))[-1], Choose)
@@ -188,7 +189,8 @@ def test_a_lost_node_that_is_heard_again_did_not_die_of_the_request() -> None:
     assert isinstance(flow.on_node_trusted(node(2))[-1], Choose)
 
 
-def test_f122_a_lost_node_that_was_started_again_can_be_asked() -> None:
+@pytest.mark.covers("F122")
+def test_a_lost_node_that_was_started_again_can_be_asked() -> None:
     flow = new_flow()
     for number in range(1, MAX_DEATHS + 1):
         fail_before_any_token(flow, number, NodeLost("died"))
@@ -197,7 +199,8 @@ def test_f122_a_lost_node_that_was_started_again_can_be_asked() -> None:
     assert isinstance(flow.on_choice(again, None, "again", 0.0)[0], SendReserve)
 
 
-def test_f122_a_request_that_ends_whatever_is_started_again_is_bounded() -> None:
+@pytest.mark.covers("F122")
+def test_a_request_that_ends_whatever_is_started_again_is_bounded() -> None:
     flow = new_flow()
     for number in range(1, MAX_DEATHS + 1):
         effects = fail_before_any_token(flow, number, NodeLost("died"))

@@ -96,13 +96,14 @@ async def test_a_placement_is_written_and_removed() -> None:
         assert await setup.store.placements() == []
 
 
-def test_f122_records_of_a_dead_router_are_soon_gone() -> None:
+@pytest.mark.covers("F122")
+def test_records_of_a_dead_router_are_soon_gone() -> None:
     assert TTL_S <= 15
     assert TTL_S / RENEWALS_PER_TTL >= 2, "each running attempt is written as often"
 
 
+@pytest.mark.covers("F122")
 async def test_a_running_attempt_is_renewed_and_a_dead_routers_record_ends() -> None:
-    """F122."""
     async with running() as setup:
         setup.store.gate.set()
         setup.recorder.place_nowait(placement(0))

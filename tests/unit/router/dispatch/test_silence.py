@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.dispatch.silence import (
     BUSY_TICKS,
     LOSS_TICKS,
@@ -56,9 +58,9 @@ def test_every_word_begins_it_anew() -> None:
     assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is Verdict.SUSPECTED
 
 
+@pytest.mark.covers("F80")
 def test_a_frozen_node_is_noticed_within_one_and_a_half_seconds_and_one_busy_for_two_is_not() -> (
     None
 ):
-    """F80."""
     assert SUSPICION_TICKS * TICK_S <= 1.5
     assert BUSY_TICKS * TICK_S >= 2.5

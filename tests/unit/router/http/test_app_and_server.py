@@ -176,9 +176,10 @@ async def test_a_20_mb_body_is_refused_over_a_socket_and_the_connection_lives() 
         assert (await client.post(url, json=TEXT)).status_code == 200
 
 
+@pytest.mark.covers("W01")
 @pytest.mark.parametrize("offer", ["h2c", "websocket"])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_w01_an_offered_upgrade_is_ignored(offer: str, is_stream: bool) -> None:
+async def test_an_offered_upgrade_is_ignored(offer: str, is_stream: bool) -> None:
     edge = make_edge()
     body = json.dumps(TEXT | {"stream": is_stream}).encode()
     headers = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offer}\r\nHTTP2-Settings: AA\r\n"

@@ -51,7 +51,7 @@ async def test_a_client_that_leaves_as_the_work_ends_cancels_nothing_behind_it()
         await asyncio.sleep(0)
 
 
-async def test_who_cancels_the_request_is_not_taken_for_its_client() -> None:
+async def test_a_cancelled_task_is_not_taken_for_a_client_that_left() -> None:
     client, runs = Client(), asyncio.Event()
 
     async def work() -> None:

@@ -12,8 +12,9 @@ from tests.fakes.http_server import eventually, served
 PATHS = ["/", "/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/metrics", "/docs"]
 
 
+@pytest.mark.covers("W04")
 @pytest.mark.parametrize("path", [*PATHS, "/openapi.json", "/v1/cluster", "/v1/cluster/targets"])
-async def test_w04_head_is_answered_as_get(path: str) -> None:
+async def test_head_is_answered_as_get(path: str) -> None:
     async with make_edge(api_key="key").client() as client:
         for key in ("key", "wrong"):
             headers = {"authorization": f"Bearer {key}"}
@@ -23,14 +24,16 @@ async def test_w04_head_is_answered_as_get(path: str) -> None:
             assert head.headers["content-type"] == whole.headers["content-type"]
 
 
-async def test_w04_only_where_get_is() -> None:
+@pytest.mark.covers("W04")
+async def test_only_where_get_is() -> None:
     async with make_edge().client() as client:
         for path in ("/v1/chat/completions", "/tokenize", "/v1/cluster/drain"):
             assert (await client.head(path)).status_code == 405
         assert (await client.head("/nothing")).status_code == 404
 
 
-async def test_w04_a_connection_goes_on_behind_it_and_a_stream_ends() -> None:
+@pytest.mark.covers("W04")
+async def test_a_connection_goes_on_behind_it_and_a_stream_ends() -> None:
     async with served(make_edge().app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for path in ("/health", "/v1/live", "/v1/models"):

@@ -136,13 +136,13 @@ async def who_connected_last_is_answered(monkeypatch: pytest.MonkeyPatch) -> Non
             writer.close()
 
 
-async def test_who_connected_before_the_door_closed_is_answered(
+async def test_a_client_that_connected_before_the_port_closed_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await who_connected_last_is_answered(monkeypatch)
 
 
-def test_who_connected_before_the_door_closed_is_answered_on_the_fast_loop(
+def test_a_client_that_connected_before_the_port_closed_is_answered_on_the_fast_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     uvloop.run(who_connected_last_is_answered(monkeypatch))
@@ -222,7 +222,7 @@ async def test_what_does_not_end_is_cancelled_at_the_time_out_or_the_second_sign
     assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
 
 
-async def test_who_still_waits_for_a_whole_answer_is_told_to_come_back() -> None:
+async def test_a_client_that_still_waits_for_a_whole_answer_is_told_to_come_back() -> None:
     edge = make_edge(hangs_after(chunks([65, 66])[:1]))
     whole = BODY.replace(b'"stream": true', b'"stream": false')
     async with (
@@ -292,7 +292,7 @@ async def test_a_drain_that_a_form_could_send_is_refused(kind: str) -> None:
         assert response.json()["error"]["code"] == "unsupported_media_type"
 
 
-async def test_who_asked_for_a_drain_is_in_the_log(
+async def test_the_log_names_the_client_that_asked_for_a_drain(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def drain(node_id: str) -> DrainingNode:

@@ -108,7 +108,7 @@ async def test_a_viewer_gets_the_history_and_then_each_second(
         assert new["sample"][place] == 3.0
 
 
-async def test_who_comes_later_gets_what_happened_meanwhile(
+async def test_a_late_viewer_gets_what_happened_meanwhile(
     feed: LiveFeed, clock: ManualClock
 ) -> None:
     async with watching(feed):

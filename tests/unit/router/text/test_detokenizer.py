@@ -166,10 +166,11 @@ def test_where_a_decoder_drops_spaces_nothing_is_looked_up() -> None:
     assert [texts[token_id] for token_id in range(8)] == [None] * 8
 
 
+@pytest.mark.covers("K07")
 @pytest.mark.parametrize(
     ("token_ids", "text"), [([0, 3], " lo"), ([1, 2], " Hello world"), ([3, 2], "lo world")]
 )
-def test_k07_the_first_space_of_what_a_constraint_describes_is_kept(
+def test_the_first_space_of_what_a_constraint_describes_is_kept(
     token_ids: list[int], text: str
 ) -> None:
     tokenizer = sentencepiece()

@@ -74,8 +74,9 @@ FOLDERS: list[tuple[Any, dict[str, str]]] = [
 ]
 
 
+@pytest.mark.covers("J08")
 @pytest.mark.parametrize(("template", "files"), FOLDERS)
-def test_j08_a_template_for_tools_by_name_is_used(
+def test_a_template_for_tools_by_name_is_used(
     template: Any, files: dict[str, str], tmp_path: Path
 ) -> None:
     chat = conversation(tmp_path, template, files)
@@ -101,6 +102,7 @@ def test_a_template_for_tools_that_stands_alone_is_for_all_chats(
     assert "# Tools" in prompt(chat, has_tools=True)
 
 
+@pytest.mark.covers("J08")
 @pytest.mark.parametrize(
     ("template", "settings", "words", "form"),
     [
@@ -117,7 +119,7 @@ def test_a_template_for_tools_that_stands_alone_is_for_all_chats(
         (named(default=PLAIN), {}, "You can call functions", FENCED),
     ],
 )
-def test_j08_which_template_tools_get(
+def test_which_template_tools_get(
     template: Any, settings: dict[str, Any], words: str, form: Any, tmp_path: Path
 ) -> None:
     chat = conversation(tmp_path, template, **settings)
@@ -157,7 +159,8 @@ def test_a_checkpoint_without_such_templates(template: Any, tmp_path: Path) -> N
     assert read_chat_templates(tmp_path, {"chat_template": template}) == {}
 
 
-async def test_j08_tools_need_no_flag() -> None:
+@pytest.mark.covers("J08")
+async def test_tools_need_no_flag() -> None:
     """As with the demo model, whose template has none."""
     text = FENCED.call_text("get_weather", '{"city": "Paris"}')
     body = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required"}

@@ -61,6 +61,7 @@ def rendered(source: str, turns: Turns, *, keeps_system: bool = False) -> str:
     return ChatTemplate(source, {}).render(messages, ChatOptions(keeps_system=keeps_system))
 
 
+@pytest.mark.covers("J07")
 @pytest.mark.parametrize("keeps_system", [False, True])
 @pytest.mark.parametrize("source", [FIRST_ALONE, ALTERNATING])
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def rendered(source: str, turns: Turns, *, keeps_system: bool = False) -> str:
         (EMPTY, [("system", "b"), ("user", "Hi")]),
     ],
 )
-def test_j07_what_a_template_refuses_is_in_the_first_message(
+def test_what_a_template_refuses_is_in_the_first_message(
     source: str, turns: Turns, wanted: Turns, keeps_system: bool
 ) -> None:
     assert rendered(source, turns, keeps_system=keeps_system) == shown(wanted)
@@ -132,11 +133,12 @@ CLAUDE: dict[str, Any] = {
 }
 
 
+@pytest.mark.covers("J07")
 @pytest.mark.parametrize(
     ("path", "body"),
     [("/v1/responses", CODEX), ("/v1/chat/completions", CHAT), ("/v1/messages", CLAUDE)],
 )
-async def test_j07_every_endpoint_serves_a_strict_template(path: str, body: dict[str, Any]) -> None:
+async def test_every_endpoint_serves_a_strict_template(path: str, body: dict[str, Any]) -> None:
     edge = make_edge(says("x"), model=model_with(FIRST_ALONE))
     async with edge.client() as client:
         reply = await client.post(path, json=body)

@@ -116,7 +116,8 @@ def test_a_default_fits_the_wire_though_json_writes_it_with_a_point(folder: Path
         assert type(value) is int, "a float does not fit the wire where a whole number is wanted"
 
 
-def test_k05_defaults_that_keep_one_token_or_all_are_taken(folder: Path) -> None:
+@pytest.mark.covers("K05")
+def test_defaults_that_keep_one_token_or_all_are_taken(folder: Path) -> None:
     rewrite(folder / "generation_config.json", top_k=-1, top_p=0.0)
     defaults = TextModel.load(folder, "", 0).default_sampling
     assert filters_of_nodes(defaults) == {"top_k": 1, "top_p": 1.0}

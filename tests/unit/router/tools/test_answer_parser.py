@@ -125,11 +125,11 @@ def cut(text: str, at: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise([0, *sorted(at), len(text)])]
 
 
+@pytest.mark.covers("G14", "G15")
 @pytest.mark.parametrize(("call_format", "thinking", "text", "parsed"), SAMPLES)
 def test_every_cut_gives_the_same_parts(
     call_format: str, thinking: ThinkingFormat, text: str, parsed: Parsed
 ) -> None:
-    # G14, G15.
     assert parse([text], call_format, thinking) == parsed
     assert parse(list(text), call_format, thinking) == parsed
     for at in range(len(text) + 1):
@@ -149,6 +149,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.covers("G14")
 @given(
     st.lists(PIECES, max_size=12),
     st.sampled_from(["", "hermes", "fenced", "llama3_json"]),
@@ -158,7 +159,6 @@ PIECES = st.sampled_from(
 def test_any_text_gives_the_same_parts_however_it_is_cut(
     pieces: list[str], call_format: str, thinking: ThinkingFormat, draw: random.Random
 ) -> None:
-    # G14.
     text = "".join(pieces)
     whole = parse([text], call_format, thinking)
     assert parse(pieces, call_format, thinking) == whole

@@ -55,7 +55,7 @@ def test_a_handoff() -> None:
     }
 
 
-def test_asking_who_refused_is_placing() -> None:
+def test_asking_a_node_that_refused_is_placing() -> None:
     watch = Timed(0.0)
     watch.choosing(1, 0.0)
     watch.reserve_asked(1, 0.0)
