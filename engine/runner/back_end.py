@@ -103,8 +103,8 @@ class BackEnd(Protocol):
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
         """Raise `ConfigError` for settings that it cannot compute with, reading no file."""
 
-    def why_not(self, spec: DecoderSpec) -> str:
-        """Return why it cannot compute this decoder, in words; empty if it can."""
+    def why_not(self, files: ModelFiles) -> str:
+        """Return why it cannot compute these files, in words; empty if it can."""
 
     def prepare(self, num_threads: int) -> None:
         """Import or compile what every model needs, for so many CPU threads (0: all cores).

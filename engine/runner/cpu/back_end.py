@@ -15,7 +15,6 @@ from engine.runner.kernels.vector_ir import LANES
 from engine.runner.memory_meter import HostMeter
 from engine.runner.paddle_import import set_num_threads
 from engine.runner.weights.arithmetic import Arithmetic, stored_formats
-from engine.runner.weights.model_spec import DecoderSpec
 
 if TYPE_CHECKING:
     from engine.runner.cpu.mtp import NumbaMtp
@@ -37,9 +36,9 @@ class CpuBackEnd:
                 f"dtype is {model.dtype}: a CPU computes in float32; wanted auto or float32"
             )
 
-    def why_not(self, spec: DecoderSpec) -> str:
+    def why_not(self, files: ModelFiles) -> str:
         for name in ("hidden_size", "intermediate_size", "head_dim"):
-            size = getattr(spec, name)
+            size = getattr(files.spec, name)
             if size % LANES:
                 return f"{name} is {size}: the CPU kernels require a multiple of {LANES}"
         return ""

@@ -18,7 +18,6 @@ from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.memory_meter import SHARE_OF_ITS_OWN
 from engine.runner.paddle_import import set_num_threads
 from engine.runner.weights.arithmetic import Arithmetic, stored_formats
-from engine.runner.weights.model_spec import DecoderSpec
 
 if TYPE_CHECKING:
     from engine.runner.gpu.card import Card
@@ -34,6 +33,15 @@ _PROGRAMS_EACH = 3
 """Programs of a decoding step's attention for each multiprocessor."""
 _CONTEXT_BYTES = 600 << 20
 """What the driver takes for a context and for loaded kernels, beside what is allocated."""
+
+
+def has_card() -> bool:
+    """Return whether Triton is installed and the driver shows a card that its kernels run on."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from engine.runner.gpu.card import finds_card
+
+    return finds_card()
 
 
 class GpuMeter:
@@ -94,9 +102,12 @@ class GpuBackEnd:
                 )
         _ = self.card
 
-    def why_not(self, spec: DecoderSpec) -> str:
+    def why_not(self, files: ModelFiles) -> str:
+        spec = files.spec
+        if files.mtp is not None:
+            return "the drafting method mtp has no kernels on a GPU"
         if spec.has_output_bias or spec.has_mlp_bias:
-            return "the model has biases behind attention or in its MLP"
+            return "the model has biases after attention or in its MLP"
         if spec.head_dim not in _HEAD_SIZES:
             return f"head_dim is {spec.head_dim}: the GPU kernels take {_HEAD_SIZES}"
         for name in ("hidden_size", "intermediate_size"):
@@ -111,16 +122,9 @@ class GpuBackEnd:
         return GpuMeter(self.card)
 
     def arithmetic(self, model: ModelConfig, files: ModelFiles) -> Arithmetic:
-        """Return the arithmetic: a card's matrix instructions add in an order of their own.
-
-        Raises `ConfigError` for a model with an MTP layer.
-        """
+        """Return the arithmetic: a card's matrix instructions add in an order of their own."""
         from engine.runner.gpu.launches import AttentionShape
 
-        if files.mtp is not None:
-            raise ConfigError(
-                "speculative_method is mtp: wanted ngram or none with attention_backend triton"
-            )
         capability = self.card.device.properties.capability
         operators = f"triton, compute capability {capability / 10}, {AttentionShape().piece} keys"
         return Arithmetic("bfloat16", operators, stored_formats(files.spec, files.weights))

@@ -102,6 +102,17 @@ def load_driver() -> Driver:
     return driver
 
 
+def capability_of(driver: Driver, ordinal: int) -> int:
+    """Return a card's compute capability, 90 for 9.0, without opening it; 0: there is none."""
+    device, value, found = c_int(), c_int(), 0
+    if driver.status("cuDeviceGet", byref(device), ordinal):
+        return 0
+    for factor, name in ((10, "capability_major"), (1, "capability_minor")):
+        driver("cuDeviceGetAttribute", byref(value), _ATTRIBUTES[name], device)
+        found += factor * value.value
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
     """What kernels are compiled and sized for. `capability` is 90 for compute capability 9.0."""

@@ -13,7 +13,6 @@ from engine.runner.cache.kv_cache import KVCache
 from engine.runner.memory_meter import HostMeter, MemoryMeter
 from engine.runner.paddle_import import has_gpu, import_paddle, paddle, set_num_threads
 from engine.runner.weights.arithmetic import Arithmetic, stored_formats
-from engine.runner.weights.model_spec import DecoderSpec
 
 
 class PaddleBackEnd:
@@ -40,7 +39,7 @@ class PaddleBackEnd:
                 "here: paddle"
             )
 
-    def why_not(self, spec: DecoderSpec) -> str:
+    def why_not(self, files: ModelFiles) -> str:
         return ""
 
     def prepare(self, num_threads: int) -> None:

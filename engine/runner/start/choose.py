@@ -1,7 +1,7 @@
 """Which back end computes a model: the configured one, or the fastest that can.
 
 A further back end is a line of `_BACK_ENDS`, a word of the setting `attention_backend`, and its
-place in `_PREFERRED`.
+place in `_preferred`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 
 from common.errors import ConfigError
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.back_end import BackEnd
-from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.back_end import BackEnd, ModelFiles
 
 _logger = logging.getLogger("pdserve.engine")
 
@@ -40,25 +39,35 @@ _BACK_ENDS: Mapping[str, Callable[[], BackEnd]] = {
     "paddle": _paddle,
     "triton": _triton,
 }
-_PREFERRED = ("numba", "paddle")
-"""What `auto` tries, in this order. Paddle computes every model."""
 
 
-def choose_back_end(model: ModelConfig, engine: EngineConfig, spec: DecoderSpec) -> BackEnd:
-    """Return the back end; `ConfigError` if the configured one cannot compute this."""
+def _preferred() -> tuple[str, ...]:
+    """Return what `auto` tries, in this order. Paddle computes every model."""
+    from engine.runner.gpu.back_end import has_card
+
+    return ("triton", "numba", "paddle") if has_card() else ("numba", "paddle")
+
+
+def choose_back_end(model: ModelConfig, engine: EngineConfig, files: ModelFiles) -> BackEnd:
+    """Return the back end; `ConfigError` if the configured one cannot compute this.
+
+    With `auto` the first one that can is taken; why those before it cannot is in the log.
+    """
     wanted = engine.attention_backend
-    names = _PREFERRED if wanted == "auto" else (wanted,)
-    *others, last = names
-    for name in others:
-        back_end = _BACK_ENDS[name]()
-        problem = back_end.why_not(spec)
-        if not problem:
-            back_end.check(model, engine)
-            return back_end
-        _logger.warning("attention_backend is not %s, because %s", name, problem)
-    back_end = _BACK_ENDS[last]()
-    problem = back_end.why_not(spec)
+    names = _preferred() if wanted == "auto" else (wanted,)
+    for name in names[:-1]:
+        try:
+            return _checked(name, model, engine, files)
+        except ConfigError as error:
+            _logger.warning("%s", error)
+    return _checked(names[-1], model, engine, files)
+
+
+def _checked(name: str, model: ModelConfig, engine: EngineConfig, files: ModelFiles) -> BackEnd:
+    """Return a back end; `ConfigError` if it cannot compute this."""
+    back_end = _BACK_ENDS[name]()
+    problem = back_end.why_not(files)
     if problem:
-        raise ConfigError(f"attention_backend is {last}, but {problem}; wanted paddle")
+        raise ConfigError(f"attention_backend is {name}, but {problem}; wanted paddle")
     back_end.check(model, engine)
     return back_end

@@ -91,7 +91,7 @@ def load_model_runner(
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)
     files = ModelFiles(spec, _quantised(checkpoint, spec, model.quantization), eos_token_ids, mtp)
-    back_end = choose_back_end(model, engine, spec)
+    back_end = choose_back_end(model, engine, files)
     back_end.prepare(engine.num_threads)
     on_imported()
     # Imported late: a wrong path, file or setting is reported before kernels are compiled.

@@ -6,6 +6,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from common.errors import ConfigError, InternalError
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence, SequencesFailed
+from engine.runner.gpu import back_end as gpu_back_end
 from engine.runner.kernels.attention_plan import PIECE_KEYS
 from engine.runner.start.load import load_model_runner
 from engine.runner.weights.model_spec import read_decoder_spec
@@ -218,3 +220,37 @@ def test_bad_logits_name_the_batch_entries_and_spare_the_others(folder: Path) ->
     assert caught.value.results[0] is None
     assert caught.value.results[67] is None
     assert [*caught.value.results[1:67], *caught.value.results[68:]] == runner.execute(good)
+
+
+def test_a_gpu_back_end_without_a_card_says_what_is_missing(folder: Path) -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ConfigError, match="no NVIDIA driver: libcuda"):
+        load(folder, attention_backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is int8: attention_backend triton takes auto"),
+        ({"block_size": 128}, "block_size is 128: attention_backend triton takes 16, 32, 64"),
+        ({"activation_dtype": "int8"}, "activation_dtype is int8: attention_backend triton takes"),
+    ],
+)
+def test_what_the_gpu_kernels_lack_is_told_before_a_card_is_opened(
+    folder: Path, settings: dict[str, Any], words: str
+) -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ConfigError, match=words):
+        load(folder, attention_backend="triton", **settings)
+
+
+def test_where_there_is_a_card_auto_takes_it_or_says_why_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A setting that the GPU kernels lack is computed on the CPU."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(gpu_back_end, "has_card", lambda: True)
+    with caplog.at_level(logging.WARNING, "pdserve.engine"):
+        runner = load(folder, attention_backend="auto", kv_cache_dtype="int8")
+    assert runner.attention_backend == "numba"
+    assert "kv_cache_dtype is int8: attention_backend triton takes" in caplog.text

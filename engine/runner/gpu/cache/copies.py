@@ -119,7 +119,7 @@ class CardSide:
         return pinned.address + offset if is_inside else 0
 
     def _queue(self, layer: int, blocks: PinnedBlocks, *, is_out: bool) -> Event:
-        """Queue a copy behind the steps that are queued; return what tells its end."""
+        """Queue a copy after the steps that are queued; return what tells its end."""
         device, pool = self._device, self._pool()
         device.use()
         before = device.event()

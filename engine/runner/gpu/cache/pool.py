@@ -23,7 +23,7 @@ from engine.runner.gpu.launches import KVPool
 _logger = logging.getLogger("pdserve.engine")
 
 _MOST_PINNED_SHARE = 0.25
-"""Of the machine's memory."""
+"""The largest part of the machine's memory that is pinned."""
 
 
 class GpuCache:
