@@ -61,6 +61,10 @@ _MODEL_NAMES = Form(f"at most {MOST_NAMES} different names, separated by commas"
 _CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
 _MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
 _KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
+_GPUS = Form(
+    "numbers of cards such as 0,1",
+    lambda text: not text or all(part.isdecimal() for part in text.split(",")),
+)
 _REDIS_URL = Form(
     "redis://host:port/db, rediss://…, redis+sentinel://host,host/service, "
     "redis+cluster://host,host or unix://…",
@@ -188,6 +192,12 @@ class EngineConfig(Section):
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
     attention_backend: str = setting(
         "auto", "what computes the model", one_of=("auto", "numba", "paddle", "triton")
+    )
+    gpus: str = setting(
+        "",
+        "NVIDIA GPUs to compute on, such as 0,1",
+        note="a node takes the first, up divides them among its nodes; default: the first there is",
+        form=_GPUS,
     )
     num_threads: int = setting(
         0,

@@ -42,14 +42,13 @@ SET_BY_UP = frozenset(
 )
 
 UP_MEMORY_FRACTION = 0.3
-"""The share of a machine that all nodes of `up` take together."""
+"""The share of a machine that all nodes of `up` take together by default."""
 UP_DEFAULTS: dict[str, str | int | float] = {
     "model": "demo",
     "port": 8000,
     "max_num_batched_tokens": 512,
-    "memory_fraction": UP_MEMORY_FRACTION,
 }
-"""Several nodes share one machine here: steps must stay short, and `memory_fraction` is divided."""
+"""Several nodes share one machine here: steps must stay short."""
 
 EVERYDAY_KEYS = (
     *("model", "served_model_name", "host", "port", "redis_url", "keys", "insecure", "api_key"),

@@ -10,6 +10,9 @@ from common.settings.config import Config
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.configuration.flags import UP_MEMORY_FRACTION
 
+_OF_A_CARD = 0.9
+"""The part of a card's memory that its nodes take together by default."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSize:
@@ -60,7 +63,7 @@ def plan_cluster(
     The nodes share the machine: each gets an equal part of `memory_fraction`, and where there are
     more nodes than the `num_cores` cores, one thread. A step waits for each thread that has begun a
     share of it, also for one that lost its core to another node: it then takes several times as
-    long.
+    long. With `gpus` the nodes take turns on these cards, and the memory is that of a card.
     """
     placement = replace(base.placement, redis_url=redis_url)
     router = replace(
@@ -72,14 +75,17 @@ def plan_cluster(
     )
     planned = [PlannedProcess("router", router)]
     num_nodes = size.prefill + size.decode + size.mixed
-    of_all = base.engine.memory_fraction or UP_MEMORY_FRACTION
+    cards = base.engine.gpus.split(",")
+    of_all = base.engine.memory_fraction or (_OF_A_CARD if cards[0] else UP_MEMORY_FRACTION)
+    num_sharing = -(-num_nodes // len(cards))
     num_threads = base.engine.num_threads or (1 if num_nodes > num_cores else 0)
     security = replace(base.security, keys=str(keys / "node"))
-    engine = replace(base.engine, memory_fraction=of_all / num_nodes, num_threads=num_threads)
+    engine = replace(base.engine, memory_fraction=of_all / num_sharing, num_threads=num_threads)
     counts = ((Role.PREFILL, size.prefill), (Role.DECODE, size.decode), (Role.MIXED, size.mixed))
     for role, count in counts:
         for number in range(1, count + 1):
             name = f"{role.value}-{number}"
+            card = cards[(len(planned) - 1) % len(cards)]
             # Nodes communicate on this machine only, on any free port.
             server = replace(
                 base.server, host="127.0.0.1", port=0, kv_port=0, metrics_port=0, node_id=name
@@ -89,7 +95,7 @@ def plan_cluster(
                 role=role,
                 server=server,
                 placement=placement,
-                engine=engine,
+                engine=replace(engine, gpus=card),
                 security=security,
             )
             planned.append(PlannedProcess(name, node))

@@ -51,11 +51,11 @@ class InterpretedCard(Card):
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_card() -> Card:
+    def open_card(ordinal: int) -> Card:
         device: Any = InterpretedDevice()
         return InterpretedCard(device, 1, {})
 
-    backs = dict(choose._BACK_ENDS) | {"triton": lambda: GpuBackEnd(open_card)}
+    backs = dict(choose._BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}
     monkeypatch.setattr(choose, "_BACK_ENDS", backs)
 
 

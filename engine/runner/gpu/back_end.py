@@ -70,9 +70,9 @@ class GpuBackEnd:
     has_context_buffers = False
     is_on_host = False
 
-    def __init__(self, open_card: Callable[[], Card] | None = None) -> None:
-        """Take what opens the card (None: the first one that the driver shows)."""
-        self._open_card = open_card
+    def __init__(self, ordinal: int = 0, open_card: Callable[[int], Card] | None = None) -> None:
+        """Take the card's number, and what opens it (None: the driver)."""
+        self._ordinal, self._open_card = ordinal, open_card
         self._opened: Card | None = None
 
     @property
@@ -81,7 +81,7 @@ class GpuBackEnd:
         if self._opened is None:
             from engine.runner.gpu.card import open_card
 
-            self._opened = (self._open_card or open_card)()
+            self._opened = (self._open_card or open_card)(self._ordinal)
         return self._opened
 
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:

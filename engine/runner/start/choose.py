@@ -16,35 +16,37 @@ from engine.runner.back_end import BackEnd, ModelFiles
 _logger = logging.getLogger("pdserve.engine")
 
 
-def _numba() -> BackEnd:
+def _numba(engine: EngineConfig) -> BackEnd:
     from engine.runner.cpu.back_end import CpuBackEnd
 
     return CpuBackEnd()
 
 
-def _paddle() -> BackEnd:
+def _paddle(engine: EngineConfig) -> BackEnd:
     from engine.runner.paddle.back_end import PaddleBackEnd
 
     return PaddleBackEnd()
 
 
-def _triton() -> BackEnd:
+def _triton(engine: EngineConfig) -> BackEnd:
     from engine.runner.gpu.back_end import GpuBackEnd
 
-    return GpuBackEnd()
+    return GpuBackEnd(int(engine.gpus.split(",")[0] or 0))
 
 
-_BACK_ENDS: Mapping[str, Callable[[], BackEnd]] = {
+_BACK_ENDS: Mapping[str, Callable[[EngineConfig], BackEnd]] = {
     "numba": _numba,
     "paddle": _paddle,
     "triton": _triton,
 }
 
 
-def _preferred() -> tuple[str, ...]:
+def _preferred(engine: EngineConfig) -> tuple[str, ...]:
     """Return what `auto` tries, in this order. Paddle computes every model."""
     from engine.runner.gpu.back_end import has_card
 
+    if engine.gpus:
+        return ("triton",)
     return ("triton", "numba", "paddle") if has_card() else ("numba", "paddle")
 
 
@@ -54,7 +56,7 @@ def choose_back_end(model: ModelConfig, engine: EngineConfig, files: ModelFiles)
     With `auto` the first one that can is taken; why those before it cannot is in the log.
     """
     wanted = engine.attention_backend
-    names = _preferred() if wanted == "auto" else (wanted,)
+    names = _preferred(engine) if wanted == "auto" else (wanted,)
     for name in names[:-1]:
         try:
             return _checked(name, model, engine, files)
@@ -65,7 +67,7 @@ def choose_back_end(model: ModelConfig, engine: EngineConfig, files: ModelFiles)
 
 def _checked(name: str, model: ModelConfig, engine: EngineConfig, files: ModelFiles) -> BackEnd:
     """Return a back end; `ConfigError` if it cannot compute this."""
-    back_end = _BACK_ENDS[name]()
+    back_end = _BACK_ENDS[name](engine)
     problem = back_end.why_not(files)
     if problem:
         raise ConfigError(f"attention_backend is {name}, but {problem}; wanted paddle")

@@ -254,3 +254,9 @@ def test_where_there_is_a_card_auto_takes_it_or_says_why_not(
         runner = load(folder, attention_backend="auto", kv_cache_dtype="int8")
     assert runner.attention_backend == "numba"
     assert "kv_cache_dtype is int8: attention_backend triton takes" in caplog.text
+
+
+def test_cards_that_are_asked_for_are_not_replaced_by_the_cpu(folder: Path) -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ConfigError, match="no NVIDIA driver"):
+        load(folder, attention_backend="auto", gpus="1")

@@ -87,6 +87,7 @@ LEGAL_VALUES = {
     "log_format": "json",
     "otel_endpoint": "http://collector:4317",
     "attention_backend": "numba",
+    "gpus": "0,1",
     "kv_cache_dtype": "int8",
     "activation_dtype": "int8",
     "load_format": "random",
@@ -467,7 +468,7 @@ def test_a_local_cluster_has_its_own_defaults_and_settings() -> None:
     assert loaded.config.model.model == "demo"
     assert loaded.config.server.port == 8000
     assert loaded.config.engine.max_num_batched_tokens == 512
-    assert loaded.config.engine.memory_fraction == 0.3
+    assert loaded.config.engine.memory_fraction == 0.0
     assert loaded.config.engine.kv_cache_memory == 0
     assert loaded.origins["model"] == "default of `pdserve up`"
     assert load("--kv-cache-memory", "1GiB", command=UP).config.engine.kv_cache_memory == 1 << 30

@@ -51,3 +51,23 @@ def test_nodes_that_outnumber_the_cores_have_one_thread_each(
     size = ClusterSize(prefill=0, decode=0, mixed=num_nodes)
     found = engines(EngineConfig(num_threads=configured), size, num_cores)
     assert [engine.num_threads for engine in found] == [wanted] * num_nodes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_nodes", "cards", "fraction"),
+    [
+        ("0", 2, ["0", "0"], 0.45),
+        ("1,3", 2, ["1", "3"], 0.9),
+        ("0,1", 3, ["0", "1", "0"], 0.45),
+        ("0,1,2", 1, ["0"], 0.9),
+    ],
+)
+def test_nodes_take_turns_on_the_cards_and_share_each_ones_memory(
+    gpus: str, num_nodes: int, cards: list[str], fraction: float
+) -> None:
+    size = ClusterSize(prefill=0, decode=0, mixed=num_nodes)
+    found = engines(EngineConfig(gpus=gpus), size)
+    assert [engine.gpus for engine in found] == cards
+    assert {engine.memory_fraction for engine in found} == {fraction}
+    [chosen, *_] = engines(EngineConfig(gpus=gpus, memory_fraction=0.2), size)
+    assert chosen.memory_fraction == pytest.approx(0.2 * fraction / 0.9)
