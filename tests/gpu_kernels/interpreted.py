@@ -202,6 +202,9 @@ class InterpretedDevice:
     def fill(self, address: int, value: int, num_bytes: int, stream: int) -> None:
         ctypes.memset(address, value, num_bytes)
 
+    def register(self, address: int, num_bytes: int) -> Memory:
+        return Memory(address, num_bytes, lambda: None, address)
+
     def stream(self) -> int:
         return 1
 

@@ -19,6 +19,7 @@ import pytest
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.runner.gpu.back_end import GpuBackEnd
+from engine.runner.gpu.cache import pool
 from engine.runner.gpu.card import Card
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.model_runner import ModelRunner
@@ -199,8 +200,12 @@ def test_drafts_are_verified_as_one_by_one(filled: ModelRunner) -> None:
     assert list(found.token_ids) == tokens
 
 
-def test_blocks_go_out_and_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.0], ids=["pinned", "buffers"])
+def test_blocks_go_out_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
     """What a step wrote is in host memory when its layer is told, and serves another cache."""
+    monkeypatch.setattr(pool, "_MOST_PINNED_SHARE", share)
     folder = write_checkpoint(tmp_path, FAMILIES["qwen3"])
     ours, theirs = on_card(folder), on_card(folder)
     told: list[int] = []

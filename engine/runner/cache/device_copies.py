@@ -47,8 +47,13 @@ class DeviceSide(Protocol):
     def begin_in(self, layer: int, block_ids: np.ndarray, gathered: Any) -> IsComplete:
         """Begin to copy what was gathered to blocks of the device."""
 
-    def begin_out(self, layer: int, block_ids: np.ndarray) -> tuple[Any, IsComplete]:
-        """Begin to copy blocks of the device; return the pinned memory where they come."""
+    def begin_out(
+        self, layer: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray
+    ) -> tuple[Any, IsComplete]:
+        """Begin to copy blocks of the device; return the pinned memory where they come.
+
+        They are to be written into blocks of the host, which may be pinned itself.
+        """
 
     def scatter(self, pinned: Any, host: np.ndarray, host_ids: np.ndarray) -> None:
         """Write what was copied into blocks of the host."""
@@ -207,7 +212,7 @@ def begin_layer_out(
 
     The thread that runs a step may call this. Returns the work of the copying thread.
     """
-    pinned, is_complete = device.begin_out(layer, block_ids)
+    pinned, is_complete = device.begin_out(layer, block_ids, host, host_ids)
     write = partial(device.scatter, pinned, host, host_ids)
     return submit(partial(_write_when_complete, is_complete, write))
 
@@ -246,7 +251,7 @@ class GpuSide:
         return _KeptUntil(done, [gathered, places, pieces])
 
     def begin_out(
-        self, layer: int, block_ids: np.ndarray
+        self, layer: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray
     ) -> tuple[list[paddle.Tensor], IsComplete]:
         self._stream.wait_event(paddle.device.current_stream().record_event())
         with paddle.no_grad(), paddle.device.stream_guard(self._stream):

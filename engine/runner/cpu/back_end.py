@@ -31,7 +31,7 @@ class CpuBackEnd:
     is_on_host = True
 
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
-        """Raise `ConfigError` for settings that it cannot compute with."""
+        """Raise `ConfigError` for a dtype other than float32."""
         if model.dtype not in ("auto", "float32"):
             raise ConfigError(
                 f"dtype is {model.dtype}: a CPU computes in float32; wanted auto or float32"

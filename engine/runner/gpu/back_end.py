@@ -63,7 +63,7 @@ class GpuBackEnd:
     is_on_host = False
 
     def __init__(self, open_card: Callable[[], Card] | None = None) -> None:
-        """Take what opens the card; None: the first one that the driver shows is opened."""
+        """Take what opens the card (None: the first one that the driver shows)."""
         self._open_card = open_card
         self._opened: Card | None = None
 
@@ -77,7 +77,7 @@ class GpuBackEnd:
         return self._opened
 
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
-        """Raise `ConfigError` for settings that it cannot compute with."""
+        """Raise `ConfigError` for a setting that the kernels lack, and where there is no card."""
         if importlib.util.find_spec("triton") is None:
             raise ConfigError("attention_backend is triton: wanted pip install '.[triton]'")
         for name, value, wanted in (
@@ -113,7 +113,7 @@ class GpuBackEnd:
     def arithmetic(self, model: ModelConfig, files: ModelFiles) -> Arithmetic:
         """Return the arithmetic: a card's matrix instructions add in an order of their own.
 
-        Raises `ConfigError` for a drafting layer.
+        Raises `ConfigError` for a model with an MTP layer.
         """
         from engine.runner.gpu.launches import AttentionShape
 
@@ -170,7 +170,7 @@ class GpuBackEnd:
         decoder = GpuDecoder(
             card.device, make_launches, cache.pool, files.spec, shape, max_len, card.stream
         )
-        row_draw = CardDraw(card.device, decoder, shape.num_logits_rows)
+        row_draw = CardDraw(card.device, decoder)
         decoder.bind_all()
         row_draw.bind_all()
         card.compile(needed.specs)

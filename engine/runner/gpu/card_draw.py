@@ -24,9 +24,10 @@ from engine.runner.gpu.steps.step_memory import StepMemory
 class CardDraw:
     """A `verification.RowDraw`."""
 
-    def __init__(self, device: Device, decoder: GpuDecoder, most_rows: int) -> None:
-        """Allocate for groups of `most_rows` rows, whose logits are in memory at a time."""
-        self._device, self._decoder, self._most_rows = device, decoder, most_rows
+    def __init__(self, device: Device, decoder: GpuDecoder) -> None:
+        """Allocate for groups of as many rows as the decoder has logits at a time."""
+        self._device, self._decoder = device, decoder
+        self._most_rows = most_rows = decoder.most_logits_rows
         vocab_size = decoder.spec.vocab_size
         self._sampler = Sampler(vocab_size)
         self._row_bytes = 4 * vocab_size
@@ -40,8 +41,9 @@ class CardDraw:
         )  # fmt: skip
         self._staging = Staging(
             device,
-            {"temperatures": 4 * most_rows, "seeds": 8 * most_rows, "indices": 4 * most_rows},
+            {"temperatures": (most_rows,), "seeds": (most_rows, 2), "indices": (most_rows,)},
         )
+        self._launches: dict[int, tuple[Bound, Bound]] = {}
         self._read = device.allocate_pinned(4 * most_rows)
         self._tokens = self._read.host_bytes().view(np.int32)
 
@@ -68,9 +70,10 @@ class CardDraw:
         temperatures = ways["temperature"]
         is_greedy = temperatures < GREEDY_BELOW
         staging.wait()
-        staging.put("temperatures", np.where(is_greedy, 0.0, temperatures).astype(np.float32))
-        staging.put("seeds", ways["seed"].view(np.int64))
-        staging.put("indices", rows.output_indices[group].astype(np.int32))
+        shown = np.where(is_greedy, 0.0, temperatures).astype(np.float32)
+        staging.put("temperatures", shown.view(np.int32))
+        staging.put("seeds", np.ascontiguousarray(ways["seed"]).view(np.int32).reshape(-1, 2))
+        staging.put("indices", rows.output_indices[group])
         staging.send(stream)
         for launch in self._bound(len(group)):
             launch(stream)
@@ -79,6 +82,11 @@ class CardDraw:
         return self._tokens[: len(group)].copy()
 
     def _bound(self, num_rows: int) -> tuple[Bound, Bound]:
+        if num_rows not in self._launches:
+            self._launches[num_rows] = self._bind(num_rows)
+        return self._launches[num_rows]
+
+    def _bind(self, num_rows: int) -> tuple[Bound, Bound]:
         staging, memory = self._staging, self._memory
         return self._decoder.launches.draw_rows(
             self._decoder.memory["logits"],
@@ -90,7 +98,7 @@ class CardDraw:
 
     def bind_all(self) -> None:
         """Ask for every kernel of the draws."""
-        self._bound(1)
+        self._bind(1)
 
     def _draw_on_host(self, rows: SampledRows, left: np.ndarray, first: int, draws: Draws) -> None:
         """Draw for rows of a group that begins at row `first`, from their logits."""

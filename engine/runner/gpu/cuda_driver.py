@@ -203,6 +203,18 @@ class Device:
             address.value, num_bytes, lambda: self.call("cuMemFreeHost", host), host.value or 0
         )
 
+    def register(self, address: int, num_bytes: int) -> Memory:
+        """Pin host memory of this process, so that the card reads and writes it at `address`.
+
+        It begins on a page. Takes all of its pages from the system.
+        """
+        host, found = c_void_p(address), c_uint64()
+        self.call("cuMemHostRegister_v2", host, c_size_t(num_bytes), _HOST_PORTABLE_MAPPED)
+        self.call("cuMemHostGetDevicePointer_v2", byref(found), host, 0)
+        return Memory(
+            found.value, num_bytes, lambda: self.call("cuMemHostUnregister", host), address
+        )
+
     def stream(self) -> int:
         """Return a new stream that does not wait for the default one."""
         handle = c_void_p()

@@ -25,6 +25,8 @@ from engine.runner.weights.model_spec import DecoderSpec
 
 _MOST_PIECES = 8192
 """Pieces of one step: 256 sequences of 8,000 tokens. Their results take 0.5 GB at 8 KV heads."""
+_LOGITS_ROWS = 256
+"""Rows of logits in memory, at most: 156 MB at 152,000 tokens."""
 _STEP_ROWS = 64
 """Steps with chunks are padded to a multiple of so many rows."""
 _GATHER = {"source": "*bf16", "rows": "*i32", "out": "*bf16"}
@@ -34,11 +36,10 @@ MakeLaunches = Callable[[KVPool], Launches]
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The rows of a step; `num_rows` of them with padding. `is_whole`: a graph computes them."""
+    """The rows of a step; `num_rows` of them with padding. Without chunks a graph computes them."""
 
     rows: StepRows
     num_rows: int
-    is_whole: bool
 
 
 def graph_sizes(most: int) -> list[int]:
@@ -65,6 +66,10 @@ class GpuDecoder:
         self.num_layers, self.spec, self.stream = spec.num_layers, spec, stream
         self._device, self._make_launches, self._shape = device, make_launches, shape
         self._graphs: dict[int, Graph] = {}
+        self._heads: dict[tuple[int, bool], list[Bound]] = {}
+        # All sequences of a decoding step at once, so that the head is read once.
+        self.most_logits_rows = max(min(shape.num_seqs, _LOGITS_ROWS), shape.num_logits_rows)
+        self._first_places = np.arange(self.most_logits_rows)
         self.use_pool(pool)
         make = self.launches
         self._sizes = graph_sizes(shape.num_seqs)
@@ -74,13 +79,13 @@ class GpuDecoder:
         self._most_pieces = min(shape.num_seqs * per_seq, max(_MOST_PIECES, per_seq))
         self._most_rows = -(-shape.num_tokens // _STEP_ROWS) * _STEP_ROWS
         self.memory = StepMemory(device, self._buffer_sizes(make))
-        self.staging = Staging(device, self._staged_sizes())
+        self.staging = Staging(device, self._staged_shapes())
         self._pieces = PieceList(*(self.memory[name] for name in PieceList._fields))
 
     def _buffer_sizes(self, make: Launches) -> dict[str, int]:
         spec, shape, pieces = self.spec, self._shape, self._most_pieces
         heads = pieces * spec.num_kv_heads * max(make.group_rows(1), make.shape.tile_rows)
-        logits = shape.num_logits_rows
+        logits = self.most_logits_rows
         return activation_sizes(spec, self._most_rows) | {
             "chosen": 2 * logits * spec.hidden_size,
             "logits": 4 * logits * spec.vocab_size,
@@ -90,15 +95,16 @@ class GpuDecoder:
             "totals": 4 * heads * spec.head_dim, "tops": 8 * heads,
         }  # fmt: skip
 
-    def _staged_sizes(self) -> dict[str, int]:
+    def _staged_shapes(self) -> dict[str, tuple[int, ...]]:
         seqs, rows, width = self._shape.num_seqs, self._most_rows, self._width
         tiles = seqs + -(-rows // self._tile)
+        # Those of a decoding step first and together, so that little lies between them.
         return {
-            "tokens": 4 * rows, "positions": 4 * rows, "slots": 4 * rows,
-            "single_tables": 4 * seqs * width,
-            "first_rows": 4 * seqs, "num_rows": 4 * seqs, "last_positions": 4 * seqs,
-            "tile_chunks": 4 * tiles, "tile_rows": 4 * tiles, "chunk_tables": 4 * seqs * width,
-            "chosen_rows": 4 * self._shape.num_logits_rows,
+            "tokens": (rows,), "positions": (rows,), "slots": (rows,),
+            "single_tables": (seqs, width),
+            "first_rows": (seqs,), "num_rows": (seqs,), "last_positions": (seqs,),
+            "tile_chunks": (tiles,), "tile_rows": (tiles,), "chunk_tables": (seqs, width),
+            "chosen_rows": (self.most_logits_rows,),
         }  # fmt: skip
 
     @property
@@ -111,6 +117,7 @@ class GpuDecoder:
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+        self._heads.clear()
         self.launches = self._make_launches(pool)
 
     def record_graphs(self) -> None:
@@ -127,8 +134,8 @@ class GpuDecoder:
         for num_rows in (1, 32, 64, 256, 1024, self._most_rows):
             if num_rows <= self._most_rows:
                 self._layer(0, num_rows, 1, 1)
-        for count in (1, 17, 33, 64):
-            if count <= self._shape.num_logits_rows:
+        for count in (1, 17, 33, 65, self.most_logits_rows):
+            if count <= self.most_logits_rows:
                 self._head(count, is_gathered=True)
 
     def begin(self, batch: FlatBatch) -> Hidden:
@@ -136,7 +143,7 @@ class GpuDecoder:
         self._device.use()
         shape = self.launches.shape
         rows = lay_out(batch, self._tile, shape.piece, self._most_pieces)
-        is_whole = rows.is_decode
+        is_whole = rows.chunks is None
         num_rows = self._padded(rows.count, is_whole=is_whole)
         self._send(rows, num_rows)
         if is_whole:
@@ -145,7 +152,7 @@ class GpuDecoder:
             self._embed(num_rows)(self.stream)
             if rows.num_singles:
                 self._list_pieces(rows.num_singles)(self.stream)
-        return Hidden(rows, num_rows, is_whole)
+        return Hidden(rows, num_rows)
 
     def _padded(self, count: int, *, is_whole: bool) -> int:
         if is_whole:
@@ -153,28 +160,23 @@ class GpuDecoder:
         return -(-count // _STEP_ROWS) * _STEP_ROWS
 
     def _send(self, rows: StepRows, num_rows: int) -> None:
-        staging = self.staging
+        staging, chunks = self.staging, rows.chunks
         staging.wait()
-        padding = num_rows - rows.count
-        staging.put("tokens", np.pad(rows.tokens, (0, padding)))
-        for name, values in (("positions", rows.positions), ("slots", rows.slots)):
-            staging.put(name, np.pad(values, (0, padding), constant_values=NO_ROW))
-        staging.put("single_tables", self._wide(rows.single_tables))
-        if not rows.is_decode:
+        staging.put("tokens", rows.tokens, num_rows)
+        staging.put("positions", rows.positions, num_rows, NO_ROW)
+        staging.put("slots", rows.slots, num_rows, NO_ROW)
+        staging.put("single_tables", rows.single_tables)
+        if chunks is not None:
             for name in ("first_rows", "num_rows", "last_positions", "tile_chunks", "tile_rows"):
-                staging.put(name, getattr(rows, name))
-            staging.put("chunk_tables", self._wide(rows.chunk_tables))
+                staging.put(name, getattr(chunks, name))
+            staging.put("chunk_tables", chunks.tables)
         staging.send(self.stream)
 
-    def _wide(self, tables: np.ndarray) -> np.ndarray:
-        """Return tables `[sequences, blocks]` in the width that the kernels are bound to."""
-        return np.pad(tables, ((0, 0), (0, self._width - tables.shape[1])))
-
     def run_layer(self, index: int, hidden: Hidden) -> None:
-        if hidden.is_whole:
+        rows, chunks = hidden.rows, hidden.rows.chunks
+        if chunks is None:
             return
-        rows = hidden.rows
-        for launch in self._layer(index, hidden.num_rows, rows.num_singles, len(rows.tile_rows)):
+        for launch in self._layer(index, hidden.num_rows, rows.num_singles, len(chunks.tile_rows)):
             launch(self.stream)
 
     def _graph(self, num_rows: int) -> Graph:
@@ -243,14 +245,17 @@ class GpuDecoder:
 
     def queue_logits(self, hidden: Hidden, rows: np.ndarray) -> None:
         """Queue the logits after these rows of the batch, into the buffer `logits`."""
-        places = hidden.rows.places[rows]
+        places = rows if hidden.rows.places is None else hidden.rows.places[rows]
         count = len(places)
-        is_gathered = bool((places != np.arange(count)).any())
+        is_gathered = bool((places != self._first_places[:count]).any())
         if is_gathered:
             self.staging.wait()
-            self.staging.put("chosen_rows", places.astype(np.int32))
+            self.staging.put("chosen_rows", places)
             self.staging.send(self.stream)
-        for launch in self._head(count, is_gathered=is_gathered):
+        key = (count, is_gathered)
+        if key not in self._heads:
+            self._heads[key] = self._head(count, is_gathered=is_gathered)
+        for launch in self._heads[key]:
             launch(self.stream)
 
     def _head(self, count: int, *, is_gathered: bool) -> list[Bound]:

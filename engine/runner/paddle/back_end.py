@@ -29,7 +29,7 @@ class PaddleBackEnd:
         return not has_gpu()
 
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
-        """Raise `ConfigError` for settings that it cannot compute with."""
+        """Raise `ConfigError` for a dtype that the device lacks, and for int8 activations."""
         if not has_gpu() and model.dtype not in ("auto", "float32"):
             raise ConfigError(
                 f"dtype is {model.dtype}: a CPU computes in float32; wanted auto or float32"

@@ -47,7 +47,9 @@ class FakeDevice:
 
         return self._begin(layer, block_ids, copy)
 
-    def begin_out(self, layer: int, block_ids: np.ndarray) -> tuple[Any, Callable[[], bool]]:
+    def begin_out(
+        self, layer: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray
+    ) -> tuple[Any, Callable[[], bool]]:
         pinned = np.zeros(len(block_ids), int)
 
         def copy() -> None:

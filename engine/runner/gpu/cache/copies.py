@@ -1,7 +1,8 @@
-"""KV blocks between the card and pinned memory, beside the steps: a `device_copies.DeviceSide`.
+"""KV blocks between the card and the host, beside the steps: a `device_copies.DeviceSide`.
 
-One kernel moves all blocks of a layer between their places in the pool and pinned memory, where
-they lie together, on a stream of its own. A thread copies between pinned memory and the host's.
+One kernel moves all blocks of a layer on a stream of its own. Where the host's memory is pinned it
+reads and writes the blocks in their places; other memory is reached through pinned buffers, which a
+thread fills and empties.
 """
 
 from __future__ import annotations
@@ -13,33 +14,35 @@ import numpy as np
 
 from engine.runner.cache.device_copies import IsComplete
 from engine.runner.gpu.cache.pinned import PinnedBuffer, PinnedBuffers
-from engine.runner.gpu.cuda_driver import Device, Event
+from engine.runner.gpu.cuda_driver import Device, Event, Memory
 from engine.runner.gpu.kernels.gathering import copy_blocks
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.launches import KVPool
 
 _TYPES = {
-    "pool": "*i64", "block_ids": "*i32", "packed": "*i64", "num_blocks": "i32", "num_ids": "i32",
+    "pool": "*i64", "block_ids": "*i32", "host": "*i64", "host_ids": "*i32", "num_blocks": "i32",
+    "num_host_blocks": "i32",
 }  # fmt: skip
 _WORD_BYTES = 8
 _PART_WORDS = 2048
 """Words of a block that one program copies: 16 KiB."""
+_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """Blocks of one layer in pinned memory: their ids, then [2, blocks, piece_bytes]."""
+class PinnedBlocks:
+    """A layer's blocks as the card reaches them: `host` [2, num_host_blocks, piece_bytes].
+
+    `buffer` begins with the ids of blocks and, from `host_ids` on, those of host blocks. `pieces`
+    are the blocks in it, uint8 `[2, blocks, piece_bytes]`; None: they are in their places.
+    """
 
     buffer: PinnedBuffer
     num_ids: int
-    start: int
-    piece_bytes: int
-
-    @property
-    def pieces(self) -> np.ndarray:
-        """uint8 `[2, blocks, piece_bytes]`, writable."""
-        end = self.start + 2 * self.num_ids * self.piece_bytes
-        return self.buffer.bytes[self.start : end].reshape(2, self.num_ids, self.piece_bytes)
+    host_ids: int
+    host: int
+    num_host_blocks: int
+    pieces: np.ndarray | None
 
 
 class CardSide:
@@ -50,20 +53,23 @@ class CardSide:
         device: Device,
         make_kernel: Callable[[KernelSpec], BindableKernel],
         pool: Callable[[], KVPool],
+        pinned: Callable[[], Memory | None],
         compute_stream: int,
     ) -> None:
-        self._device, self._pool, self._compute = device, pool, compute_stream
-        self._make_kernel = make_kernel
+        """Take `pinned`, which returns the host memory that the card reaches, or None."""
+        self._device, self._pool, self._pinned = device, pool, pinned
+        self._compute, self._make_kernel = compute_stream, make_kernel
         self._kernels: dict[bool, BindableKernel] = {}
         self._stream = device.stream()
         self._buffers = PinnedBuffers(device)
 
-    def gather(self, host: np.ndarray, host_ids: np.ndarray, block_ids: np.ndarray) -> Packed:
-        packed = self._take(block_ids)
-        packed.pieces[:] = host[:, host_ids]
-        return packed
+    def gather(self, host: np.ndarray, host_ids: np.ndarray, block_ids: np.ndarray) -> PinnedBlocks:
+        blocks = self._take(block_ids, host, host_ids)
+        if blocks.pieces is not None:
+            blocks.pieces[:] = host[:, host_ids]
+        return blocks
 
-    def begin_in(self, layer: int, block_ids: np.ndarray, gathered: Packed) -> IsComplete:
+    def begin_in(self, layer: int, block_ids: np.ndarray, gathered: PinnedBlocks) -> IsComplete:
         done = self._queue(layer, gathered, is_out=False)
 
         def is_complete() -> bool:
@@ -74,23 +80,45 @@ class CardSide:
 
         return is_complete
 
-    def begin_out(self, layer: int, block_ids: np.ndarray) -> tuple[Packed, IsComplete]:
-        packed = self._take(block_ids)
-        done = self._queue(layer, packed, is_out=True)
-        return packed, lambda: self._has_ended(done)
+    def begin_out(
+        self, layer: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray
+    ) -> tuple[PinnedBlocks, IsComplete]:
+        blocks = self._take(block_ids, host, host_ids)
+        done = self._queue(layer, blocks, is_out=True)
+        return blocks, lambda: self._has_ended(done)
 
-    def scatter(self, pinned: Packed, host: np.ndarray, host_ids: np.ndarray) -> None:
-        host[:, host_ids] = pinned.pieces
+    def scatter(self, pinned: PinnedBlocks, host: np.ndarray, host_ids: np.ndarray) -> None:
+        if pinned.pieces is not None:
+            host[:, host_ids] = pinned.pieces
         self._buffers.give_back(pinned.buffer)
 
-    def _take(self, block_ids: np.ndarray) -> Packed:
+    def _take(self, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray) -> PinnedBlocks:
+        """Return how the card reaches these blocks of the host."""
         count, piece_bytes = len(block_ids), self._pool().piece_bytes
-        start = -(-4 * count // 256) * 256
-        buffer = self._buffers.take(start + 2 * count * piece_bytes)
-        buffer.bytes[: 4 * count] = np.asarray(block_ids, np.int32).view(np.uint8)
-        return Packed(buffer, count, start, piece_bytes)
+        ids_bytes = -(-4 * count // _ALIGNMENT) * _ALIGNMENT
+        place = self._address_of(host)
+        num_bytes = 0 if place else 2 * count * piece_bytes
+        buffer = self._buffers.take(2 * ids_bytes + num_bytes)
+        ids = buffer.bytes[: 2 * ids_bytes].view(np.int32)
+        ids[:count] = block_ids
+        ids[ids_bytes // 4 : ids_bytes // 4 + count] = host_ids if place else range(count)
+        if place:
+            return PinnedBlocks(buffer, count, ids_bytes, place, host.shape[1], None)
+        pieces = buffer.bytes[2 * ids_bytes : 2 * ids_bytes + num_bytes]
+        start = buffer.address + 2 * ids_bytes
+        pieces = pieces.reshape(2, count, piece_bytes)
+        return PinnedBlocks(buffer, count, ids_bytes, start, count, pieces)
 
-    def _queue(self, layer: int, packed: Packed, *, is_out: bool) -> Event:
+    def _address_of(self, host: np.ndarray) -> int:
+        """Return where the card finds this memory; 0 if it is not pinned."""
+        pinned = self._pinned()
+        if pinned is None:
+            return 0
+        offset = int(host.ctypes.data) - pinned.host
+        is_inside = offset >= 0 and offset + host.nbytes <= pinned.num_bytes
+        return pinned.address + offset if is_inside else 0
+
+    def _queue(self, layer: int, blocks: PinnedBlocks, *, is_out: bool) -> Event:
         """Queue a copy after the steps that are queued; return what shows its end."""
         device, pool = self._device, self._pool()
         device.use()
@@ -104,10 +132,10 @@ class CardSide:
                 "WORDS": words, "SIZE": _PART_WORDS, "IS_OUT": is_out, "IS_PROGRAMMATIC": False,
             }  # fmt: skip
             self._kernels[is_out] = self._make_kernel(KernelSpec(copy_blocks, _TYPES, constants))
-        address = packed.buffer.address
+        ids = blocks.buffer.address
         self._kernels[is_out].bind(
-            (packed.num_ids, -(-words // _PART_WORDS), 2), pool.keys(layer), address,
-            address + packed.start, pool.num_blocks, packed.num_ids,
+            (blocks.num_ids, -(-words // _PART_WORDS), 2), pool.keys(layer), ids, blocks.host,
+            ids + blocks.host_ids, pool.num_blocks, blocks.num_host_blocks,
         )(self._stream)  # fmt: skip
         done = device.event()
         done.record(self._stream)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import mmap
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,9 +16,14 @@ from engine.runner.cache.contract import HostMemory, num_blocks_in
 from engine.runner.cache.device_copies import DeviceCopies, begin_layer_out, copying_thread
 from engine.runner.cache.layers_out import LayersOut, ThreadCopy
 from engine.runner.gpu.cache.copies import CardSide
-from engine.runner.gpu.cuda_driver import Device, Memory
+from engine.runner.gpu.cuda_driver import Device, GpuError, Memory
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.launches import KVPool
+
+_logger = logging.getLogger("pdserve.engine")
+
+_MOST_PINNED_SHARE = 0.25
+"""Share of the machine's memory."""
 
 
 class GpuCache:
@@ -35,8 +43,9 @@ class GpuCache:
         self.layout = layout
         self._device, self._stream = device, stream
         self._memory: Memory | None = None
+        self._pinned: Memory | None = None
         self.allocate(memory_bytes, host_memory=host_memory)
-        self._side = CardSide(device, make_kernel, lambda: self.pool, stream)
+        self._side = CardSide(device, make_kernel, lambda: self.pool, lambda: self._pinned, stream)
         self._submit = copying_thread()
         sizes = [layer.num_bytes for layer in layout.layers]
         self._copies = DeviceCopies(self._side, block_bytes=sizes, submit=self._submit)
@@ -53,11 +62,32 @@ class GpuCache:
             self._memory.close()
         self._memory = self._device.allocate(num_bytes)
         self._device.fill(self._memory.address, 0, num_bytes, self._stream)
-        # Pages of the mirror are touched when blocks are staged, so unused ones take no memory.
         mirror = host_memory(num_bytes, False) if host_memory else None
         if mirror is None:
-            mirror = np.zeros(num_bytes, np.uint8)
+            mirror = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+        if self._pinned is not None:
+            self._pinned.close()
+        self._pinned = self._pin(mirror)
         self.host_bytes = mirror.reshape(layout.pool_shape(self.num_blocks))
+
+    def _pin(self, mirror: np.ndarray) -> Memory | None:
+        """Pin the mirror, so that the card reaches it; None where that would take too much.
+
+        The pages of a mirror that is not pinned are touched when blocks are staged, so unused ones
+        take no memory.
+        """
+        host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if mirror.nbytes > _MOST_PINNED_SHARE * host_bytes:
+            _logger.warning(
+                "KV for other nodes is copied through buffers, which is slower: %.1f GiB of KV "
+                "cache are more than a quarter of this machine's memory", mirror.nbytes / (1 << 30),
+            )  # fmt: skip
+            return None
+        try:
+            return self._device.register(int(mirror.ctypes.data), mirror.nbytes)
+        except GpuError as error:
+            _logger.warning("KV for other nodes is copied through buffers: %s", error)
+            return None
 
     @property
     def pool(self) -> KVPool:

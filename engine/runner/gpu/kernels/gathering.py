@@ -22,13 +22,14 @@ def gather_rows(source, rows, out, N: tl.constexpr, COLUMNS: tl.constexpr,
 
 
 @triton.jit
-def copy_blocks(pool, block_ids, packed, num_blocks, num_ids, WORDS: tl.constexpr,
+def copy_blocks(pool, block_ids, host, host_ids, num_blocks, num_host_blocks, WORDS: tl.constexpr,
                 SIZE: tl.constexpr, IS_OUT: tl.constexpr,
                 IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Copy blocks of one layer between its pool and memory where they lie together.
+    """Copy blocks of one layer between its pool and pinned host memory, pairwise.
 
-    `pool` is [2, num_blocks, WORDS] and `packed` [2, num_ids, WORDS], in words of 8 bytes; 2 is
-    key, value. With IS_OUT the pool is read. Program: (index of a block, part of SIZE words, kind).
+    `pool` is [2, num_blocks, WORDS] and `host` [2, num_host_blocks, WORDS], in words of 8 bytes; 2
+    is key, value. With IS_OUT the pool is read. Program: (index of a block, part of SIZE words,
+    kind).
     """
     begin(IS_PROGRAMMATIC)
     index = tl.program_id(0).to(tl.int64)
@@ -37,7 +38,8 @@ def copy_blocks(pool, block_ids, packed, num_blocks, num_ids, WORDS: tl.constexp
     word = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = word < WORDS
     there = pool + (kind * num_blocks + block) * WORDS + word
-    here = packed + (kind * num_ids + index) * WORDS + word
+    host_block = tl.load(host_ids + index).to(tl.int64)
+    here = host + (kind * num_host_blocks + host_block) * WORDS + word
     if IS_OUT:
         tl.store(here, tl.load(there, mask=inside), mask=inside)
     else:

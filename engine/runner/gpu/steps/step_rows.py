@@ -17,37 +17,42 @@ NO_ROW = -1
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
-    """A step as int32 arrays, in the order in which its rows lie on the card.
+class Chunks:
+    """Sequences of several rows: chunk c has `num_rows[c]` from `first_rows[c]` on.
 
-    `places[r]` is where row r of the batch lies. The first `num_singles` rows are sequences of one
-    row each, with `single_tables` `[num_singles, table_width]`. Of the chunks there are
-    `first_rows`, `num_rows`, `last_positions` and `chunk_tables`; tile t holds the rows from
-    `tile_rows[t]` on of chunk `tile_chunks[t]`.
+    `tables` is `[chunks, blocks]`; tile t holds the rows from `tile_rows[t]` on of chunk
+    `tile_chunks[t]`.
     """
 
-    places: np.ndarray
+    first_rows: np.ndarray
+    num_rows: np.ndarray
+    last_positions: np.ndarray
+    tables: np.ndarray
+    tile_chunks: np.ndarray
+    tile_rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """A step's numbers in the order in which its rows lie on the card.
+
+    `places[r]` is where row r of the batch lies; None: where it is in the batch. The first
+    `num_singles` rows are sequences of one row each, with `single_tables` `[num_singles, blocks]`.
+    `chunks` None: there are no others.
+    """
+
     tokens: np.ndarray
     positions: np.ndarray
     slots: np.ndarray
     num_singles: int
     single_tables: np.ndarray
-    first_rows: np.ndarray
-    num_rows: np.ndarray
-    last_positions: np.ndarray
-    chunk_tables: np.ndarray
-    tile_chunks: np.ndarray
-    tile_rows: np.ndarray
+    places: np.ndarray | None = None
+    chunks: Chunks | None = None
 
     @property
     def count(self) -> int:
         """Rows of the step."""
         return len(self.tokens)
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether every sequence has one row."""
-        return self.num_singles == self.count
 
 
 def lay_out(batch: FlatBatch, tile: int, piece: int, most_pieces: int) -> StepRows:
@@ -56,6 +61,9 @@ def lay_out(batch: FlatBatch, tile: int, piece: int, most_pieces: int) -> StepRo
     Sequences of one row count as chunks as soon as there is no room for their pieces of `piece`
     keys beside those of the sequences before.
     """
+    num_rows, num_seqs = len(batch.token_ids), len(batch.row_starts) - 1
+    if num_rows == num_seqs and (batch.positions // piece + 1).sum() <= most_pieces:
+        return StepRows(batch.token_ids, batch.positions, batch.slots, num_rows, batch.block_tables)
     counts = np.diff(batch.row_starts)
     starts = batch.row_starts[:-1]
     num_pieces = np.where(counts == 1, batch.positions[starts] // piece + 1, 0)
@@ -71,18 +79,20 @@ def lay_out(batch: FlatBatch, tile: int, piece: int, most_pieces: int) -> StepRo
     last_positions = batch.positions[batch.row_starts[1:][chunks] - 1]
     tile_chunks, tile_rows = _tiles(chunk_counts, last_positions, tile)
     return StepRows(
-        places=places,
-        tokens=batch.token_ids[order].astype(np.int32),
-        positions=batch.positions[order].astype(np.int32),
-        slots=batch.slots[order].astype(np.int32),
+        tokens=batch.token_ids[order],
+        positions=batch.positions[order],
+        slots=batch.slots[order],
         num_singles=len(singles),
-        single_tables=batch.block_tables[singles].astype(np.int32),
-        first_rows=first_rows.astype(np.int32),
-        num_rows=chunk_counts.astype(np.int32),
-        last_positions=last_positions.astype(np.int32),
-        chunk_tables=batch.block_tables[chunks].astype(np.int32),
-        tile_chunks=tile_chunks,
-        tile_rows=tile_rows,
+        single_tables=batch.block_tables[singles],
+        places=places,
+        chunks=Chunks(
+            first_rows=first_rows,
+            num_rows=chunk_counts,
+            last_positions=last_positions,
+            tables=batch.block_tables[chunks],
+            tile_chunks=tile_chunks,
+            tile_rows=tile_rows,
+        ),
     )
 
 
@@ -97,4 +107,4 @@ def _tiles(counts: np.ndarray, lasts: np.ndarray, tile: int) -> tuple[np.ndarray
     rows *= tile
     num_keys = lasts[chunks] - counts[chunks] + rows
     order = np.argsort(-num_keys, kind="stable")
-    return chunks[order].astype(np.int32), rows[order].astype(np.int32)
+    return chunks[order], rows[order]
