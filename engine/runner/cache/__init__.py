@@ -26,13 +26,13 @@ everything would be sent at the end.
 
 Landings, cached prefixes that are sent, and swapped blocks are copied in one way
 (`engine/runner/cache/device_copies.py`). A thread gathers from host memory into pinned memory and
-writes from there; the step thread only begins the device's part, on a separate stream, and looks
-whether it is complete. The flow gets a message at the end of each copy
-(`node/flow/copies_under_way.py`). A landed sequence starts then. A cached prefix is pushed then,
-also in the middle of a step, and its commit waits for that; a transfer that ends earlier keeps its
-blocks until its copies have ended. Between two steps all of this may begin on the device; while a
-step runs, only ends are looked at, because a process has one current stream. So the step thread
-copies no KV in any direction, which a played device counts. It waits in one place, the end of a
-step, for the copies of its last layers. On a CPU the mirror is the cache itself and nothing is
-copied. None of this has been run on a GPU.
+writes from there, unless the mirror itself is pinned and the device reaches its blocks in their
+places; the step thread only begins the device's part, on a separate stream, and looks whether it is
+complete. The flow gets a message at the end of each copy (`node/flow/copies_under_way.py`). A
+landed sequence starts then. A cached prefix is pushed then, also in the middle of a step, and its
+commit waits for that; a transfer that ends earlier keeps its blocks until its copies have ended.
+Between two steps all of this may begin on the device; while a step runs, only ends are looked at,
+because a process has one current stream. So the step thread copies no KV in any direction, which a
+played device counts. It waits in one place, the end of a step, for the copies of its last layers.
+On a CPU the mirror is the cache itself and nothing is copied. No whole node has been run on a GPU.
 """

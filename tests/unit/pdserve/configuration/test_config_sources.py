@@ -212,7 +212,7 @@ BAD_FLAGS = [
     ),
     (("--max-num-seq", "3"), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
     (("--quantum",), "unknown flag --quantum"),
-    (("--bogus",), "unknown flag --bogus"),
+    (("--nonsense",), "unknown flag --nonsense"),
     (("stray",), "unexpected argument 'stray': wanted flags only"),
     (("--config",), "--config has no value: wanted the path of a TOML file"),
     (
