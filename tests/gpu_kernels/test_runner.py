@@ -113,7 +113,7 @@ def test_rows_beside_others_have_the_same_bits(tmp_path: Path) -> None:
     others = [scheduled(prompt_of(count, count), 0, table) for count, table in
               zip((1, 7, 20), OTHERS, strict=True)]  # fmt: skip
     mine = scheduled(PROMPT[39:], 39, TABLE)
-    for place in range(4):
+    for place in (0, 3):
         batch = [*others[:place], mine, *others[place:]]
         assert np.array_equal(logits_of(runner, *batch)[place], whole)
     behind = scheduled(PROMPT[20:], 20, TABLE)
@@ -146,7 +146,7 @@ def filled(tmp_path: Path) -> ModelRunner:
 
 def test_tokens_drawn_on_the_card_are_those_of_the_host(filled: ModelRunner) -> None:
     """The same logits, whichever draws: with a temperature of 1, which both hold exactly."""
-    batches = [behind_prompts(*(replace(one, seed=seed) for one in WAYS)) for seed in range(4)]
+    batches = [behind_prompts(*(replace(one, seed=seed) for one in WAYS)) for seed in range(2)]
     on_device = [filled.execute(batch) for batch in batches]
     filled._row_draw = host_draw(filled)
     assert [filled.execute(batch) for batch in batches] == on_device
