@@ -20,7 +20,13 @@ from typing import Generic, Protocol, TypeVar
 
 from common.errors import InvalidRequest
 from common.observing.clock import Clock
-from engine.core.runner_contract import DrawnTokens, OnLayer, Runner, SequencesFailed
+from engine.core.runner_contract import (
+    DeviceLost,
+    DrawnTokens,
+    OnLayer,
+    Runner,
+    SequencesFailed,
+)
 from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.preemption_log import PreemptionLog
@@ -164,7 +170,11 @@ class StepLoop(Generic[M, E]):
             self._end_step()
 
     def _end_step(self) -> bool:
-        """Wait for the step under way and record its results; return whether there was one."""
+        """Wait for the step under way and record its results; return whether there was one.
+
+        Raises `DeviceLost`, which ends the loop: the sequences of the step and all others go on at
+        another node, as after any sudden end of this one.
+        """
         if self._under_way is None:
             return False
         step, self._under_way = self._under_way, None
@@ -184,6 +194,8 @@ class StepLoop(Generic[M, E]):
             self._flow.end_step(step.only(good), [some.results[i] for i in good], now_s)
             for entry, error in some.errors.items():
                 self._perform_all(self._flow.fail_step(step.only([entry]), error, now_s))
+        except DeviceLost:
+            raise
         except Exception as error:
             log.exception("a step of %d sequences failed", len(step.batch))
             self._perform_all(self._flow.fail_step(step, error, self._clock.now_s()))

@@ -65,6 +65,13 @@ class DrawnTokens:
     forced_token_ids: tuple[int, ...] = ()
 
 
+class DeviceLost(InternalError):
+    """The device of a runner cannot compute any more.
+
+    The node ends, so that its requests are answered elsewhere.
+    """
+
+
 class SequencesFailed(InternalError):
     """Some sequences of a batch have no result; the others' results are valid.
 

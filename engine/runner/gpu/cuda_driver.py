@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import ConfigError, InternalError
+from common.errors import ConfigError
+from engine.core.runner_contract import DeviceLost
 
 _LIBRARY = "libcuda.so.1"
 _ATTRIBUTES = {
@@ -40,7 +41,7 @@ _HOST_PORTABLE_MAPPED = 3
 _NOT_READY = 600
 
 
-class GpuError(InternalError):
+class GpuError(DeviceLost):
     """A call of the driver failed. An error inside a kernel ends the context: no call succeeds
     afterwards."""
 

@@ -12,6 +12,7 @@ from common.errors import InternalError, InvalidRequest, PdserveError
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import StopRule
 from engine.core.runner_contract import (
+    DeviceLost,
     DrawnTokens,
     OnLayer,
     OnQueued,
@@ -262,6 +263,15 @@ def test_sequences_without_a_result_fail_alone() -> None:
     after_run = log[log.index("run") + 1 :]
     ends = ["end 2", "fail 1 of not finite"]
     assert after_run[:4] == [*ends, *(f"effect of {one}" for one in ends)]
+
+
+def test_a_lost_device_ends_the_loop_and_fails_nobody() -> None:
+    """Its requests go on at another node, as after a node's death."""
+    log: list[str] = []
+    loop = make_loop(ScriptedInbox(), ScriptedFlow(log, [3]), DeviceLost("illegal address (700)"))
+    with pytest.raises(DeviceLost, match="700"):
+        loop.turn()
+    assert not [one for one in log if one.startswith(("fail", "end"))]
 
 
 @pytest.mark.parametrize(
