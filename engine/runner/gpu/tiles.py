@@ -40,6 +40,7 @@ _WIDE_OUTPUTS = 8192
 _MANY_ROWS = 1024
 _FIRST_WITH_COPY_ENGINE = 90
 _MOST_RESULTS_A_WARP = 2048
+_MOST_RANGED_A_WARP = 512
 _MOST_STAGES_BEFORE = 4
 _OTHER_SHARED = 4096
 _RANGES = 8
@@ -137,6 +138,9 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
     """
     if card.capability < _FIRST_WITH_COPY_ENGINE:
         most = _MOST_RESULTS_A_WARP * tile.num_warps // width
+        if weights.form is not Form.BF16:
+            # Of three sums: a group, a range and the result.
+            most = _MOST_RANGED_A_WARP * tile.num_warps // width
         while tile.rows * tile.outputs > most:
             tile = replace(tile, outputs=tile.outputs // 2)
         tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))
