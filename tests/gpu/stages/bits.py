@@ -104,7 +104,7 @@ def _stored_forms(card: Any, found: Findings, model: Model, buffers: tuple[int, 
             values = card.floats(y, 5 * weights.num_outputs).reshape(5, -1)
             if reference is None:
                 reference = values
-                exact = _exact_rows(card, weights, 64) @ card.floats(x, weights.num_inputs)
+                exact = exact_rows(card, weights, 64) @ card.floats(x, weights.num_inputs)
                 error = np.linalg.norm(values[0, :64] - exact) / np.linalg.norm(exact)
                 found[f"error_{form.name}"] = float(f"{error:.3g}")
             if not np.array_equal(values, reference):
@@ -112,7 +112,7 @@ def _stored_forms(card: Any, found: Findings, model: Model, buffers: tuple[int, 
     return differing
 
 
-def _exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
+def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
     """Return the first `count` outputs' weights as float64."""
     inputs = weights.num_inputs
     groups = inputs // 128

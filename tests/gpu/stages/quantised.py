@@ -12,6 +12,7 @@ import numpy as np
 from engine.runner.gpu.launches import AttentionShape, Bound, Launches
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
 from engine.runner.gpu.weights import Form, Matrix
+from tests.gpu.stages.bits import exact_rows
 from tests.gpu.stages.model import (
     CONTEXT,
     QWEN3_8B,
@@ -25,6 +26,8 @@ from tests.gpu.stages.steps import started_step, time_step
 _NAMES = ("qkv", "output", "gate_up", "down")
 _FORMS = (Form.INT4, Form.FP8)
 _BUCKETS = (700, 128, 64, 32, 16, 8, 1)
+_MOST_ERROR = 4e-3
+"""Of a result's rounding to bfloat16, beside float64."""
 _SECONDS_OF_BITS = 16.0
 _SECONDS_OF_TIMES = 12.0
 
@@ -55,6 +58,8 @@ def quantised(card: Any, found: Findings) -> None:
         _time_others(card, found, model, form, buffers)
     x.close()
     y.close()
+    differing = [f"{form.name}: {found[f'bits_{form.name}']}" for form in _FORMS]
+    assert all(line.endswith(": equal") for line in differing), differing
 
 
 def _chosen(rows: int, name: str, weights: Matrix) -> Tile:
@@ -94,6 +99,13 @@ def _check_bits(
                 values = _results(card, launch, buffers[1], rows, name, weights)
                 if wanted is None:
                     wanted = values
+                    if name == "qkv":
+                        exact = exact_rows(card, weights, 64) @ card.floats(
+                            buffers[0], weights.num_inputs
+                        )
+                        error = np.linalg.norm(values[0, :64] - exact) / np.linalg.norm(exact)
+                        found[f"error_{form.name}"] = float(f"{error:.3g}")
+                        assert error < _MOST_ERROR, error
                     again = _results(card, launch, buffers[1], rows, name, weights)
                     _report(differing, f"{form.name} {name} itself again", again, values)
                     continue

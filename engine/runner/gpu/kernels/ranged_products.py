@@ -59,7 +59,7 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
                     UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
                     HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
                     IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """One program's warps have a range each; N outputs, of gate and of up when IS_GATED."""
+    """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
     WORDS: tl.constexpr = row_words(K, FORM)
     WIDTH: tl.constexpr = row_words(GROUP_INPUTS, FORM)
     GROUPS: tl.constexpr = K // RANGES // GROUP_INPUTS
@@ -142,7 +142,7 @@ def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K
                    UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
                    HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """One program computes range after range, for the gate and then for up when IS_GATED."""
+    """Compute a tile range after range, of the gate and then of up when IS_GATED."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
