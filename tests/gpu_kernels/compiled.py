@@ -22,12 +22,13 @@ import triton
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.weights import Form
 from tests.gpu.measuring import SpecRecorder
-from tests.gpu.stages.model import Findings
+from tests.gpu.stages.model import Findings, Model
 from tests.gpu.stages.products import products
 from tests.gpu.stages.steps import prefill, step
 
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _OPERATION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)", re.MULTILINE)
+_K_WIDTH = re.compile(r"dot_op<\{.*?kWidth = (\d+)")
 _MATRIX = re.compile(r"(wgmma|mma\.sync|tcgen05)(?:\.mma|\.aligned)")
 
 
@@ -36,8 +37,20 @@ def shipped(capability: int) -> list[KernelSpec]:
     recorder = SpecRecorder(capability)
     for stage in (products, step, prefill):
         stage(recorder, Findings())
-    has_fp8 = capability >= 89
-    return [spec for spec in recorder.specs if has_fp8 or spec.constants.get("FORM") != Form.FP8]
+    _launch_quantised(recorder)
+    return recorder.specs
+
+
+def _launch_quantised(recorder: SpecRecorder) -> None:
+    """Launch every product of quantised weights, of a step and of a prompt."""
+    model = Model.of(recorder)
+    for form in (Form.FP8, Form.INT4):
+        make = model.launches(recorder, form=form)
+        layer = make.weights.layers[0]
+        for rows in (1, 16, 32, 64, 4096):
+            for matrix in (layer.qkv, layer.output, layer.down):
+                make.product(0, matrix, 0, rows, residual=matrix.num_outputs == 4096)
+            make.gate_up(0, layer.gate_up, 0, rows)
 
 
 def _disassembled(cubin: bytes, option: str) -> str:
@@ -74,6 +87,7 @@ def describe(place: int) -> dict[str, Any]:
         "spills": count("LDL") + count("STL"),
         "shared_bytes": int(compiled.metadata.shared),
         "matrix": sorted(set(_MATRIX.findall(compiled.asm["ptx"]))),
+        "k_widths": sorted(set(_K_WIDTH.findall(compiled.asm["ttgir"]))),
         "wide_loads": count("LDG.E.128") + count("LDGSTS") + count("UTMALDG"),
     }  # fmt: skip
 

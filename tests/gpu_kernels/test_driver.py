@@ -16,7 +16,7 @@ from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
 from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
 from engine.runner.gpu.steps.decode_step import DecodeStep
-from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile, suited
+from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, NUM_BLOCKS, SHAPE, SPEC
 
@@ -167,11 +167,17 @@ def test_tiles_divide_the_inputs_and_fit_the_card(rows: int, inputs: int, capabi
     for form in Form:
         weights = Matrix(1, 8192, inputs, form)
         for width, choose in ((1, product_tile), (2, gate_up_tile)):
-            tile = suited(choose(rows, 8192 // width, weights), card, width, form)
-            assert inputs % tile.depth == 0
-            assert tile.prefetch <= inputs
+            tile = suited(choose(rows, 8192 // width, weights), card, width, weights)
+            ranges = 1 if form is Form.BF16 else num_ranges(weights)
+            assert inputs // ranges % tile.depth == 0
+            assert tile.prefetch <= inputs // ranges
             size = {Form.BF16: 2.0, Form.FP8: 1.0, Form.INT4: 0.5}[form]
-            held = (size * width * tile.outputs + 2 * tile.rows) * tile.depth * tile.stages
+            stages = tile.stages
+            if tile.is_together:
+                stages = ranges * (stages - 1)
+            elif ranges > 1:
+                width = 1
+            held = (size * width * tile.outputs + 2 * tile.rows) * tile.depth * stages
             assert held <= shared
             assert not tile.is_described or capability >= 90
 

@@ -75,12 +75,11 @@ def test_a_chunk_cut_anywhere_has_the_same_bits(
     assert np.array_equal(in_chunks(tiny, make, *cuts), whole)
 
 
-@pytest.mark.parametrize("is_merged_by_last", [False, True])
 @pytest.mark.parametrize(("count", "mine"), [(1, 0), (3, 2)])
 def test_decoded_rows_have_the_same_bits(
-    tiny: TinyDecoder, whole: np.ndarray, count: int, mine: int, is_merged_by_last: bool
+    tiny: TinyDecoder, whole: np.ndarray, count: int, mine: int
 ) -> None:
-    make = tiny.launches(WIDE, replace(SHAPE, is_merged_by_last=is_merged_by_last))
+    make = tiny.launches(WIDE)
     in_chunks(tiny, make)
     logits, step = decoded(tiny, make, count, mine, 71)
     assert np.array_equal(logits, whole)
@@ -126,7 +125,7 @@ def test_chunks_beside_each_other_have_the_same_bits(tiny: TinyDecoder, whole: n
 def test_quantised_weights_have_the_same_bits_in_every_tile(form: Form) -> None:
     tiny = TinyDecoder(form)
     whole = in_chunks(tiny, tiny.launches(WIDE))
-    make = tiny.launches(NARROW)
+    make = tiny.launches(replace(NARROW, is_together=True))
     in_chunks(tiny, make)
     logits, step = decoded(tiny, make, 2, 0, 73)
     assert np.isfinite(whole).all()

@@ -24,7 +24,9 @@ BLOCK = 16
 NUM_BLOCKS = 48
 MAX_LEN = 256
 PIECE = 32
-SHAPE = AttentionShape(piece=PIECE, programs=5, tile_rows=16, tile_keys=16, chunk_rows=32)
+SHAPE = AttentionShape(
+    piece=PIECE, programs=5, few_programs=3, few_stages=2, tile_rows=16, tile_keys=16, chunk_rows=32
+)
 
 
 class TinyDecoder:

@@ -158,8 +158,10 @@ class GpuBackEnd:
         card, begun_s = self.card, time.monotonic()
         weights = load_weights(card.device, files.weights, files.spec, max_len)
         loaded_s = time.monotonic()
+        multiprocessors = card.device.properties.num_multiprocessors
         attention = AttentionShape(
-            programs=_PROGRAMS_EACH * card.device.properties.num_multiprocessors,
+            programs=_PROGRAMS_EACH * multiprocessors,
+            few_programs=multiprocessors,
             tile_keys=cache.layout.block_size,
         )
 

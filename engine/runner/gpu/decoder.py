@@ -223,7 +223,7 @@ class GpuDecoder:
         if num_singles:
             found += make.attend_pieces(
                 layer, memory["queries"], staging["positions"], self._pieces,
-                (memory["totals"], memory["tops"], 0), memory["attended"], num_singles, 1,
+                (memory["totals"], memory["tops"]), memory["attended"], num_singles, 1,
             )  # fmt: skip
         if num_tiles:
             found.append(

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.runner.gpu.cuda_driver import DeviceProperties
-from engine.runner.gpu.kernels import attention, draw, products, rows
+from engine.runner.gpu.kernels import attention, draw, products, ranged_products, rows
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
-from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile, suited
-from engine.runner.gpu.weights import DecoderWeights, Form, Matrix
+from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
+from engine.runner.gpu.weights import GROUP_INPUTS, DecoderWeights, Form, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -26,16 +26,22 @@ Bound = Callable[[int], None]
 
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
+_INPUTS_A_WORD = {Form.FP8: 2, Form.INT4: 4}
+_LINE_WORDS = 64
+"""Words of 16 bits that come into the L2 cache together."""
+FEW_SEQUENCES = 2
+"""Up to here a multiprocessor has at most one piece of a KV head at contexts of 2,000 tokens."""
+_KEY_AND_VALUE = 4
+"""Bytes of one number of a key and one of its value."""
 _GROUP = 8
 _ROTATED_ROWS = 8
 
 _PRODUCT = {
     "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "num_rows": "i32",
 }  # fmt: skip
-_STORED = {
-    Form.BF16: {"weights": "*bf16", "scales": "*bf16"},
-    Form.FP8: {"weights": "*fp8e4nv", "scales": "*fp32"},
-    Form.INT4: {"weights": "*u8", "scales": "*bf16"},
+_QUANTISED = {
+    Form.FP8: _PRODUCT | {"weights": "*u16", "scales": "*fp32"},
+    Form.INT4: _PRODUCT | {"weights": "*u16", "scales": "*bf16"},
 }
 _ROWS = {
     "tokens": "*i32", "table": "*bf16", "weight": "*bf16", "hidden": "*bf16", "normed": "*bf16",
@@ -53,7 +59,6 @@ _ATTENTION = {
     "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
     "num_sequences": "i32", "table_width": "i32", "tile_sequences": "*i32", "tile_rows": "*i32",
     "first_rows": "*i32", "num_rows": "*i32", "out": "*bf16",
-    "arrivals": "*i32",
 }  # fmt: skip
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
@@ -69,14 +74,15 @@ class AttentionShape:
 
     piece: int = 256
     programs: int = 396
+    few_programs: int = 132
+    """Programs while at most FEW_SEQUENCES decode, one on each multiprocessor."""
     tile_rows: int = 16
     tile_keys: int = 64
     num_warps: int = 4
     stages: int = 3
+    few_stages: int = 7
     max_registers: int = 0
     """Most registers a thread of a decoding step's attention may have; 0: no bound."""
-    is_merged_by_last: bool = False
-    """Whether the program that ends a sequence's last piece merges them, and no other kernel."""
     chunk_rows: int = 128
     chunk_warps: int = 8
     chunk_stages: int = 3
@@ -158,6 +164,8 @@ class Launches:
     ) -> Bound:  # fmt: skip
         """Return y = x @ weights.T, plus the residual if one is given; y is bfloat16 or float32."""
         tile = tile or self._choose_product(num_rows, weights.num_outputs, weights)
+        if weights.form is not Form.BF16:
+            return self._ranged(tile, x, weights, (y, residual), num_rows, is_gated=False)
         types = _PRODUCT | ({"y": "*fp32"} if is_float else {})
         constants = {"HAS_RESIDUAL": residual != 0}
         return self._product(
@@ -171,6 +179,8 @@ class Launches:
         """Return y = silu(gate) * up."""
         num_outputs = weights.num_outputs // 2
         tile = tile or self._choose_gate_up(num_rows, num_outputs, weights)
+        if weights.form is not Form.BF16:
+            return self._ranged(tile, x, weights, (y, 0), num_rows, is_gated=True)
         return self._product(
             products.gate_up_product, products.described_gate_up, _PRODUCT, {}, tile, x, weights,
             (y,), num_rows, num_outputs,
@@ -181,18 +191,16 @@ class Launches:
         tile: Tile, x: int, weights: Matrix, results: tuple[int, ...], num_rows: int,
         num_outputs: int,
     ) -> Bound:  # fmt: skip
-        tile = suited(tile, self._card, weights.num_outputs // num_outputs, weights.form)
+        tile = suited(tile, self._card, weights.num_outputs // num_outputs, weights)
         grid = (tile.programs(num_rows, num_outputs),)
         constants |= {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
             "BK": tile.depth, "GROUP": _GROUP,
         }  # fmt: skip
         if not tile.is_described:
-            constants |= {"PREFETCH": tile.prefetch, "FORM": int(weights.form), "HAS_PTX": True}
-            kernel = self.kernel(
-                plain, {**types, **_STORED[weights.form]}, constants, tile.num_warps, tile.stages
-            )
-            return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)
+            constants |= {"PREFETCH": tile.prefetch}
+            kernel = self.kernel(plain, types, constants, tile.num_warps, tile.stages)
+            return kernel.bind(grid, x, weights.address, *results, num_rows)
         types = {
             **types,
             "x": f"tensordesc<bf16[{tile.rows},{tile.depth}]>",
@@ -204,6 +212,36 @@ class Launches:
             MatrixView(weights.address, weights.num_outputs, weights.num_inputs), *results,
             num_rows,
         )  # fmt: skip
+
+    def _ranged(
+        self, tile: Tile, x: int, weights: Matrix, results: tuple[int, int], num_rows: int, *,
+        is_gated: bool,
+    ) -> Bound:  # fmt: skip
+        """Return a product of quantised weights, whose inputs are in ranges; y is bfloat16."""
+        width = 2 if is_gated else 1
+        num_outputs = weights.num_outputs // width
+        tile = suited(tile, self._card, width, weights)
+        function = ranged_products.ranges_in_turn
+        if tile.is_together:
+            function = ranged_products.ranges_together
+        ahead = tile.prefetch // _INPUTS_A_WORD[weights.form]
+        constants = {
+            "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
+            "GROUP": _GROUP, "RANGES": self.num_ranges(weights),
+            "UNROLLED": tile.depth // GROUP_INPUTS, "FORM": int(weights.form),
+            "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
+            "PREFETCH": ahead if ahead >= _LINE_WORDS else 0,
+            "HAS_PTX": True,
+        }  # fmt: skip
+        kernel = self.kernel(
+            function, _QUANTISED[weights.form], constants, tile.num_warps, tile.stages
+        )
+        grid = (tile.programs(num_rows, num_outputs),)
+        return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)
+
+    def num_ranges(self, weights: Matrix) -> int:
+        """Return the number of ranges of a quantised product's inputs: it enters the bits."""
+        return num_ranges(weights)
 
     def layers(
         self, memory: StepMemory, num_rows: int, positions: int,
@@ -296,33 +334,33 @@ class Launches:
 
     def attend_pieces(
         self, layer: int, queries: int, last_positions: int, pieces: PieceList,
-        scratch: tuple[int, int, int], out: int, num_sequences: int, rows_each: int,
-    ) -> tuple[Bound, ...]:  # fmt: skip
+        scratch: tuple[int, int], out: int, num_sequences: int, rows_each: int,
+    ) -> tuple[Bound, Bound]:  # fmt: skip
         """Return attention of a few rows a sequence: the pieces, and their merge.
 
-        `scratch`: totals, tops and arrivals; arrivals [sequences, KV heads] are 0.
+        `scratch`: totals and tops.
         """
-        shape, (totals, tops, arrivals) = self.shape, scratch
+        shape, programs, stages = self.shape, self.shape.programs, self.shape.stages
+        if num_sequences <= FEW_SEQUENCES:
+            programs, stages = shape.few_programs, shape.few_stages
+        stage_bytes = _KEY_AND_VALUE * shape.tile_keys * self.spec.head_dim
+        stages = max(min(stages, self._card.shared_bytes // stage_bytes), 2)
         tile_rows = max(shape.tile_rows, self.group_rows(rows_each))
         common = {
             **self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece
         }  # fmt: skip
         compute = self.kernel(
             attention.attend_pieces, _ATTENTION,
-            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": shape.programs,
-             "IS_MERGING": shape.is_merged_by_last},
-            shape.num_warps, shape.stages, shape.max_registers,
+            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": programs},
+            shape.num_warps, stages, shape.max_registers,
         )  # fmt: skip
         merge = self.kernel(attention.merge_pieces, _ATTENTION, common, 1, 1)
         keys, values = self.pool.keys(layer), self.pool.values(layer)
         first = compute.bind(
-            (shape.programs,), queries, keys, values, *pieces, totals, tops, arrivals, out,
-            self._scale, num_sequences,
-        )  # fmt: skip
-        if shape.is_merged_by_last:
-            return (first,)
+            (programs,), queries, keys, values, *pieces, *scratch, self._scale, num_sequences
+        )
         grid = (num_sequences, rows_each * self.spec.num_heads)
-        return first, merge.bind(grid, totals, tops, last_positions, pieces.first_pieces, out)
+        return first, merge.bind(grid, *scratch, last_positions, pieces.first_pieces, out)
 
     def group_rows(self, rows_each: int) -> int:
         """Return the rows of a matrix tile that hold `rows_each` query rows of one KV head."""

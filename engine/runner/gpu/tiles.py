@@ -1,6 +1,7 @@
 """Which tile a product takes, by its shape and its number of rows.
 
-Tiles change the time and never the bits: each output is one chain over K whatever the tile.
+Tiles change the time and never the bits: each output is one chain over K whatever the tile, or
+chains of quantised weights' groups in ranges, whose number depends on the weights' shape alone.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ class Tile:
     num_warps: int
     stages: int
     prefetch: int = 0
-    """Columns of its weights that a program asks for while its predecessor runs."""
+    """Columns of its weights, of each range, that a program asks for while its predecessor runs."""
     is_described: bool = False
     """Whether tiles are read by the copy engine."""
+    is_together: bool = False
+    """Whether a program's warps have a range of inputs each; of quantised weights only."""
 
     def programs(self, num_rows: int, num_outputs: int) -> int:
         """Return how many programs cover the result."""
@@ -37,8 +40,12 @@ _WIDE_OUTPUTS = 8192
 _MANY_ROWS = 1024
 _FIRST_WITH_COPY_ENGINE = 90
 _MOST_RESULTS_A_WARP = 2048
+_MOST_RANGED_A_WARP = 512
 _MOST_STAGES_BEFORE = 4
 _OTHER_SHARED = 4096
+_RANGES = 8
+_RANGES_OF_WIDE = 4
+_MOST_ROWS_TOGETHER = 32
 _LEAST_DEPTH = 16
 """Inputs that one matrix instruction multiplies."""
 
@@ -54,7 +61,7 @@ def product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
 
 def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
     if weights.form is not Form.BF16:
-        return _grouped_tile(num_rows, weights.form)
+        return _ranged_tile(num_rows, weights)
     is_wide = num_outputs >= _WIDE_OUTPUTS
     if num_rows <= 16:
         if num_outputs > weights.num_inputs:
@@ -86,7 +93,7 @@ def gate_up_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
 
 def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
     if weights.form is not Form.BF16:
-        return _grouped_tile(num_rows, weights.form)
+        return _ranged_tile(num_rows, weights, 2)
     if num_rows <= 16:
         return Tile(16, 64, 128, 4, 4, prefetch=512)
     if num_rows <= 32:
@@ -98,17 +105,32 @@ def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
     return Tile(128, 128, 64, 8, 3, is_described=True)
 
 
-def _grouped_tile(num_rows: int, form: Form) -> Tile:
-    """Return the tile for weights whose groups of inputs have a scale."""
-    if num_rows <= 16:
-        depth, stages = (512, 3) if form is Form.INT4 else (GROUP_INPUTS, 4)
-        return Tile(16, 64, depth, 4, stages, prefetch=512)
-    if num_rows <= 64:
+def num_ranges(weights: Matrix) -> int:
+    """Return into how many ranges a product of quantised weights divides its inputs.
+
+    It enters the bits, so it depends on the weights alone; a range is a number of whole groups.
+    """
+    ranges = _RANGES_OF_WIDE if weights.num_outputs >= _WIDE_OUTPUTS else _RANGES
+    while weights.num_inputs // GROUP_INPUTS % ranges:
+        ranges //= 2
+    return ranges
+
+
+def _ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
+    """Return the tile of quantised weights; `width` is 2 for a gate and an up sum."""
+    ranges = num_ranges(weights)
+    if num_rows <= _MOST_ROWS_TOGETHER:
+        rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
+        stages = (6 if ranges <= 4 else 3) // (width * max(rows // 16, 1))
+        # Two sums of 32 rows need two warps' registers for each range.
+        warps = 2 * ranges if rows * width > 32 else max(ranges, 2)
+        return Tile(rows, 16, GROUP_INPUTS, warps, max(stages, 3), 256, is_together=True)
+    if num_rows <= 64 or width == 2:
         return Tile(64, 64, GROUP_INPUTS, 4, 3)
-    return Tile(128, 64, GROUP_INPUTS, 4, 3)
+    return Tile(128, 64, GROUP_INPUTS, 8, 3)
 
 
-def suited(tile: Tile, card: DeviceProperties, width: int, form: Form) -> Tile:
+def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> Tile:
     """Return the tile as this card can compute it; `width` is 2 for a gate and an up sum.
 
     Cards before compute capability 9.0 have no copy engine for tiles, and their matrix
@@ -116,27 +138,41 @@ def suited(tile: Tile, card: DeviceProperties, width: int, form: Form) -> Tile:
     """
     if card.capability < _FIRST_WITH_COPY_ENGINE:
         most = _MOST_RESULTS_A_WARP * tile.num_warps // width
+        if weights.form is not Form.BF16:
+            # Of three sums: a group, a range and the result.
+            most = _MOST_RANGED_A_WARP * tile.num_warps // width
         while tile.rows * tile.outputs > most:
             tile = replace(tile, outputs=tile.outputs // 2)
         tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))
-    size = {Form.BF16: 4, Form.FP8: 2, Form.INT4: 1}[form]
-    row_bytes = (size * width * tile.outputs + 4 * tile.rows) * tile.depth // 2
-    stages = min(tile.stages, (card.shared_bytes - _OTHER_SHARED) // row_bytes)
+    room = card.shared_bytes - _OTHER_SHARED
+    if tile.is_together:
+        # What is multiplied is in registers, so one stage fewer is kept.
+        stage_bytes = num_ranges(weights) * _stage_bytes(tile, width, weights.form)
+        return replace(tile, stages=max(min(tile.stages, 1 + room // stage_bytes), 2))
+    # Range after range, a program reads the gate's weights and then those of up.
+    width = width if weights.form is Form.BF16 else 1
+    stages = min(tile.stages, room // _stage_bytes(tile, width, weights.form))
     return replace(tile, stages=max(stages, 2))
+
+
+def _stage_bytes(tile: Tile, width: int, form: Form) -> int:
+    size = {Form.BF16: 4, Form.FP8: 2, Form.INT4: 1}[form]
+    return (size * width * tile.outputs + 4 * tile.rows) * tile.depth // 2
 
 
 def _fitted(tile: Tile, weights: Matrix) -> Tile:
     """Return the tile with a depth that divides the number of inputs, and no more read ahead."""
-    least = _LEAST_DEPTH if weights.form is Form.BF16 else GROUP_INPUTS
-    depth = tile.depth
-    while weights.num_inputs % depth and depth > least:
-        depth //= 2
-    if weights.num_inputs % depth:
+    is_plain = weights.form is Form.BF16
+    least = _LEAST_DEPTH if is_plain else GROUP_INPUTS
+    if weights.num_inputs % least:
         raise ConfigError(
             f"a product of {weights.num_inputs} inputs with weights in {weights.form.name}: "
             f"wanted a multiple of {least}"
         )
-    ahead = tile.prefetch
-    while ahead > weights.num_inputs:
+    length = weights.num_inputs if is_plain else weights.num_inputs // num_ranges(weights)
+    depth, ahead = tile.depth, tile.prefetch
+    while length % depth:
+        depth //= 2
+    while ahead > length:
         ahead //= 2
     return replace(tile, depth=depth, prefetch=ahead)

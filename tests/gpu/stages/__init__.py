@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.stages.bits import bits
-from tests.gpu.stages.forms import quantised_forms
 from tests.gpu.stages.machine import ceilings, ipc, launch_cost
 from tests.gpu.stages.model import Findings
-from tests.gpu.stages.products import price, products, quantised, sweep
+from tests.gpu.stages.products import price, products, sweep
+from tests.gpu.stages.quantised import quantised
 from tests.gpu.stages.runner import runner_bits, runner_steps
 from tests.gpu.stages.step_forms import step_forms
 from tests.gpu.stages.steps import attention, host, prefill, step
 
-UNASKED = frozenset({"sweep", "quantised_forms", "step_forms", "runner_bits", "runner_steps"})
+UNASKED = frozenset({"sweep", "step_forms", "runner_bits", "runner_steps"})
 """Stages that run only when they are named; those of the runner need a node's environment."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
@@ -23,7 +23,6 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "products": products,
     "sweep": sweep,
     "quantised": quantised,
-    "quantised_forms": quantised_forms,
     "attention": attention,
     "step": step,
     "step_forms": step_forms,

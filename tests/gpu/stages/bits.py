@@ -94,8 +94,8 @@ def _stored_forms(card: Any, found: Findings, model: Model, buffers: tuple[int, 
         weights = make.weights.layers[0].output
         reference = None
         for tile in (
-            Tile(16, 32, 128, 4, 5), Tile(16, 16, 128, 4, 3), Tile(16, 64, 128, 4, 3),
-            Tile(64, 64, 128, 4, 3), Tile(128, 64, 128, 8, 3),
+            Tile(64, 64, 128, 4, 3), Tile(16, 64, 128, 4, 3), Tile(128, 64, 128, 8, 3),
+            Tile(8, 16, 128, 8, 3, is_together=True), Tile(32, 16, 256, 8, 3, is_together=True),
         ):  # fmt: skip
             launch = make.product(x, weights, y, 5, tile=tile)
             if not card.is_real:
@@ -118,13 +118,14 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
     groups = inputs // 128
     if weights.form is Form.FP8:
         raw = np.frombuffer(card.device.download(weights.address, count * inputs), np.uint8)
+        codes = raw.reshape(count, groups, 64, 2).transpose(0, 1, 3, 2).reshape(count, inputs)
         scales = np.frombuffer(card.device.download(weights.scales, 4 * groups), np.float32)
-        return _e4m3()[raw].reshape(count, inputs) * np.repeat(scales.astype(np.float64), 128)
-    raw = np.frombuffer(card.device.download(weights.address, count * inputs // 2), np.uint8)
-    halves = raw.reshape(count, groups, 64)
-    codes = np.concatenate([halves & 15, halves >> 4], axis=2).astype(np.float64) - 8
+        return _e4m3()[codes] * np.repeat(scales.astype(np.float64), 128)
+    packed = np.frombuffer(card.device.download(weights.address, count * inputs // 2), np.uint16)
+    words = packed.reshape(count, groups, 32)
+    numbers = np.concatenate([words >> (4 * part) & 15 for part in range(4)], axis=2) - 8.0
     scales = card.floats(weights.scales, count * groups).reshape(count, groups, 1)
-    scaled: np.ndarray = codes * scales
+    scaled: np.ndarray = numbers * scales
     return scaled.reshape(count, inputs)
 
 

@@ -124,5 +124,5 @@ def rows_and_results(card: Any) -> tuple[Any, Any]:
 def tile_name(tile: Tile) -> str:
     return (
         f"{tile.rows}x{tile.outputs}x{tile.depth} w{tile.num_warps} s{tile.stages}"
-        f"{' tma' if tile.is_described else ''}"
+        f"{' tma' if tile.is_described else ''}{' together' if tile.is_together else ''}"
     )

@@ -8,7 +8,7 @@ from typing import Any
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
-from engine.runner.gpu.weights import Form, Matrix
+from engine.runner.gpu.weights import Matrix
 from tests.gpu.kernels import split_product
 from tests.gpu.stages.model import (
     Chosen,
@@ -27,23 +27,14 @@ _SPLIT_WIDE = ((32, 64, 128, 4, 4), (64, 64, 128, 4, 3), (64, 64, 64, 4, 4), (12
                (128, 128, 64, 8, 4))  # fmt: skip
 
 
-def _held(tile: Tile, width: int, form: Form = Form.BF16) -> float:
+def _held(tile: Tile, width: int) -> int:
     """Return the bytes of shared memory that a tile's stages take."""
-    size = {Form.BF16: 2.0, Form.FP8: 1.0, Form.INT4: 0.5}[form]
-    return (size * width * tile.outputs + 2 * tile.rows) * tile.depth * tile.stages
+    return 2 * (width * tile.outputs + tile.rows) * tile.depth * tile.stages
 
 
-def _tiles(rows: int, width: int, form: Form) -> Iterator[Tile]:
+def _tiles(rows: int, width: int) -> Iterator[Tile]:
     """Candidates for a product of `rows` rows; `width` 2 where a program has two accumulators."""
-    if form is not Form.BF16 and rows == 1:
-        candidates = [
-            Tile(16, outputs, depth, warps, stages, prefetch=512)
-            for outputs, warps in ((16, 2), (16, 4), (32, 4), (32, 8), (64, 4), (64, 8))
-            for depth, stages in ((128, 4), (256, 3), (256, 4), (512, 2), (512, 3), (1024, 2))
-        ]
-    elif form is not Form.BF16:
-        candidates = [Tile(128, 64, 128, 4, 3), Tile(128, 128, 128, 8, 3)]
-    elif rows == 1:
+    if rows == 1:
         candidates = [
             Tile(16, outputs, depth, warps, stages, prefetch=512)
             for outputs, depth, warps, stages in (
@@ -70,7 +61,7 @@ def _tiles(rows: int, width: int, form: Form) -> Iterator[Tile]:
         ]  # fmt: skip
     for tile in candidates:
         is_small_enough = tile.rows * tile.outputs * width <= (1 << 15) * (tile.num_warps // 4 or 1)
-        if _held(tile, width, form) <= _MOST_SHARED and is_small_enough:
+        if _held(tile, width) <= _MOST_SHARED and is_small_enough:
             yield tile
 
 
@@ -118,24 +109,15 @@ def products(card: Any, found: Findings) -> None:
 
 def sweep(card: Any, found: Findings) -> None:
     """The fastest tile of every product; later stages use it. Not run unless it is named."""
-    _sweep(card, found, [(rows, Form.BF16) for rows in (1, 32, 128, 4096)])
-
-
-def quantised(card: Any, found: Findings) -> None:
-    """The same with weights in 8 and in 4 bits."""
-    _sweep(card, found, [(rows, form) for form in (Form.FP8, Form.INT4) for rows in (1,)])
-
-
-def _sweep(card: Any, found: Findings, wanted: list[tuple[int, Form]]) -> None:
     model = Model.of(card)
     x, y = rows_and_results(card)
-    for rows, form in wanted:
-        make = model.launches(card, form=form)
+    make = model.launches(card)
+    for rows in (1, 32, 128, 4096):
         for name in _NAMES:
-            if name == "head" and (rows == 4096 or form is not Form.BF16):
+            if name == "head" and rows == 4096:
                 continue
             timed = []
-            for tile in _tiles(rows, 2 if name == "gate_up" else 1, form):
+            for tile in _tiles(rows, 2 if name == "gate_up" else 1):
                 try:
                     launches = _product_launches(make, name, rows, (x.address, y.address), tile)
                     if not card.is_real:

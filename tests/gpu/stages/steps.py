@@ -11,7 +11,7 @@ import numpy as np
 from engine.runner.gpu.launches import AttentionShape, Launches
 from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
 from engine.runner.gpu.steps.decode_step import DecodeStep
-from engine.runner.gpu.weights import DecoderWeights, Form
+from engine.runner.gpu.weights import DecoderWeights
 from tests.gpu.stages.model import (
     BLOCK,
     CONTEXT,
@@ -66,11 +66,6 @@ def step(card: Any, found: Findings) -> None:
             results[f"{count} us"] = kinds
             print(kinds, flush=True)
         fixed.close()
-    for form in (Form.FP8, Form.INT4):
-        other = decode_step(card, model, 1, CONTEXT, Chosen.shape(1), form=form)
-        if card.is_real:
-            time_step(card, found, other, model.stored(card, form), f"1 {form.name}")
-        other.close()
     plain = decode_step(card, model, 1, CONTEXT, Chosen.shape(1), is_programmatic=False)
     if card.is_real:
         time_step(card, found, plain, model.weights, "1, plain launches")
@@ -107,7 +102,12 @@ def attention(card: Any, found: Findings) -> None:
                     if programs > (264 if stages > 4 else 528) or (stages == 7 and programs > 132):
                         continue
                     shape = AttentionShape(
-                        piece=piece, programs=programs, stages=stages, num_warps=warps
+                        piece=piece,
+                        programs=programs,
+                        few_programs=programs,
+                        stages=stages,
+                        few_stages=stages,
+                        num_warps=warps,
                     )
                     fixed = decode_step(card, model, count, context, shape)
                     if card.is_real:
@@ -122,7 +122,12 @@ def attention(card: Any, found: Findings) -> None:
         if timed:
             best = min(one for one in timed if one[1] == PIECE)
             Chosen.shapes[count] = AttentionShape(
-                piece=PIECE, programs=best[2], stages=best[3], num_warps=best[4]
+                piece=PIECE,
+                programs=best[2],
+                few_programs=best[2],
+                stages=best[3],
+                few_stages=best[3],
+                num_warps=best[4],
             )
             results[f"{count} x {context}"] = {
                 "us": best[0], "gb_s": round(size / best[0] / 1e3), "best": timed[:5],

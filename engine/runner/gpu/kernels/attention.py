@@ -98,18 +98,16 @@ def list_pieces(last_positions, tables, table_width, num_sequences, first_pieces
 
 @triton.jit
 def attend_pieces(queries, keys, values, first_pieces, piece_sequences, piece_starts, piece_lasts,
-                  piece_blocks, totals, tops, arrivals, out, scale, num_sequences,
+                  piece_blocks, totals, tops, scale, num_sequences,
                   ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                   DIM: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr,
-                  PROGRAMS: tl.constexpr, IS_MERGING: tl.constexpr,
-                  IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                  PROGRAMS: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute every piece of every KV head; a fixed number of programs shares them out evenly.
 
     Each sequence has ROWS query rows. The results are `totals` [pieces, KV_HEADS, BM, DIM] and
     `tops` [pieces, KV_HEADS, BM, 2] (the largest score and the sum of weights). A program walks the
     blocks of all its pieces in one loop, so that the loads of the next piece are under way before
-    the last one ends. When IS_MERGING, the program that ends the last piece of a sequence's KV head
-    merges them into `out`; `arrivals` [sequences, KV_HEADS] are 0 before and after.
+    the last one ends.
     """
     begin(IS_PROGRAMMATIC)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -160,67 +158,6 @@ def attend_pieces(queries, keys, values, first_pieces, piece_sequences, piece_st
             tl.store(totals + target[:, None] * DIM + lanes[None, :], total, mask=is_row[:, None])
             tl.store(tops + target * 2, top, mask=is_row)
             tl.store(tops + target * 2 + 1, tl.max(weight_sum, 1), mask=is_row)
-    if IS_MERGING:
-        _merge_ended(first_pieces, piece_sequences, piece_lasts, totals, tops, arrivals, out,
-                     first_item, num_own, ROWS, HEADS, KV_HEADS, DIM, BM, PIECE)  # fmt: skip
-
-
-@triton.jit
-def _merge_ended(first_pieces, piece_sequences, piece_lasts, totals, tops, arrivals, out,
-                 first_item, num_own, ROWS: tl.constexpr, HEADS: tl.constexpr,
-                 KV_HEADS: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr,
-                 PIECE: tl.constexpr):  # fmt: skip
-    """Count this program's pieces as ended, and merge those of a KV head that has none left."""
-    tl.debug_barrier()
-    for step in range(num_own):
-        item = first_item + step
-        sequence = tl.load(piece_sequences + item // KV_HEADS)
-        last = tl.load(piece_lasts + item // KV_HEADS)
-        arrival = arrivals + sequence * KV_HEADS + item % KV_HEADS
-        arrived = tl.atomic_add(arrival, 1, sem="acq_rel")
-        if arrived == last // PIECE:
-            tl.store(arrival, 0)
-            first = tl.load(first_pieces + sequence)
-            _merge_group(totals, tops, out, sequence, item % KV_HEADS, first, last, ROWS, HEADS,
-                         KV_HEADS, DIM, BM, PIECE)  # fmt: skip
-
-
-@triton.jit
-def _merge_group(totals, tops, out, sequence, head, first, last, ROWS: tl.constexpr,
-                 HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BM: tl.constexpr,
-                 PIECE: tl.constexpr):  # fmt: skip
-    """Merge the pieces of one KV head's rows in ascending order, as `merge_pieces` does.
-
-    Loads pass the L1 cache by, which other multiprocessors' stores do not reach.
-    """
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    lane = tl.arange(0, BM)
-    lanes = tl.arange(0, DIM)
-    row = lane // GROUP
-    is_row = row < ROWS
-    own = last - (ROWS - 1) + row
-    top = tl.full((BM,), LOWEST, tl.float32)
-    weight_sum = tl.zeros((BM,), tl.float32)
-    total = tl.zeros((BM, DIM), tl.float32)
-    for piece in range(last // PIECE + 1):
-        source = (((first + piece) * KV_HEADS + head) * BM + lane).to(tl.int64)
-        # A piece after a row's own key has the weight 0, and another's top counts.
-        is_own = is_row & (piece * PIECE <= own)
-        piece_top = tl.load(tops + source * 2, mask=is_own, other=LOWEST, cache_modifier=".cg")
-        new_top = tl.maximum(top, piece_top)
-        fade = tl.exp2(top - new_top)
-        gain = tl.exp2(piece_top - new_top)
-        piece_total = tl.load(
-            totals + source[:, None] * DIM + lanes[None, :], mask=is_own[:, None], other=0.0,
-            cache_modifier=".cg",
-        )  # fmt: skip
-        piece_sum = tl.load(tops + source * 2 + 1, mask=is_own, other=0.0, cache_modifier=".cg")
-        total = total * fade[:, None] + piece_total * gain[:, None]
-        weight_sum = weight_sum * fade + piece_sum * gain
-        top = new_top
-    target = ((sequence * ROWS + row) * HEADS + head * GROUP + lane % GROUP).to(tl.int64) * DIM
-    result = (total / weight_sum[:, None]).to(out.dtype.element_ty)
-    tl.store(out + target[:, None] + lanes[None, :], result, mask=is_row[:, None])
 
 
 @triton.jit

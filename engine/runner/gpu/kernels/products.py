@@ -3,8 +3,7 @@
 With the weights on the matrix unit's long side, one instruction family serves every number of rows,
 and a tile of 16 rows wastes nothing while few sequences decode. One program adds up the whole of K
 for its tile, by one chain of matrix instructions: there are no partial sums, so nothing is added in
-an order that depends on the tile. Quantised weights add one partial sum for each group of 128
-inputs, times its scale, in ascending order.
+an order that depends on the tile. Products of quantised weights are in `ranged_products`.
 
 Order of programs: tiles of rows vary fastest within GROUP of them, so that what one group reads of
 x stays in the L2 cache.
@@ -16,12 +15,6 @@ import triton
 import triton.language as tl
 
 from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
-from engine.runner.gpu.kernels.stored_weights import (
-    accumulate,
-    load_inputs,
-    row_elements,
-    step_inputs,
-)
 
 
 @triton.jit
@@ -38,7 +31,7 @@ def tile_of(program, num_rows, N: tl.constexpr, BM: tl.constexpr, BN: tl.constex
 
 
 @triton.jit
-def _sources(outputs, N: tl.constexpr, BN: tl.constexpr):
+def sources_of(outputs, N: tl.constexpr, BN: tl.constexpr):
     """Return the rows of weights to read: those after the last are the last one again."""
     if N % BN != 0:
         return tl.minimum(outputs, N - 1)
@@ -52,8 +45,8 @@ def _results(is_row, outputs, N: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def _store_sum(y, residual, total, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr,
-               HAS_RESIDUAL: tl.constexpr):  # fmt: skip
+def store_sum(y, residual, total, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr,
+              HAS_RESIDUAL: tl.constexpr):  # fmt: skip
     """Round the sums [BN, BM] to y's type, add the residual, and store them."""
     is_result = _results((rows < num_rows)[:, None], outputs, N, BN)
     result = tl.trans(total).to(y.dtype.element_ty)
@@ -65,7 +58,7 @@ def _store_sum(y, residual, total, rows, outputs, num_rows, N: tl.constexpr, BN:
 
 
 @triton.jit
-def _store_gated(y, gate, up, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr):
+def store_gated(y, gate, up, rows, outputs, num_rows, N: tl.constexpr, BN: tl.constexpr):
     """Store silu(gate) * up of sums [BN, BM]; gate, up and silu are rounded to y's type."""
     kind = y.dtype.element_ty
     gate = gate.to(kind).to(tl.float32)
@@ -77,62 +70,54 @@ def _store_gated(y, gate, up, rows, outputs, num_rows, N: tl.constexpr, BN: tl.c
 
 
 @triton.jit
-def product(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+def product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-            FORM: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
-            HAS_PTX: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+            HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+            IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute y[M, N] = x[M, K] @ weights[N, K].T in y's type, plus `residual` [M, N]."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    sources = _sources(outputs, N, BN)
+    sources = sources_of(outputs, N, BN)
     if PREFETCH > 0:
-        prefetch_rows(weights, sources, row_elements(K, FORM), PREFETCH)
+        prefetch_rows(weights, sources, K, PREFETCH)
     begin(IS_PROGRAMMATIC)
     x_rows = x + rows[:, None].to(tl.int64) * K
     is_row = (rows < num_rows)[:, None]
     total = tl.zeros((BN, BM), tl.float32)
-    STEP: tl.constexpr = step_inputs(BK, FORM)
-    for begin_of in range(0, K, BK):
-        for part in tl.static_range(BK // STEP):
-            start = begin_of + part * STEP
-            first, second = load_inputs(x_rows, is_row, start, STEP, FORM)
-            total = accumulate(
-                total, first, second, weights, scales, sources, start, K, STEP, FORM, HAS_PTX
-            )
-    _store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+    places = weights + sources[:, None].to(tl.int64) * K
+    k = tl.arange(0, BK)[None, :]
+    for start in range(0, K, BK):
+        inputs = tl.load(x_rows + start + k, mask=is_row, other=0.0)
+        total = tl.dot(tl.load(places + start + k), tl.trans(inputs), total)
+    store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
 
 
 @triton.jit
-def gate_up_product(x, weights, scales, y, num_rows, N: tl.constexpr, K: tl.constexpr,
+def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
                     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                    FORM: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
-                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                    PREFETCH: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute y[M, N] = silu(gate) * up, for weights [2 N, K] with the gate's rows first."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    sources = _sources(outputs, N, BN)
+    sources = sources_of(outputs, N, BN)
     if PREFETCH > 0:
-        prefetch_rows(weights, sources, row_elements(K, FORM), PREFETCH)
-        prefetch_rows(weights, sources + N, row_elements(K, FORM), PREFETCH)
+        prefetch_rows(weights, sources, K, PREFETCH)
+        prefetch_rows(weights, sources + N, K, PREFETCH)
     begin(IS_PROGRAMMATIC)
     x_rows = x + rows[:, None].to(tl.int64) * K
     is_row = (rows < num_rows)[:, None]
     gate = tl.zeros((BN, BM), tl.float32)
     up = tl.zeros((BN, BM), tl.float32)
-    STEP: tl.constexpr = step_inputs(BK, FORM)
-    for begin_of in range(0, K, BK):
-        for part in tl.static_range(BK // STEP):
-            start = begin_of + part * STEP
-            first, second = load_inputs(x_rows, is_row, start, STEP, FORM)
-            gate = accumulate(
-                gate, first, second, weights, scales, sources, start, K, STEP, FORM, HAS_PTX
-            )
-            up = accumulate(
-                up, first, second, weights, scales, sources + N, start, K, STEP, FORM, HAS_PTX
-            )
-    _store_gated(y, gate, up, rows, outputs, num_rows, N, BN)
+    gates = weights + sources[:, None].to(tl.int64) * K
+    ups = weights + (sources + N)[:, None].to(tl.int64) * K
+    k = tl.arange(0, BK)[None, :]
+    for start in range(0, K, BK):
+        inputs = tl.trans(tl.load(x_rows + start + k, mask=is_row, other=0.0))
+        gate = tl.dot(tl.load(gates + start + k), inputs, gate)
+        up = tl.dot(tl.load(ups + start + k), inputs, up)
+    store_gated(y, gate, up, rows, outputs, num_rows, N, BN)
 
 
 @triton.jit
@@ -148,7 +133,7 @@ def described_product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.
         total = tl.dot(weights.load([tile_n * BN, start]), tl.trans(inputs), total)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    _store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+    store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
 
 
 @triton.jit
@@ -166,4 +151,4 @@ def described_gate_up(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
         up = tl.dot(weights.load([N + tile_n * BN, start]), inputs, up)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
-    _store_gated(y, gate, up, rows, outputs, num_rows, N, BN)
+    store_gated(y, gate, up, rows, outputs, num_rows, N, BN)

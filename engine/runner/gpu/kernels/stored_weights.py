@@ -1,14 +1,20 @@
-"""How a product reads weights, by the form in which they are stored.
+"""How a product reads quantised weights: one group of 128 inputs at a time.
 
-    BF16   [outputs, inputs]; the sum is one chain over all inputs.
-    FP8    e4m3 [outputs, inputs], one float32 scale for each 128 x 128 weights.
-    INT4   [outputs, inputs / 2] bytes: of each group of 128 inputs, 64 bytes with input j in the
-           low half of byte j and input 64 + j in the high half, each 0 to 15 for -8 to 7; one
-           bfloat16 scale for each output and group.
+    FP8    [outputs, inputs / 2] words of 16 bits: of each group of 128 inputs, 64 words with input
+           j in the low byte of word j and input 64 + j in the high byte, both e4m3; one float32
+           scale for each 128 x 128 weights.
+    INT4   [outputs, inputs / 4] words of 16 bits: of each group, 32 words with the inputs j,
+           32 + j, 64 + j and 96 + j in word j, the first in the lowest four bits, each 0 to 15 for
+           -8 to 7; one bfloat16 scale for each output and group.
+
+A word's parts are operands of their own, 64 or 32 inputs that follow each other. So a matrix
+instruction multiplies 16 inputs that follow each other in every tile: for operands that are read in
+elements narrower than 16 bits the compiler gives `mma.sync` other 16 inputs than `wgmma`, and few
+results in a million differ.
 
 Quantised weights are exact in bfloat16, so their products are exact up to the matrix unit's own
-rounding. The scale multiplies the sum of a group of 128 inputs: one multiplication for each
-accumulator and group, where scaling the weights would cost one for each weight.
+rounding. The scale multiplies the sum of a group: one multiplication for each accumulator and
+group, where scaling the weights would cost one for each weight.
 """
 
 from __future__ import annotations
@@ -16,85 +22,116 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BF16: tl.constexpr = tl.constexpr(0)
 FP8: tl.constexpr = tl.constexpr(1)
-INT4: tl.constexpr = tl.constexpr(2)
 GROUP_INPUTS: tl.constexpr = tl.constexpr(128)
 
 
 @triton.constexpr_function
-def row_elements(num_inputs, form):
-    """Return the stored elements of an output's weights."""
-    return num_inputs // 2 if form == 2 else num_inputs
-
-
-@triton.constexpr_function
-def step_inputs(depth, form):
-    """Return how many inputs `accumulate` takes at once, of the `depth` that are read ahead."""
-    return depth if form == 0 else 128
+def row_words(num_inputs, form):
+    """Return the words that hold an output's weights."""
+    return num_inputs // 2 if form == 1 else num_inputs // 4
 
 
 @triton.jit
-def load_inputs(x_rows, is_row, start, BK: tl.constexpr, FORM: tl.constexpr):
-    """Return BK inputs of each row [BM, BK]; for INT4, those of the low and of the high halves."""
-    if FORM == INT4:
-        k = tl.arange(0, BK // 2)[None, :]
-        first = tl.load(x_rows + start + k, mask=is_row, other=0.0)
-        second = tl.load(x_rows + start + BK // 2 + k, mask=is_row, other=0.0)
+def group_product(places, inputs, is_row, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
+                  IS_BATCH: tl.constexpr):  # fmt: skip
+    """Return the products [.., BN, BM] of one group's weights and inputs, from zero.
+
+    `places` [.., BN, 1] and `inputs` [.., BM, 1] are where the group begins.
+    """
+    words = tl.load(places + _lanes(row_words(GROUP_INPUTS, FORM), IS_BATCH))
+    if FORM == FP8:
+        low, high = _bytes(words, HAS_PTX)
+        part = tl.dot(low, _columns(inputs, is_row, 0, 64, IS_BATCH))
+        part = tl.dot(high, _columns(inputs, is_row, 64, 64, IS_BATCH), part)
     else:
-        first = tl.load(x_rows + start + tl.arange(0, BK)[None, :], mask=is_row, other=0.0)
-        second = first
-    return first, second
+        first, second, third, fourth = _nibbles(words, HAS_PTX)
+        part = tl.dot(first, _columns(inputs, is_row, 0, 32, IS_BATCH))
+        part = tl.dot(second, _columns(inputs, is_row, 32, 32, IS_BATCH), part)
+        part = tl.dot(third, _columns(inputs, is_row, 64, 32, IS_BATCH), part)
+        part = tl.dot(fourth, _columns(inputs, is_row, 96, 32, IS_BATCH), part)
+    return part
 
 
 @triton.jit
-def accumulate(total, first, second, weights, scales, sources, start, K: tl.constexpr,
-               BK: tl.constexpr, FORM: tl.constexpr, HAS_PTX: tl.constexpr):  # fmt: skip
-    """Add to `total` [BN, BM] the products of BK inputs, of one group where weights have groups."""
-    wide = sources[:, None].to(tl.int64)
-    group = start // GROUP_INPUTS
-    if FORM == BF16:
-        stored = tl.load(weights + wide * K + start + tl.arange(0, BK)[None, :])
-        total = tl.dot(stored, tl.trans(first), total)
-    elif FORM == FP8:
-        stored = tl.load(weights + wide * K + start + tl.arange(0, BK)[None, :])
-        scale = tl.load(scales + sources // GROUP_INPUTS * (K // GROUP_INPUTS) + group)
-        total += tl.dot(stored.to(first.dtype), tl.trans(first)) * scale[:, None]
+def scale_places(scales, sources, K: tl.constexpr, FORM: tl.constexpr):
+    """Return where the first scale of each output lies."""
+    if FORM == FP8:
+        places = scales + sources // GROUP_INPUTS * (K // GROUP_INPUTS)
     else:
-        half = tl.arange(0, BK // 2)[None, :]
-        low, high = _halves(tl.load(weights + wide * (K // 2) + start // 2 + half), HAS_PTX)
-        scale = tl.load(scales + sources * (K // GROUP_INPUTS) + group).to(tl.float32)
-        part = tl.dot(low, tl.trans(first))
-        part = tl.dot(high, tl.trans(second), part)
-        total += part * scale[:, None]
-    return total
+        places = scales + sources * (K // GROUP_INPUTS)
+    return places
 
 
 @triton.jit
-def _halves(stored, HAS_PTX: tl.constexpr):
-    """Return the low and the high halves of bytes as bfloat16 numbers from -8 to 7.
+def _lanes(COUNT: tl.constexpr, IS_BATCH: tl.constexpr):
+    """Return 0 .. COUNT - 1 along the last axis."""
+    return tl.arange(0, COUNT)[None, None, :] if IS_BATCH else tl.arange(0, COUNT)[None, :]
 
-    In PTX four bytes at once: a byte is placed behind 0x43, which is 128 + n in bfloat16 (7 bits
-    of fraction, of which n fills the low four), and 136 is subtracted, which is exact.
+
+@triton.jit
+def _columns(inputs, is_row, FIRST: tl.constexpr, COUNT: tl.constexpr, IS_BATCH: tl.constexpr):
+    """Return COUNT inputs of each row, [.., COUNT, BM]."""
+    rows = tl.load(inputs + FIRST + _lanes(COUNT, IS_BATCH), mask=is_row, other=0.0)
+    return tl.permute(rows, (0, 2, 1)) if IS_BATCH else tl.trans(rows)
+
+
+@triton.jit
+def _bytes(words, HAS_PTX: tl.constexpr):
+    """Return the low and the high bytes of words, e4m3, as bfloat16.
+
+    In PTX by shifts, two words at once: 0.EEEE.MMM << 4 is the number times 2**-120.
     """
     if HAS_PTX:
         low, high = tl.inline_asm_elementwise(
             """{
-            .reg .b32 l, h, one, minus;
-            mov.b32 one, 0x3f803f80; mov.b32 minus, 0xc308c308;
-            and.b32 l, $4, 0x0f0f0f0f; shr.u32 h, $4, 4; and.b32 h, h, 0x0f0f0f0f;
-            prmt.b32 $0, l, 0x43434343, 0x4140; prmt.b32 $1, l, 0x43434343, 0x4342;
-            prmt.b32 $2, h, 0x43434343, 0x4140; prmt.b32 $3, h, 0x43434343, 0x4342;
-            fma.rn.bf16x2 $0, $0, one, minus; fma.rn.bf16x2 $1, $1, one, minus;
-            fma.rn.bf16x2 $2, $2, one, minus; fma.rn.bf16x2 $3, $3, one, minus;
+            .reg .b32 a, b, c, d, zero, up;
+            mov.b32 zero, 0x80008000; mov.b32 up, 0x7b807b80;
+            shl.b32 a, $2, 8; and.b32 a, a, 0x80008000; and.b32 b, $2, 0x80008000;
+            shl.b32 c, $2, 4; shr.u32 d, $2, 4;
+            lop3.b32 a, c, 0x07f007f0, a, 0xea; lop3.b32 b, d, 0x07f007f0, b, 0xea;
+            fma.rn.bf16x2 $0, a, up, zero; fma.rn.bf16x2 $1, b, up, zero;
             }""",
-            "=&r,=&r,=&r,=&r,r",
-            [stored],
+            "=&r,=&r,r",
+            [words],
             dtype=(tl.bfloat16, tl.bfloat16),
             is_pure=True,
-            pack=4,
+            pack=2,
         )
     else:
-        low = ((stored & 15).to(tl.float32) - 8.0).to(tl.bfloat16)
-        high = ((stored >> 4).to(tl.float32) - 8.0).to(tl.bfloat16)
+        low = (words & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
+        high = (words >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
     return low, high
+
+
+@triton.jit
+def _nibbles(words, HAS_PTX: tl.constexpr):
+    """Return the four parts of words, as bfloat16 numbers from -8 to 7.
+
+    In PTX two words at once: 0x4300 | n is 128 + n, from which 136 is subtracted, which is exact.
+    """
+    if HAS_PTX:
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, c, d, one, minus;
+            mov.b32 one, 0x3f803f80; mov.b32 minus, 0xc308c308;
+            shr.u32 b, $4, 4; shr.u32 c, $4, 8; shr.u32 d, $4, 12;
+            lop3.b32 a, $4, 0x000f000f, 0x43004300, 0xea;
+            lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+            lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea;
+            lop3.b32 d, d, 0x000f000f, 0x43004300, 0xea;
+            fma.rn.bf16x2 $0, a, one, minus; fma.rn.bf16x2 $1, b, one, minus;
+            fma.rn.bf16x2 $2, c, one, minus; fma.rn.bf16x2 $3, d, one, minus;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        first = ((words & 15).to(tl.float32) - 8.0).to(tl.bfloat16)
+        second = ((words >> 4 & 15).to(tl.float32) - 8.0).to(tl.bfloat16)
+        third = ((words >> 8 & 15).to(tl.float32) - 8.0).to(tl.bfloat16)
+        fourth = ((words >> 12).to(tl.float32) - 8.0).to(tl.bfloat16)
+    return first, second, third, fourth

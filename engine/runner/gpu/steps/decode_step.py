@@ -41,14 +41,12 @@ class DecodeStep:
                 "piece_blocks": 4 * pieces * (shape.piece // pool.block_size),
                 "totals": 4 * heads * spec.head_dim,
                 "tops": 8 * heads,
-                "arrivals": 4 * rows * spec.num_kv_heads,
                 "tokens": 4 * rows, "last_positions": 4 * rows, "slots": 4 * rows,
                 "indices": 4 * rows, "temperatures": 4 * rows, "seeds": 8 * rows,
                 "tables": 4 * rows * self.table_width, "history": 4 * rows * history_length,
                 "best_scores": 8 * rows * slices, "best_tokens": 4 * rows * slices,
             },
         )  # fmt: skip
-        device.upload(self.memory["arrivals"], bytes(4 * rows * spec.num_kv_heads))
         self.launches = self._plan(launches)
         self._graph: Graph | None = None
 
@@ -59,8 +57,7 @@ class DecodeStep:
         def attend(layer: int) -> tuple[Bound, ...]:
             return make.attend_pieces(
                 layer, memory["queries"], memory["last_positions"], pieces,
-                (memory["totals"], memory["tops"], memory["arrivals"]), memory["attended"], rows,
-                1,
+                (memory["totals"], memory["tops"]), memory["attended"], rows, 1,
             )  # fmt: skip
 
         names = (

@@ -1,0 +1,164 @@
+"""Products of quantised weights and rows: `W @ x.T`, with the inputs in ranges of fixed length.
+
+A group of 128 inputs is a chain of matrix instructions, and the next group waits for its weights'
+conversion. RANGES chains beside each other keep a multiprocessor busy, and the number of ranges
+depends on the weights' shape alone. A range's groups are added in ascending order, each times its
+scale; then the ranges' sums are added in ascending order. Who computes a range does not enter the
+bits:
+
+    together   one program's warps, by a batch of RANGES matrix products, for few rows
+    in turn    one program, range after range, for many
+
+A row's tile of 8 is the narrowest that a matrix instruction has.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
+from engine.runner.gpu.kernels.products import sources_of, store_gated, store_sum, tile_of
+from engine.runner.gpu.kernels.stored_weights import (
+    GROUP_INPUTS,
+    group_product,
+    row_words,
+    scale_places,
+)
+
+
+@triton.jit
+def _sum_of_ranges(ranges, RANGES: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
+    """Add up [RANGES, BN, BM] along the first axis, in ascending order."""
+    if RANGES == 1:
+        total = tl.reshape(ranges, (BN, BM))
+    else:
+        pairs = tl.reshape(ranges, (2, RANGES // 2, BN, BM))
+        first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
+        total = _sum_of_ranges(first, RANGES // 2, BN, BM)
+        total = _after(total, second, RANGES // 2, BN, BM)
+    return total
+
+
+@triton.jit
+def _after(total, ranges, RANGES: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
+    """Add to `total` the ranges [RANGES, BN, BM] in ascending order."""
+    if RANGES == 1:
+        total += tl.reshape(ranges, (BN, BM))
+    else:
+        pairs = tl.reshape(ranges, (2, RANGES // 2, BN, BM))
+        first, second = tl.split(tl.permute(pairs, (1, 2, 3, 0)))
+        total = _after(total, first, RANGES // 2, BN, BM)
+        total = _after(total, second, RANGES // 2, BN, BM)
+    return total
+
+
+@triton.jit
+def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+                    BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
+                    UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
+                    HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
+                    IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
+    WORDS: tl.constexpr = row_words(K, FORM)
+    WIDTH: tl.constexpr = row_words(GROUP_INPUTS, FORM)
+    GROUPS: tl.constexpr = K // RANGES // GROUP_INPUTS
+    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    rows = tile_m * BM + tl.arange(0, BM)
+    outputs = tile_n * BN + tl.arange(0, BN)
+    sources = sources_of(outputs, N, BN)
+    lanes = tl.arange(0, RANGES)
+    if PREFETCH > 0:
+        begins = tl.reshape(sources[:, None] * RANGES + lanes[None, :], (BN * RANGES,))
+        prefetch_rows(weights, begins, GROUPS * WIDTH, PREFETCH)
+        if IS_GATED:
+            prefetch_rows(weights, begins + N * RANGES, GROUPS * WIDTH, PREFETCH)
+    begin(IS_PROGRAMMATIC)
+    places = (weights + sources[None, :, None].to(tl.int64) * WORDS
+              + lanes[:, None, None] * (GROUPS * WIDTH))  # fmt: skip
+    inputs = (x + rows[None, :, None].to(tl.int64) * K
+              + lanes[:, None, None] * (GROUPS * GROUP_INPUTS))  # fmt: skip
+    is_row = (rows < num_rows)[None, :, None]
+    at = scale_places(scales, sources[None, :], K, FORM) + lanes[:, None] * GROUPS
+    total = tl.zeros((RANGES, BN, BM), tl.float32)
+    scale = tl.load(at)
+    if IS_GATED:
+        above = tl.zeros((RANGES, BN, BM), tl.float32)
+        at_up = scale_places(scales, N + sources[None, :], K, FORM) + lanes[:, None] * GROUPS
+        scale_up = tl.load(at_up)
+    for begin_of in range(0, GROUPS, UNROLLED):
+        for part_of in tl.static_range(UNROLLED):
+            group = begin_of + part_of
+            coming = tl.minimum(group + 1, GROUPS - 1)
+            next_scale = tl.load(at + coming)
+            here, there = places + group * WIDTH, inputs + group * GROUP_INPUTS
+            part = group_product(here, there, is_row, FORM, HAS_PTX, True)
+            total += part * scale.to(tl.float32)[:, :, None]
+            scale = next_scale
+            if IS_GATED:
+                next_up = tl.load(at_up + coming)
+                part = group_product(here + N * WORDS, there, is_row, FORM, HAS_PTX, True)
+                above += part * scale_up.to(tl.float32)[:, :, None]
+                scale_up = next_up
+    result = _sum_of_ranges(total, RANGES, BN, BM)
+    if IS_GATED:
+        second = _sum_of_ranges(above, RANGES, BN, BM)
+        store_gated(y, result, second, rows, outputs, num_rows, N, BN)
+    else:
+        store_sum(y, residual, result, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)
+
+
+@triton.jit
+def _in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
+             HAS_PTX: tl.constexpr):  # fmt: skip
+    """Return the sum [BN, BM] of all ranges."""
+    WIDTH: tl.constexpr = row_words(GROUP_INPUTS, FORM)
+    GROUPS: tl.constexpr = K // RANGES // GROUP_INPUTS
+    places = weights + sources[:, None].to(tl.int64) * row_words(K, FORM)
+    at = scale_places(scales, sources, K, FORM)
+    total = tl.zeros((BN, BM), tl.float32)
+    for number in range(RANGES):
+        first = number * GROUPS
+        scale = tl.load(at + first)
+        ranged = tl.zeros((BN, BM), tl.float32)
+        for begin_of in range(0, GROUPS, UNROLLED):
+            for part_of in tl.static_range(UNROLLED):
+                group = begin_of + part_of
+                next_scale = tl.load(at + first + tl.minimum(group + 1, GROUPS - 1))
+                part = group_product(
+                    places + (first + group) * WIDTH, x_rows + (first + group) * GROUP_INPUTS,
+                    is_row, FORM, HAS_PTX, False,
+                )  # fmt: skip
+                ranged += part * scale.to(tl.float32)[:, None]
+                scale = next_scale
+        total += ranged
+    return total
+
+
+@triton.jit
+def ranges_in_turn(x, weights, scales, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, RANGES: tl.constexpr,
+                   UNROLLED: tl.constexpr, FORM: tl.constexpr, IS_GATED: tl.constexpr,
+                   HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr, HAS_PTX: tl.constexpr,
+                   IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute a tile range after range, of the gate and then of up when IS_GATED."""
+    tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    rows = tile_m * BM + tl.arange(0, BM)
+    outputs = tile_n * BN + tl.arange(0, BN)
+    sources = sources_of(outputs, N, BN)
+    if PREFETCH > 0:
+        prefetch_rows(weights, sources, row_words(K, FORM), PREFETCH)
+    begin(IS_PROGRAMMATIC)
+    x_rows = x + rows[:, None].to(tl.int64) * K
+    is_row = (rows < num_rows)[:, None]
+    total = _in_turn(
+        x_rows, weights, scales, is_row, sources, K, BM, BN, RANGES, UNROLLED, FORM, HAS_PTX
+    )
+    if IS_GATED:
+        above = _in_turn(
+            x_rows, weights, scales, is_row, sources + N, K, BM, BN, RANGES, UNROLLED, FORM, HAS_PTX
+        )
+        store_gated(y, total, above, rows, outputs, num_rows, N, BN)
+    else:
+        store_sum(y, residual, total, rows, outputs, num_rows, N, BN, HAS_RESIDUAL)

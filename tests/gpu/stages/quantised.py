@@ -1,0 +1,195 @@
+"""Products of quantised weights: the bits of every tile, times of a few, and whole steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.runner.gpu.launches import AttentionShape, Bound, Launches
+from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
+from engine.runner.gpu.weights import Form, Matrix
+from tests.gpu.stages.bits import exact_rows
+from tests.gpu.stages.model import (
+    CONTEXT,
+    QWEN3_8B,
+    Findings,
+    Model,
+    rows_and_results,
+    tile_name,
+)
+from tests.gpu.stages.steps import started_step, time_step
+
+_NAMES = ("qkv", "output", "gate_up", "down")
+_FORMS = (Form.INT4, Form.FP8)
+_BUCKETS = (700, 128, 64, 32, 16, 8, 1)
+_MOST_ERROR = 4e-3
+"""Of a result's rounding to bfloat16, beside float64."""
+_SECONDS_OF_BITS = 16.0
+_SECONDS_OF_TIMES = 12.0
+
+
+class _OtherRanges(Launches):
+    """Launches with another number of ranges, to time them."""
+
+    ranges = 0
+
+    def num_ranges(self, weights: Matrix) -> int:
+        return self.ranges or num_ranges(weights)
+
+
+def quantised(card: Any, found: Findings) -> None:
+    """Bits of the tiles that are shipped, steps in them, and times of others."""
+    model = Model.of(card)
+    x, y = rows_and_results(card)
+    buffers = (x.address, y.address)
+    for form in _FORMS:
+        _check_bits(card, found, model, form, buffers)
+    for form in _FORMS:
+        for count in (1, 8, 32, 128):
+            step = started_step(card, model.launches(card, form=form), count, CONTEXT)
+            if card.is_real:
+                time_step(card, found, step, model.stored(card, form), f"{count} {form.name}")
+            step.close()
+    for form in _FORMS:
+        _time_others(card, found, model, form, buffers)
+    x.close()
+    y.close()
+    differing = [f"{form.name}: {found[f'bits_{form.name}']}" for form in _FORMS]
+    assert all(line.endswith(": equal") for line in differing), differing
+
+
+def _chosen(rows: int, name: str, weights: Matrix) -> Tile:
+    if name == "gate_up":
+        return gate_up_tile(rows, weights.num_outputs // 2, weights)
+    return product_tile(rows, weights.num_outputs, weights)
+
+
+def _launch(
+    make: Launches, name: str, weights: Matrix, rows: int, tile: Tile, buffers: tuple[int, int],
+    residual: int = 0,
+) -> Bound:  # fmt: skip
+    if name == "gate_up":
+        return make.gate_up(buffers[0], weights, buffers[1], rows, tile)
+    return make.product(buffers[0], weights, buffers[1], rows, residual=residual, tile=tile)
+
+
+def _check_bits(
+    card: Any, found: Findings, model: Model, form: Form, buffers: tuple[int, int]
+) -> None:
+    """Compare each bucket's tile, on many rows and on its own number, without a residual."""
+    make = model.launches(card, form=form)
+    differing: list[str] = []
+    until = time.monotonic() + _SECONDS_OF_BITS / len(_FORMS)
+    for name in _NAMES:
+        weights = getattr(make.weights.layers[0], name)
+        wanted = None
+        for bucket in _BUCKETS:
+            if time.monotonic() > until:
+                differing.append(f"{form.name} {name} {bucket}: out of time")
+                break
+            tile = _chosen(bucket, name, weights)
+            for rows in dict.fromkeys((bucket, 128, 1)):
+                launch = _launch(make, name, weights, rows, tile, buffers)
+                if not card.is_real:
+                    continue
+                values = _results(card, launch, buffers[1], rows, name, weights)
+                if wanted is None:
+                    wanted = values
+                    if name == "qkv":
+                        exact = exact_rows(card, weights, 64) @ card.floats(
+                            buffers[0], weights.num_inputs
+                        )
+                        error = np.linalg.norm(values[0, :64] - exact) / np.linalg.norm(exact)
+                        found[f"error_{form.name}"] = float(f"{error:.3g}")
+                        assert error < _MOST_ERROR, error
+                    again = _results(card, launch, buffers[1], rows, name, weights)
+                    _report(differing, f"{form.name} {name} itself again", again, values)
+                    continue
+                label = f"{form.name} {name} {rows} rows, {tile_name(tile)}"
+                _report(differing, label, values, wanted[:rows])
+    found[f"bits_{form.name}"] = differing or "equal"
+    print(form.name, "products:", found[f"bits_{form.name}"], flush=True)
+
+
+def _results(card: Any, launch: Bound, y: int, rows: int, name: str, weights: Matrix) -> np.ndarray:
+    outputs = weights.num_outputs // (2 if name == "gate_up" else 1)
+    card.device.fill(y, 0xFF, rows * outputs * 2, card.stream)
+    launch(card.stream)
+    values: np.ndarray = card.floats(y, rows * outputs).reshape(rows, outputs)
+    return values
+
+
+def _report(differing: list[str], label: str, values: np.ndarray, wanted: np.ndarray) -> None:
+    """Keep how results differ: how many, the first one, by how much, and how many are NaN."""
+    if np.array_equal(values, wanted):
+        return
+    places = np.argwhere(values != wanted)
+    first = tuple(int(place) for place in places[0])
+    gap = np.abs(values - wanted) / np.maximum(np.abs(wanted), 1e-30)
+    line = (
+        f"{label}: {len(places)} of {values.size} differ, first {first} {values[first]!r} for "
+        f"{wanted[first]!r}, most by {np.nanmax(gap):.3g}; NaN {np.isnan(values).sum()} and "
+        f"{np.isnan(wanted).sum()}"
+    )
+    differing.append(line)
+    print(line, flush=True)
+
+
+def _others(tile: Tile, name: str) -> Iterator[Tile]:
+    """The shipped tile and what is near it."""
+    yield tile
+    if tile.is_together:
+        for stages in {3, 4, 6} - {tile.stages}:
+            yield replace(tile, stages=stages)
+        yield replace(tile, outputs=32)
+        yield replace(tile, depth=256)
+    else:
+        yield replace(tile, stages=4)
+        if name != "gate_up":
+            yield replace(tile, rows=32, outputs=64, num_warps=4, stages=4)
+    if tile.rows == 32:
+        yield Tile(32, 64, 128, 4, 4)
+
+
+def _time_others(
+    card: Any, found: Findings, model: Model, form: Form, buffers: tuple[int, int]
+) -> None:
+    """Time all layers' product in several tiles and numbers of ranges."""
+    make = _OtherRanges(
+        card.kernel, card.device.properties, QWEN3_8B, model.stored(card, form), model.pool,
+        AttentionShape(),
+    )  # fmt: skip
+    until = time.monotonic() + _SECONDS_OF_TIMES / len(_FORMS)
+    results = found.setdefault("quantised", {})
+    for rows in (1, 32, 128):
+        for name in _NAMES:
+            matrices = [getattr(layer, name) for layer in make.weights.layers]
+            timed = []
+            own = num_ranges(matrices[0])
+            for ranges in (own, 12 - own):
+                make.ranges = ranges
+                for tile in _others(_chosen(rows, name, matrices[0]), name):
+                    if time.monotonic() > until:
+                        break
+                    warps = tile.num_warps * ranges // own if tile.is_together else tile.num_warps
+                    tile = replace(tile, num_warps=warps)
+                    try:
+                        launches = [
+                            _launch(make, name, one, rows, tile, buffers) for one in matrices
+                        ]
+                        if card.is_real:
+                            spent = card.graph_milliseconds(launches, 2) / len(launches)
+                            timed.append((round(1e3 * spent, 1), f"r{ranges} {tile_name(tile)}"))
+                    except Exception as error:
+                        print(f"{name} {rows} {tile_name(tile)}: {error!r}"[:160], flush=True)
+            if timed:
+                shipped = timed[0]
+                timed.sort()
+                rate = round(matrices[0].num_bytes / timed[0][0] / 1e3)
+                results[f"{form.name} {name} {rows}"] = [shipped, *timed[:4]]
+                print(f"{form.name} {name} {rows}: {rate} GB/s; shipped {shipped}; {timed[:4]}",
+                      flush=True)  # fmt: skip

@@ -1,0 +1,153 @@
+"""Products of quantised weights: right, and the same bits in every tile and for any rows."""
+
+from __future__ import annotations
+
+# First: it puts Triton into its interpreter before any kernel is decorated.
+from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError
+from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
+from engine.runner.gpu.weights import GROUP_INPUTS, Form, Matrix
+from tests.gpu_kernels.interpreted import rounded, widened
+from tests.gpu_kernels.test_products import upload
+from tests.gpu_kernels.tiny_decoder import TinyDecoder
+
+ROWS = 5
+QUANTISED = [Form.FP8, Form.INT4]
+SHAPES = [(40, 1024, 8), (40, 512, 4), (136, 768, 2), (40, 384, 1)]
+"""Outputs that no tile divides, inputs, and the ranges that these have."""
+
+
+@pytest.fixture(scope="module")
+def tiny() -> TinyDecoder:
+    return TinyDecoder()
+
+
+def e4m3(codes: np.ndarray) -> np.ndarray:
+    """Return the numbers of e4m3 codes, without those of NaN."""
+    exponent, fraction = (codes >> 3) & 15, codes & 7
+    size = np.where(exponent, 2.0 ** (exponent - 7.0) * (1 + fraction / 8), fraction / 512)
+    signed: np.ndarray = np.where(codes > 127, -size, size)
+    return signed
+
+
+def mirrored(values: np.ndarray) -> np.ndarray:
+    """Return groups [outputs or blocks, groups, ..] whose last half repeats the first one."""
+    values[:, -(values.shape[1] // 2) :] = values[:, : values.shape[1] // 2]
+    return values
+
+
+def stored(
+    device: InterpretedDevice, form: Form, outputs: int, inputs: int
+) -> tuple[Matrix, np.ndarray]:
+    """Return random weights, and the same as float64 [outputs, inputs].
+
+    The last groups of an output's weights are the first ones' negatives: sums nearly cancel, so
+    that another order of additions shows in the few bits of a result.
+    """
+    rng = np.random.default_rng(int(form))
+    groups = inputs // GROUP_INPUTS
+    half = groups // 2
+    if form is Form.FP8:
+        codes = rng.integers(0, 256, (outputs, groups, 2, 64), dtype=np.uint8)
+        codes[codes & 127 == 127] = 0
+        mirrored(codes)
+        scales = mirrored(rng.standard_normal((-(-outputs // 128), groups)).astype(np.float32))
+        scales[:, groups - half :] *= -1
+        packed = np.ascontiguousarray(codes.transpose(0, 1, 3, 2))
+        matrix = Matrix(upload(device, packed), outputs, inputs, form, upload(device, scales))
+        wide = np.repeat(scales, 128, 0)[:outputs, :, None, None]
+        return matrix, (e4m3(codes.astype(int)) * wide).reshape(outputs, inputs)
+    numbers = mirrored(rng.integers(0, 16, (outputs, groups, 4, 32), dtype=np.uint16))
+    words = np.zeros((outputs, groups, 32), np.uint16)
+    for part in range(4):
+        words |= numbers[:, :, part] << (4 * part)
+    bits = mirrored(rounded(rng.standard_normal((outputs, groups)).astype(np.float32)))
+    bits[:, groups - half :] ^= 0x8000
+    matrix = Matrix(upload(device, words), outputs, inputs, form, upload(device, bits))
+    values = (numbers.astype(np.float64) - 8) * widened(bits)[:, :, None, None]
+    return matrix, values.reshape(outputs, inputs)
+
+
+def rows_of(count: int, inputs: int) -> np.ndarray:
+    """Return rows [count, inputs] whose last groups repeat the first ones but for a few bits."""
+    bits = rounded(np.random.default_rng(5).standard_normal((count, inputs)).astype(np.float32))
+    grouped = mirrored(bits.reshape(count, inputs // GROUP_INPUTS, GROUP_INPUTS))
+    grouped[:, 0, ::64] ^= 1
+    return bits
+
+
+def tiles_of(matrix: Matrix, rows: int, *, is_gated: bool) -> list[Tile]:
+    """Return the tile that is shipped, and others."""
+    choose = gate_up_tile if is_gated else product_tile
+    outputs = matrix.num_outputs // (2 if is_gated else 1)
+    deeper = 256 if matrix.num_inputs // num_ranges(matrix) % 256 == 0 else 128
+    return [
+        choose(rows, outputs, matrix), Tile(16, 64, 128, 4, 3), Tile(64, 32, deeper, 4, 3),
+        Tile(8, 16, deeper, 4, 3, is_together=True), Tile(32, 32, 128, 4, 3, is_together=True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "ranges"), SHAPES)
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("form", QUANTISED)
+def test_every_tile_has_the_same_bits(
+    tiny: TinyDecoder, form: Form, is_gated: bool, outputs: int, inputs: int, ranges: int
+) -> None:
+    device = tiny.device
+    matrix, exact = stored(device, form, outputs * (2 if is_gated else 1), inputs)
+    assert num_ranges(matrix) == ranges
+    bits = rows_of(ROWS, inputs)
+    before = rounded(np.random.default_rng(6).standard_normal((ROWS, outputs)).astype(np.float32))
+    before[:, ::2] = 0  # so that a residual hides no bit of those
+    x, residual = upload(device, bits), upload(device, before)
+    wanted = widened(bits) @ exact.T
+    if is_gated:
+        gate, up = np.split(wanted, 2, axis=1)
+        with np.errstate(over="ignore"):
+            wanted = gate / (1 + np.exp(-gate)) * up
+    else:
+        wanted = wanted + widened(before)
+    found = []
+    for tile in tiles_of(matrix, ROWS, is_gated=is_gated):
+        y = device.allocate(2 * ROWS * outputs + 64)
+        make = tiny.launches(tile)
+        if is_gated:
+            make.gate_up(x, matrix, y.address, ROWS, tile)(0)
+        else:
+            make.product(x, matrix, y.address, ROWS, residual=residual, tile=tile)(0)
+        found.append(tiny.floats(y.address, ROWS, outputs))
+        # Of sums that nearly cancel, four numbers are rounded to bfloat16.
+        error = np.linalg.norm(found[-1] - wanted) / np.linalg.norm(wanted)
+        assert error < 8e-3, str(tile)
+        assert np.array_equal(found[-1], found[0]), str(tile)
+        assert bytes(device.download(y.address + 2 * ROWS * outputs, 64)) == b"\xff" * 64
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(tiny: TinyDecoder, form: Form) -> None:
+    """In the tile that is shipped for so many: of a step, and of a prompt."""
+    device, outputs, inputs = tiny.device, 16, 1024
+    matrix, _ = stored(device, form, outputs, inputs)
+    x = upload(device, rows_of(70, inputs))
+    found = []
+    for rows in (1, 9, 20, 40, 70):
+        y = device.allocate(2 * rows * outputs)
+        tile = product_tile(rows, outputs, matrix)
+        tiny.launches(tile).product(x, matrix, y.address, rows, tile=tile)(0)
+        found.append(tiny.floats(y.address, rows, outputs)[0])
+        assert np.array_equal(found[-1], found[0]), rows
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_inputs_are_whole_groups(form: Form) -> None:
+    with pytest.raises(ConfigError, match=r"200 inputs.*multiple of 128"):
+        product_tile(1, 64, Matrix(0, 64, 200, form))
+
+
+def test_wide_products_have_fewer_ranges() -> None:
+    assert num_ranges(Matrix(0, 24576, 4096, Form.INT4)) == 4
+    assert num_ranges(Matrix(0, 4096, 4096, Form.INT4)) == 8
