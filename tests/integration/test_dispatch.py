@@ -23,10 +23,11 @@ from common.request import FinishReason, GenerationRequest, SamplingParams
 from common.version import PROTOCOL_VERSION, VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
-from router.cluster.described_cluster import CLUSTER
 from router.cluster.drain import DrainingNode, UnknownNode, drain_node
+from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
+from router.http.described import schema_of
 from router.watch.choice_trace import ChoiceTrace
 from tests.fakes.read_answer import QueueSink, read
 from tests.integration.fake_node import IDLE, record_of
@@ -424,7 +425,8 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
     request = await asked(d)
     await wait_until(lambda: len(router.recent_placements) == 1, "placed")
     description = view.describe()
-    schema = {**CLUSTER, "required": [name for name in CLUSTER["required"] if name != "serving"]}
+    schema = schema_of(ClusterAnswer)
+    schema["required"].remove("serving")
     Draft202012Validator(schema).validate(json.loads(json.dumps(description)))
     assert description["placement_store"] == "ok"
     assert description["router"]["router_id"] == "router-0"

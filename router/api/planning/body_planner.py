@@ -18,8 +18,10 @@ from typing import NoReturn, Protocol
 from common.grammar import Grammar
 from grammars.gbnf import Gbnf
 from grammars.trying.messages import Trial, Verdict
+from router.api.bodies.kinds import RequestKind
+from router.api.planning.planner import Planner
 from router.api.planning.process import LargeBodies
-from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
+from router.api.planning.request_plan import RequestPlan
 from router.text.text_model import TextModel
 
 INLINE_BODY_BYTES = 8 << 10
@@ -76,7 +78,7 @@ class BodyPlanner:
             lark = verdict.instead
             assert lark is not None
             plan = await self._planned(kind, body, max_model_len, lambda gbnf: lark)
-        grammar = plan.grammar
+        grammar = plan.sampling.grammar
         if grammar is None:
             return plan
         followed = self._followed.get(grammar)
@@ -85,7 +87,9 @@ class BodyPlanner:
             verdict = await asyncio.wrap_future(self._trials.begin(trial, client))
             followed = verdict.instead or grammar
             self._remember(grammar, followed)
-        return plan if followed == grammar else _following(plan, followed)
+        if followed == grammar:
+            return plan
+        return plan._replace(sampling=replace(plan.sampling, grammar=followed))
 
     async def _planned(
         self,
@@ -116,14 +120,6 @@ class BodyPlanner:
         while self._followed_bytes > MAX_REMEMBERED_BYTES:
             oldest = next(iter(self._followed))
             self._followed_bytes -= _weight(oldest, self._followed.pop(oldest))
-
-
-def _following(plan: RequestPlan, grammar: Grammar) -> RequestPlan:
-    """Return the same plan with another grammar of all choices."""
-    choices = tuple(
-        replace(one, sampling=replace(one.sampling, grammar=grammar)) for one in plan.choices
-    )
-    return replace(plan, choices=choices)
 
 
 def _weight(grammar: Grammar, followed: Grammar) -> int:
