@@ -100,11 +100,10 @@ def create_app(
         cluster=cluster,
         metrics=metrics,
         clock=clock,
-        exchanges=exchanges,
     )
-    handlers = add_generation_routes(app, api)
+    handlers = add_generation_routes(app, api, exchanges)
     add_model_routes(app, text_model, lambda: api.max_model_len)
-    add_tokenization_routes(app, TokenizationApi(text_model, api, exchanges))
+    add_tokenization_routes(app, TokenizationApi(text_model, api), exchanges)
     add_probe_routes(app, registry)
     add_cluster_routes(app, cluster, live.serving)
     add_live_routes(app, live)

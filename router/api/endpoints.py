@@ -45,11 +45,12 @@ MakeFormat = Callable[[AnswerHead, RequestPlan, Usage, DescribeToken], AnswerFor
 class Endpoint:
     """What tells the APIs apart. `name` is that of metrics and logs, `operation` that of traces.
 
-    `body`, `answer` and `responses` describe it, for `/openapi.json`.
+    `title`, `body`, `answer` and `responses` describe it, for `/openapi.json`.
     """
 
     path: str
     name: str
+    title: str
     operation: Operation
     id_prefix: str
     kind: RequestKind
@@ -59,44 +60,35 @@ class Endpoint:
     responses: Responses
 
 
-def _chat(head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken) -> AnswerForm:
-    kind = ChatFormat if plan.syntax.is_plain else ChatPartsFormat
-    return _choices(kind, head, plan, usage, describe)
+def _choices(kind_of: Callable[[RequestPlan], type[AnswerFormat]]) -> MakeFormat:
+    """Return what makes the format of an answer with choices."""
 
+    def make(
+        head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken
+    ) -> AnswerFormat:
+        prompts, shape = plan.prompts_of_returned, plan.shape
+        return kind_of(plan)(
+            head,
+            describe,
+            usage=usage,
+            has_logprobs=shape.has_logprobs,
+            usage_events=shape.usage_events,
+            prompts=prompts if shape.returns_token_ids else (),
+            scored=ScoredPrompts(shape.prompt_logprobs, prompts),
+            syntax=plan.syntax,
+        )
 
-def _completion(
-    head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken
-) -> AnswerForm:
-    return _choices(CompletionFormat, head, plan, usage, describe)
-
-
-def _choices(
-    kind: type[AnswerFormat],
-    head: AnswerHead,
-    plan: RequestPlan,
-    usage: Usage,
-    describe: DescribeToken,
-) -> AnswerFormat:
-    prompts, shape = plan.prompts_of_returned, plan.shape
-    return kind(
-        head,
-        describe,
-        usage=usage,
-        has_logprobs=shape.has_logprobs,
-        usage_events=shape.usage_events,
-        prompts=prompts if shape.returns_token_ids else (),
-        scored=ScoredPrompts(shape.prompt_logprobs, prompts),
-        syntax=plan.syntax,
-    )
+    return make
 
 
 CHAT = Endpoint(
     path="/v1/chat/completions",
     name="chat.completions",
+    title="Answer a conversation",
     operation="chat",
     id_prefix="chatcmpl",
     kind=RequestKind.CHAT,
-    make_format=_chat,
+    make_format=_choices(lambda plan: ChatFormat if plan.syntax.is_plain else ChatPartsFormat),
     body=ChatBody,
     answer=ChatAnswer,
     responses=stream_responses(ChatEvent),
@@ -104,10 +96,11 @@ CHAT = Endpoint(
 COMPLETIONS = Endpoint(
     path="/v1/completions",
     name="completions",
+    title="Continue a text",
     operation="text_completion",
     id_prefix="cmpl",
     kind=RequestKind.COMPLETION,
-    make_format=_completion,
+    make_format=_choices(lambda _: CompletionFormat),
     body=CompletionBody,
     answer=CompletionAnswer,
     responses=stream_responses(CompletionEvent),
@@ -115,6 +108,7 @@ COMPLETIONS = Endpoint(
 RESPONSES = Endpoint(
     path="/v1/responses",
     name="responses",
+    title="Answer as OpenAI's responses do",
     operation="chat",
     id_prefix="resp",
     kind=RequestKind.RESPONSE,
@@ -126,6 +120,7 @@ RESPONSES = Endpoint(
 MESSAGES = Endpoint(
     path="/v1/messages",
     name="messages",
+    title="Answer as Anthropic's messages do",
     operation="chat",
     id_prefix="msg",
     kind=RequestKind.MESSAGE,

@@ -14,7 +14,7 @@ import time
 from functools import partial
 
 from fastapi import FastAPI, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from common.observing.clock import Clock
 from common.request import SamplingParams
@@ -31,6 +31,7 @@ from router.api.planning.body_planner import BodyPlanner
 from router.api.planning.request_plan import PlannedPrompt, RequestPlan
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
+from router.http.api_texts import ANSWERS
 from router.http.described import described_body
 from router.http.exchange import Exchange, Reply
 from router.http.routes import Access, open_to
@@ -64,7 +65,6 @@ class OpenAiApi:
         cluster: ClusterView,
         metrics: HttpMetrics,
         clock: Clock,
-        exchanges: Exchanges,
     ) -> None:
         self._config = config
         self._model = text_model
@@ -73,7 +73,6 @@ class OpenAiApi:
         self._cluster = cluster
         self._metrics = metrics
         self._clock = clock
-        self._exchanges = exchanges
         self._unknown_fields = UnknownFields(are_refused=config.strict_fields)
         self._turns = Turns()
 
@@ -91,16 +90,10 @@ class OpenAiApi:
         self._unknown_fields.take(plan.shape.ignored_fields, plan.shape.left_out)
         return plan
 
-    async def handle(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, errors included. Raises only when the server itself is stopping."""
-        answer = partial(self._answer, endpoint)
-        await self._exchanges.serve_exchange(
-            endpoint.name, endpoint.operation, answer, scope, receive, send
-        )
-
-    async def _answer(
+    async def answer(
         self, endpoint: Endpoint, body: bytes, client: str, watch: RequestWatch, reply: Reply
     ) -> None:
+        """Send the answer of `endpoint` to a body. Raises the error that ended it."""
         began_at_s = self._clock.now_s()
         plan = await self.plan(endpoint.kind, body, client)
         head = AnswerHead(
@@ -194,17 +187,22 @@ class OpenAiApi:
         answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)
 
 
-def add_generation_routes(app: FastAPI, api: OpenAiApi) -> dict[str, ASGIApp]:
+def add_generation_routes(app: FastAPI, api: OpenAiApi, exchanges: Exchanges) -> dict[str, ASGIApp]:
     """Add the routes to `app`, and return what serves them without the framework, by path."""
-    return {endpoint.path: _add_generation(app, api, endpoint) for endpoint in ENDPOINTS}
+    return {one.path: _add_generation(app, one, api, exchanges) for one in ENDPOINTS}
 
 
-def _add_generation(app: FastAPI, api: OpenAiApi, endpoint: Endpoint) -> ASGIApp:
-    handle = partial(api.handle, endpoint)
+def _add_generation(
+    app: FastAPI, endpoint: Endpoint, api: OpenAiApi, exchanges: Exchanges
+) -> ASGIApp:
+    answer = partial(api.answer, endpoint)
+    serve = partial(exchanges.serve_exchange, endpoint.name, endpoint.operation, answer)
 
     @app.post(
         endpoint.path,
         name=endpoint.name,
+        summary=endpoint.title,
+        tags=[ANSWERS],
         description=endpoint.body.__doc__,
         response_model=endpoint.answer,
         responses=endpoint.responses,
@@ -212,6 +210,6 @@ def _add_generation(app: FastAPI, api: OpenAiApi, endpoint: Endpoint) -> ASGIApp
     )
     @open_to(Access.LIMITED)
     async def generate() -> Response:
-        return Exchange(handle)
+        return Exchange(serve)
 
-    return handle
+    return serve

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 
 from router.api.answers.shapes import ModelCard, ModelList
 from router.api.planning.planner import check_model
+from router.http.api_texts import MODELS
 from router.http.described import COMMON_ERRORS, error_responses
 from router.http.routes import Access, open_to
 from router.text.text_model import TextModel
@@ -27,7 +28,9 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
             "max_model_len": max_model_len(),
         }
 
-    @app.get("/v1/models", responses=COMMON_ERRORS)
+    @app.get(
+        "/v1/models", summary="The model that is served", tags=[MODELS], responses=COMMON_ERRORS
+    )
     @open_to(Access.KEY)
     async def list_models() -> ModelList:
         return {"object": "list", "data": [card()]}
@@ -37,6 +40,8 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
 
     @app.get(
         "/v1/models/{name:path}",
+        summary="One model",
+        tags=[MODELS],
         responses=COMMON_ERRORS | error_responses(404),
         openapi_extra={"parameters": [path]},
     )

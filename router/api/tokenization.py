@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from fastapi import FastAPI, Response
-from starlette.types import Receive, Scope, Send
 
 from common.errors import InvalidRequest
 from router.api.answers.shapes import CountAnswer, MessageError, PromptAnswer, TokensAnswer
@@ -20,6 +19,7 @@ from router.api.bodies.schemas import ChatBody, CompletionBody, DetokenizeBody, 
 from router.api.exchanges import Exchanges
 from router.api.generation import OpenAiApi
 from router.api.planning.planner import check_model
+from router.http.api_texts import MODELS
 from router.http.described import COMMON_ERRORS, described_body, error_responses
 from router.http.exchange import Exchange, Reply
 from router.http.routes import Access, open_to
@@ -36,35 +36,22 @@ _ERRORS = COMMON_ERRORS | error_responses(400, 404, 408, 413, 429, 503, 504)
 
 
 class TokenizationApi:
-    """All of these endpoints, for one model."""
+    """What these endpoints answer, for one model."""
 
-    def __init__(self, text_model: TextModel, api: OpenAiApi, exchanges: Exchanges) -> None:
+    def __init__(self, text_model: TextModel, api: OpenAiApi) -> None:
         self._model = text_model
         self._api = api
-        self._exchanges = exchanges
 
-    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the tokens of a body's `prompt` or `messages`, as a node would get them."""
-        answer = partial(_answer, self._tokens)
-        await self._exchanges.serve_exchange("tokenize", None, answer, scope, receive, send)
-
-    async def detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the text of a body's `tokens`, special tokens included."""
-        answer, most = partial(_answer, self._text), MAX_DETOKENIZE_BYTES
-        await self._exchanges.serve_exchange(
-            "detokenize", None, answer, scope, receive, send, max_body=most
-        )
-
-    async def count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the number of tokens of the prompt of a message, as a node would get it."""
-        answer = partial(_answer, self._num_tokens)
-        await self._exchanges.serve_exchange("count_tokens", None, answer, scope, receive, send)
-
-    async def _num_tokens(self, body: bytes) -> CountAnswer:
+    async def num_tokens(self, body: bytes) -> CountAnswer:
+        """Return the number of tokens of the prompt of a message, as a node would get it."""
         plan = await self._api.plan(RequestKind.COUNTED_MESSAGE, body)
         return {"input_tokens": len(plan.prompts[0].token_ids)}
 
-    async def _tokens(self, body: bytes) -> TokensAnswer:
+    async def tokens(self, body: bytes) -> TokensAnswer:
+        """Return the tokens of a body's `prompt` or `messages`, as a node would get them.
+
+        Raises `InvalidRequest` for several prompts.
+        """
         plan = await self._api.plan(RequestKind.EITHER, body)
         if len(plan.prompts) > 1:
             raise InvalidRequest("prompt holds several prompts: wanted one", param="prompt")
@@ -72,7 +59,8 @@ class TokenizationApi:
         max_model_len = self._api.max_model_len
         return {"count": len(tokens), "max_model_len": max_model_len, "tokens": list(tokens)}
 
-    async def _text(self, raw: bytes) -> PromptAnswer:
+    async def text(self, raw: bytes) -> PromptAnswer:
+        """Return the text of a body's `tokens`, special tokens included."""
         body = parse_body(DetokenizeBody, checked_text(raw))
         check_model(body.model, self._model)
         self._model.check_ids(body.tokens, "tokens")
@@ -83,11 +71,19 @@ async def _answer(ask: Ask, body: bytes, client: str, watch: RequestWatch, reply
     await reply.send_json(to_json(await ask(body)))
 
 
-def add_tokenization_routes(app: FastAPI, tokenization: TokenizationApi) -> None:
+def add_tokenization_routes(
+    app: FastAPI, tokenization: TokenizationApi, exchanges: Exchanges
+) -> None:
     """Add the routes to `app`."""
+
+    def served(name: str, ask: Ask, max_body: int | None = None) -> Exchange:
+        answer = partial(_answer, ask)
+        return Exchange(partial(exchanges.serve_exchange, name, None, answer, max_body=max_body))
 
     @app.post(
         "/tokenize",
+        summary="From text to tokens",
+        tags=[MODELS],
         description="The token ids of a prompt or of a conversation.",
         response_model=TokensAnswer,
         responses=_ERRORS,
@@ -98,10 +94,12 @@ def add_tokenization_routes(app: FastAPI, tokenization: TokenizationApi) -> None
     )
     @open_to(Access.LIMITED)
     async def tokenize() -> Response:
-        return Exchange(tokenization.tokenize)
+        return served("tokenize", tokenization.tokens)
 
     @app.post(
         "/detokenize",
+        summary="From tokens to text",
+        tags=[MODELS],
         description="The text of token ids.",
         response_model=PromptAnswer,
         responses=_ERRORS,
@@ -109,10 +107,12 @@ def add_tokenization_routes(app: FastAPI, tokenization: TokenizationApi) -> None
     )
     @open_to(Access.LIMITED)
     async def detokenize() -> Response:
-        return Exchange(tokenization.detokenize)
+        return served("detokenize", tokenization.text, MAX_DETOKENIZE_BYTES)
 
     @app.post(
         "/v1/messages/count_tokens",
+        summary="Count the tokens of a message's prompt",
+        tags=[MODELS],
         description=CountedBody.__doc__,
         response_model=CountAnswer,
         responses=error_responses(*_ERRORS, answer=MessageError),
@@ -120,4 +120,4 @@ def add_tokenization_routes(app: FastAPI, tokenization: TokenizationApi) -> None
     )
     @open_to(Access.LIMITED)
     async def count_tokens() -> Response:
-        return Exchange(tokenization.count)
+        return served("count_tokens", tokenization.num_tokens)

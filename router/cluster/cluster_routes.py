@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from router.cluster.shapes import READY_RESPONSES, ClusterAnswer, Ready, ScrapeTarget
 from router.core.cluster_view import ClusterView
+from router.http.api_texts import CLUSTER, HEALTH
 from router.http.described import COMMON_ERRORS
 from router.http.routes import Access, open_to
 from router.live.shapes import Serving
@@ -21,7 +22,8 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
 
     @app.get(
         "/ready",
-        description="A request that arrives now has somewhere to run.",
+        summary="Whether a request can be served",
+        tags=[HEALTH],
         response_model=Ready,
         responses=READY_RESPONSES,
     )
@@ -38,7 +40,8 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
 
     @app.get(
         "/v1/cluster/targets",
-        description="The nodes, for Prometheus' HTTP discovery.",
+        summary="The nodes, for Prometheus' HTTP discovery",
+        tags=[HEALTH],
         response_model=list[ScrapeTarget],
         responses=COMMON_ERRORS,
     )
@@ -48,7 +51,8 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
 
     @app.get(
         "/v1/cluster",
-        description="The router, its nodes and its latest placements.",
+        summary="The nodes, their loads, the latest placements",
+        tags=[CLUSTER],
         response_model=ClusterAnswer,
         responses=COMMON_ERRORS,
     )

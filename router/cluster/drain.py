@@ -15,6 +15,7 @@ from common.ids import Incarnation
 from router.access.spaced_lines import client_address
 from router.cluster.shapes import DRAIN_RESPONSES, DrainBody, Draining
 from router.dispatch.node_pool import NodePool
+from router.http.api_texts import CLUSTER
 from router.http.described import described_body
 from router.http.errors import ApiError, api_error
 from router.http.exchange import ClientClosed, Exchange, Reply, read_body
@@ -94,6 +95,8 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
 
     @app.post(
         "/v1/cluster/drain",
+        summary="Let a node finish its requests and leave",
+        tags=[CLUSTER],
         description=_DESCRIPTION,
         response_model=Draining,
         responses=DRAIN_RESPONSES,

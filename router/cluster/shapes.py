@@ -13,22 +13,16 @@ from router.live.shapes import Serving
 
 
 class Ready(TypedDict):
-    """A request that arrives now has somewhere to run."""
-
     status: Literal["ready"]
     warnings: NotRequired[list[str]]
 
 
 class NotReady(TypedDict):
-    """A request that arrives now has nowhere to run."""
-
     status: Literal["not ready"]
     reason: str
 
 
 class RouterFacts(TypedDict):
-    """The router that answers."""
-
     router_id: str
     epoch: Count
     version: str
@@ -57,8 +51,6 @@ class NodeFacts(TypedDict):
 
 
 class PlacementFacts(TypedDict):
-    """One attempt of a choice."""
-
     request_id: str
     attempt: Count
     http_request_id: str | None
@@ -71,8 +63,6 @@ class PlacementFacts(TypedDict):
 
 
 class ClusterAnswer(TypedDict):
-    """The router, the nodes, the latest placements."""
-
     router: RouterFacts
     serving: Serving
     placement_store: Literal["ok", "away"]
@@ -82,21 +72,15 @@ class ClusterAnswer(TypedDict):
 
 
 class ScrapeTarget(TypedDict):
-    """A group of targets of Prometheus."""
-
     targets: list[str]
     labels: dict[str, str]
 
 
 class DrainBody(TypedDict):
-    """The node that has to drain."""
-
     node_id: str
 
 
 class Draining(TypedDict):
-    """The node drains."""
-
     node_id: str
     epoch: Count
     is_draining: Literal[True]

@@ -20,8 +20,6 @@ JSON = "application/json"
 
 
 class ErrorFields(TypedDict):
-    """What went wrong, in OpenAI's four fields."""
-
     message: str
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     param: Annotated[str | None, Field(description="The field at fault.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Response
 
+from router.http.api_texts import CLUSTER
 from router.http.described import COMMON_ERRORS, Responses, error_responses, good_response
 from router.http.exchange import Exchange
 from router.http.routes import Access, open_to
@@ -29,7 +30,8 @@ def add_live_routes(app: FastAPI, live: LiveFeed) -> None:
 
     @app.get(
         "/v1/live",
-        description="What the live page shows, as server-sent events.",
+        summary="What the live page shows, as events",
+        tags=[CLUSTER],
         response_class=Response,
         responses=_EVENTS | COMMON_ERRORS,
     )

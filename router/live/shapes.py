@@ -26,8 +26,6 @@ class Serving(TypedDict):
 
 
 class LivePlacement(TypedDict):
-    """One attempt of a choice."""
-
     at_s: _Number
     request_id: str
     attempt: Count
@@ -41,8 +39,6 @@ class LivePlacement(TypedDict):
 
 
 class LiveError(TypedDict):
-    """One request that failed."""
-
     at_s: _Number
     request_id: str
     endpoint: str
@@ -52,8 +48,6 @@ class LiveError(TypedDict):
 
 
 class ShownRequest(TypedDict):
-    """One choice that runs, and where."""
-
     id: str
     phase: str
     decode: str | None

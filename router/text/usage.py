@@ -21,21 +21,15 @@ class UsageEvents(Enum):
 
 
 class CachedTokens(TypedDict):
-    """Tokens of prompts that a cache had."""
-
     cached_tokens: Count
 
 
 class DraftedTokens(TypedDict):
-    """Drafts of the answer's tokens."""
-
     accepted_prediction_tokens: Count
     rejected_prediction_tokens: Count
 
 
 class UsageAnswer(TypedDict):
-    """OpenAI's `usage` object."""
-
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count

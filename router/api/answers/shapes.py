@@ -16,29 +16,21 @@ _TokenIds = Annotated[list[Count], Field(description="With return_token_ids.")]
 
 
 class LikelyToken(TypedDict):
-    """A token that could be there."""
-
     token: str
     logprob: _Logprob
     bytes: list[Count]
 
 
 class ChatToken(LikelyToken):
-    """A token, and the likeliest ones in its place."""
-
     top_logprobs: list[LikelyToken]
 
 
 class ChatLogprobs(TypedDict):
-    """Log probabilities of a chat's tokens."""
-
     content: list[ChatToken]
     refusal: None
 
 
 class CompletionLogprobs(TypedDict):
-    """Log probabilities of a completion's tokens, by column."""
-
     tokens: list[str]
     token_logprobs: Annotated[
         list[_Logprob | None],
@@ -49,8 +41,6 @@ class CompletionLogprobs(TypedDict):
 
 
 class RankedToken(TypedDict):
-    """A token of a prompt, or one that is likelier."""
-
     logprob: _Logprob
     rank: Size
     decoded_token: str
@@ -69,30 +59,22 @@ _Arguments = Annotated[str, Field(description="The text of a JSON object.")]
 
 
 class CalledByName(TypedDict):
-    """A function and its arguments."""
-
     name: str
     arguments: _Arguments
 
 
 class FunctionDelta(TypedDict):
-    """More of a function's arguments; the first has its name."""
-
     name: NotRequired[str]
     arguments: _Arguments
 
 
 class Call(TypedDict):
-    """A call of a function."""
-
     id: str
     type: Literal["function"]
     function: CalledByName
 
 
 class CallDelta(TypedDict):
-    """More of a call."""
-
     index: Count
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
@@ -104,8 +86,6 @@ _Thought = Annotated[str, Field(description="What a reasoning model thinks befor
 
 
 class AssistantMessage(TypedDict):
-    """What the model said."""
-
     role: Literal["assistant"]
     content: _Said
     refusal: None
@@ -114,59 +94,49 @@ class AssistantMessage(TypedDict):
 
 
 class MessageDelta(TypedDict, total=False):
-    """More of what the model says."""
-
     role: Literal["assistant"]
     content: _Said
     reasoning_content: _Thought
     tool_calls: list[CallDelta]
 
 
-class ChatChoice(TypedDict):
-    """One answer to a conversation."""
-
+class _Choice(TypedDict):
     index: Count
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
     finish_reason: _Finish
     stop_reason: _Stop
     token_ids: NotRequired[_TokenIds]
 
 
-class ChatChoiceDelta(TypedDict):
-    """More of one answer; its end is in the last event alone."""
+class _ChoiceDelta(TypedDict):
+    """More of a choice; its end is in the last event alone."""
 
     index: Count
+    finish_reason: _Finish | None
+    stop_reason: NotRequired[_Stop]
+    token_ids: NotRequired[_TokenIds]
+
+
+class ChatChoice(_Choice):
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatChoiceDelta(_ChoiceDelta):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: _Finish | None
-    stop_reason: NotRequired[_Stop]
-    token_ids: NotRequired[_TokenIds]
 
 
-class CompletionChoiceDelta(TypedDict):
-    """More of one text; its end is in the last event alone."""
-
-    index: Count
-    text: str
-    logprobs: CompletionLogprobs | None
-    prompt_token_ids: NotRequired[_TokenIds]
-    finish_reason: _Finish | None
-    stop_reason: NotRequired[_Stop]
-    token_ids: NotRequired[_TokenIds]
-
-
-class CompletionChoice(TypedDict):
-    """One text that goes on from a prompt."""
-
-    index: Count
+class CompletionChoice(_Choice):
     text: str
     logprobs: CompletionLogprobs | None
     prompt_token_ids: NotRequired[_TokenIds]
     prompt_logprobs: NotRequired[_PromptLogprobs]
-    finish_reason: _Finish
-    stop_reason: _Stop
-    token_ids: NotRequired[_TokenIds]
+
+
+class CompletionChoiceDelta(_ChoiceDelta):
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: NotRequired[_TokenIds]
 
 
 class _Head(TypedDict):
@@ -177,8 +147,6 @@ class _Head(TypedDict):
 
 
 class ChatAnswer(_Head):
-    """The answer of `/v1/chat/completions`."""
-
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     prompt_token_ids: NotRequired[_TokenIds]
@@ -187,8 +155,6 @@ class ChatAnswer(_Head):
 
 
 class ChatEvent(_Head):
-    """An event of `/v1/chat/completions`."""
-
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoiceDelta]
     prompt_token_ids: NotRequired[_TokenIds]
@@ -196,37 +162,27 @@ class ChatEvent(_Head):
 
 
 class CompletionAnswer(_Head):
-    """The answer of `/v1/completions`."""
-
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: UsageAnswer
 
 
 class CompletionEvent(_Head):
-    """An event of `/v1/completions`."""
-
     object: Literal["text_completion"]
     choices: list[CompletionChoiceDelta]
     usage: NotRequired[UsageAnswer | None]
 
 
 class Typed(TypedDict):
-    """A part with its type."""
-
     type: str
 
 
 class TokenCounts(TypedDict):
-    """Tokens of a request, as other APIs name them."""
-
     input_tokens: Count
     output_tokens: Count
 
 
 class ResponseAnswer(TypedDict):
-    """The answer of `/v1/responses`."""
-
     id: str
     object: Literal["response"]
     created_at: Count
@@ -240,8 +196,6 @@ class ResponseAnswer(TypedDict):
 
 
 class MessageAnswer(TypedDict):
-    """The answer of `/v1/messages`."""
-
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -259,8 +213,6 @@ class NamedEvent(TypedDict):
 
 
 class MessageErrorFields(TypedDict):
-    """What went wrong."""
-
     type: str
     message: str
 
@@ -273,28 +225,20 @@ class MessageError(TypedDict):
 
 
 class TokensAnswer(TypedDict):
-    """The tokens of a prompt as a node gets them."""
-
     count: Count
     max_model_len: Count
     tokens: list[Count]
 
 
 class PromptAnswer(TypedDict):
-    """The text of tokens, special ones included."""
-
     prompt: str
 
 
 class CountAnswer(TypedDict):
-    """The number of a prompt's tokens."""
-
     input_tokens: Count
 
 
 class ModelCard(TypedDict):
-    """The model that is served."""
-
     id: str
     object: Literal["model"]
     created: Count
@@ -303,8 +247,6 @@ class ModelCard(TypedDict):
 
 
 class ModelList(TypedDict):
-    """The models that are served: one."""
-
     object: Literal["list"]
     data: list[ModelCard]
 

@@ -136,16 +136,13 @@ class Asked(NamedTuple):
 class Words(NamedTuple):
     """What is said in the client's own words: by a chat that is another API's body, above all.
 
-    All but `places` and `keeps_system` is as in `AnswerShape`. With `keeps_system` every message of
-    the system is in the prompt, whatever the template does.
+    `shown` are those fields of `AnswerShape`. With `keeps_system` every message of the system is in
+    the prompt, whatever the template does.
     """
 
-    ignored_fields: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
+    shown: Mapping[str, Any]
     places: Places | None = None
     keeps_system: bool = False
-    repeated: Mapping[str, Any] = {}
-    client_tools: Mapping[str, ClientTool] = {}
 
 
 def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:
@@ -172,10 +169,7 @@ def _asked(body: ChatBody | CompletionBody, words: Words) -> Asked:
         stop=_stop_strings(body.stop),
         shows_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
         shows_special_tokens=body.skip_special_tokens is False,
-        repeated=words.repeated,
-        client_tools=words.client_tools,
-        ignored_fields=words.ignored_fields,
-        left_out=words.left_out,
+        **words.shown,
     )
     most, seed = _most_prompt_tokens(body), _seed(body.seed)
     prompt: AskedChat | AskedTexts

@@ -5,6 +5,8 @@ An error about such a chat is in the words of the API asked.
 
 from __future__ import annotations
 
+from typing import Any
+
 from common.errors import InvalidRequest
 from router.api.bodies.asked import Asked, Words, asked_of_fields
 from router.api.bodies.left_out import LeftOut
@@ -24,21 +26,24 @@ EVERYWHERE = (
 def asked_of(body: WholeBody) -> Asked:
     """Return what a body asks for. Raises `InvalidRequest` naming the field at fault."""
     unknown, absent = body.unknown_fields(), body.fields_left_out()
-    words = Words(named_fields([name for name in unknown if name not in EVERYWHERE]))
+    shown: dict[str, Any] = {"ignored_fields": named_fields(unknown)}
+    words = Words(shown)
     if not isinstance(body, ChatBody | CompletionBody):
         left_out = LeftOut()
         for name in absent:
             left_out.add(f"the field {name!r}")
         if isinstance(body, responses.ResponseBody):
-            places, repeated = Places(responses.PLACES), responses.repeated_fields(body)
-            chat, tools = responses.chat_of_response(body, places, left_out)
-            words = words._replace(repeated=repeated, client_tools=tools)
+            shown["repeated"] = responses.repeated_fields(body)
+            places = Places(responses.PLACES)
+            chat, shown["client_tools"] = responses.chat_of_response(body, places, left_out)
+            words = Words(shown, places)
         else:
             assert isinstance(body, messages.MessageBody)
             places = Places(messages.PLACES)
             chat = messages.chat_of_message(body, places, left_out)
-            words = words._replace(keeps_system=True)
-        words = words._replace(places=places, left_out=left_out.kinds)
+            words = Words(shown, places, keeps_system=True)
+        ignored = named_fields([name for name in unknown if name not in EVERYWHERE])
+        shown |= {"ignored_fields": ignored, "left_out": left_out.kinds}
         extra = body.model_extra or {}
         chat |= {name: extra[name] for name in EVERYWHERE if name in extra}
         given = {name: value for name, value in chat.items() if value is not None}
