@@ -8,11 +8,12 @@ wrong for a model or for the prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar
-from common.request import MAX_LOGPROBS, check_cache_salt, check_priority
+from common.request import MAX_LOGPROBS, SamplingParams, check_cache_salt, check_priority
 from grammars.gbnf import Gbnf
 from router.api.bodies.chat_messages import template_messages, template_options
 from router.api.bodies.client_tools import ClientTool
@@ -27,11 +28,13 @@ from router.tools.definitions import ToolUse
 
 COMPLETION_MAX_TOKENS = 16
 
-_DRAWN = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "min_tokens"),
-)
-"""Parameters that a body and a node have under one name."""
+_READ_APART = {"seed", "max_tokens", "prompt_logprobs", "stop_token_ids", "ignore_eos"}
+_DRAWN = [
+    one.name
+    for one in fields(SamplingParams)
+    if one.name in SamplingFields.model_fields.keys() - _READ_APART
+]
+"""Parameters that a body and a node have under one name and in one form."""
 
 
 class AskedChat(NamedTuple):
