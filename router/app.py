@@ -25,7 +25,7 @@ from router.access.refused_requests import RefusedRequests
 from router.api.exchanges import Exchanges
 from router.api.generation import OpenAiApi, add_generation_routes
 from router.api.models import add_model_routes
-from router.api.planning.body_planner import BodyPlanner, Trials
+from router.api.planning.body_planner import BodyPlanner, TriesGrammars
 from router.api.planning.process import LargeBodies
 from router.api.tokenization import TokenizationApi, add_tokenization_routes
 from router.cluster.cluster_routes import add_cluster_routes
@@ -51,7 +51,7 @@ def create_app(
     config: Config,
     text_model: TextModel,
     large_bodies: LargeBodies,
-    trials: Trials,
+    trials: TriesGrammars,
     generator: Generator,
     cluster: ClusterView,
     registry: CollectorRegistry,

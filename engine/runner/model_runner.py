@@ -27,7 +27,7 @@ from engine.core.runner_contract import (
     StepCosts,
 )
 from engine.core.step.step_batch import StepBatch, batch_of
-from engine.runner.cache.host_pool import HostPool
+from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
 from engine.runner.decoder import Decoder
@@ -80,7 +80,7 @@ class ModelRunner:
         self._mtp = mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
-        self._host_pool = HostPool(cache, swap_space)
+        self._host_pool = HostBlockArrays(cache, swap_space)
         self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
 

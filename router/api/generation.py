@@ -22,7 +22,7 @@ from common.settings.config import ApiConfig
 from common.version import VERSION
 from router.api.answers.answer import Answer, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead
-from router.api.answers.turns import Turns
+from router.api.answers.turns import AnswerTurns
 from router.api.bodies.kinds import RequestKind
 from router.api.bodies.unknown_fields import UnknownFields
 from router.api.endpoints import ENDPOINTS, Endpoint
@@ -74,7 +74,7 @@ class OpenAiApi:
         self._metrics = metrics
         self._clock = clock
         self._unknown_fields = UnknownFields(are_refused=config.strict_fields)
-        self._turns = Turns()
+        self._turns = AnswerTurns()
 
     @property
     def max_model_len(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from router.cluster.shapes import READY_RESPONSES, ClusterAnswer, Ready, ScrapeTarget
+from router.cluster.shapes import READY_RESPONSES, ClusterAnswer, ReadyAnswer, ScrapeTarget
 from router.core.cluster_view import ClusterView
 from router.http.api_texts import CLUSTER, HEALTH
 from router.http.described import COMMON_ERRORS
@@ -24,7 +24,7 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         "/ready",
         summary="Whether a request can be served",
         tags=[HEALTH],
-        response_model=Ready,
+        response_model=ReadyAnswer,
         responses=READY_RESPONSES,
     )
     @open_to(Access.ANYBODY)

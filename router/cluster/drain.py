@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from common.errors import DeadlineExceeded, InvalidRequest, NodeLost, PdserveError, StaleEpoch
 from common.ids import Incarnation
 from router.access.spaced_lines import client_address
-from router.cluster.shapes import DRAIN_RESPONSES, DrainBody, Draining
+from router.cluster.shapes import DRAIN_RESPONSES, DrainAnswer, DrainBody
 from router.dispatch.node_pool import NodePool
 from router.http.api_texts import CLUSTER
 from router.http.described import described_body
@@ -85,7 +85,7 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
             log.warning("no node drains for %s: %d, %s", _asker(scope), shown.status, shown.message)
             await reply.send_error(shown)
         else:
-            answer: Draining = {
+            answer: DrainAnswer = {
                 "node_id": leaving.node.node_id,
                 "epoch": leaving.node.epoch,
                 "is_draining": True,
@@ -98,7 +98,7 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
         summary="Let a node finish its requests and leave",
         tags=[CLUSTER],
         description=_DESCRIPTION,
-        response_model=Draining,
+        response_model=DrainAnswer,
         responses=DRAIN_RESPONSES,
         openapi_extra=described_body(DrainBody),
     )

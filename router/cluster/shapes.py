@@ -12,12 +12,12 @@ from router.http.described import COMMON_ERRORS, ERRORS, PROBE_ERRORS, Responses
 from router.live.shapes import Serving
 
 
-class Ready(TypedDict):
+class ReadyAnswer(TypedDict):
     status: Literal["ready"]
     warnings: NotRequired[list[str]]
 
 
-class NotReady(TypedDict):
+class NotReadyAnswer(TypedDict):
     status: Literal["not ready"]
     reason: str
 
@@ -80,7 +80,7 @@ class DrainBody(TypedDict):
     node_id: str
 
 
-class Draining(TypedDict):
+class DrainAnswer(TypedDict):
     node_id: str
     epoch: Count
     is_draining: Literal[True]
@@ -88,7 +88,7 @@ class Draining(TypedDict):
 
 
 READY_RESPONSES: Responses = {
-    **error_responses(503, answer=NotReady, texts={503: "It has not; the reason is there"}),
+    **error_responses(503, answer=NotReadyAnswer, texts={503: "It has not; the reason is there"}),
     **PROBE_ERRORS,
 }
 _DRAIN_ERRORS: dict[int | str, str] = {

@@ -80,7 +80,7 @@ _MIN_DEADLINE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class DecodeGrant:
     """A decode node's grant. `ticket` None: the node computes the prompt itself."""
 
     ticket: object | None
@@ -219,13 +219,13 @@ class RequestFlow:
         self,
         node: Incarnation,
         attempt_id: AttemptId,
-        reply: Reservation | PdserveError,
+        reply: DecodeGrant | PdserveError,
         now_s: float,
     ) -> list[Effect]:
         """Take a decode node's grant or refusal."""
         attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.decode:
-            return self._answer_late_grant(node, attempt_id, isinstance(reply, Reservation))
+            return self._answer_late_grant(node, attempt_id, isinstance(reply, DecodeGrant))
         if attempt.state is not State.RESERVING:
             # The outputs of the node overtook its reply: the choice runs already.
             self._out.append(attempt.place())

@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import ConfigError
 from engine.runner.gpu import cuda_driver
-from engine.runner.gpu.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, load_driver
 from engine.runner.gpu.decode_step import DecodeStep
 from engine.runner.gpu.launcher import KernelSpec
@@ -127,7 +127,7 @@ def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
     steps = ChunkStep(device, launches_on(device), 7, 64, 1, MAX_LEN)
     for _ in range(2):
         library.calls.clear()
-        steps.run([Chunk([1, 2, 3], 0, [4])])
+        steps.run([ChunkRow([1, 2, 3], 0, [4])])
         assert library.calls.index("cuStreamSynchronize") < library.calls.index("cuMemcpyHtoD_v2")
         assert library.calls[-1] == "cuLaunchKernelEx"
 

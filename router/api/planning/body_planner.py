@@ -33,7 +33,7 @@ MAX_REMEMBERED_BYTES = 4 << 20
 """Of the texts of grammars that are known to compile."""
 
 
-class Trials(Protocol):
+class TriesGrammars(Protocol):
     """Tries grammars without holding up the event loop: `grammars.trying.trials.GrammarTrials`."""
 
     def begin(self, trial: Trial, client: str = "") -> Future[Verdict]:
@@ -54,7 +54,9 @@ def _leave_to_a_trial(gbnf: Gbnf) -> NoReturn:
 class BodyPlanner:
     """Plans the bodies of one model's requests."""
 
-    def __init__(self, text_model: TextModel, large_bodies: LargeBodies, trials: Trials) -> None:
+    def __init__(
+        self, text_model: TextModel, large_bodies: LargeBodies, trials: TriesGrammars
+    ) -> None:
         self._model = text_model
         self._large_bodies = large_bodies
         self._trials = trials

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.decode_step import DecodeStep
 from engine.runner.gpu.launches import AttentionShape
 from engine.runner.gpu.weights import DecoderWeights, Form
@@ -145,7 +145,7 @@ def prefill(card: Any, found: Findings) -> None:
             )
             chunks = ChunkStep(card.device, make, card.stream, length, 1, length)
             prompt = [token % 1000 for token in range(length)]
-            chunk = Chunk(prompt, 0, range(-(-length // BLOCK)))
+            chunk = ChunkRow(prompt, 0, range(-(-length // BLOCK)))
             chunks.run([chunk])
             num_tiles = -(-length // (rows // 4))
             launches = chunks.plan([chunk], length, num_tiles)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
 from router.api.bodies.left_out import LeftOut
-from router.api.bodies.messages.conversation import Conversation, Turn
+from router.api.bodies.messages.conversation import MessageTurns, Turn
 from router.api.bodies.places import Places
 from router.api.bodies.schemas import Nothing, WholeBody
 
@@ -82,7 +82,7 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "reasoning_effort": config.get("effort"),
         "response_format": _format(config.get("format")),
     }
-    conversation = Conversation(places, left_out)
+    conversation = MessageTurns(places, left_out)
     if body.system is not None:
         conversation.add_system(body.system)
     for index, message in enumerate(body.messages):

@@ -12,7 +12,7 @@ from common.errors import InvalidRequest
 from router.api.bodies.client_tools import ClientTool
 from router.api.bodies.left_out import LeftOut
 from router.api.bodies.places import Places
-from router.api.bodies.responses.conversation import Conversation
+from router.api.bodies.responses.conversation import ResponseTurns
 from router.api.bodies.responses.tools import Tools
 from router.api.bodies.schemas import Nothing, StreamOptions, WholeBody
 from router.http.sse import to_json
@@ -99,7 +99,7 @@ def chat_of_response(
     tools = Tools(places, left_out)
     for index, tool in enumerate(body.tools or ()):
         tools.add(tool, f"tools.{index}")
-    conversation = Conversation(places, left_out, tools)
+    conversation = ResponseTurns(places, left_out, tools)
     if body.instructions is not None:
         conversation.add_text("system", body.instructions, "instructions")
     if isinstance(body.input, str):

@@ -13,7 +13,7 @@ from common.request import FinishReason, TokenLogprobs
 from router.api.answers import answer as answer_module
 from router.api.answers import json_parts
 from router.api.answers.json_parts import LOGPROBS_PER_PART
-from router.api.answers.turns import Turns
+from router.api.answers.turns import AnswerTurns
 from router.api.planning import output
 from router.api.planning.output import MAX_ANSWER_LOGPROBS
 from router.core.generation import TokenChunk
@@ -287,7 +287,7 @@ async def test_an_answer_that_came_at_once_is_shown_in_many_turns(is_stream: boo
 
 
 async def test_turns_are_one_at_a_time_and_in_order() -> None:
-    turns, done = Turns(), list[tuple[int, str]]()
+    turns, done = AnswerTurns(), list[tuple[int, str]]()
     turn = 0
 
     async def tick() -> None:
