@@ -108,7 +108,7 @@ def _span(tracing: Tracing, attempt: NodeAttempt, name: str, began_at_s: float) 
 
 def _of(attempt: NodeAttempt) -> Attributes:
     return {
-        "pdserve.request_id": attempt.id.request_id,
+        "pdserve.choice_id": attempt.id.choice_id,
         "pdserve.attempt": attempt.id.attempt,
         "pdserve.outcome": attempt.outcome,
     }

@@ -51,9 +51,9 @@ class NodeFacts(TypedDict):
 
 
 class PlacementFacts(TypedDict):
-    request_id: str
+    choice_id: str
     attempt: Count
-    http_request_id: str | None
+    request_id: str | None
     decode: str | None
     prefill: str | None
     reason: str

@@ -135,9 +135,9 @@ def placement_json(placement: RecentPlacement) -> PlacementFacts:
     """Return one attempt; `outcome` and `duration_s` are null while it is in progress."""
     decode, prefill = placement.decode, placement.prefill
     return {
-        "request_id": placement.attempt.request_id,
+        "choice_id": placement.attempt.choice_id,
         "attempt": placement.attempt.attempt,
-        "http_request_id": placement.http_request_id or None,
+        "request_id": placement.request_id or None,
         "decode": None if decode is None else str(decode),
         "prefill": None if prefill is None else str(prefill),
         "reason": placement.reason,

@@ -92,7 +92,7 @@ class RequestFlow:
 
     def __init__(
         self,
-        request_id: str,
+        choice_id: str,
         prompt_token_ids: tuple[int, ...],
         sampling: SamplingParams,
         *,
@@ -105,7 +105,7 @@ class RequestFlow:
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._cache_salt = cache_salt
-        self._attempts = Attempts(request_id, TokenLedger(sampling, len(prompt_token_ids)))
+        self._attempts = Attempts(choice_id, TokenLedger(sampling, len(prompt_token_ids)))
         self._choosing: Attempt | None = None
         self._candidates = Candidates()
         self._is_accepted = False
@@ -358,7 +358,7 @@ class RequestFlow:
     def on_time(self, now_s: float) -> list[Effect]:
         """Check the deadline."""
         if not self.is_done and now_s >= self._deadline_at_s:
-            late = f"the deadline of {self.attempt.request_id} passed"
+            late = f"the deadline of {self.attempt.choice_id} passed"
             if self.state is State.WAITING:
                 late = f"{late} while no node could take it; {self.failure or 'none was known'}"
             self._fail(DeadlineExceeded(late))

@@ -27,9 +27,9 @@ class Serving(TypedDict):
 
 class LivePlacement(TypedDict):
     at_s: _Number
-    request_id: str
+    choice_id: str
     attempt: Count
-    http_request_id: str
+    request_id: str
     decode: str | None
     prefill: str | None
     reason: str

@@ -61,9 +61,9 @@ class SnapshotJson:
         duration_s = placement.duration_s
         return {
             "at_s": round(placement.at_s - self._began_at_s, 3),
-            "request_id": placement.attempt.request_id,
+            "choice_id": placement.attempt.choice_id,
             "attempt": placement.attempt.attempt,
-            "http_request_id": placement.http_request_id,
+            "request_id": placement.request_id,
             "decode": placement.decode and placement.decode.node_id,
             "prefill": placement.prefill and placement.prefill.node_id,
             "reason": placement.reason,
@@ -152,7 +152,7 @@ def _pairs(node: NodeView, history: LiveHistory) -> list[dict[str, Any]]:
 
 def _request(request: LiveRequest) -> ShownRequest:
     return {
-        "id": request.request_id,
+        "id": request.choice_id,
         "phase": request.phase.value,
         "decode": request.decode and request.decode.node_id,
         "prefill": request.prefill and request.prefill.node_id,

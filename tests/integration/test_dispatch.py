@@ -165,7 +165,7 @@ async def test_a_lost_prefill_node_is_replaced_before_the_first_token(cluster: C
     first = await asked(p)
     await p.die()
     second = await asked(d, 2)
-    assert second.id == AttemptId(first.id.request_id, 2)
+    assert second.id == AttemptId(first.id.choice_id, 2)
     await wait_until(lambda: d.aborted == [first.id], "the first reservation aborted")
     d.push(tokens(first.id, 0, 99, is_started=True))  # of the fenced attempt
     d.push(tokens(second.id, 0, 10, finish_reason=FinishReason.STOP))
@@ -440,7 +440,7 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
         ("p0", "prefill", 1),
     ]
     (placed,) = description["recent_placements"]
-    assert placed["request_id"] == request.id.request_id
+    assert placed["choice_id"] == request.id.choice_id
     assert (placed["decode"], placed["prefill"]) == ("d0#1", "p0#1")
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)

@@ -79,7 +79,7 @@ class FlowRouter:
     def ask(self, request: GenerationRequest, *, may_wait: bool = False) -> Client:
         """A client's request; when every node is full, the flow itself asks one to queue it."""
         flow = RequestFlow(
-            request.id.request_id,
+            request.id.choice_id,
             request.prompt_token_ids,
             request.sampling,
             deadline_at_s=self._clock.now_s() + request.deadline_s,
@@ -163,7 +163,7 @@ class FlowRouter:
 
     def on_output(self, node: Incarnation, output: RequestOutput) -> None:
         """Something in a node's stream."""
-        client = self.asked[AttemptId(output.id.request_id, 1)]
+        client = self.asked[AttemptId(output.id.choice_id, 1)]
         self._perform(client, client.flow.on_output(node, output))
 
     def _perform(self, client: Client, effects: Sequence[Effect]) -> None:
