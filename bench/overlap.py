@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from common.ids import AttemptId, Incarnation
 from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, SamplingParams
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
@@ -75,7 +75,7 @@ class DeviceNode:
         num_blocks = num_running * _BLOCKS_PER_SEQUENCE
         self.num_running = num_running
         self.scheduler = Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=num_running,
                 max_num_batched_tokens=_MAX_TOKENS,
                 block_size=_BLOCK_SIZE,

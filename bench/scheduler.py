@@ -45,7 +45,7 @@ from common.observing.latency import percentile
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SpeculationConfig
 from engine.core.blocks.block_pool import BlockUse
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
@@ -128,7 +128,7 @@ class BusyNode:
         self._next_id = count()
         most_drafts = num_speculative_tokens(case.method, 0)
         self.scheduler = Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=case.max_num_seqs,
                 max_num_batched_tokens=8192,
                 block_size=BLOCK_SIZE,

@@ -44,7 +44,7 @@ from common.ids import AttemptId
 from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DrawnTokens, ScheduledSequence, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
@@ -132,7 +132,7 @@ class Serving:
         runner = self._runner
         self._ids = count(1)
         self._scheduler = Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=_ENGINE.max_num_batched_tokens,
                 block_size=runner.layout.block_size,

@@ -23,17 +23,17 @@ class Incarnation(NamedTuple):
 
 
 class AttemptId(NamedTuple):
-    """One try of one request. A retry is a new attempt, and the old one is fenced."""
+    """One try of one choice of a request. A retry is a new attempt, and the old one is fenced."""
 
-    request_id: str
+    choice_id: str
     attempt: int
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.attempt}"
+        return f"{self.choice_id}/{self.attempt}"
 
 
-def new_request_id(prefix: str = "req") -> str:
-    """Return a request id that cannot be guessed: `prefix-` and 96 random bits in hexadecimal."""
+def new_id(prefix: str) -> str:
+    """Return an id that cannot be guessed: `prefix-` and 96 random bits in hexadecimal."""
     return f"{prefix}-{secrets.token_hex(12)}"
 
 

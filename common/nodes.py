@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from common.ids import Incarnation
 from common.version import UNNAMED_KV_PROTOCOL, UNNAMED_PROTOCOL
-from common.wire_types import Address, Count, Flag, Limits, Name, OptionalAddress, Share, Size, Text
+from common.wire_types import Address, Bounds, Count, Flag, Name, OptionalAddress, Share, Size, Text
 
 MAX_KV_LINKS = 32
 MAX_KV_UNREACHABLE = 16
@@ -123,6 +123,6 @@ class NodeLoad:
     num_reserved_blocks: Count = 0
     num_receiving_blocks: Count = 0
     num_quarantined_blocks: Count = 0
-    kv_links: Annotated[tuple[KVLink, ...], Limits(max_length=MAX_KV_LINKS)] = ()
-    kv_unreachable: Annotated[tuple[Incarnation, ...], Limits(max_length=MAX_KV_UNREACHABLE)] = ()
+    kv_links: Annotated[tuple[KVLink, ...], Bounds(max_length=MAX_KV_LINKS)] = ()
+    kv_unreachable: Annotated[tuple[Incarnation, ...], Bounds(max_length=MAX_KV_UNREACHABLE)] = ()
     uptime_s: Count = 0

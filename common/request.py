@@ -21,6 +21,8 @@ GREEDY_BELOW = 1e-5
 would be drawn anyway unless another one is within 1e-4 of it.
 """
 
+_TOPS, _STOPS = f"0 to {MAX_LOGPROBS}", f"at most {MAX_STOP_TOKEN_IDS} ids"
+
 
 class FinishReason(Enum):
     """Why a request ended. After `STOP` and `LENGTH` the answer is complete."""
@@ -65,53 +67,27 @@ class SamplingParams:
     rules: TokenRules = NO_RULES
 
     def __post_init__(self) -> None:
-        for name, value, is_good, wanted in (
-            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
-            (
-                "min_tokens",
-                self.min_tokens,
-                0 <= self.min_tokens <= self.max_tokens,
-                f"0 to {self.max_tokens}, max_tokens",
-            ),
-            ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "0 to 100"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
-            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
-            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                0.01 <= self.repetition_penalty <= 10.0,
-                "0.01 to 10",
-            ),
-            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "-2 to 2"),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                abs(self.frequency_penalty) <= 2,
-                "-2 to 2",
-            ),
-            ("seed", self.seed, 0 <= self.seed < 2**64, "0 to 2^64 - 1"),
-            (
-                "logprobs",
-                self.logprobs,
-                self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-                f"0 to {MAX_LOGPROBS}",
-            ),
-            (
-                "prompt_logprobs",
-                self.prompt_logprobs,
-                self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
-                f"0 to {MAX_LOGPROBS}",
-            ),
-            (
-                "stop_token_ids",
-                len(self.stop_token_ids),
-                len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
-                f"at most {MAX_STOP_TOKEN_IDS} ids",
-            ),
+        tops, prompt_tops = self.logprobs, self.prompt_logprobs
+        for name, is_good, wanted in (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "0 to {max}, max_tokens"),
+            ("temperature", 0.0 <= self.temperature <= 100.0, "0 to 100"),
+            ("top_k", self.top_k >= 0, "0 (all) or more"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 10.0, "0.01 to 10"),
+            ("presence_penalty", abs(self.presence_penalty) <= 2, "-2 to 2"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= 2, "-2 to 2"),
+            ("seed", 0 <= self.seed < 2**64, "0 to 2^64 - 1"),
+            ("logprobs", tops is None or 0 <= tops <= MAX_LOGPROBS, _TOPS),
+            ("prompt_logprobs", prompt_tops is None or 0 <= prompt_tops <= MAX_LOGPROBS, _TOPS),
+            ("stop_token_ids", len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS, _STOPS),
         ):
             if not is_good:
-                raise InvalidRequest(f"{name} is {value}: wanted {wanted}", param=name)
+                found = getattr(self, name)
+                value = len(found) if name == "stop_token_ids" else found
+                said = f"{name} is {value}: wanted {wanted.format(max=self.max_tokens)}"
+                raise InvalidRequest(said, param=name)
         if self.grammar is not None and self.ignore_eos:
             raise InvalidRequest(
                 "ignore_eos is true: wanted false with a grammar, which decides where the answer "

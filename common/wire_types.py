@@ -1,6 +1,6 @@
 """Types of values that come from other processes, with the limits that every decoder checks.
 
-A decoder is a `pydantic.TypeAdapter`, which finds `Limits` in the annotations. This module does not
+A decoder is a `pydantic.TypeAdapter`, which finds `Bounds` in the annotations. This module does not
 import pydantic: it knows only the name of the method that pydantic calls.
 """
 
@@ -18,7 +18,7 @@ MAX_TEXT = 512
 _HOST_AND_PORT = re.compile(r"[!-~]+:([0-9]{1,5})")
 
 
-class Limits:
+class Bounds:
     """What a decoded value must keep to.
 
     `keywords` are those of pydantic's core schemas, such as `ge` and `max_length`. `check` returns
@@ -51,11 +51,11 @@ def _address(text: str) -> str:
     return text
 
 
-Flag = Annotated[bool, Limits(strict=True)]
-Count = Annotated[int, Limits(strict=True, ge=0, le=MAX_NUMBER)]
-Size = Annotated[int, Limits(strict=True, ge=1, le=MAX_NUMBER)]
-Share = Annotated[float, Limits(strict=True, ge=0, le=1)]
-Text = Annotated[str, Limits(_printable, strict=True, max_length=MAX_TEXT)]
-Name = Annotated[str, Limits(_printable, strict=True, min_length=1, max_length=MAX_TEXT)]
-Address = Annotated[str, Limits(_address, strict=True, min_length=1, max_length=MAX_TEXT)]
-OptionalAddress = Annotated[str, Limits(_address, strict=True, max_length=MAX_TEXT)]
+Flag = Annotated[bool, Bounds(strict=True)]
+Count = Annotated[int, Bounds(strict=True, ge=0, le=MAX_NUMBER)]
+Size = Annotated[int, Bounds(strict=True, ge=1, le=MAX_NUMBER)]
+Share = Annotated[float, Bounds(strict=True, ge=0, le=1)]
+Text = Annotated[str, Bounds(_printable, strict=True, max_length=MAX_TEXT)]
+Name = Annotated[str, Bounds(_printable, strict=True, min_length=1, max_length=MAX_TEXT)]
+Address = Annotated[str, Bounds(_address, strict=True, min_length=1, max_length=MAX_TEXT)]
+OptionalAddress = Annotated[str, Bounds(_address, strict=True, max_length=MAX_TEXT)]

@@ -39,7 +39,7 @@ M_contra = TypeVar("M_contra", contravariant=True)
 E = TypeVar("E")
 
 
-class Inbox(Protocol[M]):
+class StepInbox(Protocol[M]):
     """The queue of messages to the step thread."""
 
     def take_all(self) -> list[M]: ...
@@ -80,7 +80,7 @@ class StepLoop(Generic[M, E]):
     def __init__(
         self,
         *,
-        inbox: Inbox[M],
+        inbox: StepInbox[M],
         flow: Flow[M, E],
         runner: Runner,
         perform: Callable[[E], None],

@@ -29,7 +29,7 @@ from grammars.heap import allocated_bytes
 from grammars.kept import KeptGrammars
 from grammars.own_stack import on_own_stack
 from grammars.parts import GrammarParts, SchemaPart
-from grammars.places import Trials, place_of
+from grammars.places import SchemaTrials, place_of
 from grammars.texts import as_lark, compiled_text, json_rule, schema_of
 from grammars.weaker_schemas import Weakening
 
@@ -325,7 +325,7 @@ class GrammarCompiler:
                     param=part.source,
                 )
 
-    def _trials(self, lark: str, problem: str) -> Trials:
+    def _trials(self, lark: str, problem: str) -> SchemaTrials:
         """Return a search for the part with the `problem` that the whole grammar has."""
         is_cheap = _problem(self._compile(lark, _TRIAL_LIMITS)) == problem
 
@@ -334,7 +334,7 @@ class GrammarCompiler:
             limits = _TRIAL_LIMITS if is_cheap else _LIMITS
             return _problem(self._compile(tried, limits)) == problem
 
-        return Trials(has_problem, are_cheap=is_cheap)
+        return SchemaTrials(has_problem, are_cheap=is_cheap)
 
     def _compile(self, lark: str, limits: LLParserLimits) -> LLMatcher:
         text = compiled_text(lark, self._added_texts)

@@ -19,7 +19,7 @@ SINGLE_PARTS = ("items", "additionalProperties", "additionalItems", "not", "if",
 _DEFINITIONS = ("$defs", "definitions")
 
 
-class Trials:
+class SchemaTrials:
     """A search for the schema that has a problem; its work is bounded.
 
     Work is counted in trials and in the lengths of what is tried, so that the same schema has the
@@ -49,7 +49,7 @@ class Trials:
         return self._has_problem(schema, is_lenient)
 
 
-def place_of(schema: Mapping[str, Any], trials: Trials, *, is_lenient: bool = False) -> str:
+def place_of(schema: Mapping[str, Any], trials: SchemaTrials, *, is_lenient: bool = False) -> str:
     """Return a JSON pointer (RFC 6901, as a URI fragment) to the part of `schema` at fault.
 
     It is the innermost part that `trials` finds at fault, or one around it where no work is left.

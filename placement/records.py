@@ -88,7 +88,8 @@ def encode_placement(placement: Placement) -> bytes:
     return _dump(
         {
             "router_id": placement.router_id,
-            **placement.attempt._asdict(),
+            "request_id": placement.attempt.choice_id,
+            "attempt": placement.attempt.attempt,
             "decode": None if decode is None else decode._asdict(),
             "prefill": None if prefill is None else prefill._asdict(),
             "reason": placement.reason[:MAX_TEXT],

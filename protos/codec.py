@@ -157,7 +157,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
     sampling = sampling_to_proto(request.sampling)
     try:
         return pb.GenerationRequest(
-            request_id=request.id.request_id,
+            request_id=request.id.choice_id,
             attempt=request.id.attempt,
             prompt_token_ids=request.prompt_token_ids,
             sampling=sampling,
@@ -198,21 +198,21 @@ def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:
     )
 
 
-def attempt_from_proto(request_id: str, attempt: int) -> AttemptId:
+def attempt_from_proto(choice_id: str, attempt: int) -> AttemptId:
     """Return the attempt; `InvalidRequest` for an id of the wrong length or an attempt below 1."""
-    if not 0 < len(request_id) <= MAX_ID_LENGTH:
+    if not 0 < len(choice_id) <= MAX_ID_LENGTH:
         raise InvalidRequest(
-            f"request_id has {len(request_id)} characters: wanted 1 to {MAX_ID_LENGTH}"
+            f"request_id has {len(choice_id)} characters: wanted 1 to {MAX_ID_LENGTH}"
         )
     if attempt < 1:
         raise InvalidRequest(f"attempt is {attempt}: wanted at least 1")
-    return AttemptId(request_id, attempt)
+    return AttemptId(choice_id, attempt)
 
 
 def attempts_to_proto(attempts: Sequence[AttemptId]) -> pb.Attempts:
     """Return attempts as two columns."""
     return pb.Attempts(
-        request_ids=[attempt.request_id for attempt in attempts],
+        request_ids=[attempt.choice_id for attempt in attempts],
         attempts=[attempt.attempt for attempt in attempts],
     )
 

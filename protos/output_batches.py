@@ -29,7 +29,7 @@ _new_output: Callable[[Iterable[object]], RequestOutput] = partial(tuple.__new__
 def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
     """Return a node's outputs as one message; log probabilities are 32-bit floats."""
     return pb.OutputBatch(
-        request_ids=[output.id.request_id for output in outputs],
+        request_ids=[output.id.choice_id for output in outputs],
         attempts=[output.id.attempt for output in outputs],
         first_indexes=[output.first_index for output in outputs],
         num_tokens=[len(output.token_ids) for output in outputs],
@@ -52,13 +52,13 @@ def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
 
 def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
     """Return the outputs; `PeerProtocolError` for a batch that no node of this protocol sends."""
-    request_ids, attempts = list(batch.request_ids), list(batch.attempts)
+    choice_ids, attempts = list(batch.request_ids), list(batch.attempts)
     firsts, counts = list(batch.first_indexes), list(batch.num_tokens)
-    num_outputs = len(request_ids)
+    num_outputs = len(choice_ids)
     if not len(attempts) == len(firsts) == len(counts) == num_outputs:
         raise PeerProtocolError("malformed outputs: columns of different lengths")
     if num_outputs and not (
-        0 < min(map(len, request_ids)) <= max(map(len, request_ids)) <= MAX_ID_LENGTH
+        0 < min(map(len, choice_ids)) <= max(map(len, choice_ids)) <= MAX_ID_LENGTH
         and min(attempts) > 0
     ):
         raise PeerProtocolError("malformed outputs: an attempt without a name or a number")
@@ -71,7 +71,7 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
         map(
             _new_output,
             zip(
-                map(_new_attempt, zip(request_ids, attempts, strict=True)),
+                map(_new_attempt, zip(choice_ids, attempts, strict=True)),
                 firsts,
                 _cut(tuple(batch.token_ids), counts),
                 repeat(()),

@@ -7,7 +7,7 @@ from collections import deque
 from bench.fanout.workload import BLOCKS, DEADLINE_S, LAYOUT, ticket_for
 from common.ids import Incarnation
 from kv_transfer.contract import Landed, Ticket
-from kv_transfer.receiving.effects import OpenLane, Reply, Write
+from kv_transfer.receiving.effects import OpenLane, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.effects import Emit
 from kv_transfer.shared.limits import Limits
@@ -43,7 +43,7 @@ class DecodeMachine:
         found: list[frames.Frame] = []
         while todo:
             match todo.popleft():
-                case Reply(_, answer):
+                case SendBack(_, answer):
                     found.append(answer)
                 case OpenLane():
                     todo += self._machine.on_lane(session, self._lane, b"")

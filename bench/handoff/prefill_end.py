@@ -22,7 +22,7 @@ from kv_transfer.transfer_timing import TransferTiming
 from node.control.output_streams import OutputStreams
 from node.control.router_calls import Replies
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, Refused, Submit
+from node.flow.messages import Answer, CallRefused, Submit
 from node.flow.perform_effects import NodeEffects
 from node.life.make_scheduler import make_scheduler
 from node.life.node_parts import LoadedModel, NodeConnector
@@ -105,7 +105,7 @@ class _Answers:
         self.outputs.put((output, time.monotonic()))
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
-        if isinstance(answer, Refused):
+        if isinstance(answer, CallRefused):
             self.outputs.put((answer, time.monotonic()))
 
 

@@ -18,7 +18,7 @@ from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest
 from common.errors import InternalError
 from common.settings.config import SchedulingConfig
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DrawnTokens, ScheduledSequence
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
@@ -117,7 +117,7 @@ class Replay:
         self._steps_per_sample = 1
         is_swapping = config.preemption_mode == "swap"
         self._scheduler = Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=setup.max_num_seqs,
                 max_num_batched_tokens=setup.max_num_batched_tokens,
                 block_size=setup.block_size,

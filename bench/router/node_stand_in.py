@@ -123,10 +123,10 @@ class _Pair(cast(Any, NodeServicer)):  # type: ignore[misc]
                     self._decode.reply(_ticket(call.id))
                 else:
                     self._take_prompt(call)
-            for request_id, attempt in zip(
+            for choice_id, attempt in zip(
                 message.aborts.request_ids, message.aborts.attempts, strict=True
             ):
-                self._running.pop(AttemptId(request_id, attempt), None)
+                self._running.pop(AttemptId(choice_id, attempt), None)
 
     def _take_prompt(self, call: pb.Call) -> None:
         asked = call.prefill.request

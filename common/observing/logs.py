@@ -1,6 +1,6 @@
 """Log lines, one per event: as text for people, or as JSON for machines.
 
-A line about a request has the fields `request_id` and `attempt`, made by `log_fields`. Text from
+A line about a choice has the fields `choice_id` and `attempt`, made by `log_fields`. Text from
 outside can neither begin a line nor move a cursor: characters that do not print are escaped, and
 every line of a traceback is indented. The length of a line is bounded.
 """
@@ -33,7 +33,7 @@ def log_fields(attempt: AttemptId | None = None, /, **fields: object) -> dict[st
     Values are numbers, texts or short lists of texts.
     """
     if attempt is not None:
-        fields = {"request_id": attempt.request_id, "attempt": attempt.attempt, **fields}
+        fields = {"choice_id": attempt.choice_id, "attempt": attempt.attempt, **fields}
     return {"fields": fields}
 
 

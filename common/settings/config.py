@@ -19,7 +19,7 @@ from common.nodes import Role
 from common.settings.api_config import ApiConfig
 from common.settings.redis_url import parse_redis_url
 from common.settings.scheduling_config import SchedulingConfig, SpeculationConfig
-from common.settings.setting import POWER_OF_TWO, SHARE, Form, Problem, Section, setting
+from common.settings.setting import POWER_OF_TWO, SHARE, FormRule, Problem, Section, setting
 from common.settings.tracing_config import TracingConfig
 
 __all__ = [
@@ -55,22 +55,24 @@ def _is_host(host: str) -> bool:
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
-_ADVERTISED = Form("a host name or an IP address, without port and brackets", _is_host)
-_NODE_ID = Form("at most 128 characters", lambda name: len(name) <= 128)
-_MODEL_NAMES = Form(f"at most {MOST_NAMES} different names, separated by commas", are_model_names)
-_CHECKPOINT = Form("a Hugging Face folder or a .gguf file", bool)
-_MODEL_LEN = Form("0, or 16 or more", lambda length: length == 0 or length >= 16)
-_KV_CACHE_MEMORY = Form("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
-_GPUS = Form(
+_ADVERTISED = FormRule("a host name or an IP address, without port and brackets", _is_host)
+_NODE_ID = FormRule("at most 128 characters", lambda name: len(name) <= 128)
+_MODEL_NAMES = FormRule(
+    f"at most {MOST_NAMES} different names, separated by commas", are_model_names
+)
+_CHECKPOINT = FormRule("a Hugging Face folder or a .gguf file", bool)
+_MODEL_LEN = FormRule("0, or 16 or more", lambda length: length == 0 or length >= 16)
+_KV_CACHE_MEMORY = FormRule("0, or 1MiB or more", lambda size: size == 0 or size >= 1 << 20)
+_GPUS = FormRule(
     "numbers of cards such as 0,1",
     lambda text: not text or all(part.isdecimal() for part in text.split(",")),
 )
-_REDIS_URL = Form(
+_REDIS_URL = FormRule(
     "redis://host:port/db, rediss://…, redis+sentinel://host,host/service, "
     "redis+cluster://host,host or unix://…",
     _is_redis_url,
 )
-_IDENTIFIER = Form("letters, digits and underscores", str.isidentifier)
+_IDENTIFIER = FormRule("letters, digits and underscores", str.isidentifier)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

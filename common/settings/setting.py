@@ -24,7 +24,7 @@ class Problem:
     text: str
 
 
-class Form(NamedTuple):
+class FormRule(NamedTuple):
     """A rule that choices and bounds cannot express; `text` completes "wanted …"."""
 
     text: str
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
 
 SHARE = (0, 1)
-POWER_OF_TWO = Form("a power of two", lambda number: number > 0 and not number & (number - 1))
+POWER_OF_TWO = FormRule("a power of two", lambda number: number > 0 and not number & (number - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Setting:
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
-    form: Form | None = None
+    form: FormRule | None = None
     is_secret: bool = False
 
     def accepts(self, value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from common.settings.setting import SHARE, Form, Section, setting
+from common.settings.setting import SHARE, FormRule, Section, setting
 
 
 def _is_grpc_url(url: str) -> bool:
@@ -30,7 +30,7 @@ class TracingConfig(Section):
         "",
         "collector that traces are sent to",
         note="default: no traces",
-        form=Form(
+        form=FormRule(
             "http://host:port or https://host:port without a path, for OTLP over gRPC, "
             "usually port 4317",
             lambda url: not url or _is_grpc_url(url),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from common.kv.blocks import blocks_for
 from engine.core.blocks.block_pool import BlockPool, BlockUse
-from engine.core.planner_contract import Admission, Limits
+from engine.core.planner_contract import Admission, StepLimits
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import NO_SEAT, Sequence
@@ -30,7 +30,7 @@ class Holdings:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: StepLimits,
         pool: BlockPool,
         waiting: WaitingQueue,
         swapping: Swapping,

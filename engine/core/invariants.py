@@ -6,7 +6,7 @@ from typing import Protocol
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
@@ -17,7 +17,7 @@ from engine.core.swapping import Swapping
 class SchedulerState(Protocol):
     """The state of a scheduler."""
 
-    limits: Limits
+    limits: StepLimits
     pool: BlockPool
     host_pool: HostPool
     swapping: Swapping

@@ -63,7 +63,7 @@ MatchPrefix = Callable[[SequenceView], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class StepLimits:
     """The budgets of one step. `num_speculative_tokens` is 0 when speculation is off.
 
     `pairs_per_token`: the attention of one token to so many others costs as much as its matrix

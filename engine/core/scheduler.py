@@ -26,10 +26,10 @@ from engine.core.planner_contract import (
     PLAIN_DECODE,
     AheadRule,
     Chunk,
-    Limits,
     MatchPrefix,
     PlanPolicy,
     PreemptionReason,
+    StepLimits,
     StepPlan,
 )
 from engine.core.planning.forecast import Forecast
@@ -64,7 +64,7 @@ class Scheduler:
     def __init__(
         self,
         *,
-        limits: Limits,
+        limits: StepLimits,
         num_blocks: int,
         fingerprint: str,
         eos_token_ids: Set[int],

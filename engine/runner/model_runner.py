@@ -29,7 +29,7 @@ from engine.core.runner_contract import (
 from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.back_end import BackEnd, LoadedModel
 from engine.runner.cache.contract import Cache
-from engine.runner.cache.host_pool import HostPool
+from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
 from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS, HostDraw
 from engine.runner.drawing.prompt_scores import find_prompt_logprobs
@@ -77,7 +77,7 @@ class ModelRunner:
         self._mtp = loaded.mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
-        self._host_pool = HostPool(cache, swap_space)
+        self._host_pool = HostBlockArrays(cache, swap_space)
         self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
 

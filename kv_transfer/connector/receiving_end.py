@@ -15,7 +15,7 @@ from kv_transfer.contract import Ticket
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import LateCopyingLane
 from kv_transfer.lanes.piece_rows import PieceRows
-from kv_transfer.receiving.effects import CloseLane, Fence, MoveSlab, OpenLane, Reply, Write
+from kv_transfer.receiving.effects import CloseLane, Fence, MoveSlab, OpenLane, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import BlockSums
@@ -134,9 +134,9 @@ class ReceivingEnd:
 
     # -- effects ---------------------------------------------------------------------------------
 
-    def perform(self, effect: Reply | OpenLane | CloseLane | MoveSlab | Fence) -> None:
+    def perform(self, effect: SendBack | OpenLane | CloseLane | MoveSlab | Fence) -> None:
         match effect:
-            case Reply(session, frame):
+            case SendBack(session, frame):
                 self._transport.reply(session, [memoryview(frames.encode(frame))])
             case OpenLane(session, offers):
                 self._open_lane(session, offers)

@@ -46,7 +46,7 @@ from kv_transfer.receiving.effects import (
     Fence,
     MoveSlab,
     OpenLane,
-    Reply,
+    SendBack,
     Write,
 )
 from kv_transfer.sending.effects import (
@@ -296,7 +296,7 @@ class TransportConnector:
                 self._sending.perform(effect)
             case PeerSilent() | PeerAnswers():
                 self._sending.report(effect)
-            case Reply() | OpenLane() | CloseLane() | MoveSlab() | Fence():
+            case SendBack() | OpenLane() | CloseLane() | MoveSlab() | Fence():
                 self._receiving.perform(effect)
             case Emit(event):
                 self._emit(event)

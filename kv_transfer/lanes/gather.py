@@ -22,7 +22,7 @@ from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import NO_SUMS, Sums
 from kv_transfer.lanes.pool_memory import Bytes, Pool
 from kv_transfer.shared.block_arrays import Blocks, run_lengths
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 
 GATHER_BELOW_BYTES = 256 << 10
 """Shorter ranges are copied together, also where no sums are wanted."""
@@ -45,7 +45,7 @@ class Gatherer:
         self._copies: list[weakref.ref[Bytes]] = []
         self._lock = threading.Lock()
 
-    def payload(self, chunk: Chunk, *, is_summed: bool) -> Payload:
+    def payload(self, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         """Return the chunk's bytes: each run, one plane after the other; with sums if asked."""
         layer = self._pool.shape.layers[chunk.layer]
         lengths = run_lengths(chunk.source_blocks)

@@ -8,7 +8,7 @@ from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import Sums
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.receiving.effects import Write
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import Limits
 from kv_transfer.transport import Parts
@@ -30,7 +30,7 @@ class InlineLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         pass
 
-    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         return self._gatherer.payload(chunk, is_summed=is_summed)
 
     def forget(self, peer: Peer) -> None:

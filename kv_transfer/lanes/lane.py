@@ -17,7 +17,7 @@ from kv_transfer.lanes.pieces import NO_SUMS, Sums
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import Blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 
@@ -52,7 +52,7 @@ class Lane(Protocol):
         Raises `HandoffFailed` if that is not possible.
         """
 
-    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         """Return the chunk's bytes out of this end's `pool`; nothing long is copied."""
 
     def forget(self, peer: Peer) -> None:
@@ -164,7 +164,7 @@ class OneSidedLane(Lane, Protocol):
         `accept` raises `LaneFull` where it finds that.
         """
 
-    def write(self, peer: Peer, chunk: Chunk, target_blocks: Blocks) -> None:
+    def write(self, peer: Peer, chunk: LayerChunk, target_blocks: Blocks) -> None:
         """Queue a write of the chunk's blocks to `target_blocks[i]`; returns at once."""
 
     def send_after(self, peer: Peer, parts: Parts) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from common.errors import HandoffFailed, PdserveError, PeerProtocolError
 from common.ids import Incarnation
-from kv_transfer.receiving.effects import CloseLane, Dropped, DropReason, OpenLane, Reply
+from kv_transfer.receiving.effects import CloseLane, Dropped, DropReason, OpenLane, SendBack
 from kv_transfer.receiving.landings import Effects, Landings
 from kv_transfer.receiving.sessions import Session, Sessions
 from kv_transfer.receiving.window_shares import WindowShares
@@ -46,9 +46,9 @@ class Connections:
         except PeerProtocolError as error:
             return self.on_malformed(session_id, error)
         except PdserveError as error:
-            refusal = frames.Refused(error.code, str(error))
+            refusal = frames.Rejected(error.code, str(error))
             detail = f"{hello.sender}: {error}"
-            return [Dropped(DropReason.REFUSED, detail), Reply(session_id, refusal)]
+            return [Dropped(DropReason.REFUSED, detail), SendBack(session_id, refusal)]
         session = self._sessions.get(session_id)
         assert session is not None, "it was just admitted"
         effects = self._end_earlier_lives(session.sender)
@@ -68,7 +68,7 @@ class Connections:
         if not lane:
             needs = "".join(f"; {LANE_NEEDS[name]}" for name in offered if name in LANE_NEEDS)
             error = HandoffFailed(f"{self._me} supports none of the offered lanes{needs}")
-            refusal = Reply(session_id, frames.Refused(error.code, str(error)))
+            refusal = SendBack(session_id, frames.Rejected(error.code, str(error)))
             # An earlier connection had one, and its landings cannot continue.
             return [refusal, *self.drop(session_id, HandoffStep.FAIL, error)]
         session.lane, session.lane_reply = lane, lane_reply
@@ -78,7 +78,7 @@ class Connections:
         self._sessions.watch(session)  # How long it may be silent depends on the lane.
         return [self.welcome(session)]
 
-    def welcome(self, session: Session) -> Reply:
+    def welcome(self, session: Session) -> SendBack:
         """Return the WELCOME of a session, as its lane is now."""
         welcome = frames.Welcome(
             receiver=self._me,
@@ -91,7 +91,7 @@ class Connections:
             num_channels=session.num_channels,
             group=session.main if session.num_channels > 1 else b"",
         )
-        return Reply(session.id, welcome)
+        return SendBack(session.id, welcome)
 
     def on_malformed(self, session_id: bytes, error: PeerProtocolError) -> Effects:
         """Drop the session of a message that is no frame of this protocol."""
@@ -100,7 +100,7 @@ class Connections:
         if is_known and isinstance(error, DamagedHeader):
             return effects + self._interrupt(session_id, error)
         if is_known or isinstance(error, frames.UnknownVersion):
-            effects.append(Reply(session_id, frames.Refused(error.code, str(error))))
+            effects.append(SendBack(session_id, frames.Rejected(error.code, str(error))))
         return effects + self.drop(session_id, HandoffStep.FAIL, error)
 
     def drop(self, session_id: bytes, step: HandoffStep, error: HandoffFailed) -> Effects:
@@ -119,7 +119,7 @@ class Connections:
         session = self._sessions.get(session_id)
         assert session is not None
         self._sessions.await_again(session)
-        effects: Effects = [Reply(session_id, frames.Refused(frames.NO_SESSION, str(error)))]
+        effects: Effects = [SendBack(session_id, frames.Rejected(frames.NO_SESSION, str(error)))]
         for landing in self._landings.all():
             if landing.session == session.main and not landing.damaged.may_lose_header():
                 effects += self._landings.fail(landing, HandoffStep.FAIL, error)
@@ -144,8 +144,8 @@ class Connections:
             return [self.welcome(session)]
         what = f"channel {hello.channel} of no connection here"
         detail = f"{hello.sender}: {what}"
-        refusal = frames.Refused(frames.NO_SESSION, what)
-        return [Dropped(DropReason.REFUSED, detail), Reply(session_id, refusal)]
+        refusal = frames.Rejected(frames.NO_SESSION, what)
+        return [Dropped(DropReason.REFUSED, detail), SendBack(session_id, refusal)]
 
     def _end_earlier_lives(self, sender: Incarnation) -> Effects:
         """Fail the landings of processes that the sender's node ran before.

@@ -12,7 +12,7 @@ from kv_transfer.wire.frames import Data, Frame
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SendBack:
     """Send a header back on a connection that a sender opened."""
 
     session: bytes
@@ -96,4 +96,4 @@ class Dropped:
     detail: str
 
 
-ReceiverEffect = Reply | OpenLane | CloseLane | Write | MoveSlab | Fence | Emit | Dropped
+ReceiverEffect = SendBack | OpenLane | CloseLane | Write | MoveSlab | Fence | Emit | Dropped

@@ -13,7 +13,7 @@ from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Landed, LandingFailed, Released, Ticket
 from kv_transfer.receiving.copies import Copies, Lease
-from kv_transfer.receiving.effects import ReceiverEffect, Reply, Write
+from kv_transfer.receiving.effects import ReceiverEffect, SendBack, Write
 from kv_transfer.receiving.landing import Landing
 from kv_transfer.receiving.quarantine import Quarantine
 from kv_transfer.receiving.sessions import Session, Sessions
@@ -174,7 +174,7 @@ class Landings:
         self._outcomes[landing.token] = outcome
         if len(self._outcomes) > MAX_REMEMBERED_OUTCOMES:
             self._outcomes.popitem(last=False)
-        return [] if landing.session is None else [Reply(landing.session, outcome)]
+        return [] if landing.session is None else [SendBack(landing.session, outcome)]
 
 
 def failed_frame(landing: Landing, error: HandoffFailed) -> frames.Failed:

@@ -20,7 +20,7 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Released, Ticket
 from kv_transfer.receiving.connections import Connections
 from kv_transfer.receiving.copies import Copies
-from kv_transfer.receiving.effects import Dropped, DropReason, Reply, Write
+from kv_transfer.receiving.effects import Dropped, DropReason, SendBack, Write
 from kv_transfer.receiving.landing import Landing
 from kv_transfer.receiving.landings import Effects, Landings, failed_frame
 from kv_transfer.receiving.quarantine import Quarantine
@@ -115,8 +115,8 @@ class Receiver:
         self._fences.close()
         free = self._quarantine.release_all() + self._copies.release_all()
         effects += [Emit(Released(token)) for token in free]
-        refusal = frames.Refused(error.code, str(error))
-        return effects + [Reply(session.id, refusal) for session in self._sessions.all()]
+        refusal = frames.Rejected(error.code, str(error))
+        return effects + [SendBack(session.id, refusal) for session in self._sessions.all()]
 
     # -- events of the network --------------------------------------------------------------------
 
@@ -131,9 +131,9 @@ class Receiver:
             return self._connections.on_hello(session_id, frame, now_s)
         session = self._sessions.get(session_id)
         if session is None:
-            refusal = frames.Refused(frames.NO_SESSION, "say HELLO first")
+            refusal = frames.Rejected(frames.NO_SESSION, "say HELLO first")
             detail = f"{type(frame).__name__} from {session_id.hex()}"
-            return [Dropped(DropReason.NO_SESSION, detail), Reply(session_id, refusal)]
+            return [Dropped(DropReason.NO_SESSION, detail), SendBack(session_id, refusal)]
         self._sessions.hear(session, now_s)
         try:
             if part_sizes and not isinstance(frame, frames.Data):
@@ -200,7 +200,7 @@ class Receiver:
         effects: Effects = [Dropped(DropReason.DAMAGED, detail)]
         if session is not None:  # Otherwise the COMMIT on the next connection is answered so.
             repeat = landing.repeat(data.layer, tuple(sorted(damaged)))
-            effects.append(Reply(session.id, repeat))
+            effects.append(SendBack(session.id, repeat))
         return effects + self._copied(write)
 
     def on_files(self, *, is_short: bool) -> None:
@@ -219,7 +219,7 @@ class Receiver:
 
     def on_moved(self, lane: str, lane_reply: bytes, now_s: float) -> Effects:
         """Send the lane's new reply, in which a slab has another address, to its senders."""
-        told: dict[bytes, Reply] = {}
+        told: dict[bytes, SendBack] = {}
         for session in self._sessions.all():
             if session.lane == lane and session.lane_reply != lane_reply:
                 session.lane_reply = lane_reply
@@ -256,7 +256,7 @@ class Receiver:
                     self._session_of[write] = session
                 return effects if writes else effects + self._finished(session, frame.seq)
             case frames.Ping() if session.channel:
-                return [Reply(session.id, frames.Pong()), self._last_ack(session)]
+                return [SendBack(session.id, frames.Pong()), self._last_ack(session)]
             case _ if session.channel:
                 raise PeerProtocolError(f"{type(frame).__name__} on channel {session.channel}")
             case frames.Begin():
@@ -270,7 +270,7 @@ class Receiver:
                     landing = self._landings.get(token)
                     if landing is not None and landing.session == session.id:
                         landing.renew(now_s)
-                pong, ack = Reply(session.id, frames.Pong()), self._last_ack(session)
+                pong, ack = SendBack(session.id, frames.Pong()), self._last_ack(session)
                 return [pong, ack, *self._fences.on_ping(session.id)]
             case _:
                 raise PeerProtocolError(f"{type(frame).__name__} from a sender")
@@ -309,7 +309,7 @@ class Receiver:
     def _on_begin(self, session: Session, frame: frames.Begin, now_s: float) -> Effects:
         landing = self._landings.find(session, frame)
         if not isinstance(landing, Landing):
-            return [Reply(session.id, landing)]
+            return [SendBack(session.id, landing)]
         is_copied = self._copies.is_under_way((frame.lease_token, frame.generation))
         will_be_written = session.lane in ONE_SIDED_LANES
         if landing.session != session.id and (
@@ -318,7 +318,7 @@ class Receiver:
             # Writes or copies of the other connection may still arrive.
             error = HandoffFailed(f"the connection of {session.sender} broke while it wrote")
             failed = self._landings.fail(landing, HandoffStep.FAIL, error)
-            return [*failed, Reply(session.id, failed_frame(landing, error))]
+            return [*failed, SendBack(session.id, failed_frame(landing, error))]
         landing.advance(HandoffStep.BEGIN)
         if landing.sender is None:
             landing.sender = session.sender
@@ -330,12 +330,12 @@ class Receiver:
             return []
         # Its sender waits for this: blocks that nobody began to write are released at once, and
         # DATA on another connection would arrive before BEGIN.
-        return [Reply(session.id, frames.Begun(landing.token, landing.ticket.generation))]
+        return [SendBack(session.id, frames.Begun(landing.token, landing.ticket.generation))]
 
     def _on_commit(self, session: Session, frame: frames.CommitFrame, now_s: float) -> Effects:
         landing = self._landings.find(session, frame)
         if not isinstance(landing, Landing):
-            return [Reply(session.id, landing)]
+            return [SendBack(session.id, landing)]
         if landing.session != session.id or not landing.advance(HandoffStep.COMMIT):
             raise PeerProtocolError("COMMIT before BEGIN")
         landing.renew(now_s)
@@ -346,7 +346,7 @@ class Receiver:
         # Everything sent was consumed, so a REPEAT whose piece has not come was lost.
         missing = landing.damaged.missing()
         again: Effects = [
-            Reply(session.id, landing.repeat(layer, ordinals)) for layer, ordinals in missing
+            SendBack(session.id, landing.repeat(layer, ordinals)) for layer, ordinals in missing
         ]
         return again or self._landings.complete(landing)
 
@@ -356,8 +356,10 @@ class Receiver:
             return self._next_fence(now_s)
         outcome = self._landings.outcome(frame.lease_token)
         if isinstance(outcome, frames.Committed) and outcome.generation == frame.generation:
-            return [Reply(session.id, outcome)]
-        effects: Effects = [Reply(session.id, frames.Aborted(frame.lease_token, frame.generation))]
+            return [SendBack(session.id, outcome)]
+        effects: Effects = [
+            SendBack(session.id, frames.Aborted(frame.lease_token, frame.generation))
+        ]
         landing = self._landings.get(frame.lease_token)
         if (
             landing is not None
@@ -386,11 +388,11 @@ class Receiver:
     def _finished(self, session: Session, seq: int) -> Effects:
         session.finish(seq)
         ack = session.take_ack() if session.is_ack_due else None
-        return [] if ack is None else [Reply(session.id, self._with_window(session, ack))]
+        return [] if ack is None else [SendBack(session.id, self._with_window(session, ack))]
 
-    def _last_ack(self, session: Session) -> Reply:
+    def _last_ack(self, session: Session) -> SendBack:
         """Return the last credit again, in case its frame did not fit into a full queue."""
-        return Reply(session.id, self._with_window(session, session.last_ack()))
+        return SendBack(session.id, self._with_window(session, session.last_ack()))
 
     def _with_window(self, session: Session, ack: frames.Ack) -> frames.Ack:
         session.window_bytes = self._windows.share_bytes(session.main, session.heard_at_s)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.errors import HandoffFailed
-from kv_transfer.receiving.effects import Fence, MoveSlab, ReceiverEffect, Reply
+from kv_transfer.receiving.effects import Fence, MoveSlab, ReceiverEffect, SendBack
 from kv_transfer.receiving.quarantine import Quarantine
 from kv_transfer.wire import frames
 
@@ -44,7 +44,7 @@ class _Move:
     slab: int
     number: int
     tokens: list[int] = field(default_factory=list)
-    waits_for: dict[bytes, Reply] = field(default_factory=dict)
+    waits_for: dict[bytes, SendBack] = field(default_factory=dict)
     until_s: float = 0.0
     is_told: bool = False
     is_fenced: bool = False
@@ -79,7 +79,9 @@ class SlabFences:
         move.is_fenced = True
         return [Fence(move.lane, move.slab)]
 
-    def on_moved(self, live: Iterable[bytes], told: Mapping[bytes, Reply], now_s: float) -> Effects:
+    def on_moved(
+        self, live: Iterable[bytes], told: Mapping[bytes, SendBack], now_s: float
+    ) -> Effects:
         """Tell the connections `told`, each with its WELCOME, of the new address; ask for reports.
 
         `live` are all connections, on any lane.
@@ -136,8 +138,8 @@ class SlabFences:
         self._move = _Move(lane, self._last_slab, self._num_moves)
         return [MoveSlab(lane, self._last_slab)]
 
-    def _question(self, session: bytes, welcome: Reply) -> Effects:
+    def _question(self, session: bytes, welcome: SendBack) -> Effects:
         assert self._move is not None, "there is a move to ask about"
         text = "report when your writes to earlier addresses are done"
         question = frames.Failed(NO_LEASE, self._move.number, HandoffFailed.code, text)
-        return [welcome, Reply(session, question)]
+        return [welcome, SendBack(session, question)]

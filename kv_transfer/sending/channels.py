@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from common.errors import PeerProtocolError
 from kv_transfer.sending.effects import Connect, Disconnect, SayHello, SenderEffect, SendToPeer
 from kv_transfer.sending.transfer import Transfer
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.handshake import LINK_TABLE, LinkState, LinkStep, advance
 from kv_transfer.shared.limits import Limits
@@ -30,13 +30,13 @@ class InFlight:
     """A DATA frame that was not acknowledged."""
 
     transfer: Transfer
-    chunk: Chunk
+    chunk: LayerChunk
     num_bytes: int
 
 
-def chunks_by_token(flights: Iterable[InFlight]) -> dict[int, list[Chunk]]:
+def chunks_by_token(flights: Iterable[InFlight]) -> dict[int, list[LayerChunk]]:
     """Return the chunks of frames by the token of their transfer."""
-    chunks: dict[int, list[Chunk]] = {}
+    chunks: dict[int, list[LayerChunk]] = {}
     for flight in flights:
         chunks.setdefault(flight.transfer.token, []).append(flight.chunk)
     return chunks

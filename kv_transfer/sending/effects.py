@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kv_transfer.shared.block_arrays import Blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Emit, Peer
 from kv_transfer.wire.frames import Frame
 
@@ -79,7 +79,7 @@ class SendChunk:
     seq: int
     lease_token: int
     generation: int
-    chunk: Chunk
+    chunk: LayerChunk
     target_blocks: Blocks
     verify: str
     wants_ack: bool = False

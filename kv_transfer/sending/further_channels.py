@@ -35,9 +35,9 @@ class FurtherChannels:
         match frame:
             case frames.Welcome():
                 return self._on_welcome(link, channel, frame)
-            case frames.Refused(code, message) if code != frames.NO_SESSION:
+            case frames.Rejected(code, message) if code != frames.NO_SESSION:
                 raise error_of_peer(code, message)
-            case frames.Refused():
+            case frames.Rejected():
                 return self.lose(link, peer, now_s)
             case frames.Pong():
                 return []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 
 
 def next_frame(
-    pending: Iterable[Chunk],
+    pending: Iterable[LayerChunk],
     block_bytes: Sequence[int],
     *,
     most_chunks: int,

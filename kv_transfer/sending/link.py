@@ -20,7 +20,7 @@ from kv_transfer.sending.shared_window import SharedWindow
 from kv_transfer.sending.transfer import Transfer
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.sending.turns import Turns
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance
 from kv_transfer.shared.lanes import ONE_SIDED_LANES, PULLING_LANES, verification
@@ -150,7 +150,7 @@ class Link:
             return transfer
         return None
 
-    def take_chunk(self, transfer: Transfer) -> Chunk:
+    def take_chunk(self, transfer: Transfer) -> LayerChunk:
         """Return the next frame's chunk of the `next_turn`, which has pending chunks."""
         first, *others = [transfer.pending.popleft() for _ in range(self._num_next)]
         return first.joined(others)
@@ -179,7 +179,7 @@ class Link:
             most_bytes=half if is_large else min(half, self.in_flight_bytes),
         )
 
-    def launch(self, token: int, chunk: Chunk) -> tuple[Channel, int]:
+    def launch(self, token: int, chunk: LayerChunk) -> tuple[Channel, int]:
         """Count `chunk` as in flight; return its connection and its sequence number there."""
         num_bytes = len(chunk) * self._block_bytes[chunk.layer]
         transfer = self.transfers[token]

@@ -26,7 +26,7 @@ from kv_transfer.sending.pump import Pump
 from kv_transfer.sending.transfer import Source, Transfer
 from kv_transfer.sending.transfer_errors import TransferAborted, TransferSlow, error_of_peer
 from kv_transfer.sending.unreachable import UnreachablePeers
-from kv_transfer.shared.chunks import MAX_SOURCE_BLOCKS, BlockSums, Chunk
+from kv_transfer.shared.chunks import MAX_SOURCE_BLOCKS, BlockSums, LayerChunk
 from kv_transfer.shared.effects import Emit, Peer
 from kv_transfer.shared.handshake import HandoffState, HandoffStep, LinkState
 from kv_transfer.shared.lanes import ONE_SIDED_LANES
@@ -163,7 +163,7 @@ class Sender:
         link = self._link_of.get(token)
         return link is not None and not link.transfers[token].is_stopped
 
-    def on_summed(self, token: int, chunk: Chunk, sums: BlockSums) -> None:
+    def on_summed(self, token: int, chunk: LayerChunk, sums: BlockSums) -> None:
         """Add the piece sums of a chunk's blocks to the commit's digest."""
         link = self._link_of.get(token)
         if link is not None:
@@ -262,7 +262,7 @@ class Sender:
         match frame:
             case frames.Welcome():
                 return self._on_welcome(link, frame, now_s)
-            case frames.Refused(code, message):
+            case frames.Rejected(code, message):
                 if code == frames.NO_SESSION:
                     return self.on_link_lost(link.peer, now_s)
                 return self.on_peer_failed(link.peer, error_of_peer(code, message), now_s)

@@ -14,7 +14,7 @@ from kv_transfer.contract import Commit, Ticket
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import (
     BlockSums,
-    Chunk,
+    LayerChunk,
     PieceSet,
     PushedPieces,
     add_to_digest,
@@ -77,7 +77,7 @@ class Transfer:
         self.priority = priority
         self.state = HandoffState.TRANSFERRING
         self.deadline_at_s = deadline_at_s
-        self.pending: deque[Chunk] = deque()
+        self.pending: deque[LayerChunk] = deque()
         self.misuse: HandoffFailed | None = None
         self._source = source
         self._pushes: deque[_Push] = deque()
@@ -120,7 +120,7 @@ class Transfer:
         """Whether there are pieces to be sent."""
         return bool(self.pending or self._pushes)
 
-    def acknowledge(self, chunk: Chunk) -> None:
+    def acknowledge(self, chunk: LayerChunk) -> None:
         """Record that the peer consumed a chunk."""
         self.num_in_flight -= 1
         self._num_acknowledged += len(chunk)
@@ -196,7 +196,7 @@ class Transfer:
         self._stop(f"{name} {wrong!r:.80}: wanted 0 to {limit - 1}")
         return None
 
-    def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[Chunk]:
+    def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[LayerChunk]:
         max_blocks = self._source.max_blocks[layer]
         return split_chunks(layer, ordinals, source_blocks, max_blocks=max_blocks)
 
@@ -210,7 +210,7 @@ class Transfer:
         self._pushes.clear()
         self._num_unsplit = 0
 
-    def targets_of(self, chunk: Chunk) -> Blocks:
+    def targets_of(self, chunk: LayerChunk) -> Blocks:
         """Return the target block of each block of a chunk."""
         return self._targets[chunk.ordinals]
 
@@ -225,12 +225,12 @@ class Transfer:
         elif self.advance(HandoffStep.COMMIT):
             self._commit = commit
 
-    def rewind(self, unacknowledged: Sequence[Chunk]) -> None:
+    def rewind(self, unacknowledged: Sequence[LayerChunk]) -> None:
         """Queue unacknowledged chunks of a broken connection again, in their old order."""
         self._is_commit_sent = False
         self.requeue(unacknowledged)
 
-    def requeue(self, unacknowledged: Sequence[Chunk]) -> None:
+    def requeue(self, unacknowledged: Sequence[LayerChunk]) -> None:
         """Queue chunks again that were lost with one of several connections."""
         self.num_in_flight -= len(unacknowledged)
         if not self.is_stopped:
@@ -257,7 +257,7 @@ class Transfer:
         self._num_acknowledged -= len(blocks)  # The damaged ones will count once more.
         self.pending.extend(self._split(layer, as_blocks(ordinals), as_blocks(blocks)))
 
-    def add_sums(self, chunk: Chunk, sums: BlockSums) -> None:
+    def add_sums(self, chunk: LayerChunk, sums: BlockSums) -> None:
         """Add the piece sums of the chunk's blocks, keys and values together, to the digest."""
         is_new = self._summed.add(chunk.layer, chunk.ordinals)
         self._digest = add_to_digest(self._digest, sums[is_new])

@@ -21,7 +21,7 @@ MAX_SOURCE_BLOCKS = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class LayerChunk:
     """Some blocks of one layer, ordered so that adjacent blocks of the source pool are adjacent."""
 
     layer: int
@@ -31,12 +31,12 @@ class Chunk:
     def __len__(self) -> int:
         return self.ordinals.size
 
-    def joined(self, others: Sequence[Chunk]) -> Chunk:
+    def joined(self, others: Sequence[LayerChunk]) -> LayerChunk:
         """Return this chunk and others of its layer as one."""
         if not others:
             return self
         chunks = (self, *others)
-        return Chunk(
+        return LayerChunk(
             self.layer,
             np.concatenate([chunk.ordinals for chunk in chunks]),
             np.concatenate([chunk.source_blocks for chunk in chunks]),
@@ -45,12 +45,12 @@ class Chunk:
 
 def split_chunks(
     layer: int, ordinals: Blocks, source_blocks: Blocks, *, max_blocks: int
-) -> list[Chunk]:
+) -> list[LayerChunk]:
     """Return chunks of at most `max_blocks` that cover every (ordinal, source block) pair once."""
     order = np.argsort(source_blocks, kind="stable")
     ordinals, source_blocks = ordinals[order], source_blocks[order]
     return [
-        Chunk(layer, ordinals[start:end], source_blocks[start:end])
+        LayerChunk(layer, ordinals[start:end], source_blocks[start:end])
         for start in range(0, ordinals.size, max_blocks)
         for end in (start + max_blocks,)
     ]

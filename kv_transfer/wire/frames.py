@@ -63,7 +63,7 @@ from kv_transfer.wire.field_checks import (
     uints,
 )
 from kv_transfer.wire.greetings import Hello as Hello
-from kv_transfer.wire.greetings import Refused as Refused
+from kv_transfer.wire.greetings import Rejected as Rejected
 from kv_transfer.wire.greetings import Welcome as Welcome
 from kv_transfer.wire.header_seal import seal, unsealed
 from kv_transfer.wire.layout_field import layout, layout_to_wire
@@ -214,7 +214,7 @@ class Pong:
 Frame = (
     Hello
     | Welcome
-    | Refused
+    | Rejected
     | Begin
     | Begun
     | Data
@@ -264,7 +264,7 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
             "group": missing_means(b"", blob(MAX_GROUP_BYTES)),
         },
     ),
-    3: (Refused, _REASON),
+    3: (Rejected, _REASON),
     4: (Begin, _LEASE),
     5: (
         Data,

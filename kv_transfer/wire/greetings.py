@@ -57,7 +57,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """The receiver refuses this connection."""
 
     code: str

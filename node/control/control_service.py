@@ -30,9 +30,9 @@ from node.control.router_calls import PrepareGrammar, Replies, RouterCalls
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
 from node.flow.messages import (
-    Accepted,
     Answer,
-    Refused,
+    CallRefused,
+    PromptAccepted,
     Reserved,
     StartedLocally,
 )
@@ -140,9 +140,9 @@ class ControlService(pb_grpc.NodeServicer):
             case StartedLocally(num_cached_tokens):
                 local = pb.LocalStart(num_cached_tokens=num_cached_tokens)
                 reply = pb.Reply(call_id=call_id, local=local)
-            case Accepted():
+            case PromptAccepted():
                 reply = pb.Reply(call_id=call_id, accepted=pb.Accepted())
-            case Refused():
+            case CallRefused():
                 reply = pb.Reply(call_id=call_id, refusal=self._refusal(answer))
         self._streams.reply(stream, reply)
 
@@ -157,7 +157,7 @@ class ControlService(pb_grpc.NodeServicer):
         self._drain.requested.set()
         return pb.DrainReply(timeout_ms=to_ms(self._drain.timeout_s))
 
-    def _refusal(self, refused: Refused) -> pb.Refusal:
+    def _refusal(self, refused: CallRefused) -> pb.Refusal:
         self.refusals[refused.error.code] += 1
         return refusal_to_proto(
             refused.error, free_blocks=refused.free_blocks, free_seats=refused.free_seats

@@ -28,7 +28,7 @@ from common.observing.logs import log_fields
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import Abort, Answer, Compiled, Refused, Submit
+from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, Submit
 from protos import pdserve_node_pb2 as pb
 from protos.codec import attempts_from_proto, request_from_proto
 
@@ -125,7 +125,7 @@ class RouterCalls:
         for call in message.calls:
             self._take_call(call)
         if message.HasField("aborts"):
-            await self._abort(Abort(self._router, attempts_from_proto(message.aborts)))
+            await self._abort(AbortAttempt(self._router, attempts_from_proto(message.aborts)))
 
     def close(self) -> None:
         """Forget all calls: the stream has ended, so nobody waits for an answer."""
@@ -134,7 +134,7 @@ class RouterCalls:
             self._replies.forget(waiting.submit.reply_to)
         self._waiting.clear()
 
-    async def _abort(self, abort: Abort) -> None:
+    async def _abort(self, abort: AbortAttempt) -> None:
         """Queue an abort for the step thread.
 
         No abort is lost: while the inbox has no room for it, nothing more is read from this router.
@@ -164,7 +164,7 @@ class RouterCalls:
             self._inbox.put(submit)
         except PdserveError as error:
             self._replies.forget(reply_to)
-            self._answer(call_id, Refused(error))
+            self._answer(call_id, CallRefused(error))
             return
         if compiling is not None:
             # After the call in the inbox, also where the compilation has ended meanwhile.
@@ -226,13 +226,13 @@ class RouterCalls:
         waiting = self._waiting.pop(call_id)
         self._replies.forget(waiting.submit.reply_to)
         late = DeadlineExceeded("the request's deadline passed on the node")
-        self._answer(call_id, Refused(late))
+        self._answer(call_id, CallRefused(late))
 
 
 def _log_begin(submit: Submit, answer: Answer) -> None:
     if not log.isEnabledFor(logging.DEBUG):
         return
-    refusal = answer.error.code if isinstance(answer, Refused) else None
+    refusal = answer.error.code if isinstance(answer, CallRefused) else None
     log.debug(
         "an attempt was %s",
         "refused" if refusal else "taken",

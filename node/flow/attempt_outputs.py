@@ -5,17 +5,17 @@ from __future__ import annotations
 from common.errors import PdserveError
 from common.request import FinishReason, RequestOutput
 from engine.core.step.step_in_flight import StepOutput
-from node.flow.attempt_table import Attempt
-from node.flow.messages import Emit
+from node.flow.attempt_table import NodeAttempt
+from node.flow.messages import SendOutput
 
 
-def emit_tokens(attempt: Attempt, output: StepOutput) -> Emit:
+def emit_tokens(attempt: NodeAttempt, output: StepOutput) -> SendOutput:
     """Return the tokens that a step drew, and note in the attempt whether they end it."""
     sequence = attempt.sequence
     queue_s, compute_s = (0.0, 0.0) if output.first_index else attempt.prompt_spans_s()
     if output.finish_reason is not None:
         attempt.outcome = output.finish_reason.value
-    return Emit(
+    return SendOutput(
         attempt.router,
         RequestOutput(
             id=attempt.id,
@@ -33,9 +33,9 @@ def emit_tokens(attempt: Attempt, output: StepOutput) -> Emit:
     )
 
 
-def emit_error(attempt: Attempt, error: PdserveError) -> Emit:
+def emit_error(attempt: NodeAttempt, error: PdserveError) -> SendOutput:
     """Return the end of an attempt that failed."""
-    return Emit(
+    return SendOutput(
         attempt.router,
         RequestOutput(
             id=attempt.id,

@@ -17,7 +17,7 @@ HANDED_OFF = "handed_off"
 
 
 @dataclass(slots=True)
-class Attempt:
+class NodeAttempt:
     """One attempt on this node. `lease_token` identifies its landing or transfer, if it has one.
 
     The first step with some of its prompt began at `computing_since_s`, the step that drew token 0
@@ -67,13 +67,13 @@ class AttemptTable:
     """
 
     def __init__(self) -> None:
-        self._attempts: dict[AttemptId, Attempt] = {}
-        self._by_sequence: dict[int, Attempt] = {}
-        self._by_lease: dict[int, Attempt] = {}
-        self._by_router: dict[Incarnation, dict[AttemptId, Attempt]] = {}
+        self._attempts: dict[AttemptId, NodeAttempt] = {}
+        self._by_sequence: dict[int, NodeAttempt] = {}
+        self._by_lease: dict[int, NodeAttempt] = {}
+        self._by_router: dict[Incarnation, dict[AttemptId, NodeAttempt]] = {}
         self._deadlines: list[tuple[float, AttemptId]] = []
         self._closed: OrderedDict[AttemptId, None] = OrderedDict()
-        self._ended: deque[Attempt] | None = None
+        self._ended: deque[NodeAttempt] | None = None
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -83,7 +83,7 @@ class AttemptTable:
         """The number of attempts with an open landing or transfer."""
         return len(self._by_lease)
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: NodeAttempt) -> None:
         """Add an attempt. Raises `ValueError` when its id is in the table."""
         if attempt.id in self._attempts:
             raise ValueError(f"{attempt.id} is in the table already")
@@ -94,18 +94,18 @@ class AttemptTable:
         if attempt.lease_token is not None:
             self._by_lease[attempt.lease_token] = attempt
 
-    def set_lease(self, attempt: Attempt, lease_token: int) -> None:
+    def set_lease(self, attempt: NodeAttempt, lease_token: int) -> None:
         """Record the landing or transfer that the attempt now has."""
         attempt.lease_token = lease_token
         self._by_lease[lease_token] = attempt
 
-    def clear_lease(self, attempt: Attempt) -> None:
+    def clear_lease(self, attempt: NodeAttempt) -> None:
         """Forget the attempt's landing or transfer, which is over."""
         if attempt.lease_token is not None:
             del self._by_lease[attempt.lease_token]
             attempt.lease_token = None
 
-    def remove(self, attempt: Attempt) -> None:
+    def remove(self, attempt: NodeAttempt) -> None:
         """Remove an attempt; its id is remembered as closed."""
         self.clear_lease(attempt)
         del self._attempts[attempt.id]
@@ -136,7 +136,7 @@ class AttemptTable:
         """Keep removed attempts for `take_ended`, which is called from now on."""
         self._ended = deque(maxlen=MAX_CLOSED_ATTEMPTS)
 
-    def take_ended(self) -> list[Attempt]:
+    def take_ended(self) -> list[NodeAttempt]:
         """Return the attempts removed since the last call, oldest first.
 
         Of more than `MAX_CLOSED_ATTEMPTS` the latest.
@@ -147,27 +147,27 @@ class AttemptTable:
         self._ended.clear()
         return ended
 
-    def get(self, attempt_id: AttemptId) -> Attempt | None:
+    def get(self, attempt_id: AttemptId) -> NodeAttempt | None:
         """Return the attempt, or None if it is not in the table."""
         return self._attempts.get(attempt_id)
 
-    def of_sequence(self, sequence: Sequence) -> Attempt | None:
+    def of_sequence(self, sequence: Sequence) -> NodeAttempt | None:
         """Return the attempt that a sequence belongs to."""
         return self._by_sequence.get(sequence.sequence_id)
 
-    def of_lease(self, lease_token: int) -> Attempt | None:
+    def of_lease(self, lease_token: int) -> NodeAttempt | None:
         """Return the attempt whose landing or transfer this is."""
         return self._by_lease.get(lease_token)
 
-    def of_router(self, router: Incarnation) -> list[Attempt]:
+    def of_router(self, router: Incarnation) -> list[NodeAttempt]:
         """Return all attempts of a router."""
         return list(self._by_router.get(router, {}).values())
 
-    def all(self) -> list[Attempt]:
+    def all(self) -> list[NodeAttempt]:
         """Return all attempts."""
         return list(self._attempts.values())
 
-    def expired(self, now_s: float) -> list[Attempt]:
+    def expired(self, now_s: float) -> list[NodeAttempt]:
         """Return the attempts whose deadline has passed; each is returned once."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_s:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 from engine.core.blocks.cache_copy import CacheCopy
-from node.flow.messages import BeginCopy, Copied, Effect, PushBlocks
+from node.flow.messages import BeginCopy, CopyEnded, Effect, PushBlocks
 
 CHECK_S = 0.001
 """How soon an idle node looks again whether a copy has ended."""
@@ -32,7 +32,7 @@ class CopiesUnderWay:
         self._on_end[number] = on_end
         return BeginCopy(number, copy, push)
 
-    def end(self, message: Copied) -> list[Effect]:
+    def end(self, message: CopyEnded) -> list[Effect]:
         """Handle the end of a copy."""
         return self._on_end.pop(message.number)(message.error)
 

@@ -26,15 +26,15 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_in_flight import PlannedStep, StepOutputs
 from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
 from node.flow.attempt_outputs import emit_tokens
-from node.flow.attempt_table import Attempt
+from node.flow.attempt_table import NodeAttempt
 from node.flow.flow_limits import FlowLimits
 from node.flow.messages import (
+    AnswerCall,
     CloseLanding,
     Effect,
-    Emit,
     OpenLanding,
-    Reply,
     Reserved,
+    SendOutput,
     StartedLocally,
     Submit,
 )
@@ -93,7 +93,7 @@ class DecodeFlow(NodeFlow):
         request = message.request
         sequence = Sequence(next(self._sequence_ids), request)
         num_cached = self.scheduler.num_cached_tokens(sequence)
-        attempt = Attempt(
+        attempt = NodeAttempt(
             request.id,
             message.router,
             sequence,
@@ -108,7 +108,7 @@ class DecodeFlow(NodeFlow):
             attempt.answer = StartedLocally(num_cached)
             self.attempts.add(attempt)
             self._queue(attempt, message)
-            return [Reply(message.reply_to, attempt.answer)]
+            return [AnswerCall(message.reply_to, attempt.answer)]
         sequence.has_remote_kv = True
         full = self._why_not_queued(sequence, message)
         if full is not None:
@@ -138,7 +138,7 @@ class DecodeFlow(NodeFlow):
             self.attempts.set_lease(attempt, ticket.lease_token)
             effects.append(OpenLanding(ticket))
             waiting = attempt.take_waiting_replies()
-            effects += [Reply(reply_to, attempt.answer) for reply_to in waiting]
+            effects += [AnswerCall(reply_to, attempt.answer) for reply_to in waiting]
         return effects
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
@@ -164,7 +164,7 @@ class DecodeFlow(NodeFlow):
         if sequence is not None:
             self.scheduler.end_quarantine(sequence)
 
-    def _on_landed(self, attempt: Attempt, event: Landed) -> list[Effect]:
+    def _on_landed(self, attempt: NodeAttempt, event: Landed) -> list[Effect]:
         sequence, commit = attempt.sequence, event.commit
         problem = self._problem_with_commit(sequence, commit)
         if problem:
@@ -188,7 +188,7 @@ class DecodeFlow(NodeFlow):
         self._end_quarantine(lease_token)
         return effects
 
-    def _start(self, attempt: Attempt, commit: Commit) -> list[Effect]:
+    def _start(self, attempt: NodeAttempt, commit: Commit) -> list[Effect]:
         """Let a sequence decode whose KV is where steps read it."""
         sequence = attempt.sequence
         self.attempts.clear_lease(attempt)
@@ -205,7 +205,7 @@ class DecodeFlow(NodeFlow):
             is_started=True,
             finish_reason=first.finish_reason,
         )
-        return [Emit(attempt.router, started)]
+        return [SendOutput(attempt.router, started)]
 
     def _problem_with_commit(self, sequence: Sequence, commit: Commit) -> str:
         if commit.num_tokens != sequence.num_known:
@@ -241,7 +241,7 @@ class DecodeFlow(NodeFlow):
             effects.append(emit_tokens(attempt, output))
         return effects
 
-    def _release(self, attempt: Attempt) -> list[Effect]:
+    def _release(self, attempt: NodeAttempt) -> list[Effect]:
         lease_token = attempt.lease_token
         self._finish(attempt)
         self.attempts.remove(attempt)
@@ -252,7 +252,7 @@ class DecodeFlow(NodeFlow):
             return []  # the landing is closed, and the blocks are free when their copy has ended
         return [CloseLanding(lease_token)]
 
-    def _ticket(self, attempt: Attempt, now_s: float) -> Ticket:
+    def _ticket(self, attempt: NodeAttempt, now_s: float) -> Ticket:
         sequence = attempt.sequence
         self._generation += 1
         return Ticket(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.errors import InvalidRequest
 from common.kv.blocks import blocks_for
 from common.request import GenerationRequest
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class FlowLimits:
     has_grammars: bool = False
 
     def problem_with(
-        self, request: GenerationRequest, step: Limits, num_blocks: int
+        self, request: GenerationRequest, step: StepLimits, num_blocks: int
     ) -> InvalidRequest | None:
         """Return why a node with these steps and blocks can never answer a request, or None."""
         length = len(request.prompt_token_ids) + len(request.output_token_ids)

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 from common.errors import Draining, Overloaded
-from node.flow.messages import Abort, Message, Submit
+from node.flow.messages import AbortAttempt, Message, Submit
 
 MAX_ABORTS = 4096
 
@@ -40,7 +40,7 @@ class Inbox:
                 if self._num_requests >= self._max_requests:
                     raise Overloaded(f"{self._num_requests} requests wait in the inbox")
                 self._num_requests += 1
-            if isinstance(message, Abort):
+            if isinstance(message, AbortAttempt):
                 if self._num_aborts >= MAX_ABORTS:
                     raise Overloaded(f"{self._num_aborts} messages of aborts wait in the inbox")
                 self._num_aborts += 1

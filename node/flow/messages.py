@@ -46,7 +46,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortAttempt:
     """A router aborts attempts. Unknown ids are remembered: their request may still arrive."""
 
     router: Incarnation
@@ -68,14 +68,14 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyEnded:
     """The copy with this number has ended, with an error or without; it uses no block any more."""
 
     number: int
     error: Exception | None = None
 
 
-Message = Submit | Compiled | Abort | RouterGone | Drain | Copied | ConnectorEvent
+Message = Submit | Compiled | AbortAttempt | RouterGone | Drain | CopyEnded | ConnectorEvent
 
 # --- answers ----------------------------------------------------------------------------------
 
@@ -95,12 +95,12 @@ class StartedLocally:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class PromptAccepted:
     """A prefill node accepted the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CallRefused:
     """The call was refused: why, and how much room the node has."""
 
     error: PdserveError
@@ -116,13 +116,13 @@ class NodeStatistics:
     num_transfers: int
 
 
-Answer = Reserved | StartedLocally | Accepted | Refused
+Answer = Reserved | StartedLocally | PromptAccepted | CallRefused
 
 # --- effects ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class AnswerCall:
     """Answer a waiting call."""
 
     reply_to: int
@@ -130,7 +130,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class SendOutput:
     """Send an output to the router that asked for it."""
 
     router: Incarnation
@@ -180,7 +180,7 @@ class PushBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BeginCopy:
-    """Begin a copy of blocks, beside the steps; `Copied` follows.
+    """Begin a copy of blocks, beside the steps; `CopyEnded` follows.
 
     `push` is performed before that if the copy is good, so that it need not wait for a turn.
     """
@@ -211,8 +211,8 @@ class Drained:
 
 
 Effect = (
-    Reply
-    | Emit
+    AnswerCall
+    | SendOutput
     | OpenLanding
     | BeginCopy
     | CheckCopies

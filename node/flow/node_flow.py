@@ -31,22 +31,22 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutputs, SwapCopy
 from kv_transfer.contract import ConnectorFailed, KVEvent
 from node.flow.attempt_outputs import emit_error
-from node.flow.attempt_table import Attempt, AttemptTable
+from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
 from node.flow.flow_limits import FlowLimits
 from node.flow.messages import (
-    Abort,
+    AbortAttempt,
+    AnswerCall,
+    CallRefused,
     CheckCopies,
     Compiled,
-    Copied,
+    CopyEnded,
     Drain,
     Drained,
     Effect,
     Message,
     NodeStatistics,
-    Refused,
-    Reply,
     RouterGone,
     Submit,
 )
@@ -90,7 +90,7 @@ class NodeFlow(ABC):
                 return self._on_submit(message, now_s)
             case Compiled():
                 return self._on_compiled(message)
-            case Abort():
+            case AbortAttempt():
                 return self._on_abort(message)
             case RouterGone():
                 return [
@@ -98,7 +98,7 @@ class NodeFlow(ABC):
                 ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
-            case Copied():
+            case CopyEnded():
                 return self._copies.end(message)
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
@@ -224,7 +224,7 @@ class NodeFlow(ABC):
         """Report the tokens that a step drew."""
 
     @abstractmethod
-    def _release(self, attempt: Attempt) -> list[Effect]:
+    def _release(self, attempt: NodeAttempt) -> list[Effect]:
         """Release an attempt that is not over: its sequence, blocks, landing or transfer."""
 
     def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
@@ -279,7 +279,7 @@ class NodeFlow(ABC):
         attempt = self.attempts.get(attempt_id)
         if attempt is not None and attempt.router == message.router and not attempt.is_over:
             if attempt.answer is not None:
-                return [Reply(message.reply_to, attempt.answer)]
+                return [AnswerCall(message.reply_to, attempt.answer)]
             attempt.waiting_replies.append(message.reply_to)
             return []
         if attempt is not None or self.attempts.is_closed(attempt_id):
@@ -303,7 +303,7 @@ class NodeFlow(ABC):
             return [self._refuse(message, late)]
         return self._submit(message, now_s)
 
-    def _queue(self, attempt: Attempt, message: Submit) -> None:
+    def _queue(self, attempt: NodeAttempt, message: Submit) -> None:
         """Pass a sequence to the scheduler, but not before its grammar is compiled.
 
         A step under a grammar that is not compiled would make all its other requests wait.
@@ -326,14 +326,14 @@ class NodeFlow(ABC):
         self.scheduler.add(attempt.sequence)
         return []
 
-    def _finish(self, attempt: Attempt, *, keep_blocks: bool = False) -> None:
+    def _finish(self, attempt: NodeAttempt, *, keep_blocks: bool = False) -> None:
         """End an attempt's sequence, whether the scheduler knows it yet or not."""
         if self._compiling.pop(attempt.id, None) is None:
             self.scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)
         else:
             attempt.sequence.move_to(SequenceStatus.FINISHED)
 
-    def _on_abort(self, message: Abort) -> list[Effect]:
+    def _on_abort(self, message: AbortAttempt) -> list[Effect]:
         effects: list[Effect] = []
         for attempt_id in message.attempts:
             attempt = self.attempts.get(attempt_id)
@@ -343,20 +343,20 @@ class NodeFlow(ABC):
                 effects += self._drop(attempt)
         return effects
 
-    def _drop(self, attempt: Attempt) -> list[Effect]:
+    def _drop(self, attempt: NodeAttempt) -> list[Effect]:
         """End an attempt without an output; calls that still wait are refused."""
         if attempt.is_over:
             return []
         attempt.outcome = FinishReason.ABORT.value
         waiting = attempt.take_waiting_replies()
-        gone = Refused(InvalidRequest(f"attempt {attempt.id} was aborted"))
-        return [*(Reply(reply_to, gone) for reply_to in waiting), *self._release(attempt)]
+        gone = CallRefused(InvalidRequest(f"attempt {attempt.id} was aborted"))
+        return [*(AnswerCall(reply_to, gone) for reply_to in waiting), *self._release(attempt)]
 
-    def _fail(self, attempt: Attempt, error: PdserveError) -> list[Effect]:
+    def _fail(self, attempt: NodeAttempt, error: PdserveError) -> list[Effect]:
         """End an attempt with a typed error, in the reply to a waiting call or in the stream."""
         attempt.outcome = error.code
         waiting = attempt.take_waiting_replies()
-        effects: list[Effect] = [Reply(reply_to, Refused(error)) for reply_to in waiting]
+        effects: list[Effect] = [AnswerCall(reply_to, CallRefused(error)) for reply_to in waiting]
         if not waiting:
             effects.append(emit_error(attempt, error))
         return effects + self._release(attempt)
@@ -367,10 +367,10 @@ class NodeFlow(ABC):
             f"{self.scheduler.pool.num_blocks} blocks are in use, and nothing is left to preempt"
         )
 
-    def _refuse(self, message: Submit, error: PdserveError) -> Reply:
+    def _refuse(self, message: Submit, error: PdserveError) -> AnswerCall:
         pool = self.scheduler.pool
-        refusal = Refused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
-        return Reply(message.reply_to, refusal)
+        refusal = CallRefused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
+        return AnswerCall(message.reply_to, refusal)
 
     def _publish_snapshots(self) -> None:
         """Replace the load and statistics that other threads read."""

@@ -14,19 +14,19 @@ from kv_transfer.contract import KVConnector
 from node.flow.messages import (
     AbortTransfer,
     Answer,
+    AnswerCall,
     BeginCopy,
     CheckCopies,
     CloseLanding,
     CommitTransfer,
-    Copied,
+    CopyEnded,
     Drained,
     Effect,
-    Emit,
     Message,
     OpenLanding,
     OpenTransfer,
     PushBlocks,
-    Reply,
+    SendOutput,
 )
 
 log = logging.getLogger("pdserve.node")
@@ -85,9 +85,9 @@ class NodeEffects:
     def perform_effect(self, effect: Effect) -> None:
         """Perform one effect."""
         match effect:
-            case Emit(router, output):
+            case SendOutput(router, output):
                 self._streams.add(router, output)
-            case Reply(reply_to, answer):
+            case AnswerCall(reply_to, answer):
                 self._replies.resolve(reply_to, answer)
             case PushBlocks():
                 if self._copies:
@@ -135,7 +135,7 @@ class NodeEffects:
             log.error("a copy of %d KV blocks failed: %r", len(effect.copy.block_ids), error)
         elif effect.push is not None:
             self._push(effect.push)
-        self._on_copied(Copied(effect.number, error))
+        self._on_copied(CopyEnded(effect.number, error))
 
     def _push(self, effect: PushBlocks) -> None:
         """Push blocks that transfers can read."""

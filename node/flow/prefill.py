@@ -32,16 +32,16 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput, StepOutputs
 from kv_transfer.contract import Commit, KVEvent, Ticket, TransferEnded
 from node.flow.attempt_outputs import emit_tokens
-from node.flow.attempt_table import HANDED_OFF, Attempt
+from node.flow.attempt_table import HANDED_OFF, NodeAttempt
 from node.flow.flow_limits import FlowLimits
 from node.flow.messages import (
     AbortTransfer,
-    Accepted,
+    AnswerCall,
     CommitTransfer,
     Effect,
     OpenTransfer,
+    PromptAccepted,
     PushBlocks,
-    Reply,
     Submit,
 )
 from node.flow.node_flow import NodeFlow
@@ -85,17 +85,17 @@ class PrefillFlow(NodeFlow):
         if problem is not None:
             return [self._refuse(message, problem)]
         sequence = Sequence(next(self._sequence_ids), request, is_exported=ticket is not None)
-        attempt = Attempt(
+        attempt = NodeAttempt(
             request.id,
             message.router,
             sequence,
             now_s + request.deadline_s,
             message.received_at_s,
-            answer=Accepted(),
+            answer=PromptAccepted(),
         )
         self.attempts.add(attempt)
         self._queue(attempt, message)
-        effects: list[Effect] = [Reply(message.reply_to, Accepted())]
+        effects: list[Effect] = [AnswerCall(message.reply_to, PromptAccepted())]
         if ticket is not None:
             self.attempts.set_lease(attempt, ticket.lease_token)
             self._tickets[ticket.lease_token] = ticket
@@ -181,7 +181,7 @@ class PrefillFlow(NodeFlow):
                 effects.append(CommitTransfer(lease_token, staging.commit))
         return effects
 
-    def _take_spans(self, attempt: Attempt, end: int) -> list[_Span]:
+    def _take_spans(self, attempt: NodeAttempt, end: int) -> list[_Span]:
         """Return the blocks up to `end` that were not pushed, as no span or one, and mark them.
 
         The mark stays when the step fails, because its transfers are aborted.
@@ -230,7 +230,7 @@ class PrefillFlow(NodeFlow):
             return []
         return self._on_transfer_ended(attempt, event)
 
-    def _on_transfer_ended(self, attempt: Attempt, event: TransferEnded) -> list[Effect]:
+    def _on_transfer_ended(self, attempt: NodeAttempt, event: TransferEnded) -> list[Effect]:
         del self._tickets[event.lease_token]
         self.attempts.clear_lease(attempt)
         attempt.transfer = event.timing
@@ -245,12 +245,12 @@ class PrefillFlow(NodeFlow):
         self.attempts.remove(attempt)
         return []
 
-    def _attempt_of(self, sequence: Sequence) -> Attempt:
+    def _attempt_of(self, sequence: Sequence) -> NodeAttempt:
         attempt = self.attempts.of_sequence(sequence)
         assert attempt is not None, "a scheduled sequence belongs to an attempt"
         return attempt
 
-    def _release(self, attempt: Attempt) -> list[Effect]:
+    def _release(self, attempt: NodeAttempt) -> list[Effect]:
         if attempt.lease_token is None:
             self._end_sequence(attempt)
             self.attempts.remove(attempt)
@@ -260,7 +260,7 @@ class PrefillFlow(NodeFlow):
             self._finish(attempt, keep_blocks=True)
         return [AbortTransfer(attempt.lease_token)]
 
-    def _end_sequence(self, attempt: Attempt) -> None:
+    def _end_sequence(self, attempt: NodeAttempt) -> None:
         if attempt.sequence.status is SequenceStatus.EXPORTING:
             self.scheduler.release(attempt.sequence)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from common.errors import DeadlineUnreachable
 from common.request import GenerationRequest
 from engine.core.sequences.waiting_queue import WaitingQueue
-from node.flow.attempt_table import Attempt
+from node.flow.attempt_table import NodeAttempt
 
 _HALF_LIFE_S = 10.0
 _LEAST_MEASURED_S = 1.0
@@ -46,7 +46,7 @@ class Shedding:
         # Without a queue, what leaves it is what arrives: that measures the load, not the node.
         self._seen_at_s = now_s if waiting else None
 
-    def on_end(self, attempt: Attempt, now_s: float) -> None:
+    def on_end(self, attempt: NodeAttempt, now_s: float) -> None:
         """Take an attempt whose output is complete: how long it is, and how long it took."""
         began_at_s = attempt.landed_at_s or attempt.first_token_at_s or now_s
         num_tokens, span_s = attempt.sequence.num_output, now_s - began_at_s

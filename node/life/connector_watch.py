@@ -14,7 +14,7 @@ MOST_TURN_S = 30.0
 """A turn takes milliseconds, or some seconds where the memory of a slab is registered anew."""
 
 
-class Turns(Protocol):
+class TurningConnector(Protocol):
     """A connector: `num_turns` grows all the time, also while nothing is to be done."""
 
     @property
@@ -42,7 +42,7 @@ class TurnWatch:
         self._num_turns = num_turns
 
 
-async def wait_for_hang(connector: Turns) -> None:
+async def wait_for_hang(connector: TurningConnector) -> None:
     """Return when the connector's thread hangs.
 
     Without this its node would look healthy: it renews its lease, and each of its transfers fails.

@@ -10,7 +10,7 @@ from common.kv.kv_layout import KVLayout
 from common.kv.token_budget import get_max_chunk_tokens, num_speculative_tokens, tokens_per_seq
 from common.nodes import Role
 from common.settings.config import Config, SpeculationConfig
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
@@ -93,7 +93,7 @@ def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
     """Return the scheduler of a node with this configuration and model."""
     engine, speculation = config.engine, speculation_of(config)
     return Scheduler(
-        limits=Limits(
+        limits=StepLimits(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=max_chunk_tokens_of(config),
             block_size=engine.block_size,

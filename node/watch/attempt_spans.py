@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from common.observing.tracing import Attributes, Span, Tracing
 from common.request import FinishReason
-from node.flow.attempt_table import HANDED_OFF, Attempt
+from node.flow.attempt_table import HANDED_OFF, NodeAttempt
 
 _GOOD_ENDS = frozenset(
     {FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.ABORT.value, HANDED_OFF}
 )
 
 
-def record_attempt(tracing: Tracing, attempt: Attempt, ended_at_s: float) -> None:
+def record_attempt(tracing: Tracing, attempt: NodeAttempt, ended_at_s: float) -> None:
     """Make the spans of an attempt that is traced and was removed from the node's table."""
     error = "" if attempt.outcome in _GOOD_ENDS else attempt.outcome
     if attempt.landed_at_s is not None:
@@ -38,7 +38,7 @@ def record_attempt(tracing: Tracing, attempt: Attempt, ended_at_s: float) -> Non
         _prefill(tracing, attempt, ended_at_s, error)
 
 
-def _prefill(tracing: Tracing, attempt: Attempt, ended_at_s: float, error: str) -> None:
+def _prefill(tracing: Tracing, attempt: NodeAttempt, ended_at_s: float, error: str) -> None:
     computing_at_s, token_at_s = attempt.computing_since_s, attempt.first_token_at_s
     span = _span(tracing, attempt, "prefill", attempt.received_at_s)
     queue = span.child("queue", attempt.received_at_s)
@@ -64,7 +64,7 @@ def _prefill(tracing: Tracing, attempt: Attempt, ended_at_s: float, error: str) 
 
 
 def _transfer(
-    tracing: Tracing, attempt: Attempt, token_at_s: float, ended_at_s: float, error: str
+    tracing: Tracing, attempt: NodeAttempt, token_at_s: float, ended_at_s: float, error: str
 ) -> None:
     timing = attempt.transfer
     if timing is None:
@@ -86,7 +86,7 @@ def _transfer(
 
 
 def _decode(
-    tracing: Tracing, attempt: Attempt, began_at_s: float, ended_at_s: float, error: str
+    tracing: Tracing, attempt: NodeAttempt, began_at_s: float, ended_at_s: float, error: str
 ) -> None:
     sequence = attempt.sequence
     span = _span(tracing, attempt, "decode", began_at_s)
@@ -100,15 +100,15 @@ def _decode(
     span.end(ended_at_s, error=error)
 
 
-def _span(tracing: Tracing, attempt: Attempt, name: str, began_at_s: float) -> Span:
+def _span(tracing: Tracing, attempt: NodeAttempt, name: str, began_at_s: float) -> Span:
     span = tracing.span(name, began_at_s, parent=attempt.sequence.request.traceparent)
     span.set(_of(attempt))
     return span
 
 
-def _of(attempt: Attempt) -> Attributes:
+def _of(attempt: NodeAttempt) -> Attributes:
     return {
-        "pdserve.request_id": attempt.id.request_id,
+        "pdserve.choice_id": attempt.id.choice_id,
         "pdserve.attempt": attempt.id.attempt,
         "pdserve.outcome": attempt.outcome,
     }

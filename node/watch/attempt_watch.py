@@ -12,7 +12,7 @@ import logging
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from common.observing.tracing import Tracing, trace_id_of
-from node.flow.attempt_table import Attempt, AttemptTable
+from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.watch.attempt_spans import record_attempt
 
 log = logging.getLogger("pdserve.node.attempts")
@@ -41,14 +41,14 @@ class AttemptWatch:
         if ended:
             self._loop.call_soon_threadsafe(self._report, ended, self._clock.now_s())
 
-    def _report(self, ended: list[Attempt], now_s: float) -> None:
+    def _report(self, ended: list[NodeAttempt], now_s: float) -> None:
         for attempt in ended:
             _log_end(attempt, now_s)
             if attempt.sequence.request.traceparent:
                 record_attempt(self._tracing, attempt, now_s)
 
 
-def _log_end(attempt: Attempt, now_s: float) -> None:
+def _log_end(attempt: NodeAttempt, now_s: float) -> None:
     if not log.isEnabledFor(logging.DEBUG):
         return
     sequence = attempt.sequence

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.ids import new_request_id
+from common.ids import new_id
 from router.access.api_key_book import ApiKeyBook, KeyInUse
 from router.access.arriving_bodies import ArrivingBodies
 from router.access.body_receiver import BodyReceiver
@@ -40,7 +40,7 @@ class RequestIdMiddleware:
             return
         request_id = _header(scope, REQUEST_ID)
         if not _GOOD_ID.fullmatch(request_id):
-            request_id = new_request_id().encode()
+            request_id = new_id("req").encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
 
         async def send_with_id(message: Message) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from router.api.answers.chat_and_completions import (
     AnswerForm,
@@ -16,7 +17,23 @@ from router.api.answers.chat_and_completions import (
 from router.api.answers.chat_parts import ChatPartsFormat
 from router.api.answers.messages import MessageFormat
 from router.api.answers.responses import ResponseFormat
-from router.api.planning.request_plan import RequestKind, RequestPlan
+from router.api.answers.shapes import (
+    ChatAnswer,
+    ChatEvent,
+    CompletionAnswer,
+    CompletionEvent,
+    MessageAnswer,
+    MessageError,
+    NamedEvent,
+    ResponseAnswer,
+    stream_responses,
+)
+from router.api.bodies.kinds import RequestKind
+from router.api.bodies.messages.request import MessageBody
+from router.api.bodies.responses.request import ResponseBody
+from router.api.bodies.schemas import ChatBody, CompletionBody, WholeBody
+from router.api.planning.request_plan import RequestPlan
+from router.http.described import Responses
 from router.text.logprobs_json import DescribeToken
 from router.text.usage import Usage
 from router.watch.request_watch import Operation
@@ -26,76 +43,91 @@ MakeFormat = Callable[[AnswerHead, RequestPlan, Usage, DescribeToken], AnswerFor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What tells the APIs apart. `name` is that of metrics and logs, `operation` that of traces."""
+    """What tells the APIs apart. `name` is that of metrics and logs, `operation` that of traces.
+
+    `title`, `body`, `answer` and `responses` describe it, for `/openapi.json`.
+    """
 
     path: str
     name: str
+    title: str
     operation: Operation
     id_prefix: str
     kind: RequestKind
     make_format: MakeFormat
+    body: type[WholeBody]
+    answer: Any
+    responses: Responses
 
 
-def _chat(head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken) -> AnswerForm:
-    kind = ChatFormat if plan.syntax.is_plain else ChatPartsFormat
-    return _choices(kind, head, plan, usage, describe)
+def _choices(kind_of: Callable[[RequestPlan], type[AnswerFormat]]) -> MakeFormat:
+    """Return what makes the format of an answer with choices."""
 
+    def make(
+        head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken
+    ) -> AnswerFormat:
+        prompts, shape = plan.prompts_of_returned, plan.shape
+        return kind_of(plan)(
+            head,
+            describe,
+            usage=usage,
+            has_logprobs=shape.has_logprobs,
+            usage_events=shape.usage_events,
+            prompts=prompts if shape.returns_token_ids else (),
+            scored=ScoredPrompts(shape.prompt_logprobs, prompts),
+            syntax=plan.syntax,
+        )
 
-def _completion(
-    head: AnswerHead, plan: RequestPlan, usage: Usage, describe: DescribeToken
-) -> AnswerForm:
-    return _choices(CompletionFormat, head, plan, usage, describe)
-
-
-def _choices(
-    kind: type[AnswerFormat],
-    head: AnswerHead,
-    plan: RequestPlan,
-    usage: Usage,
-    describe: DescribeToken,
-) -> AnswerFormat:
-    prompts = [choice.prompt_token_ids for choice in plan.returned_choices]
-    return kind(
-        head,
-        describe,
-        usage=usage,
-        has_logprobs=plan.has_logprobs,
-        usage_events=plan.usage_events,
-        prompts=prompts if plan.returns_token_ids else (),
-        scored=ScoredPrompts(plan.prompt_logprobs, prompts),
-        syntax=plan.syntax,
-    )
+    return make
 
 
 CHAT = Endpoint(
     path="/v1/chat/completions",
     name="chat.completions",
+    title="Answer a conversation",
     operation="chat",
     id_prefix="chatcmpl",
     kind=RequestKind.CHAT,
-    make_format=_chat,
+    make_format=_choices(lambda plan: ChatFormat if plan.syntax.is_plain else ChatPartsFormat),
+    body=ChatBody,
+    answer=ChatAnswer,
+    responses=stream_responses(ChatEvent),
 )
 COMPLETIONS = Endpoint(
     path="/v1/completions",
     name="completions",
+    title="Continue a text",
     operation="text_completion",
     id_prefix="cmpl",
     kind=RequestKind.COMPLETION,
-    make_format=_completion,
+    make_format=_choices(lambda _: CompletionFormat),
+    body=CompletionBody,
+    answer=CompletionAnswer,
+    responses=stream_responses(CompletionEvent),
 )
 RESPONSES = Endpoint(
     path="/v1/responses",
     name="responses",
+    title="Answer as OpenAI's responses do",
     operation="chat",
     id_prefix="resp",
     kind=RequestKind.RESPONSE,
     make_format=lambda head, plan, usage, _: ResponseFormat(head, plan, usage),
+    body=ResponseBody,
+    answer=ResponseAnswer,
+    responses=stream_responses(NamedEvent, has_done=False),
 )
 MESSAGES = Endpoint(
     path="/v1/messages",
     name="messages",
+    title="Answer as Anthropic's messages do",
     operation="chat",
     id_prefix="msg",
     kind=RequestKind.MESSAGE,
     make_format=lambda head, plan, usage, _: MessageFormat(head, plan, usage),
+    body=MessageBody,
+    answer=MessageAnswer,
+    responses=stream_responses(NamedEvent, MessageError, has_done=False),
 )
+
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)

@@ -7,26 +7,24 @@ from collections.abc import Callable
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from router.cluster.described_cluster import (
-    CLUSTER_RESPONSES,
-    READY_RESPONSES,
-    TARGETS_RESPONSES,
-)
+from router.cluster.shapes import READY_RESPONSES, ClusterAnswer, ReadyAnswer, ScrapeTarget
 from router.core.cluster_view import ClusterView
+from router.http.api_texts import CLUSTER, HEALTH
 from router.http.described import COMMON_ERRORS
 from router.http.routes import Access, open_to
+from router.live.shapes import Serving
 
 NOT_READY_RETRY_S = "1"
 
 
-def add_cluster_routes(
-    app: FastAPI, cluster: ClusterView, serving: Callable[[], dict[str, float | None]]
-) -> None:
+def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[], Serving]) -> None:
     """Add the routes to `app`; `serving` tells how this router has served recently."""
 
     @app.get(
         "/ready",
-        description="A request that arrives now has somewhere to run.",
+        summary="Whether a request can be served",
+        tags=[HEALTH],
+        response_model=ReadyAnswer,
         responses=READY_RESPONSES,
     )
     @open_to(Access.ANYBODY)
@@ -42,8 +40,10 @@ def add_cluster_routes(
 
     @app.get(
         "/v1/cluster/targets",
-        description="The nodes, for Prometheus' HTTP discovery.",
-        responses=TARGETS_RESPONSES | COMMON_ERRORS,
+        summary="The nodes, for Prometheus' HTTP discovery",
+        tags=[HEALTH],
+        response_model=list[ScrapeTarget],
+        responses=COMMON_ERRORS,
     )
     @open_to(Access.METRICS)
     async def scrape_targets() -> JSONResponse:
@@ -51,8 +51,10 @@ def add_cluster_routes(
 
     @app.get(
         "/v1/cluster",
-        description="The router, its nodes and its latest placements.",
-        responses=CLUSTER_RESPONSES | COMMON_ERRORS,
+        summary="The nodes, their loads, the latest placements",
+        tags=[CLUSTER],
+        response_model=ClusterAnswer,
+        responses=COMMON_ERRORS,
     )
     @open_to(Access.KEY)
     async def describe_cluster() -> JSONResponse:

@@ -7,14 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import DeadlineExceeded, InvalidRequest, NodeLost, PdserveError, StaleEpoch
 from common.ids import Incarnation
 from router.access.spaced_lines import client_address
-from router.cluster.described_cluster import DRAIN_BODY, DRAIN_RESPONSES
+from router.cluster.shapes import DRAIN_RESPONSES, DrainAnswer, DrainBody
 from router.dispatch.node_pool import NodePool
+from router.http.api_texts import CLUSTER
+from router.http.described import described_body
 from router.http.errors import ApiError, api_error
 from router.http.exchange import ClientClosed, Exchange, Reply, read_body
 from router.http.routes import Access, open_to
@@ -83,25 +85,25 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
             log.warning("no node drains for %s: %d, %s", _asker(scope), shown.status, shown.message)
             await reply.send_error(shown)
         else:
-            await reply.send_json(
-                to_json(
-                    {
-                        "node_id": leaving.node.node_id,
-                        "epoch": leaving.node.epoch,
-                        "is_draining": True,
-                        "drain_timeout_s": leaving.timeout_s,
-                    }
-                )
-            )
+            answer: DrainAnswer = {
+                "node_id": leaving.node.node_id,
+                "epoch": leaving.node.epoch,
+                "is_draining": True,
+                "drain_timeout_s": leaving.timeout_s,
+            }
+            await reply.send_json(to_json(answer))
 
     @app.post(
         "/v1/cluster/drain",
+        summary="Let a node finish its requests and leave",
+        tags=[CLUSTER],
         description=_DESCRIPTION,
+        response_model=DrainAnswer,
         responses=DRAIN_RESPONSES,
-        openapi_extra=DRAIN_BODY,
+        openapi_extra=described_body(DrainBody),
     )
     @open_to(Access.ADMIN)
-    async def drain() -> Exchange:
+    async def drain() -> Response:
         return Exchange(handle)
 
 

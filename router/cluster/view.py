@@ -12,6 +12,7 @@ from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
 from router.cluster.layout_mismatches import unpaired_prefill_nodes
 from router.cluster.missing_nodes import unlisted_nodes, what_is_missing
+from router.cluster.shapes import PlacementFacts, ScrapeTarget
 from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests
@@ -79,7 +80,7 @@ class DispatcherView:
             placements=dispatcher.recent_placements,
         )
 
-    def scrape_targets(self) -> list[dict[str, Any]]:
+    def scrape_targets(self) -> list[ScrapeTarget]:
         """Return a target for each node with the address of its metrics, its role and its name."""
         return scrape_targets(node.record for node in self._dispatcher.pool.nodes())
 
@@ -104,7 +105,7 @@ class DispatcherView:
         }
 
 
-def scrape_targets(records: Iterable[NodeRecord]) -> list[dict[str, Any]]:
+def scrape_targets(records: Iterable[NodeRecord]) -> list[ScrapeTarget]:
     """Return the nodes that serve metrics, in the form of Prometheus' `http_sd_configs`."""
     return [
         {
@@ -130,13 +131,13 @@ def node_json(node: NodeView) -> dict[str, Any]:
     }
 
 
-def placement_json(placement: RecentPlacement) -> dict[str, Any]:
+def placement_json(placement: RecentPlacement) -> PlacementFacts:
     """Return one attempt; `outcome` and `duration_s` are null while it is in progress."""
     decode, prefill = placement.decode, placement.prefill
     return {
-        "request_id": placement.attempt.request_id,
+        "choice_id": placement.attempt.choice_id,
         "attempt": placement.attempt.attempt,
-        "http_request_id": placement.http_request_id or None,
+        "request_id": placement.request_id or None,
         "decode": None if decode is None else str(decode),
         "prefill": None if prefill is None else str(prefill),
         "reason": placement.reason,

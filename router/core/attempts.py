@@ -19,8 +19,8 @@ class Attempts:
     Methods that end an attempt return the effects to perform, in order.
     """
 
-    def __init__(self, request_id: str, ledger: TokenLedger) -> None:
-        self.main = self.newest = Attempt(AttemptId(request_id, 1), ledger)
+    def __init__(self, choice_id: str, ledger: TokenLedger) -> None:
+        self.main = self.newest = Attempt(AttemptId(choice_id, 1), ledger)
         self.second: Attempt | None = None
         self.suspects: dict[Incarnation, bool] = {}
         """Nodes that are suspected, but not lost yet, and whether each is heard."""
@@ -87,8 +87,8 @@ class Attempts:
         return (self.main,) if self.second is None else (self.main, self.second)
 
     def _new(self) -> Attempt:
-        request_id, number = self.newest.id
-        self.newest = Attempt(AttemptId(request_id, number + 1), self.main.ledger.continued())
+        choice_id, number = self.newest.id
+        self.newest = Attempt(AttemptId(choice_id, number + 1), self.main.ledger.continued())
         return self.newest
 
     def _end(self, attempt: Attempt) -> list[Effect]:

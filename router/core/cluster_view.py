@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -23,7 +24,7 @@ class ClusterView(Protocol):
     def max_model_len(self) -> int | None:
         """Return the most tokens, prompt and output, that a node can finish; None without any."""
 
-    def scrape_targets(self) -> list[dict[str, Any]]:
+    def scrape_targets(self) -> Sequence[Mapping[str, Any]]:
         """Return where the nodes serve their metrics, as Prometheus' HTTP discovery wants it."""
 
     def describe(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ChosenNodes:
     """The nodes for one attempt. `decode` None: the request ends with its first token."""
 
     decode: Incarnation | None
@@ -46,7 +46,7 @@ class Placer:
         query: Query,
         excluded: Set[Incarnation],
         avoided: Set[Pair] = frozenset(),
-    ) -> Choice:
+    ) -> ChosenNodes:
         """Choose nodes for a new attempt, none of them in `excluded`.
 
         A pair in `avoided` is not chosen: rather another decode node, or local prefill.
@@ -80,13 +80,13 @@ class Placer:
         decode: Incarnation,
         excluded: Set[Incarnation],
         avoided: Set[Pair] = frozenset(),
-    ) -> Choice:
+    ) -> ChosenNodes:
         """Choose another prefill node for a reservation on `decode`; `prefill` None: none left."""
         holder = next((node for node in nodes if node.incarnation == decode), None)
         prefillers = _without(_prefillers(nodes, query), excluded)
         partner = None if holder is None else self._partner(holder, prefillers, query, avoided)
         if partner is None:
-            return Choice(decode=decode, prefill=None, reason="no prefill node is left")
+            return ChosenNodes(decode=decode, prefill=None, reason="no prefill node is left")
         return self._choice(holder, partner, query, f"{self._name}: another prefill node")
 
     def _partner(
@@ -113,12 +113,12 @@ class Placer:
 
     def _choice(
         self, decode: NodeView | None, prefill: NodeView | None, query: Query, reason: str
-    ) -> Choice:
+    ) -> ChosenNodes:
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)
                 self._state.prefixes.add(hashes, node.incarnation)
-        return Choice(
+        return ChosenNodes(
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,
             reason=reason,

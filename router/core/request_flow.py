@@ -80,7 +80,7 @@ _MIN_DEADLINE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class DecodeGrant:
     """A decode node's grant. `ticket` None: the node computes the prompt itself."""
 
     ticket: object | None
@@ -92,7 +92,7 @@ class RequestFlow:
 
     def __init__(
         self,
-        request_id: str,
+        choice_id: str,
         prompt_token_ids: tuple[int, ...],
         sampling: SamplingParams,
         *,
@@ -105,7 +105,7 @@ class RequestFlow:
         self._deadline_at_s = deadline_at_s
         self._priority = priority
         self._cache_salt = cache_salt
-        self._attempts = Attempts(request_id, TokenLedger(sampling, len(prompt_token_ids)))
+        self._attempts = Attempts(choice_id, TokenLedger(sampling, len(prompt_token_ids)))
         self._choosing: Attempt | None = None
         self._candidates = Candidates()
         self._is_accepted = False
@@ -219,13 +219,13 @@ class RequestFlow:
         self,
         node: Incarnation,
         attempt_id: AttemptId,
-        reply: Reservation | PdserveError,
+        reply: DecodeGrant | PdserveError,
         now_s: float,
     ) -> list[Effect]:
         """Take a decode node's grant or refusal."""
         attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.decode:
-            return self._answer_late_grant(node, attempt_id, isinstance(reply, Reservation))
+            return self._answer_late_grant(node, attempt_id, isinstance(reply, DecodeGrant))
         if attempt.state is not State.RESERVING:
             # The outputs of the node overtook its reply: the choice runs already.
             self._out.append(attempt.place())
@@ -358,7 +358,7 @@ class RequestFlow:
     def on_time(self, now_s: float) -> list[Effect]:
         """Check the deadline."""
         if not self.is_done and now_s >= self._deadline_at_s:
-            late = f"the deadline of {self.attempt.request_id} passed"
+            late = f"the deadline of {self.attempt.choice_id} passed"
             if self.state is State.WAITING:
                 late = f"{late} while no node could take it; {self.failure or 'none was known'}"
             self._fail(DeadlineExceeded(late))

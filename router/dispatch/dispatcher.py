@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
 from common.files.keys_folder import Keys
-from common.ids import Incarnation, new_request_id
+from common.ids import Incarnation, new_id
 from common.observing.clock import Clock, MonotonicClock
 from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
@@ -181,10 +181,10 @@ class Dispatcher:
             raise Overloaded(SHUTTING_DOWN)
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty: wanted at least 1 token", param="prompt")
-        request_id, now_s = new_request_id(), self._clock.now_s()
+        choice_id, now_s = new_id("choice"), self._clock.now_s()
         deadline_at_s = now_s + deadline_s
         flow = RequestFlow(
-            request_id,
+            choice_id,
             prompt_token_ids,
             sampling,
             deadline_at_s=deadline_at_s,
@@ -193,9 +193,9 @@ class Dispatcher:
         )
         query = query_of(prompt_token_ids, sampling, cache_salt)
         listener = listener or RequestWatch("", self.model, now_s)
-        trace = ChoiceTrace(listener, request_id, self.recent_placements, now_s)
+        trace = ChoiceTrace(listener, choice_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)
-        self._choices[request_id] = choice
+        self._choices[choice_id] = choice
         self._metrics.running.set(len(self._choices))
         choice.set_deadline(now_s, self._on_deadline)
         self._feed(choice, flow.start)
@@ -212,7 +212,7 @@ class Dispatcher:
     def _on_outputs(self, node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
         choices, with_chunks = self._choices, []
         for output in outputs:
-            choice = choices.get(output.id.request_id)
+            choice = choices.get(output.id.choice_id)
             if choice is None:
                 continue
             try:  # `_feed`, without a call for every token
@@ -252,7 +252,7 @@ class Dispatcher:
     def _end_by_bug(self, choice: RunningChoice) -> None:
         attempt = choice.flow.attempt
         log.exception("%s ended by a bug", attempt, extra=log_fields(attempt))
-        error = InternalError(f"an internal error ended {attempt.request_id}")
+        error = InternalError(f"an internal error ended {attempt.choice_id}")
         try:
             self._perform(choice, choice.flow.on_failure(error))
         except Exception:
@@ -380,7 +380,7 @@ class Dispatcher:
 
     def _fail(self, choice: RunningChoice, error: PdserveError) -> None:
         self._deliver(choice)
-        if choice.flow.attempt.request_id in self._choices:  # a bug in `_deliver` ends it
+        if choice.flow.attempt.choice_id in self._choices:  # a bug in `_deliver` ends it
             try:
                 choice.sink.on_failed(error)
             finally:
@@ -388,7 +388,7 @@ class Dispatcher:
 
     def _end(self, choice: RunningChoice, outcome: str) -> None:
         """Forget the choice, once."""
-        if self._choices.pop(choice.flow.attempt.request_id, None) is None:
+        if self._choices.pop(choice.flow.attempt.choice_id, None) is None:
             return
         choice.cancel_timers()
         self._metrics.running.set(len(self._choices))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import DecodeGrant, RequestFlow
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ReserveCall(NodeCall):
 
     now_s: Callable[[], float]
 
-    def on_reply(self, reply: Reservation | PdserveError) -> None:
+    def on_reply(self, reply: DecodeGrant | PdserveError) -> None:
         """Feed the grant or the refusal."""
         self.feed(self.flow.on_reserve_reply, self.node, self.attempt, reply, self.now_s())
 

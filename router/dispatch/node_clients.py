@@ -39,12 +39,12 @@ from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
-from router.core.request_flow import Reservation
+from router.core.request_flow import DecodeGrant
 from router.dispatch.echoes import UNREACHED_S, Echoes
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.node_listener import ENDED_BY_NODE, NodeListener
 from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
-from router.dispatch.silence import Silence, Verdict
+from router.dispatch.silence import Silence, SilenceVerdict
 from router.dispatch.unsent_calls import UnsentCalls
 from router.dispatch.waiting_calls import (
     Caller,
@@ -161,9 +161,9 @@ class NodeClient:
             return
         if number:
             self._unsent.set_echo(number)
-        if verdict is Verdict.LOST:
+        if verdict is SilenceVerdict.LOST:
             self._is_silent.set()
-        elif verdict is Verdict.SUSPECTED:
+        elif verdict is SilenceVerdict.SUSPECTED:
             self._listener.on_suspected(self._node, self._silence.reason, is_heard=False)
         elif self._silence.has_begun:
             self._echoes.forgive()
@@ -177,7 +177,7 @@ class NodeClient:
     def reserve_nowait(
         self,
         request: GenerationRequest,
-        caller: Caller[Reservation | PdserveError],
+        caller: Caller[DecodeGrant | PdserveError],
         *,
         must_prefill_locally: bool,
         may_wait: bool,

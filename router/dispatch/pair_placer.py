@@ -14,7 +14,7 @@ from common.observing.clock import Clock
 from common.request import FinishReason, RequestOutput
 from router.core.effects import Choose
 from router.core.pair_health import Pair, PairHealth
-from router.core.placement import Choice, Placer
+from router.core.placement import ChosenNodes, Placer
 from router.core.policies.query import NodeView, Query
 from router.core.request_flow import RequestFlow
 from router.watch.router_metrics import RouterMetrics
@@ -32,7 +32,7 @@ class PairPlacer:
         self._metrics = metrics
         self._pairs = PairHealth()
 
-    def choose(self, nodes: Sequence[NodeView], query: Query, wanted: Choose) -> Choice:
+    def choose(self, nodes: Sequence[NodeView], query: Query, wanted: Choose) -> ChosenNodes:
         """Choose nodes, or a prefill node for a reservation.
 
         Raises `InvalidRequest` and `Overloaded` as `Placer` does.

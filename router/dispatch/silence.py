@@ -19,7 +19,7 @@ BUSY_S = BUSY_TICKS * TICK_S
 LOSS_S = LOSS_TICKS * TICK_S
 
 
-class Verdict(Enum):
+class SilenceVerdict(Enum):
     """What a tick changes about a silent node."""
 
     NONE = "none"
@@ -57,13 +57,13 @@ class Silence:
             ", although its process runs" if self._is_running else ""
         )
 
-    def tick(self, *, is_running: bool) -> Verdict:
+    def tick(self, *, is_running: bool) -> SilenceVerdict:
         """Count a tick; return the verdict that it brings. `is_running`: so the process shows."""
         self._num_ticks += 1
         self._is_running = is_running
         if self._num_ticks == LOSS_TICKS:
-            return Verdict.LOST
+            return SilenceVerdict.LOST
         if self._is_suspected or self._num_ticks < (BUSY_TICKS if is_running else SUSPICION_TICKS):
-            return Verdict.NONE
+            return SilenceVerdict.NONE
         self._is_suspected = True
-        return Verdict.SUSPECTED
+        return SilenceVerdict.SUSPECTED

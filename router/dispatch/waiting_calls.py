@@ -12,7 +12,7 @@ from common.errors import DeadlineExceeded, NodeLost, PdserveError, PeerProtocol
 from common.ids import Incarnation
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_error
-from router.core.request_flow import Reservation
+from router.core.request_flow import DecodeGrant
 
 Reply_contra = TypeVar("Reply_contra", contravariant=True)
 
@@ -83,13 +83,13 @@ class WaitingCalls:
         self._calls.pop(call_id).caller.on_failed(DeadlineExceeded(late))
 
 
-def read_reservation(node: Incarnation, reply: pb.Reply) -> Reservation | PdserveError:
+def read_reservation(node: Incarnation, reply: pb.Reply) -> DecodeGrant | PdserveError:
     """Decode the reply to a reservation. Raises `PeerProtocolError` for any other message."""
     match reply.WhichOneof("outcome"):
         case "ticket":
-            return Reservation(reply.ticket, reply.ticket.num_cached_tokens)
+            return DecodeGrant(reply.ticket, reply.ticket.num_cached_tokens)
         case "local":
-            return Reservation(None, reply.local.num_cached_tokens)
+            return DecodeGrant(None, reply.local.num_cached_tokens)
         case "refusal":
             return refusal_to_error(reply.refusal)
         case other:

@@ -1,27 +1,21 @@
-"""What `/docs` says about the API for people: groups, titles, fields, and bodies to send."""
+"""What `/docs` says about the API for people: groups, fields, and bodies to send."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 Body = dict[str, Any]
 
+ANSWERS, MODELS, HEALTH, CLUSTER = "Answers", "Models and tokens", "Health", "Cluster"
+
 GROUPS: Mapping[str, str] = {
-    "Answers": "OpenAI's chats, completions and responses, and Anthropic's messages.",
-    "Models and tokens": "What is served, and how texts become tokens.",
-    "Health": "For load balancers, Kubernetes and Prometheus.",
-    "Cluster": "The nodes behind this router.",
+    ANSWERS: "OpenAI's chats, completions and responses, and Anthropic's messages.",
+    MODELS: "What is served, and how texts become tokens.",
+    HEALTH: "For load balancers, Kubernetes and Prometheus.",
+    CLUSTER: "The nodes behind this router.",
 }
-
-
-class Operation(NamedTuple):
-    """The group and the title of an endpoint, and bodies that work as they are, by their names."""
-
-    group: str
-    title: str
-    examples: Mapping[str, Body] = {}
-
+"""The groups of endpoints, which a route names as its tag."""
 
 _QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 _CITY = {
@@ -33,91 +27,54 @@ _CITY = {
 _TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": _CITY}}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": _CITY}}
 
-OPERATIONS: Mapping[str, Operation] = {
-    "/v1/chat/completions": Operation(
-        "Answers",
-        "Answer a conversation",
-        {
-            "A question": {"messages": _QUESTION, "max_tokens": 64},
-            "A stream": {"messages": _QUESTION, "max_tokens": 64, "stream": True},
-            "JSON of a schema": {
-                "messages": _QUESTION,
-                "max_tokens": 64,
-                "response_format": _FORMAT,
-            },
-            "A regular expression": {
-                "messages": _QUESTION,
-                "max_tokens": 16,
-                "structured_outputs": {"regex": "[A-Z][a-z]{1,9}"},
-            },
-            "Log probabilities": {
-                "messages": _QUESTION,
-                "max_tokens": 8,
-                "logprobs": True,
-                "top_logprobs": 2,
-            },
-            "A tool": {
-                "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
-                "tools": [_TOOL],
-                "tool_choice": "required",
-                "max_tokens": 100,
-            },
+EXAMPLES: Mapping[str, Mapping[str, Body]] = {
+    "/v1/chat/completions": {
+        "A question": {"messages": _QUESTION, "max_tokens": 64},
+        "A stream": {"messages": _QUESTION, "max_tokens": 64, "stream": True},
+        "JSON of a schema": {"messages": _QUESTION, "max_tokens": 64, "response_format": _FORMAT},
+        "A regular expression": {
+            "messages": _QUESTION,
+            "max_tokens": 16,
+            "structured_outputs": {"regex": "[A-Z][a-z]{1,9}"},
         },
-    ),
-    "/v1/completions": Operation(
-        "Answers",
-        "Continue a text",
-        {
-            "A text": {"prompt": "The capital of France is", "max_tokens": 16},
-            "Two texts, with log probabilities": {
-                "prompt": ["The capital of France is", "Two and two are"],
-                "max_tokens": 8,
-                "logprobs": 1,
-            },
+        "Log probabilities": {
+            "messages": _QUESTION,
+            "max_tokens": 8,
+            "logprobs": True,
+            "top_logprobs": 2,
         },
-    ),
-    "/v1/responses": Operation(
-        "Answers",
-        "Answer as OpenAI's responses do",
-        {
-            "A question": {"input": "What is the capital of France?", "max_output_tokens": 64},
-            "A stream, with instructions": {
-                "instructions": "Answer in one word.",
-                "input": _QUESTION,
-                "max_output_tokens": 64,
-                "stream": True,
-            },
+        "A tool": {
+            "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+            "tools": [_TOOL],
+            "tool_choice": "required",
+            "max_tokens": 100,
         },
-    ),
-    "/v1/messages": Operation(
-        "Answers",
-        "Answer as Anthropic's messages do",
-        {"A question": {"messages": _QUESTION, "max_tokens": 64, "system": "Be brief."}},
-    ),
-    "/v1/messages/count_tokens": Operation(
-        "Models and tokens",
-        "Count the tokens of a message's prompt",
-        {"A question": {"messages": _QUESTION, "system": "Be brief."}},
-    ),
-    "/v1/models": Operation("Models and tokens", "The model that is served"),
-    "/v1/models/{name}": Operation("Models and tokens", "One model"),
-    "/tokenize": Operation(
-        "Models and tokens",
-        "From text to tokens",
-        {"A text": {"prompt": "Hello world"}, "A conversation": {"messages": _QUESTION}},
-    ),
-    "/detokenize": Operation(
-        "Models and tokens", "From tokens to text", {"Tokens": {"tokens": [40, 41, 42]}}
-    ),
-    "/version": Operation("Models and tokens", "The version of this router"),
-    "/health": Operation("Health", "Whether the process runs"),
-    "/ready": Operation("Health", "Whether a request can be served"),
-    "/metrics": Operation("Health", "Prometheus metrics"),
-    "/v1/cluster/targets": Operation("Health", "The nodes, for Prometheus' HTTP discovery"),
-    "/v1/cluster": Operation("Cluster", "The nodes, their loads, the latest placements"),
-    "/v1/live": Operation("Cluster", "What the live page shows, as events"),
-    "/v1/cluster/drain": Operation("Cluster", "Let a node finish its requests and leave"),
+    },
+    "/v1/completions": {
+        "A text": {"prompt": "The capital of France is", "max_tokens": 16},
+        "Two texts, with log probabilities": {
+            "prompt": ["The capital of France is", "Two and two are"],
+            "max_tokens": 8,
+            "logprobs": 1,
+        },
+    },
+    "/v1/responses": {
+        "A question": {"input": "What is the capital of France?", "max_output_tokens": 64},
+        "A stream, with instructions": {
+            "instructions": "Answer in one word.",
+            "input": _QUESTION,
+            "max_output_tokens": 64,
+            "stream": True,
+        },
+    },
+    "/v1/messages": {
+        "A question": {"messages": _QUESTION, "max_tokens": 64, "system": "Be brief."}
+    },
+    "/v1/messages/count_tokens": {"A question": {"messages": _QUESTION, "system": "Be brief."}},
+    "/tokenize": {"A text": {"prompt": "Hello world"}, "A conversation": {"messages": _QUESTION}},
+    "/detokenize": {"Tokens": {"tokens": [40, 41, 42]}},
 }
+"""Bodies that work as they are, by path and by their names."""
 
 _WITH_GRAMMAR = "one of several ways to constrain the answer"
 FIELDS: Mapping[str, str] = {

@@ -1,55 +1,36 @@
-"""What endpoints take and answer as JSON schemas, for `/openapi.json`: parts, bodies and errors.
+"""How a route names what it takes and answers, for `/openapi.json`.
 
+Answers are `TypedDict`s, declared where they are made, of which the framework writes schemas.
 Nothing is checked with them at run time; tests compare real answers with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
 Schema = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
-"""What an endpoint answers, by status, as OpenAPI describes it."""
+"""What an endpoint answers besides its own answer, by status."""
 
 JSON = "application/json"
 
-TEXT: Schema = {"type": "string"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-NUMBER: Schema = {"type": "number", "minimum": 0}
-TRUTH: Schema = {"type": "boolean"}
+
+class ErrorFields(TypedDict):
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: Annotated[str | None, Field(description="The field at fault.")]
+    code: str
 
 
-def object_of(properties: Mapping[str, Schema], *optional: str) -> Schema:
-    """Return an object whose properties are all there, but for `optional` ones."""
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": dict(properties), "required": required}
+class ErrorAnswer(TypedDict):
+    """An error as OpenAI has it."""
 
+    error: ErrorFields
 
-def list_of(items: Schema) -> Schema:
-    """Return a list of `items`."""
-    return {"type": "array", "items": items}
-
-
-def or_null(schema: Schema) -> Schema:
-    """Return `schema`, or null."""
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-ERROR = object_of(
-    {
-        "error": object_of(
-            {
-                "message": TEXT,
-                "type": {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
-                "param": {**or_null(TEXT), "description": "The field at fault."},
-                "code": TEXT,
-            }
-        )
-    }
-)
 
 ERRORS: dict[int | str, str] = {
     400: "The request is wrong; the error names the field",
@@ -67,16 +48,10 @@ ERRORS: dict[int | str, str] = {
 
 
 def error_responses(
-    *statuses: int | str, schema: Schema = ERROR, texts: Mapping[int | str, str] = ERRORS
+    *statuses: int | str, answer: Any = ErrorAnswer, texts: Mapping[int | str, str] = ERRORS
 ) -> Responses:
     """Return errors by status; `texts` say what each means."""
-    content = {JSON: {"schema": schema}}
-    return {status: {"description": texts[status], "content": content} for status in statuses}
-
-
-def good_response(schema: Schema, description: str, media_type: str = JSON) -> Responses:
-    """Return the answer of an endpoint that went well."""
-    return {200: {"description": description, "content": {media_type: {"schema": schema}}}}
+    return {status: {"description": texts[status], "model": answer} for status in statuses}
 
 
 COMMON_ERRORS = error_responses(401, 403, 500)
@@ -86,24 +61,32 @@ PROBE_ERRORS = error_responses(403)
 """What those that are open without a key may answer."""
 
 
-def described_body(schema: Schema) -> dict[str, Any]:
+def good_response(answer: Any, description: str, media_type: str) -> Responses:
+    """Return the answer of an endpoint that went well, and is not JSON."""
+    schema = schema_of(answer)
+    return {200: {"description": description, "content": {media_type: {"schema": schema}}}}
+
+
+def described_body(kind: Any, **more: str) -> dict[str, Any]:
     """Return the description of a body that the framework does not read."""
+    schema = schema_of(kind) | more
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
-def schema_of_model(model: type[BaseModel]) -> Schema:
-    """Return the schema of a model without references, so that it can be a part of another one."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    inlined: Schema = _inlined(schema, definitions)
-    return inlined
+def schema_of(kind: Any) -> Schema:
+    """Return the schema of a type without references, so that it can be a part of another one."""
+    schema = TypeAdapter(kind).json_schema()
+    whole: Schema = inlined(schema, schema.pop("$defs", {}))
+    return whole
 
 
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+def inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a schema with the definitions that it refers to in their places."""
     if isinstance(schema, list):
-        return [_inlined(part, definitions) for part in schema]
+        return [inlined(part, definitions) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items()}
+        own = {key: value for key, value in schema.items() if key != "$ref"}
+        return inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions) | own
+    return {key: inlined(value, definitions) for key, value in schema.items()}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from router.http.api_texts import FIELDS, GROUPS, OPERATIONS, Operation
+from router.http.api_texts import EXAMPLES, FIELDS, GROUPS, Body
 from router.http.described import JSON
 
 Described = dict[str, Any]
@@ -25,13 +25,13 @@ class ServedModel(NamedTuple):
 
 
 def documented_api(described: Described, model: ServedModel) -> Described:
-    """Return the OpenAPI description with groups, titles, fields and bodies that `model` answers.
+    """Return the OpenAPI description with groups, fields and bodies that `model` answers.
 
-    Raises `KeyError` for a path or a field that `api_texts` has no words for.
+    Raises `KeyError` for a field that `api_texts` has no words for.
     """
     paths = {
         path: {
-            method: _operation(operation, OPERATIONS[path], model)
+            method: _operation(operation, EXAMPLES.get(path, {}), model)
             for method, operation in methods.items()
         }
         for path, methods in described["paths"].items()
@@ -40,20 +40,19 @@ def documented_api(described: Described, model: ServedModel) -> Described:
     return {**described, "paths": paths, "tags": tags}
 
 
-def _operation(operation: Described, told: Operation, model: ServedModel) -> Described:
-    titled = {**operation, "tags": [told.group], "summary": told.title}
+def _operation(operation: Described, bodies: Mapping[str, Body], model: ServedModel) -> Described:
     if "requestBody" not in operation:
-        return titled
+        return operation
     schema = operation["requestBody"]["content"][JSON]["schema"]
-    content: Described = {"schema": {**_with_texts(schema), "title": told.title}}
+    content: Described = {"schema": {**_with_texts(schema), "title": operation["summary"]}}
     examples = {
         name: {"summary": name, "value": {"model": model.name, **body}}
-        for name, body in told.examples.items()
+        for name, body in bodies.items()
         if model.answers(body)
     }
     if examples:
         content["examples"] = examples
-    return {**titled, "requestBody": {**operation["requestBody"], "content": {JSON: content}}}
+    return {**operation, "requestBody": {**operation["requestBody"], "content": {JSON: content}}}
 
 
 def _with_texts(schema: Any) -> Any:

@@ -5,6 +5,7 @@ reading         the cluster at one moment
 history         the last minutes, one sample a second
 counter_window  recent rates of counters
 snapshot        reading and history as JSON
-described_events  its events as JSON schemas, for `/openapi.json`
+shapes          its events, for `/openapi.json`
+live_routes     `/` and `/v1/live`
 page/           the page itself: HTML, CSS and JavaScript
 """

@@ -23,6 +23,7 @@ from router.http.exchange import ClientClosed, Reply, while_client_waits
 from router.http.sse import event, to_json
 from router.live.history import LiveHistory
 from router.live.reading import Reading
+from router.live.shapes import Serving
 from router.live.snapshot import SnapshotJson
 from router.watch.edge_counters import EdgeCounters, RequestError
 from router.watch.minute_line import MinuteCounts
@@ -102,7 +103,7 @@ class LiveFeed:
             for viewer in self._viewers:
                 viewer.offer(snapshot)
 
-    def serving(self) -> dict[str, float | None]:
+    def serving(self) -> Serving:
         """Return how this router has served in the last seconds, and since when, for people."""
         if not self._history.samples:
             self.sample()

@@ -30,7 +30,7 @@ class Phase(Enum):
 class LiveRequest:
     """One choice in progress, and the nodes that hold a part of it."""
 
-    request_id: str
+    choice_id: str
     phase: Phase
     decode: Incarnation | None
     prefill: Incarnation | None
@@ -55,7 +55,7 @@ class Reading:
 def live_requests(flows: Iterable[RequestFlow]) -> list[LiveRequest]:
     """Return the requests of these flows, in order."""
     return [
-        LiveRequest(flow.attempt.request_id, _phase(flow), flow.decode, flow.prefill)
+        LiveRequest(flow.attempt.choice_id, _phase(flow), flow.decode, flow.prefill)
         for flow in flows
     ]
 

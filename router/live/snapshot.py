@@ -9,6 +9,7 @@ from common.version import VERSION
 from router.core.policies.query import NodeView
 from router.live.history import COLUMNS, LiveHistory
 from router.live.reading import LiveRequest, Phase, Reading
+from router.live.shapes import LiveError, LivePlacement, ShownRequest
 from router.watch.edge_counters import RequestError
 from router.watch.recent_placements import RecentPlacement
 
@@ -56,13 +57,13 @@ class SnapshotJson:
             "sample": self._history.samples[-1].row(),
         }
 
-    def _placement(self, placement: RecentPlacement) -> dict[str, Any]:
+    def _placement(self, placement: RecentPlacement) -> LivePlacement:
         duration_s = placement.duration_s
         return {
             "at_s": round(placement.at_s - self._began_at_s, 3),
-            "request_id": placement.attempt.request_id,
+            "choice_id": placement.attempt.choice_id,
             "attempt": placement.attempt.attempt,
-            "http_request_id": placement.http_request_id,
+            "request_id": placement.request_id,
             "decode": placement.decode and placement.decode.node_id,
             "prefill": placement.prefill and placement.prefill.node_id,
             "reason": placement.reason,
@@ -71,7 +72,7 @@ class SnapshotJson:
             "duration_s": None if duration_s is None else round(duration_s, 3),
         }
 
-    def _error(self, error: RequestError) -> dict[str, Any]:
+    def _error(self, error: RequestError) -> LiveError:
         is_shown = self._quotes_requests or error.status >= 500
         return {
             "at_s": round(error.at_s - self._began_at_s, 3),
@@ -149,9 +150,9 @@ def _pairs(node: NodeView, history: LiveHistory) -> list[dict[str, Any]]:
     ]
 
 
-def _request(request: LiveRequest) -> dict[str, Any]:
+def _request(request: LiveRequest) -> ShownRequest:
     return {
-        "id": request.request_id,
+        "id": request.choice_id,
         "phase": request.phase.value,
         "decode": request.decode and request.decode.node_id,
         "prefill": request.prefill and request.prefill.node_id,

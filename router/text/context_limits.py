@@ -11,30 +11,28 @@ class ContextExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
-def prompt_too_long(num_prompt_tokens: int, max_model_len: int, *, param: str) -> ContextExceeded:
-    """Return the error for a prompt that leaves no space for a single output token."""
-    return ContextExceeded(
-        f"the prompt has {num_prompt_tokens} tokens: at most {max_model_len} fit here, "
-        "prompt and output together, and at least 1 token of output must fit",
-        param=param,
-    )
-
-
 def output_limit(
     num_prompt_tokens: int,
     max_tokens: int | None,
     *,
     max_model_len: int,
     default: int | None,
+    prompt_param: str,
     max_tokens_param: str,
 ) -> int:
-    """Return the most tokens the answer may have, after a prompt that leaves space for one.
+    """Return the most tokens the answer may have.
 
     Without `max_tokens`: `default`, or all that is left when that is less or None. An explicit
     `max_tokens` that does not fit is refused rather than cut, with both numbers. Raises
-    `InvalidRequest` and `ContextExceeded`.
+    `InvalidRequest`, and `ContextExceeded`, also for a prompt that leaves no space for one token.
     """
     num_left = max_model_len - num_prompt_tokens
+    if num_left < 1:
+        raise ContextExceeded(
+            f"the prompt has {num_prompt_tokens} tokens: at most {max_model_len} fit here, "
+            "prompt and output together, and at least 1 token of output must fit",
+            param=prompt_param,
+        )
     if max_tokens is None:
         return num_left if default is None else min(default, num_left)
     if max_tokens < 1:

@@ -167,6 +167,22 @@ class TextModel:
         """
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def check_ids(self, ids: Sequence[Any], param: str) -> None:
+        """Raise `InvalidRequest` for what is no token id of the vocabulary."""
+        for token_id in ids:
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise InvalidRequest(
+                    f"{param} holds a {type(token_id).__name__} among token ids: wanted text, "
+                    "texts, token ids or lists of token ids",
+                    param=param,
+                )
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f"{param} holds token id {token_id}: this model has ids 0 to "
+                    f"{self.vocab_size - 1}",
+                    param=param,
+                )
+
     def _ids(self, text: str, add_special_tokens: bool, has_marks: bool) -> list[int]:
         pieces = self._special_text.pieces(text) if has_marks else [text]
         # The fast variant leaves out the position of each token in the text.

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from typing_extensions import TypedDict
+
+from common.wire_types import Count
 from router.text.choice_text import Delta
 
 
@@ -15,6 +18,23 @@ class UsageEvents(Enum):
     NONE = "none"
     LAST = "last"
     EACH = "each"
+
+
+class CachedTokens(TypedDict):
+    cached_tokens: Count
+
+
+class DraftedTokens(TypedDict):
+    accepted_prediction_tokens: Count
+    rejected_prediction_tokens: Count
+
+
+class UsageAnswer(TypedDict):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: DraftedTokens
 
 
 @dataclass(slots=True)
@@ -54,7 +74,7 @@ class Usage:
     def rejected_tokens(self) -> int:
         return sum(delta.num_drafted - delta.num_accepted for delta in self._last.values())
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> UsageAnswer:
         """Return OpenAI's `usage` object."""
         return {
             "prompt_tokens": self.prompt_tokens,

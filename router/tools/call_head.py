@@ -17,7 +17,7 @@ _SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class MatchedHead:
     """A head that is whole up to the bracket that begins the arguments, which is its last."""
 
     name: str
@@ -33,7 +33,7 @@ class CallHead:
         self._is_string = False
         self._tokens: list[str] = []
 
-    def push(self, char: str) -> Head | bool:
+    def push(self, char: str) -> MatchedHead | bool:
         """Add a character. Return whether this can still become a head, or the head."""
         self._num_chars += 1
         if self._num_chars > MAX_HEAD_CHARS:
@@ -66,7 +66,7 @@ class CallHead:
         wanted = {1: '"name"', 5: self._key}.get(len(self._tokens) - 1)
         return self._tokens[-1] == wanted if wanted else len(self._tokens[-1]) > 2
 
-    def _head(self) -> Head | None:
+    def _head(self) -> MatchedHead | None:
         if len(self._tokens) == 8 and self._tokens[7] == "{":
-            return Head(self._tokens[3].strip('"'))
+            return MatchedHead(self._tokens[3].strip('"'))
         return None

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from enum import Enum
 
 from router.tools.call_format import CallFormat
-from router.tools.call_head import CallHead, Head
+from router.tools.call_head import CallHead, MatchedHead
 from router.tools.json_extent import JsonExtent
 from router.tools.parts import CallArguments, CallStart, Part, TextPart
 from router.tools.thinking import held_behind
@@ -104,7 +104,7 @@ class CallParser:
     def _take_head(self) -> bool:
         for at in range(self._num_in_head, len(self._held)):
             found = self._head.push(self._held[at])
-            if isinstance(found, Head) and found.name in self._names:
+            if isinstance(found, MatchedHead) and found.name in self._names:
                 self._parts.append(CallStart(self.num_calls, found.name))
                 self.num_calls += 1
                 # The bracket, which is the last character of the head, begins the arguments.

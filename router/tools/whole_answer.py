@@ -9,7 +9,7 @@ from router.tools.parts import CallArguments, CallStart, TextPart, ThinkingPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeAnswer:
+class AnswerParts:
     """What is thought, the text, and each call's name and arguments."""
 
     thinking: str
@@ -17,7 +17,7 @@ class WholeAnswer:
     calls: tuple[tuple[str, str], ...]
 
 
-def whole_answer(parser: AnswerParser, text: str) -> WholeAnswer:
+def whole_answer(parser: AnswerParser, text: str) -> AnswerParts:
     """Return the parts of `text`; `parser` is new."""
     thinking, texts = [], []
     names: list[str] = []
@@ -34,4 +34,4 @@ def whole_answer(parser: AnswerParser, text: str) -> WholeAnswer:
             case CallArguments(number, more):
                 arguments[number].append(more)
     calls = tuple(zip(names, map("".join, arguments), strict=True))
-    return WholeAnswer(thinking="".join(thinking), text="".join(texts), calls=calls)
+    return AnswerParts(thinking="".join(thinking), text="".join(texts), calls=calls)

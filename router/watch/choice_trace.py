@@ -81,7 +81,7 @@ class ChoiceTrace:
                 self._recent.end(earlier, REFUSED, duration_s=now_s - self._began_at_s)
         placement = RecentPlacement(
             attempt=attempt,
-            http_request_id=self._request.request_id,
+            request_id=self._request.request_id,
             decode=decode,
             prefill=prefill,
             reason=reason,
@@ -171,7 +171,7 @@ class ChoiceTrace:
             )
         self._attempt_span = self._request.span.child("attempt", now_s)
         self._attempt_span.set(
-            {"pdserve.request_id": attempt.request_id, "pdserve.attempt": attempt.attempt}
+            {"pdserve.choice_id": attempt.choice_id, "pdserve.attempt": attempt.attempt}
         )
 
     def _end_reserve(self, error: str, now_s: float) -> None:

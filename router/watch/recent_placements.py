@@ -19,14 +19,14 @@ RETRIED = "retried"
 class RecentPlacement:
     """One attempt of a choice, on the nodes it was placed on. Times are of the router's clock.
 
-    `http_request_id` is the `x-request-id` of the client's request. `outcome` is empty while the
+    `request_id` is the `x-request-id` of the client's request. `outcome` is empty while the
     attempt is in progress, then a finish reason, `REFUSED`, `RETRIED` or an error's code.
     `num_tokens` are the output tokens of the choice, `duration_s` the time since the choice began;
     both are set when the choice ends. `change` orders the entries by their last change.
     """
 
     attempt: AttemptId
-    http_request_id: str
+    request_id: str
     decode: Incarnation | None
     prefill: Incarnation | None
     reason: str

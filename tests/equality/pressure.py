@@ -17,7 +17,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DrawnTokens, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
@@ -104,7 +104,7 @@ class Node:
             speculation.speculative_method, speculation.num_speculative_tokens
         )
         self.scheduler = Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=num_seats,
                 max_num_batched_tokens=budget,
                 block_size=BLOCK_SIZE,

@@ -18,7 +18,7 @@ from kv_transfer.lanes.pieces import NO_SUMS, Sums, packed_sums, piece_sum
 from kv_transfer.lanes.pool_memory import Bytes, Pool
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 
@@ -121,7 +121,7 @@ class FakeLateLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         pass
 
-    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         blocks = tuple(chunk.source_blocks.tolist())
         sums = NO_SUMS
         if is_summed:

@@ -22,7 +22,7 @@ from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Broken, Payload, Ready
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.shared.block_arrays import Blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 
@@ -178,13 +178,13 @@ class FakeOneSidedLane:
                 return
             self._streams[peer] = _Stream(self, peer, target, tuple(keys))
 
-    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         if not is_summed:
             return Payload()
         layer, blocks = chunk.layer, chunk.source_blocks
         return Payload(sums=pieces.pool_sums(pool, layer, blocks, chunk.ordinals))
 
-    def write(self, peer: Peer, chunk: Chunk, target_blocks: Blocks) -> None:
+    def write(self, peer: Peer, chunk: LayerChunk, target_blocks: Blocks) -> None:
         with self._fabric.lock:
             stream = self._streams[peer]
             if stream.is_over:

@@ -32,9 +32,11 @@ from grammars.gbnf import Gbnf, lark_of_gbnf
 from grammars.trying.messages import Trial, Verdict
 from router.access.api_key_book import ApiKeyBook
 from router.access.plain_requests import PlainRequestMiddleware
-from router.api.planning.body_planner import Trials
+from router.api.bodies.kinds import RequestKind
+from router.api.planning.body_planner import TriesGrammars
+from router.api.planning.planner import Planner
 from router.api.planning.process import LargeBodies
-from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
+from router.api.planning.request_plan import RequestPlan
 from router.app import create_app
 from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
 from router.core.generation import RequestListener, Sink, TokenChunk
@@ -355,7 +357,7 @@ class PlansHere:
 
 
 class TriesHere:
-    """`Trials` without a process; notes what is tried, and for whom."""
+    """`TriesGrammars` without a process; notes what is tried, and for whom."""
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
@@ -405,7 +407,7 @@ def make_edge(
     config: Config | None = None,
     drain_node: DrainNode = drains_nothing,
     large_bodies: LargeBodies | None = None,
-    trials: Trials | None = None,
+    trials: TriesGrammars | None = None,
     tracing: Tracing = NO_TRACING,
     **api: Any,
 ) -> Edge:

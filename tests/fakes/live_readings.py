@@ -47,15 +47,15 @@ def reading(*nodes: NodeView, **changes: Any) -> Reading:
 
 def placed(
     recent: RecentPlacements,
-    request_id: str,
+    choice_id: str,
     decode: Incarnation | None,
     prefill: Incarnation | None = None,
     **changes: Any,
 ) -> RecentPlacement:
     """Add the first attempt of this choice, placed at second 0, but for `changes`."""
     usual: dict[str, Any] = {
-        "attempt": AttemptId(request_id, 1),
-        "http_request_id": f"http-{request_id}",
+        "attempt": AttemptId(choice_id, 1),
+        "request_id": f"http-{choice_id}",
         "reason": "least loaded",
         "at_s": 0.0,
     }

@@ -14,7 +14,7 @@ from engine.runner.gpu import cuda_driver
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, load_driver
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
-from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
@@ -127,7 +127,7 @@ def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
     steps = ChunkStep(device, launches_on(device), 7, 64, 1, MAX_LEN)
     for _ in range(2):
         library.calls.clear()
-        steps.run([Chunk([1, 2, 3], 0, [4])])
+        steps.run([ChunkRow([1, 2, 3], 0, [4])])
         assert library.calls.index("cuStreamSynchronize") < library.calls.index("cuMemcpyHtoD_v2")
         assert library.calls[-1] == "cuLaunchKernelEx"
 

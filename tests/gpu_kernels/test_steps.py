@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.runner.gpu.launches import Launches
-from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form
@@ -29,7 +29,7 @@ def in_chunks(tiny: TinyDecoder, make: Launches, *cuts: int) -> np.ndarray:
     steps = ChunkStep(tiny.device, make, 0, 128, 2, MAX_LEN)  # type: ignore[arg-type]
     start = 0
     for end in (*cuts, len(PROMPT)):
-        steps.run([Chunk(PROMPT[start:end], start, TABLE)])
+        steps.run([ChunkRow(PROMPT[start:end], start, TABLE)])
         start = end
     logits: np.ndarray = steps.logits(1)[0].copy()
     return logits
@@ -107,7 +107,7 @@ def test_a_step_sets_up_the_next_one(tiny: TinyDecoder, whole: np.ndarray) -> No
 
 def in_chunks_of(tiny: TinyDecoder, tokens: Sequence[int]) -> np.ndarray:
     steps = ChunkStep(tiny.device, tiny.launches(NARROW), 0, 128, 2, MAX_LEN)  # type: ignore[arg-type]
-    steps.run([Chunk(tokens, 0, TABLE)])
+    steps.run([ChunkRow(tokens, 0, TABLE)])
     logits: np.ndarray = steps.logits(1)[0].copy()
     return logits
 
@@ -116,8 +116,8 @@ def test_chunks_beside_each_other_have_the_same_bits(tiny: TinyDecoder, whole: n
     make = tiny.launches(WIDE)
     steps = ChunkStep(tiny.device, make, 0, 160, 2, MAX_LEN)  # type: ignore[arg-type]
     other = range(40, 46)
-    steps.run([Chunk(PROMPT[::-1], 0, other), Chunk(PROMPT[:40], 0, TABLE)])
-    steps.run([Chunk(PROMPT[:5], 75, other), Chunk(PROMPT[40:], 40, TABLE)])
+    steps.run([ChunkRow(PROMPT[::-1], 0, other), ChunkRow(PROMPT[:40], 0, TABLE)])
+    steps.run([ChunkRow(PROMPT[:5], 75, other), ChunkRow(PROMPT[40:], 40, TABLE)])
     assert np.array_equal(steps.logits(2)[1], whole)
 
 

@@ -23,10 +23,11 @@ from common.request import FinishReason, GenerationRequest, SamplingParams
 from common.version import PROTOCOL_VERSION, VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
-from router.cluster.described_cluster import CLUSTER
 from router.cluster.drain import DrainingNode, UnknownNode, drain_node
+from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
+from router.http.described import schema_of
 from router.watch.choice_trace import ChoiceTrace
 from tests.fakes.read_answer import QueueSink, read
 from tests.integration.fake_node import IDLE, record_of
@@ -164,7 +165,7 @@ async def test_a_lost_prefill_node_is_replaced_before_the_first_token(cluster: C
     first = await asked(p)
     await p.die()
     second = await asked(d, 2)
-    assert second.id == AttemptId(first.id.request_id, 2)
+    assert second.id == AttemptId(first.id.choice_id, 2)
     await wait_until(lambda: d.aborted == [first.id], "the first reservation aborted")
     d.push(tokens(first.id, 0, 99, is_started=True))  # of the fenced attempt
     d.push(tokens(second.id, 0, 10, finish_reason=FinishReason.STOP))
@@ -426,7 +427,8 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
     request = await asked(d)
     await wait_until(lambda: len(router.recent_placements) == 1, "placed")
     description = view.describe()
-    schema = {**CLUSTER, "required": [name for name in CLUSTER["required"] if name != "serving"]}
+    schema = schema_of(ClusterAnswer)
+    schema["required"].remove("serving")
     Draft202012Validator(schema).validate(json.loads(json.dumps(description)))
     assert description["placement_store"] == "ok"
     assert description["router"]["router_id"] == "router-0"
@@ -440,7 +442,7 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
         ("p0", "prefill", 1),
     ]
     (placed,) = description["recent_placements"]
-    assert placed["request_id"] == request.id.request_id
+    assert placed["choice_id"] == request.id.choice_id
     assert (placed["decode"], placed["prefill"]) == ("d0#1", "p0#1")
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)

@@ -77,7 +77,7 @@ async def test_outputs_of_unknown_requests_are_ignored(cluster: Cluster) -> None
     request = await asked(d)
     d.push(
         tokens(AttemptId("nobody", 1), 0, 1, 2, 3),
-        tokens(AttemptId(request.id.request_id, 7), 0, 1),
+        tokens(AttemptId(request.id.choice_id, 7), 0, 1),
         tokens(request.id, 0, 10, finish_reason=FinishReason.STOP),
     )
     assert ids(await answer) == [10]

@@ -24,7 +24,7 @@ import pytest
 
 from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.arriving_bodies import MAX_BODIES, MAX_BYTES
-from router.api.bodies.checked_fields import MAX_ANSWER_LOGPROBS
+from router.api.planning.output import MAX_ANSWER_LOGPROBS
 from router.live.feed import MAX_VIEWERS_PER_KEY
 from tests.cluster.api import CHAT, COMPLETIONS, Api, Fields
 from tests.cluster.beside import served_beside

@@ -20,7 +20,7 @@ from common.request import GenerationRequest, RequestOutput, SamplingParams
 from common.version import PROTOCOL_VERSION, UNNAMED_PROTOCOL
 from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
-from router.core.request_flow import Reservation
+from router.core.request_flow import DecodeGrant
 from router.dispatch import node_clients, unsent_calls
 from router.dispatch.echoes import ECHO_EVERY_TICKS
 from router.dispatch.fairness import (
@@ -76,10 +76,10 @@ class Asker:
 
 async def reserve(
     client: NodeClient, request: GenerationRequest = REQUEST
-) -> Reservation | PdserveError:
+) -> DecodeGrant | PdserveError:
     asker = Asker()
     client.reserve_nowait(request, asker, must_prefill_locally=False, may_wait=False)
-    reply: Reservation | PdserveError = await asker.outcome
+    reply: DecodeGrant | PdserveError = await asker.outcome
     return reply
 
 
@@ -316,7 +316,7 @@ async def test_a_stream_is_opened_again_with_a_renewed_certificate(tmp_path: Pat
         put(issue(folder, HOLDERS["router"]), folder / "router")
         assert router.reload_if_changed()
         await wait_until(lambda: log.num_messages > 0)
-        assert isinstance(await reserve(client), Reservation)
+        assert isinstance(await reserve(client), DecodeGrant)
         node.end_streams()
 
 
@@ -353,7 +353,7 @@ async def test_a_bug_in_what_is_said_loses_the_node_and_the_stream_is_tried_agai
                 await call
         assert log.lost == ["a bug: KeyError('bug')"]
         await wait_until(lambda: log.num_messages == 2)
-        assert isinstance(await reserve(client), Reservation)
+        assert isinstance(await reserve(client), DecodeGrant)
 
 
 @pytest.mark.covers("F63")
@@ -407,7 +407,7 @@ async def test_a_reply_behind_its_deadline_is_nobodys() -> None:
         with pytest.raises(DeadlineExceeded):
             await reserve(client, replace(REQUEST, deadline_s=0.05))
         release.set()
-        assert isinstance(await reserve(client), Reservation)
+        assert isinstance(await reserve(client), DecodeGrant)
         assert log.lost == []
 
 

@@ -194,7 +194,7 @@ def test_every_line_is_json_and_the_request_can_be_followed(cluster: Cluster, ap
 
     def said_at(node: str) -> list[str]:
         lines = lines_of(cluster, node)
-        return [said["message"] for said in lines if said.get("request_id") == choice]
+        return [said["message"] for said in lines if said.get("choice_id") == choice]
 
     wait_until(lambda: len(said_at("prefill-1")) == 2, "the prefill node's lines")
     assert said_at("prefill-1") == ["an attempt was taken", "an attempt ended: handed_off"]

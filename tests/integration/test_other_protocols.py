@@ -59,7 +59,7 @@ async def test_a_node_is_spoken_to_in_its_own_version(cluster: Cluster, protocol
     cluster.nodes.append(node)
     answer = start(await cluster.router())
     request = await asked(node)
-    attempt = AttemptId(request.id.request_id, request.id.attempt)
+    attempt = AttemptId(request.id.choice_id, request.id.attempt)
     node.push(tokens(attempt, 0, 5, 6, finish_reason=FinishReason.LENGTH, is_started=True))
     assert ids(await answer) == [5, 6]
     assert node.received == {protocol}

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ import pytest
 import uvloop
 
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
+from router.api.bodies.kinds import RequestKind
 from router.api.planning import process
 from router.api.planning.messages import pack_message, pack_request
+from router.api.planning.planner import Planner
 from router.api.planning.process import PlanningProcess, planning_command
-from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
+from router.api.planning.request_plan import RequestPlan
 from router.http.errors import api_error
 from router.text.text_model import TextModel
 from tests.cluster.processes import is_alive
@@ -137,11 +138,11 @@ async def test_the_context_is_that_of_each_request(planning: PlanningProcess) ->
 async def test_every_prompt_without_a_seed_draws_one(planning: PlanningProcess) -> None:
     body = body_of(prompt=["a", "b"], n=2)
     plans = [await planning.plan(COMPLETION, body, CONTEXT) for _ in range(2)]
-    seeds = {choice.sampling.seed for plan in plans for choice in plan.choices}
+    seeds = {sampling.seed for plan in plans for _, sampling in plan.choices()}
     assert len(seeds) == 8
-    given = [choice.sampling.seed for choice in plans[0].choices]
+    given = [sampling.seed for _, sampling in plans[0].choices()]
     again = await planning.plan(COMPLETION, body_of(prompt="a", n=2, seed=given[0]), CONTEXT)
-    assert [choice.sampling.seed for choice in again.choices] == given[:2]
+    assert [sampling.seed for _, sampling in again.choices()] == given[:2]
 
 
 async def test_nothing_starts_before_the_first_large_body(planning: PlanningProcess) -> None:
@@ -229,7 +230,7 @@ async def test_a_request_that_ends_leaves_the_queue_and_its_plan_is_dropped(
         task.cancel()
     await asyncio.wait({first, second})
     os.kill(planning.pid, signal.SIGCONT)
-    assert (await third).choices[0].prompt_token_ids == tiny_model().encode(
+    assert (await third).prompts[0].token_ids == tiny_model().encode(
         "Hello", add_special_tokens=True, param="prompt"
     )
 
@@ -352,4 +353,4 @@ def test_it_works_on_the_routers_event_loop(command: tuple[str, ...]) -> None:
     main: Coroutine[Any, Any, None] = scenario()
     uvloop.run(main)
     assert len(results) == 3
-    assert results == [replace(results[0])] * 3
+    assert results == [results[0]] * 3

@@ -163,7 +163,7 @@ def test_a_node_that_drains_or_is_suspected_has_a_badge(edge: ServedEdge, tab: T
 def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:
     evil = Incarnation(HOSTILE, 1)
     recent = RecentPlacements()
-    entry = placed(recent, HOSTILE, evil, evil, http_request_id="", reason=HOSTILE)
+    entry = placed(recent, HOSTILE, evil, evil, request_id="", reason=HOSTILE)
     recent.end(entry, HOSTILE, duration_s=1.0)
     edge.fail(status=502, code=HOSTILE, text=HOSTILE, request_id=HOSTILE, endpoint=HOSTILE)
     edge.show(

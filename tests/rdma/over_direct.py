@@ -24,7 +24,7 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Landed, Released, Ticket, TransferEnded
 from kv_transfer.lanes.rdma.slabs import PlacedPool, Ranges, ranges_of, slabbed
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.pool_shape import PoolShape
 from tests.contract.kv_connector.cluster import Cluster, Node, commit_for
 from tests.rdma.devices import WAIT_S, engine_of
@@ -119,7 +119,7 @@ def _ranges(node: Node, peer_start: int, targets: Sequence[int]) -> Ranges:
     sources = as_blocks(range(NUM_BLOCKS))
     return np.concatenate(
         [
-            ranges_of(Chunk(layer, sources, sources), as_blocks(targets), here, there)
+            ranges_of(LayerChunk(layer, sources, sources), as_blocks(targets), here, there)
             for layer in range(LAYOUT.num_layers)
         ]
     )

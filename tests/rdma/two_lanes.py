@@ -13,7 +13,7 @@ from kv_transfer.lanes.lane import Broken, Ready
 from kv_transfer.lanes.pool_memory import host_pool
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from tests.rdma.devices import WAIT_S, engine_of, shared_pool
 
@@ -48,7 +48,7 @@ class End:
     def write(self, target: End, blocks: tuple[int, ...] = ALL_BLOCKS, layer: int = 0) -> None:
         """Write the same blocks there as here, and send a header behind them."""
         numbers = as_blocks(blocks)
-        self.lane.write(target.peer, Chunk(layer, numbers, numbers), numbers)
+        self.lane.write(target.peer, LayerChunk(layer, numbers, numbers), numbers)
         self.lane.send_after(target.peer, [memoryview(b"header")])
 
     def wait_ready(self) -> Ready | Broken:

@@ -14,11 +14,11 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
 from node.flow.messages import (
-    Abort,
-    Accepted,
+    AbortAttempt,
     Answer,
+    CallRefused,
     Message,
-    Refused,
+    PromptAccepted,
     Reserved,
     StartedLocally,
     Submit,
@@ -34,7 +34,7 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import DecodeGrant, RequestFlow
 
 Send = Callable[[Incarnation, Message], None]
 
@@ -79,7 +79,7 @@ class FlowRouter:
     def ask(self, request: GenerationRequest, *, may_wait: bool = False) -> Client:
         """A client's request; when every node is full, the flow itself asks one to queue it."""
         flow = RequestFlow(
-            request.id.request_id,
+            request.id.choice_id,
             request.prompt_token_ids,
             request.sampling,
             deadline_at_s=self._clock.now_s() + request.deadline_s,
@@ -137,16 +137,16 @@ class FlowRouter:
         client, called, attempt = self._calls.pop(reply_to)
         assert called == node
         flow, now_s = client.flow, self._clock.now_s()
-        reply: Reservation | PdserveError
+        reply: DecodeGrant | PdserveError
         match answer:
             case Reserved(ticket):
-                reply = Reservation(ticket, ticket.num_cached_tokens)
+                reply = DecodeGrant(ticket, ticket.num_cached_tokens)
             case StartedLocally(num_cached_tokens):
-                reply = Reservation(None, num_cached_tokens)
-            case Accepted():
+                reply = DecodeGrant(None, num_cached_tokens)
+            case PromptAccepted():
                 self._perform(client, flow.on_prefill_reply(node, attempt, None))
                 return
-            case Refused(error):
+            case CallRefused(error):
                 if node in (Incarnation("p", 1), Incarnation("q", 1)):
                     self._perform(client, flow.on_prefill_reply(node, attempt, error))
                     return
@@ -163,7 +163,7 @@ class FlowRouter:
 
     def on_output(self, node: Incarnation, output: RequestOutput) -> None:
         """Something in a node's stream."""
-        client = self.asked[AttemptId(output.id.request_id, 1)]
+        client = self.asked[AttemptId(output.id.choice_id, 1)]
         self._perform(client, client.flow.on_output(node, output))
 
     def _perform(self, client: Client, effects: Sequence[Effect]) -> None:
@@ -189,7 +189,7 @@ class FlowRouter:
                     ticket = cast("Ticket | None", effect.ticket)
                     self._send(effect.node, Submit(**submit, ticket=ticket))
                 case SendAbort(node, attempt):
-                    self._send(node, Abort(self.me, (attempt,)))
+                    self._send(node, AbortAttempt(self.me, (attempt,)))
                 case TokenChunk() as chunk:
                     assert chunk.first_index == len(client.tokens), "a seam in the answer"
                     client.tokens += chunk.token_ids

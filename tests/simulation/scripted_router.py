@@ -11,11 +11,11 @@ from common.observing.clock import Clock
 from common.request import FinishReason, GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
 from node.flow.messages import (
-    Abort,
-    Accepted,
+    AbortAttempt,
     Answer,
+    CallRefused,
     Message,
-    Refused,
+    PromptAccepted,
     Reserved,
     StartedLocally,
     Submit,
@@ -133,7 +133,7 @@ class ScriptedRouter:
         assert called == node
         asked = self.asked[attempt]
         match answer:
-            case Refused(error):
+            case CallRefused(error):
                 if not asked.is_done:
                     asked.error = error
                     self._end(asked, f"refused: {error.code}")
@@ -145,7 +145,7 @@ class ScriptedRouter:
                     self.send_prefill(asked)
             case StartedLocally():
                 asked.is_local = True
-            case Accepted():
+            case PromptAccepted():
                 pass
             case _:
                 raise AssertionError(f"no answer to a request: {answer}")
@@ -204,4 +204,4 @@ class ScriptedRouter:
     def _end(self, asked: Asked, outcome: str) -> None:
         asked.outcomes.append(outcome)
         for node in asked.legs:
-            self._send(node, Abort(self.me, (asked.request.id,)))
+            self._send(node, AbortAttempt(self.me, (asked.request.id,)))

@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import Draining
 from common.ids import Incarnation
-from node.flow.messages import Drain, Message, Refused, StartedLocally, Submit
+from node.flow.messages import CallRefused, Drain, Message, StartedLocally, Submit
 from tests.examples import everyday
 from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.flow_router import Client, FlowRouter
@@ -275,7 +275,7 @@ def test_a_repeated_question_is_answered_as_before() -> None:
     world.messages_arrive()
     world.d.turn()
     answers = [item.answer for item in world.to_router if isinstance(item, ReplyToRouter)]
-    assert isinstance(answers[0], Refused)
+    assert isinstance(answers[0], CallRefused)
     assert isinstance(answers[0].error, Draining)
     world.settle()
     assert new.outcomes == ["refused: draining"]

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from engine.core.sequences.status import SequenceStatus
-from node.flow.messages import Abort
+from node.flow.messages import AbortAttempt
 from tests.simulation.world import (
     DECODE,
     PREFILL,
@@ -263,7 +263,7 @@ def test_an_abort_is_legal_at_every_frame_of_a_transfer() -> None:
             asked = ask_until_committed(world)
             for frame in world.network.frames[:delivered]:
                 world.network.deliver(frame)
-            world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
+            world.to_the_node(node, AbortAttempt(ROUTER, (asked.request.id,)))
             world.turn()
             attempt = world.p.flow.attempts.get(asked.request.id)
             assert attempt is None or attempt.sequence.status is SequenceStatus.EXPORTING

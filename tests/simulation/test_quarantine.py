@@ -9,7 +9,7 @@ import pytest
 from common.errors import HandoffFailed
 from engine.core.blocks.block_pool import BlockCounts
 from kv_transfer.contract import Commit, Landed, LandingFailed, Released
-from node.flow.messages import Abort
+from node.flow.messages import AbortAttempt
 from tests.fakes.fake_kv_network import Frame
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
@@ -49,7 +49,7 @@ def begun(world: World, length: int = 12) -> tuple[Asked, list[Frame]]:
 def given_up(world: World, length: int = 12) -> tuple[Asked, list[Frame]]:
     """Such a request, aborted at the decode node alone: the sender does not know yet."""
     asked, pieces = begun(world, length)
-    world.d.inbox.put(Abort(ROUTER, (asked.request.id,)))
+    world.d.inbox.put(AbortAttempt(ROUTER, (asked.request.id,)))
     world.d.turn()
     return asked, pieces
 
@@ -107,7 +107,7 @@ def test_a_landing_that_nobody_began_is_free_in_the_next_turn() -> None:
     world = one_sided()
     asked = ask_until_reserved(world)
     assert blocks(world).receiving == 3
-    world.d.inbox.put(Abort(ROUTER, (asked.request.id,)))
+    world.d.inbox.put(AbortAttempt(ROUTER, (asked.request.id,)))
     world.d.turn()
     assert (blocks(world).receiving, blocks(world).quarantined) == (0, 3)
     world.d.turn()
@@ -155,7 +155,7 @@ def test_an_abort_may_cross_the_end_of_a_landing_in_any_order(order: tuple[str, 
     del world.d.connector.landings[101]
     for what in order:
         if what == "abort":
-            world.d.inbox.put(Abort(ROUTER, (asked.request.id,)))
+            world.d.inbox.put(AbortAttempt(ROUTER, (asked.request.id,)))
         elif what == "failed":
             world.d.inbox.put(LandingFailed(101, HandoffFailed("lost")))
         else:
@@ -174,7 +174,7 @@ def test_kv_that_landed_while_it_was_given_up_comes_free() -> None:
     while world.d.connector.landings:
         world.network.deliver(world.network.frames[0])
     assert [type(message) for message in world.d.inbox._messages] == [Landed]
-    world.d.inbox._messages.appendleft(Abort(ROUTER, (asked.request.id,)))
+    world.d.inbox._messages.appendleft(AbortAttempt(ROUTER, (asked.request.id,)))
     world.d.turn()
     assert (blocks(world).quarantined, blocks(world).available) == (0, 24)
     world.router.abort(asked)

@@ -14,7 +14,7 @@ import pytest
 from common.ids import AttemptId
 from common.settings.config import SchedulingConfig
 from kv_transfer.contract import Commit
-from node.flow.messages import Abort, RouterGone
+from node.flow.messages import AbortAttempt, RouterGone
 from tests.examples import everyday
 from tests.fakes.fake_kv_network import Frame
 from tests.fakes.hash_runner import NUM_LAYERS
@@ -176,7 +176,7 @@ class Storm:
         if asked is None or not asked.legs:
             return False
         node = self.rng.choice(list(asked.legs))
-        self.world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
+        self.world.to_the_node(node, AbortAttempt(ROUTER, (asked.request.id,)))
         return True
 
     def _ask_again(self) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep
-from node.flow.messages import Abort, RouterGone
+from node.flow.messages import AbortAttempt, RouterGone
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, NodeSize, World, right_answer
 
@@ -200,7 +200,7 @@ def test_an_abort_is_done_within_one_turn(reach: Reach) -> None:
         node: world.nodes[node].flow.attempts.get(asked.request.id) for node in (PREFILL, DECODE)
     }
     for node in (PREFILL, DECODE):
-        world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
+        world.to_the_node(node, AbortAttempt(ROUTER, (asked.request.id,)))
         world.nodes[node].turn()
     p, d = attempts[PREFILL], attempts[DECODE]
     assert world.d.flow.attempts.get(asked.request.id) is None
@@ -221,7 +221,7 @@ def test_an_abort_that_reaches_one_node_alone_ends_both(reach: Reach, first: str
     world = make_world()
     asked = reach(world)
     node = PREFILL if first == "p" else DECODE
-    world.to_the_node(node, Abort(ROUTER, (asked.request.id,)))
+    world.to_the_node(node, AbortAttempt(ROUTER, (asked.request.id,)))
     world.settle()
     if not asked.is_done:
         # The other leg may run on, or had not been asked yet: the deadline ends what is left.
@@ -335,7 +335,7 @@ def test_an_abort_that_overtakes_its_request_refuses_it(node: object) -> None:
 def test_a_request_that_arrives_after_its_abort_is_refused_by_name() -> None:
     world = make_world()
     asked = just_sent(world)
-    world.to_the_node(DECODE, Abort(ROUTER, (asked.request.id,)))
+    world.to_the_node(DECODE, AbortAttempt(ROUTER, (asked.request.id,)))
     world.settle()
     assert asked.outcomes == ["refused: invalid_request"]
     assert "is over" in str(asked.error)
@@ -352,7 +352,7 @@ def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
     while attempt is None or attempt.sequence.num_output < attempt.sequence.max_new_tokens - 1:
         world.step()
         attempt = world.d.flow.attempts.get(asked.request.id)
-    abort = Abort(ROUTER, (asked.request.id,))
+    abort = AbortAttempt(ROUTER, (asked.request.id,))
     if is_abort_first:
         world.to_the_node(DECODE, abort)
         world.d.turn()
@@ -375,7 +375,7 @@ def test_abort_and_the_last_step_in_both_orders(is_abort_first: bool) -> None:
 def test_abort_and_landing_in_both_orders(is_abort_first: bool) -> None:
     world = make_world()
     asked = exporting(world)
-    abort = Abort(ROUTER, (asked.request.id,))
+    abort = AbortAttempt(ROUTER, (asked.request.id,))
     if is_abort_first:
         world.to_the_node(DECODE, abort)
         world.network.deliver_all()
@@ -391,7 +391,7 @@ def test_an_abort_by_another_router_changes_nothing() -> None:
     world = make_world()
     asked = decoding(world)
     other = type(ROUTER)("another", 1)
-    world.to_the_node(DECODE, Abort(other, (asked.request.id,)))
+    world.to_the_node(DECODE, AbortAttempt(other, (asked.request.id,)))
     world.to_the_node(DECODE, RouterGone(other))
     world.settle()
     assert asked.outcomes == ["finished"]

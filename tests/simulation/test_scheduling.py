@@ -13,7 +13,7 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.sequences.waiting_queue import WaitingQueue
 from kv_transfer.contract import Ticket
-from node.flow.messages import Refused
+from node.flow.messages import CallRefused
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
 
@@ -133,7 +133,7 @@ def test_a_full_node_refuses_at_once_and_says_what_is_free() -> None:
     world.messages_arrive()
     world.d.turn()
     (reply,) = [r for r in world.to_router if isinstance(r, ReplyToRouter) and r.node == DECODE]
-    assert isinstance(reply.answer, Refused)
+    assert isinstance(reply.answer, CallRefused)
     assert isinstance(reply.answer.error, Overloaded)
     assert reply.answer.free_seats == 0
     assert reply.answer.free_blocks == world.d.scheduler.pool.num_available

@@ -11,7 +11,7 @@ from common.ids import AttemptId
 from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.sequences.status import SequenceStatus
-from node.flow.messages import Abort
+from node.flow.messages import AbortAttempt
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, ROUTER, NodeSize, World, ask_until_committed
 
@@ -72,7 +72,7 @@ def test_blocks_of_an_aborted_sequence_are_not_reused_before_their_copy_is_done(
     world = World(decode=NodeSize(num_blocks=6, max_model_len=24))
     asked = ask_until_landed(world, length=16, max_tokens=3)
     world.router.abort(asked)
-    world.to_the_node(DECODE, Abort(ROUTER, (asked.request.id,)))
+    world.to_the_node(DECODE, AbortAttempt(ROUTER, (asked.request.id,)))
     for _ in range(3):
         world.step()
     assert not world.d.scheduler.receiving

@@ -10,7 +10,7 @@ import pytest
 from common.errors import InvalidRequest, PdserveError
 from common.ids import Incarnation
 from engine.core.sequences.status import SequenceStatus
-from node.flow.messages import Abort, Compiled, Drain, Message, RouterGone, Submit
+from node.flow.messages import AbortAttempt, Compiled, Drain, Message, RouterGone, Submit
 from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, PREFILL, ROUTER, NodeSize, World, right_answer
@@ -210,7 +210,7 @@ def test_a_prompt_that_waits_for_its_grammar_keeps_its_reservation() -> None:
 
 def test_a_transfer_that_fails_meanwhile_ends_it() -> None:
     world, asked = reached(held_before_its_prompt)
-    world.to_the_node(DECODE, Abort(ROUTER, (asked.request.id,)))
+    world.to_the_node(DECODE, AbortAttempt(ROUTER, (asked.request.id,)))
     world.settle()
     if not asked.is_done:
         world.router.abort(asked)

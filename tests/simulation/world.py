@@ -19,7 +19,7 @@ from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, RequestOutput
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.block_pool import BlockUse
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import OnLayer, OnQueued, Runner
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
@@ -28,7 +28,7 @@ from engine.step_loop import StepLoop
 from node.flow.decode import DecodeFlow, LandingPlace
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, Effect, Message, Refused, Submit
+from node.flow.messages import Answer, CallRefused, Effect, Message, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
@@ -188,7 +188,7 @@ class NodeSize:
         )
         most_drafts = num_speculative_tokens(self.method, self.num_drafts)
         return Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=self.seats,
                 max_num_batched_tokens=max(self.budget, self.seats * (1 + most_drafts)),
                 block_size=BLOCK_SIZE,
@@ -303,7 +303,7 @@ class World:
             self.nodes[node].inbox.put(message)
         except (Draining, Overloaded) as error:
             assert isinstance(message, Submit)
-            self.to_router.append(ReplyToRouter(node, message.reply_to, Refused(error)))
+            self.to_router.append(ReplyToRouter(node, message.reply_to, CallRefused(error)))
 
     def to_the_router(self, item: ReplyToRouter | OutputToRouter) -> None:
         """One answer or output arrives."""

@@ -39,11 +39,11 @@ from placement.redis_store import CALL_TIMEOUT_S, MAX_ENTRIES
 from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, arriving_bodies, middleware
 from router.api import tokenization
-from router.api.bodies import chat_messages, json_limits, tool_fields, unknown_fields
-from router.api.bodies.checked_fields import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
+from router.api.bodies import chat_messages, json_text, tool_fields, unknown_fields
 from router.api.bodies.schemas import CompletionBody, parse_body
-from router.api.generation import ADMIN_SEATS
+from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
+from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
@@ -64,10 +64,9 @@ def deepest_body() -> int:
     """How many lists inside of one another the parser takes, in a field of the body."""
     for depth in range(1, 10_000):
         nested = "[" * depth + "]" * depth
+        body = f'{{"model": "m", "prompt": "p", "user": {nested}}}'.encode()
         try:
-            parse_body(
-                CompletionBody, f'{{"model": "m", "prompt": "p", "user": {nested}}}'.encode()
-            )
+            parse_body(CompletionBody, json_text.checked_text(body))
         except InvalidRequest:
             return depth - 1
     raise AssertionError("nesting is not bounded")
@@ -103,10 +102,10 @@ ROUTER = {
     **connection_limits(http_server.router_limits(API.max_connections), " (`--max-connections`)"),
     "path": "as in `/openapi.json`; only the name of a model may have escaped slashes",
     "body": f"{size(API.max_body)} (`--max-body`)",
-    "objects and lists in a body": str(json_limits.MAX_JSON_CONTAINERS),
-    "fields in the objects of a body": str(json_limits.MAX_JSON_MEMBERS),
-    "texts in a body, names of fields included": str(json_limits.MAX_JSON_TEXTS),
-    "commas in a body, outside of texts": str(json_limits.MAX_JSON_COMMAS),
+    "objects and lists in a body": str(json_text.MAX_JSON_CONTAINERS),
+    "fields in the objects of a body": str(json_text.MAX_JSON_MEMBERS),
+    "texts in a body, names of fields included": str(json_text.MAX_JSON_TEXTS),
+    "commas in a body, outside of texts": str(json_text.MAX_JSON_COMMAS),
     "nesting of a field of a body": f"{deepest_body()} levels",
     f"bodies over {size(body_planner.MAX_THREAD_BODY_BYTES)} that wait to be planned": (
         f"{size(process.MAX_WAITING_BYTES)} together"

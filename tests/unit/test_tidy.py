@@ -107,6 +107,18 @@ def test_functions_are_short() -> None:
     )
 
 
+def test_a_public_class_of_the_product_has_a_name_of_its_own() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in python_files():
+        if name_of(path).startswith(("tests/", "bench/", "tools/")):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name_of(path))
+    assert len(homes) > 500, "the product was found"
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
 def test_modules_say_what_they_hold() -> None:
     empty = [name_of(path) for path in python_files() if EMPTY_NAMES.search(path.stem)]
     assert not empty

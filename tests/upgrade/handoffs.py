@@ -66,7 +66,7 @@ class Handoffs:
         for one in told["recent_placements"]:
             if one["prefill"] and one["decode"]:
                 pair = Pair(_incarnation(one["prefill"]), _incarnation(one["decode"]))
-                self._chosen[one["request_id"], one["attempt"]] = router, pair
+                self._chosen[one.get("choice_id", one["request_id"]), one["attempt"]] = router, pair
 
     def is_used(self, node: Incarnation) -> bool:
         """Return whether KV came from or to this node in this life."""

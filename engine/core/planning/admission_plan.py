@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from common.kv.blocks import blocks_for
 from engine.core.planner_contract import (
     Admission,
-    Limits,
     MatchPrefix,
     PreemptionReason,
     SequenceView,
+    StepLimits,
     StopRule,
 )
 from engine.core.planning.step_budget import StepBudget
@@ -51,7 +51,7 @@ def plan_admissions(
     _Admissions(budget, seated, growth, match_prefix).run(waiting)
 
 
-def admission_blocks(sequence: SequenceView, limits: Limits) -> int:
+def admission_blocks(sequence: SequenceView, limits: StepLimits) -> int:
     """Return how many blocks a sequence needs to be seated: those of its known tokens.
 
     A sequence whose prompt is computed elsewhere also takes the slots of its first step, drafts
@@ -62,7 +62,7 @@ def admission_blocks(sequence: SequenceView, limits: Limits) -> int:
     return blocks_for(sequence.num_known, limits.block_size)
 
 
-def _first_step_blocks(sequence: SequenceView, limits: Limits) -> int:
+def _first_step_blocks(sequence: SequenceView, limits: StepLimits) -> int:
     """Return the number of blocks for all known tokens and one decode step.
 
     No slots are counted beyond the longest possible output.

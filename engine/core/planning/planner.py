@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from engine.core.planner_contract import (
-    Limits,
     MatchPrefix,
     PlanPolicy,
     PoolView,
     SequenceView,
+    StepLimits,
     StepPlan,
     StopRule,
 )
@@ -43,7 +43,7 @@ def plan_step(
     growth: Callable[[], GrowthColumns],
     pool: PoolView,
     match_prefix: MatchPrefix,
-    limits: Limits,
+    limits: StepLimits,
     policy: PlanPolicy,
     num_copies: int = 0,
     num_coming: int = 0,

@@ -8,12 +8,12 @@ from engine.core.planner_contract import (
     PLAIN_DECODE,
     Admission,
     Chunk,
-    Limits,
     PlanPolicy,
     PoolView,
     Preemption,
     PreemptionReason,
     SequenceView,
+    StepLimits,
     StepPlan,
 )
 from engine.core.planning.chunk_work import chunk_work, tokens_within
@@ -29,7 +29,7 @@ class StepBudget:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: StepLimits,
         pool: PoolView,
         policy: PlanPolicy,
         num_seats: int,

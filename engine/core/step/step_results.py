@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from common.request import FinishReason
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DrawnTokens
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.seats import Bools, Ints, Seats
@@ -38,7 +38,7 @@ class StepResults:
         self,
         seats: Seats,
         prefixes: PrefixIndex,
-        limits: Limits,
+        limits: StepLimits,
         counters: StepCounters,
         speculation: Speculation | None,
         *,

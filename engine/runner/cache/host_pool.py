@@ -11,7 +11,7 @@ from engine.core.blocks.cache_copy import CopyUnderWay
 from engine.runner.cache.contract import Cache
 
 
-class HostPool:
+class HostBlockArrays:
     """Memory for `num_blocks` whole blocks of a cache, all layers. One thread owns both.
 
     `swap_out` and `swap_in` are for a cache in host memory, `begin_swap` for a mirrored one.

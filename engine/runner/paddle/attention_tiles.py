@@ -25,7 +25,7 @@ _FIRST_TILE, _LARGEST_TILE = 128, 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class BlockTile:
     """Blocks `first` to `end`, exclusive, of each table, for the first `num_items` items.
 
     `has_future`: some rows must not see some of its keys. `has_unwritten`: some keys are after
@@ -50,7 +50,7 @@ class TileGroup:
     rows: np.ndarray
     positions: np.ndarray
     tables: np.ndarray
-    tiles: tuple[Tile, ...]
+    tiles: tuple[BlockTile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +136,12 @@ def _tile_ends(num_keys: int, block_size: int) -> np.ndarray:
 
 def _tiles(
     ends: np.ndarray, num_tiles: np.ndarray, positions: np.ndarray, block_size: int
-) -> Iterator[Tile]:
+) -> Iterator[BlockTile]:
     first = 0
     for index, end in enumerate(ends.tolist()):
         num_items = int((num_tiles > index).sum())
         active, last_key = positions[:num_items], end * block_size - 1
-        yield Tile(
+        yield BlockTile(
             first,
             end,
             num_items,

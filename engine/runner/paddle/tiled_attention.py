@@ -9,7 +9,7 @@ import numpy as np
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.cache.kv_formats import widened_items
 from engine.runner.flat_batch import FlatBatch
-from engine.runner.paddle.attention_tiles import Tile, TileGroup, TileLimits, plan_tiles
+from engine.runner.paddle.attention_tiles import BlockTile, TileGroup, TileLimits, plan_tiles
 from engine.runner.paddle.device_arrays import to_device
 from engine.runner.paddle_import import paddle
 from engine.runner.weights.model_spec import DecoderSpec
@@ -27,7 +27,7 @@ class _Group:
     num_rows: int
     rows: paddle.Tensor
     tables: paddle.Tensor
-    tiles: tuple[Tile, ...]
+    tiles: tuple[BlockTile, ...]
     masks: tuple[tuple[paddle.Tensor | None, paddle.Tensor | None], ...]
 
 

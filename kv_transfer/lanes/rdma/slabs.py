@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_transfer.shared.block_arrays import Blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.pool_shape import PoolShape
 
 MAX_REGIONS = 1024
@@ -90,7 +90,7 @@ def slabbed(shape: PoolShape, *, max_slabs: int = MAX_SLABS) -> SlabbedPool:
 
 
 def ranges_of(
-    chunk: Chunk, target_blocks: Blocks, source: PlacedPool, target: PlacedPool
+    chunk: LayerChunk, target_blocks: Blocks, source: PlacedPool, target: PlacedPool
 ) -> Ranges:
     """Return the ranges that write block `i` of the chunk to `target_blocks[i]`.
 

@@ -25,7 +25,7 @@ from kv_transfer.lanes.pieces import NO_SUMS, Sums
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
 from kv_transfer.receiving.effects import Write
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 
@@ -64,7 +64,7 @@ class ShmLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         logger.info("KV to %s goes through shared memory", peer)
 
-    def payload(self, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         layer, blocks = chunk.layer, chunk.source_blocks
         sums = self._rows.sums(pool, layer, blocks, chunk.ordinals) if is_summed else NO_SUMS
         return Payload(source_blocks=tuple(blocks.tolist()), sums=sums)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from router.api.answers.chat_and_completions import AnswerForm, WholeChoice
 from router.api.answers.json_parts import LOGPROBS_PER_PART, in_parts, num_logprobs
-from router.api.answers.turns import Turns
+from router.api.answers.turns import AnswerTurns
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.text.choice_text import ChoiceText, Delta
@@ -112,7 +112,7 @@ class Answer(ABC):
     """One answer, streamed or whole: `start` its choices, `send` it, and `abort` in any case."""
 
     def __init__(
-        self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int, turns: Turns
+        self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int, turns: AnswerTurns
     ) -> None:
         """Set the answer up; `turns` are those of all answers, for what takes long."""
         self._turns = turns
@@ -189,7 +189,7 @@ class StreamedAnswer(Answer):
         usage: Usage,
         reply: Reply,
         num_choices: int,
-        turns: Turns,
+        turns: AnswerTurns,
         *,
         has_logprobs: bool = False,
     ) -> None:
@@ -291,7 +291,7 @@ class WholeAnswer(Answer):
         usage: Usage,
         reply: Reply,
         num_choices: int,
-        turns: Turns,
+        turns: AnswerTurns,
         *,
         best_of: int = 1,
         num_best: int = 1,

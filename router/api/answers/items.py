@@ -65,8 +65,8 @@ class ItemsFormat(ABC):
         self._head = head
         self._usage = usage
         self._parser = AnswerParser(plan.syntax)
-        self._repeated = plan.repeated
-        self._client_tools = plan.client_tools
+        self._repeated = plan.shape.repeated
+        self._client_tools = plan.shape.client_tools
         self._items: list[Item] = []
         self._has_begun = False
         self._finish: FinishReason | None = None

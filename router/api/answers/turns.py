@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Turns:
+class AnswerTurns:
     """The turns that all requests share; who asks first is served first."""
 
     def __init__(self) -> None:

@@ -1,10 +1,11 @@
 """What clients send: bodies, read and checked.
 
-body_encoding     the encoding of a body: UTF-8, and no other
-json_limits       bounds on a body's structure, checked before it is parsed
+json_text         the JSON of a body: its encoding, and bounds on its structure
 schemas           the request bodies, and what becomes of every field
 unknown_fields    fields that the server does not know: a warning each, or a refusal
-checked_fields    bounds of fields, and fields that go together
+kinds             which API a body is for, and the body as that API has it
+asked             what a body asks for: to answer, to sample, to output, to show
+translations      the same of any API, others as chats
 tool_fields       the fields about tools: which there are, which may be called
 response_format   from the fields that constrain an answer to its grammar
 chat_messages     chat messages as chat templates expect them

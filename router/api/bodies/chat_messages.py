@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
-from router.api.bodies.json_limits import check_depth
+from router.api.bodies.json_text import check_depth
 from router.api.bodies.schemas import ChatBody, ChatMessage, ToolCall
 from router.text.chat_template import ChatOptions
 
@@ -30,7 +30,9 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [_template_message(i, message) for i, message in enumerate(messages)]
 
 
-def template_options(body: ChatBody, tools: Sequence[Mapping[str, Any]] = ()) -> ChatOptions:
+def template_options(
+    body: ChatBody, tools: Sequence[Mapping[str, Any]] = (), *, keeps_system: bool = False
+) -> ChatOptions:
     """Return what a template is told besides the messages.
 
     Raises `InvalidRequest` for a final message that cannot be continued.
@@ -67,6 +69,7 @@ def template_options(body: ChatBody, tools: Sequence[Mapping[str, Any]] = ()) ->
         has_generation_prompt=body.add_generation_prompt is not False,
         continues_final_message=continues,
         tools=tools,
+        keeps_system=keeps_system,
     )
 
 

@@ -24,8 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import InvalidRequest
-from router.api.bodies.body_encoding import utf8_body
-from router.api.bodies.json_limits import check_structure
+from router.api.bodies.json_text import JsonText
 
 Nothing = tuple[Any, ...]
 
@@ -64,8 +63,10 @@ class WholeBody(Body):
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group, each once, in no order."""
+        if not self.model_extra:
+            return []
         known = self.harmless.union(self.not_supported, self.left_out, LIMITS)
-        return [name for name in self.model_extra or () if name not in known]
+        return [name for name in self.model_extra if name not in known]
 
     def fields_left_out(self) -> list[str]:
         """Return the fields that are left out and ask for something."""
@@ -77,7 +78,9 @@ class WholeBody(Body):
 
         A limit that has its name from another endpoint is taken, unless the two are different.
         """
-        extra = self.model_extra or {}
+        extra = self.model_extra
+        if not extra:
+            return
         own = next(name for name in LIMITS if name in type(self).model_fields)
         for name in LIMITS:
             if extra.get(name) is not None:
@@ -243,9 +246,9 @@ class ChatBody(SamplingFields):
 
     def unknown_fields(self) -> list[str]:
         """Return the paths of the fields that are in no group; of messages without their index."""
-        known = ChatMessage.harmless.union(ChatMessage.not_supported)
         names = {name for message in self.messages for name in message.model_extra or ()}
-        return super().unknown_fields() + [f"messages.{name}" for name in names - known]
+        names -= ChatMessage.harmless.union(ChatMessage.not_supported) if names else set()
+        return super().unknown_fields() + [f"messages.{name}" for name in names]
 
 
 class CompletionBody(SamplingFields):
@@ -279,11 +282,9 @@ class DetokenizeBody(Body):
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-def parse_body(kind: type[BodyT], body: bytes) -> BodyT:
-    """Parse `body`. Raises `InvalidRequest` naming the first field at fault."""
-    body = utf8_body(body)
-    check_structure(body)
-    return _checked(lambda: kind.model_validate_json(body))
+def parse_body(kind: type[BodyT], text: JsonText) -> BodyT:
+    """Parse a body. Raises `InvalidRequest` naming the first field at fault."""
+    return _checked(lambda: kind.model_validate_json(text))
 
 
 def parse_fields(kind: type[BodyT], fields: Mapping[str, Any]) -> BodyT:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import InvalidRequest
-from router.api.bodies.json_limits import check_depth
+from router.api.bodies.json_text import check_depth
 from router.tools.definitions import Tool, ToolUse
 
 MAX_TOOLS = 128

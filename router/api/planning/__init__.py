@@ -4,12 +4,13 @@ body_planner      where a body is planned: on the event loop, a thread, or by an
 process           the router's side of that process: its queue, its starts and ends
 child             what runs in that process
 messages          what travels between the two: bodies, plans, errors
-request_plan      from a parsed body to prompts and sampling parameters
+planner           from what a body asks for to a plan
+request_plan      the plan: prompts, how their choices draw, how they are shown
 prompts           prompts as token ids
+output            how much: choices, tokens, log probabilities, within their bounds
+sampling          sampling parameters for one model
 answer_syntax     what an answer may hold (thinking, calls), and its grammar
 token_dead_ends   rules about tokens that leave none to draw
-seeds             the seeds of a request's choices
-translations      requests of other APIs as chats
 
 Decisions:
 

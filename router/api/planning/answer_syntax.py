@@ -10,7 +10,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.parts import NO_PARTS, GrammarParts, SchemaPart
 from grammars.texts import as_lark
-from router.text.chat_template import ChatOptions
+from router.api.bodies.asked import AskedChat
 from router.text.conversation import Conversation
 from router.tools.answer_parser import PLAIN, AnswerSyntax
 from router.tools.definitions import ToolUse
@@ -28,67 +28,58 @@ class AnswerRules(NamedTuple):
     grammar: Grammar | None = None
     parts: GrammarParts = NO_PARTS
 
-    def named(self, name: Callable[[str], str]) -> AnswerRules:
-        """Return these with the fields of which errors tell as the client knows them."""
-        parts = GrammarParts(
-            _named(self.parts.asked, name),
-            tuple(replace(one, source=name(one.source)) for one in self.parts.schemas),
-        )
-        return self._replace(grammar=_named(self.grammar, name), parts=parts)
-
-
-def _named(grammar: Grammar | None, name: Callable[[str], str]) -> Grammar | None:
-    return None if grammar is None else replace(grammar, source=name(grammar.source))
-
 
 def answer_rules(
     chat: Conversation,
     prompt: str,
-    options: ChatOptions,
-    use: ToolUse | None,
+    asked_chat: AskedChat,
     asked: Grammar | None,
+    name: Callable[[str], str] = str,
 ) -> AnswerRules:
     """Return how the answer behind `prompt` is read, and its grammar.
 
     `asked` is the grammar that the request asks for: with tools, of an answer without calls; of a
-    model that thinks, of what follows its thinking. Raises `InvalidRequest` for tools in a format
-    that the server does not know, or whose calls cannot be told from an answer of `asked`.
+    model that thinks, of what follows its thinking. `name` is what the client calls a field. Raises
+    `InvalidRequest` for tools in a format that the server does not know, or whose calls cannot be
+    told from an answer of `asked`.
     """
+    options, use = asked_chat.options, asked_chat.tools
     is_new_turn = options.has_generation_prompt and not options.continues_final_message
     thinking = (
         thinking_behind(prompt, can_think=chat.can_think) if is_new_turn else ThinkingFormat.NONE
     )
-    rule = "" if asked is None else as_lark(asked, _TEXT)
-    if use is not None:
-        form = chat.call_format()
-        if asked is not None and not use.must_call and not form.trigger:
-            raise InvalidRequest(
-                f"{asked.source} and tools cannot be told apart in an answer of this model, whose "
-                f"calls ({form.name}) have no mark: wanted one of them, or tool_choice required",
-                param=asked.source,
-            )
-        syntax = AnswerSyntax(
-            thinking=thinking,
-            call_format=form.name,
-            call_names=tuple(tool.name for tool in use.callable_tools),
-            is_named=use.is_named,
-            calls_alone=use.must_call or asked is not None,
+    told = None if asked is None else replace(asked, source=name(asked.source))
+    if use is None:
+        syntax = AnswerSyntax(thinking=thinking)
+        if told is None or thinking is ThinkingFormat.NONE:
+            return AnswerRules(syntax, told)
+        text = chat.grammars.behind_thinking(as_lark(told, _TEXT), thinking)
+        return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, told.source), GrammarParts(told))
+    form = chat.call_format()
+    if asked is not None and not use.must_call and not form.trigger:
+        raise InvalidRequest(
+            f"{asked.source} and tools cannot be told apart in an answer of this model, whose "
+            f"calls ({form.name}) have no mark: wanted one of them, or tool_choice required",
+            param=asked.source,
         )
-        text = chat.grammars.calls(form, use, thinking, rule)
-        parts = GrammarParts(asked, _schemas(use))
-        return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, "tools"), parts)
-    syntax = AnswerSyntax(thinking=thinking)
-    if asked is None or thinking is ThinkingFormat.NONE:
-        return AnswerRules(syntax, asked)
-    text = chat.grammars.behind_thinking(rule, thinking)
-    return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, asked.source), GrammarParts(asked))
+    syntax = AnswerSyntax(
+        thinking=thinking,
+        call_format=form.name,
+        call_names=tuple(tool.name for tool in use.callable_tools),
+        is_named=use.is_named,
+        calls_alone=use.must_call or asked is not None,
+    )
+    parts = GrammarParts(told, _schemas(use, name))
+    rule = "" if told is None else as_lark(told, _TEXT)
+    text = chat.grammars.calls(form, use, thinking, rule)
+    return AnswerRules(syntax, Grammar(GrammarKind.LARK, text, name("tools")), parts)
 
 
-def _schemas(use: ToolUse) -> tuple[SchemaPart, ...]:
+def _schemas(use: ToolUse, name: Callable[[str], str]) -> tuple[SchemaPart, ...]:
     return tuple(
         SchemaPart(
             schema=arguments_schema(tool),
-            source=f"tools.{index}.function.parameters",
+            source=name(f"tools.{index}.function.parameters"),
             is_lenient=not tool.is_strict,
         )
         for index, tool in enumerate(use.tools)

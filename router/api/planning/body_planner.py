@@ -18,8 +18,10 @@ from typing import NoReturn, Protocol
 from common.grammar import Grammar
 from grammars.gbnf import Gbnf
 from grammars.trying.messages import Trial, Verdict
+from router.api.bodies.kinds import RequestKind
+from router.api.planning.planner import Planner
 from router.api.planning.process import LargeBodies
-from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
+from router.api.planning.request_plan import RequestPlan
 from router.text.text_model import TextModel
 
 INLINE_BODY_BYTES = 8 << 10
@@ -31,7 +33,7 @@ MAX_REMEMBERED_BYTES = 4 << 20
 """Most bytes of the texts of grammars that are known to compile."""
 
 
-class Trials(Protocol):
+class TriesGrammars(Protocol):
     """Tries grammars without holding up the event loop: `grammars.trying.trials.GrammarTrials`."""
 
     def begin(self, trial: Trial, client: str = "") -> Future[Verdict]:
@@ -52,7 +54,9 @@ def _leave_to_a_trial(gbnf: Gbnf) -> NoReturn:
 class BodyPlanner:
     """Plans the bodies of one model's requests."""
 
-    def __init__(self, text_model: TextModel, large_bodies: LargeBodies, trials: Trials) -> None:
+    def __init__(
+        self, text_model: TextModel, large_bodies: LargeBodies, trials: TriesGrammars
+    ) -> None:
         self._model = text_model
         self._large_bodies = large_bodies
         self._trials = trials
@@ -76,7 +80,7 @@ class BodyPlanner:
             lark = verdict.instead
             assert lark is not None
             plan = await self._planned(kind, body, max_model_len, lambda gbnf: lark)
-        grammar = plan.grammar
+        grammar = plan.sampling.grammar
         if grammar is None:
             return plan
         followed = self._followed.get(grammar)
@@ -85,7 +89,9 @@ class BodyPlanner:
             verdict = await asyncio.wrap_future(self._trials.begin(trial, client))
             followed = verdict.instead or grammar
             self._remember(grammar, followed)
-        return plan if followed == grammar else _following(plan, followed)
+        if followed == grammar:
+            return plan
+        return plan._replace(sampling=replace(plan.sampling, grammar=followed))
 
     async def _planned(
         self,
@@ -116,14 +122,6 @@ class BodyPlanner:
         while self._followed_bytes > MAX_REMEMBERED_BYTES:
             oldest = next(iter(self._followed))
             self._followed_bytes -= _weight(oldest, self._followed.pop(oldest))
-
-
-def _following(plan: RequestPlan, grammar: Grammar) -> RequestPlan:
-    """Return the same plan with another grammar of all choices."""
-    choices = tuple(
-        replace(one, sampling=replace(one.sampling, grammar=grammar)) for one in plan.choices
-    )
-    return replace(plan, choices=choices)
 
 
 def _weight(grammar: Grammar, followed: Grammar) -> int:

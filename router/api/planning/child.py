@@ -29,7 +29,7 @@ from router.api.planning.messages import (
     pack_plan,
     unpack_request,
 )
-from router.api.planning.request_plan import Planner
+from router.api.planning.planner import Planner
 from router.http.errors import ModelNotFound
 from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel

@@ -1,10 +1,10 @@
 """What travels between the router and its planning process: bodies there, plans or errors back.
 
 A message is two lengths, a head in JSON, and bytes that JSON would make slow or large. A plan is
-one message with everything but its prompts, followed by one message for each prompt: its token ids
-and the offsets of their texts as unsigned 32-bit numbers, then its echo as UTF-8. The event loop
-can thus unpack one prompt at a time. Errors keep their type. Nothing is unpickled: the process
-reads what strangers send.
+one message with everything but its prompts, followed by one message for each prompt: its numbers,
+its token ids and the offsets of their texts as unsigned 32-bit numbers, then its echo as UTF-8. The
+event loop can thus unpack one prompt at a time. Errors keep their type. Nothing is unpickled: the
+process reads what strangers send.
 """
 
 from __future__ import annotations
@@ -14,25 +14,21 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
 from common.errors import InternalError, InvalidRequest
-from common.request import SamplingParams
-from common.token_rules import NO_RULES, TokenRules
-from grammars.trying.messages import grammar_fields, grammar_of_fields, parts_fields, parts_of
-from router.api.bodies.client_tools import ClientTool
-from router.api.planning.request_plan import ChoicePlan, RequestKind, RequestPlan
+from router.api.bodies.kinds import RequestKind
+from router.api.planning.request_plan import PlannedPrompt, RequestPlan
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
 from router.text.chat_template import TemplateRefused
 from router.text.context_limits import ContextExceeded
-from router.text.usage import UsageEvents
-from router.tools.answer_parser import AnswerSyntax
-from router.tools.thinking import ThinkingFormat
 
 LENGTHS = struct.Struct(">QQ")
 """How many bytes the head and the rest of a message have."""
 
+_PLAN = TypeAdapter(RequestPlan)
 _TOKEN_BYTES = 4
 _INVALID = {kind.__name__: kind for kind in (InvalidRequest, ContextExceeded, TemplateRefused)}
 
@@ -42,17 +38,6 @@ class Message(NamedTuple):
 
     head: dict[str, Any]
     rest: bytes = b""
-
-
-class Prompt(NamedTuple):
-    """A prompt of a plan: its tokens, and its text where that is shown before the answer.
-
-    `offsets` is where each token's text starts, or is empty.
-    """
-
-    token_ids: tuple[int, ...]
-    echo: str
-    offsets: tuple[int, ...] = ()
 
 
 def pack_message(message: Message) -> tuple[bytes, bytes]:
@@ -73,101 +58,37 @@ def unpack_request(message: Message) -> tuple[RequestKind, int, bytes]:
 
 def pack_plan(plan: RequestPlan) -> Iterator[Message]:
     """Yield the messages of a plan."""
-    firsts = plan.choices[:: plan.choices_per_prompt]
-    yield Message(
-        {
-            "num_prompts": len(firsts),
-            "choices": [
-                {
-                    "sampling": _own_sampling(choice.sampling),
-                    "priority": choice.priority,
-                }
-                for choice in plan.choices
-            ],
-            "grammar": None if plan.grammar is None else grammar_fields(plan.grammar),
-            "grammar_parts": parts_fields(plan.grammar_parts),
-            "rules": asdict(plan.rules),
-            "cache_salt": plan.cache_salt,
-            "choices_per_prompt": plan.choices_per_prompt,
-            "returned_per_prompt": plan.returned_per_prompt,
-            "stop": plan.stop,
-            "hidden_token_ids": sorted(plan.hidden_token_ids),
-            "stop_token_ids": sorted(plan.stop_token_ids),
-            "shows_stop": plan.shows_stop,
-            "shows_special_tokens": plan.shows_special_tokens,
-            "has_logprobs": plan.has_logprobs,
-            "returns_token_ids": plan.returns_token_ids,
-            "is_stream": plan.is_stream,
-            "usage_events": plan.usage_events.value,
-            "continues_prompt": plan.continues_prompt,
-            "repeated": dict(plan.repeated),
-            "syntax": asdict(plan.syntax) | {"thinking": plan.syntax.thinking.value},
-            "ignored_fields": plan.ignored_fields,
-            "left_out": plan.left_out,
-            "client_tools": plan.client_tools,
-            "prompt_logprobs": plan.prompt_logprobs,
-            "echo_logprobs": plan.echo_logprobs,
-            "has_output": plan.has_output,
+    rest = _PLAN.dump_python(plan._replace(prompts=()), mode="json")
+    yield Message({"num_prompts": len(plan.prompts), "plan": rest})
+    for prompt in plan.prompts:
+        ids, offsets = array("I", prompt.token_ids), array("I", prompt.echo_offsets)
+        head = {
+            "num_tokens": len(ids),
+            "num_offsets": len(offsets),
+            "seed": prompt.seed,
+            "max_tokens": prompt.max_tokens,
         }
-    )
-    for choice in firsts:
-        ids = array("I", choice.prompt_token_ids)
-        offsets = array("I", choice.echo_offsets)
-        head = {"num_tokens": len(ids), "num_offsets": len(offsets)}
-        yield Message(head, ids.tobytes() + offsets.tobytes() + choice.echo.encode())
+        yield Message(head, ids.tobytes() + offsets.tobytes() + prompt.echo.encode())
 
 
-def unpack_prompt(message: Message) -> Prompt:
+def unpack_prompt(message: Message) -> PlannedPrompt:
     """Return one prompt of a plan."""
-    num_tokens = message.head["num_tokens"]
-    end = (num_tokens + message.head["num_offsets"]) * _TOKEN_BYTES
+    head, num_tokens = message.head, message.head["num_tokens"]
+    end = (num_tokens + head["num_offsets"]) * _TOKEN_BYTES
     numbers = array("I")
     numbers.frombytes(memoryview(message.rest)[:end])
-    echo = message.rest[end:].decode()
-    return Prompt(tuple(numbers[:num_tokens]), echo, tuple(numbers[num_tokens:]))
-
-
-def unpack_plan(head: Mapping[str, Any], prompts: Sequence[Prompt]) -> RequestPlan:
-    """Return the plan of its first message's head, with its prompts."""
-    per_prompt = head["choices_per_prompt"]
-    choices, rules = list[ChoicePlan](), _rules(head["rules"])
-    grammar = None if head["grammar"] is None else grammar_of_fields(head["grammar"])
-    for index, choice in enumerate(head["choices"]):
-        token_ids, echo, offsets = prompts[index // per_prompt]
-        choices.append(
-            ChoicePlan(
-                prompt_token_ids=token_ids,
-                sampling=_sampling({**choice["sampling"], "grammar": grammar, "rules": rules}),
-                priority=choice["priority"],
-                echo=echo,
-                echo_offsets=offsets,
-            )
-        )
-    return RequestPlan(
-        choices=tuple(choices),
-        choices_per_prompt=per_prompt,
-        returned_per_prompt=head["returned_per_prompt"],
-        stop=tuple(head["stop"]),
-        hidden_token_ids=frozenset(head["hidden_token_ids"]),
-        stop_token_ids=frozenset(head["stop_token_ids"]),
-        shows_stop=head["shows_stop"],
-        shows_special_tokens=head["shows_special_tokens"],
-        has_logprobs=head["has_logprobs"],
-        returns_token_ids=head["returns_token_ids"],
-        is_stream=head["is_stream"],
-        cache_salt=head["cache_salt"],
-        usage_events=UsageEvents(head["usage_events"]),
-        continues_prompt=head["continues_prompt"],
-        syntax=_syntax(head["syntax"]),
-        repeated=head["repeated"],
-        ignored_fields=tuple(head["ignored_fields"]),
-        left_out=tuple(head["left_out"]),
-        client_tools={name: ClientTool(*tool) for name, tool in head["client_tools"].items()},
-        prompt_logprobs=head["prompt_logprobs"],
-        echo_logprobs=head["echo_logprobs"],
-        has_output=head["has_output"],
-        grammar_parts=parts_of(head["grammar_parts"]),
+    return PlannedPrompt(
+        token_ids=tuple(numbers[:num_tokens]),
+        seed=head["seed"],
+        max_tokens=head["max_tokens"],
+        echo=message.rest[end:].decode(),
+        echo_offsets=tuple(numbers[num_tokens:]),
     )
+
+
+def unpack_plan(head: Mapping[str, Any], prompts: Sequence[PlannedPrompt]) -> RequestPlan:
+    """Return the plan of its first message's head, with its prompts."""
+    return _PLAN.validate_python(head["plan"])._replace(prompts=tuple(prompts))
 
 
 def pack_error(error: Exception, trace: str = "") -> Message:
@@ -195,36 +116,6 @@ def unpack_error(described: Mapping[str, Any]) -> Exception:
     error = InternalError("the server failed on this request")
     error.add_note(described["trace"])
     return error
-
-
-def _syntax(fields: Mapping[str, Any]) -> AnswerSyntax:
-    decoded = {
-        "thinking": ThinkingFormat(fields["thinking"]),
-        "call_names": tuple(fields["call_names"]),
-    }
-    return AnswerSyntax(**{**fields, **decoded})
-
-
-def _rules(described: Mapping[str, Any]) -> TokenRules:
-    return TokenRules(
-        biases=tuple((token_id, bias) for token_id, bias in described["biases"]),
-        bad_words=tuple(tuple(word) for word in described["bad_words"]),
-        allowed_token_ids=tuple(described["allowed_token_ids"]),
-    )
-
-
-def _own_sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the parameters without those that all choices share, which can be long."""
-    fields = asdict(replace(sampling, grammar=None, rules=NO_RULES))
-    del fields["grammar"], fields["rules"]
-    return fields
-
-
-def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    return SamplingParams(**given)
 
 
 assert array("I").itemsize == _TOKEN_BYTES, sys.platform

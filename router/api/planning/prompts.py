@@ -1,45 +1,42 @@
-"""Prompts of requests as token ids that leave room for an answer."""
+"""Prompts of requests as token ids."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import InvalidRequest
-from router.api.bodies.checked_fields import MAX_CHOICES
-from router.text.context_limits import prompt_too_long
+from router.api.bodies.asked import AskedTexts
+from router.api.planning.output import MAX_CHOICES
 from router.text.text_model import TextModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """A prompt that leaves room for an answer. `text` is None unless the client gave that text."""
+class Prompt(NamedTuple):
+    """A prompt. `text` is None unless the client gave that text."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
 
 
 class Prompts:
-    """Makes prompts for one model, with room for at most `max_model_len` tokens in all."""
+    """Makes prompts for one model, of which a text has no more than `max_model_len` tokens."""
 
     def __init__(self, text_model: TextModel, max_model_len: int) -> None:
         self._model = text_model
         self._max_model_len = max_model_len
 
-    def of_body(
-        self, prompt: str | list[Any], most_tokens: int | None, *, add_special_tokens: bool
-    ) -> list[Prompt]:
+    def of_texts(self, texts: AskedTexts, most_tokens: int | None) -> list[Prompt]:
         """Return the prompts of text, several texts, token ids, or several lists of token ids.
 
-        Raises `InvalidRequest` for what is none of these, and as `of_text` does.
+        Of each the last `most_tokens` are kept; None: all. Raises `InvalidRequest` for what is none
+        of these, and for a text without tokens, and `ContextExceeded`.
         """
+        prompt = texts.prompt
         of_text = partial(
-            self.of_text,
+            self._of_text,
             most_tokens=most_tokens,
-            add_special_tokens=add_special_tokens,
+            add_special_tokens=texts.adds_special_tokens,
             is_plain=True,
             param="prompt",
         )
@@ -53,11 +50,16 @@ class Prompts:
             )
         if all(isinstance(part, str) for part in prompt):
             return [of_text(text) for text in prompt]
-        if all(isinstance(part, list) for part in prompt):
-            return [self._of_ids(ids, most_tokens) for ids in prompt]
-        return [self._of_ids(prompt, most_tokens)]
+        lists = prompt if all(isinstance(part, list) for part in prompt) else [prompt]
+        return [self._of_ids(ids, most_tokens) for ids in lists]
 
-    def of_text(
+    def of_chat(self, text: str, most_tokens: int | None) -> Prompt:
+        """Return the prompt that a chat's template made, as `of_texts` does."""
+        return self._of_text(
+            text, most_tokens, add_special_tokens=False, is_plain=False, param="messages"
+        )
+
+    def _of_text(
         self,
         text: str,
         most_tokens: int | None,
@@ -66,12 +68,7 @@ class Prompts:
         is_plain: bool,
         param: str,
     ) -> Prompt:
-        """Return one text as a prompt; of more than `most_tokens` it keeps the last ones.
-
-        A text that `is_plain` is as the client wrote it; any other one is of a chat's template.
-
-        Raises `InvalidRequest` for a text without tokens, or with more than fit.
-        """
+        """Return one text; one that `is_plain` is as the client wrote it."""
         if not text:
             raise InvalidRequest(f"{param} is empty: wanted some text", param=param)
         token_ids = self._model.encode(
@@ -86,8 +83,6 @@ class Prompts:
         num_encoded = len(token_ids)
         if most_tokens is not None:
             token_ids = token_ids[-most_tokens:]
-        if len(token_ids) >= self._max_model_len:
-            raise prompt_too_long(len(token_ids), self._max_model_len, param=param)
         return Prompt(token_ids=token_ids, text=text if len(token_ids) == num_encoded else None)
 
     def _of_ids(self, ids: list[Any], most_tokens: int | None) -> Prompt:
@@ -95,12 +90,15 @@ class Prompts:
             raise InvalidRequest("prompt is empty: wanted text or token ids", param="prompt")
         if most_tokens is not None:
             ids = ids[-most_tokens:]
-        if len(ids) >= self._max_model_len:
-            raise prompt_too_long(len(ids), self._max_model_len, param="prompt")
-        check_token_ids(ids, "prompt", self._model.vocab_size)
+        self._model.check_ids(ids, "prompt")
         return Prompt(token_ids=tuple(ids))
 
-    def text_offsets(self, prompt: Prompt, text: str) -> tuple[int, ...]:
+    def echo(self, prompt: Prompt, *, has_offsets: bool) -> tuple[str, tuple[int, ...]]:
+        """Return a prompt as text, and where the text of each token starts in it, if asked for."""
+        text = self._model.decode(prompt.token_ids) if prompt.text is None else prompt.text
+        return text, self._text_offsets(prompt, text) if has_offsets else ()
+
+    def _text_offsets(self, prompt: Prompt, text: str) -> tuple[int, ...]:
         """Return where the text of each token starts in `text`, which the prompt is shown as.
 
         A token without text of its own has the place of the next one. Special tokens have a text
@@ -115,26 +113,6 @@ class Prompts:
                 shown = written if text.startswith(written, end) else ""
             end += len(shown)
         return tuple(offsets)
-
-    def shown(self, prompt: Prompt) -> str:
-        """Return the text of a prompt that is shown before its answer."""
-        return self._model.decode(prompt.token_ids) if prompt.text is None else prompt.text
-
-
-def check_token_ids(ids: Sequence[Any], param: str, vocab_size: int) -> None:
-    """Raise `InvalidRequest` for what is no token id of the vocabulary."""
-    for token_id in ids:
-        if not _is_int(token_id):
-            raise InvalidRequest(
-                f"{param} holds a {type(token_id).__name__} among token ids: wanted text, "
-                "texts, token ids or lists of token ids",
-                param=param,
-            )
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(
-                f"{param} holds token id {token_id}: this model has ids 0 to {vocab_size - 1}",
-                param=param,
-            )
 
 
 def _is_int(value: Any) -> bool:

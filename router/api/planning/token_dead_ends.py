@@ -15,9 +15,11 @@ it comes to an end without a token to draw, the node ends it."""
 _State = tuple[int, ...]
 
 
-def check_drawable(sampling: SamplingParams, eos_token_ids: AbstractSet[int]) -> None:
-    """Raise `InvalidRequest` where no output of `sampling.max_tokens` tokens, nor one that ends
-    before, can be drawn. Beside a grammar there are no allowed tokens.
+def check_drawable(
+    sampling: SamplingParams, max_tokens: int, eos_token_ids: AbstractSet[int]
+) -> None:
+    """Raise `InvalidRequest` where no output of `max_tokens` tokens, nor one that ends before, can
+    be drawn. Beside a grammar there are no allowed tokens.
     """
     rules = sampling.rules
     if not rules.allowed_token_ids:
@@ -26,7 +28,7 @@ def check_drawable(sampling: SamplingParams, eos_token_ids: AbstractSet[int]) ->
     never_free |= eos_token_ids
     if any(one not in never_free for one in rules.allowed_token_ids):
         return  # this token can follow everything
-    if not _Search(sampling, eos_token_ids).finds_output():
+    if not _Search(sampling, max_tokens, eos_token_ids).finds_output():
         raise InvalidRequest(
             "allowed_token_ids leaves no token to draw beside bad_words and min_tokens: wanted an "
             "allowed token that ends no word of bad_words, or an end that min_tokens allows",
@@ -43,12 +45,14 @@ class _Search:
     up to `max_tokens`, and the more of `min_tokens` are there, the more answers there are.
     """
 
-    def __init__(self, sampling: SamplingParams, eos_token_ids: AbstractSet[int]) -> None:
+    def __init__(
+        self, sampling: SamplingParams, max_tokens: int, eos_token_ids: AbstractSet[int]
+    ) -> None:
         stops = frozenset(sampling.stop_token_ids)
         all_ends = stops | eos_token_ids
         self._ends = stops if sampling.ignore_eos else all_ends
         self._num_early = sampling.min_tokens
-        self._max_tokens = sampling.max_tokens
+        self._max_tokens = max_tokens
         self._late = tuple(dict.fromkeys(sampling.rules.allowed_token_ids))
         self._early = tuple(one for one in self._late if one not in all_ends)
         words = sampling.rules.bad_words

@@ -15,7 +15,7 @@ class Flow {
     this.last = [cards, snapshot];
     this.place(cards, snapshot);
     const shown = new Set(snapshot.requests.map((request) => request.id));
-    const quick = snapshot.placements.filter((p) => p.prefill && p.decode && !shown.has(p.request_id));
+    const quick = snapshot.placements.filter((p) => p.prefill && p.decode && !shown.has(p.choice_id));
     for (const placement of quick.slice(-MOST_PASSING)) this.pass(cards, placement);
   }
 

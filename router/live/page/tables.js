@@ -73,7 +73,7 @@ class PlacementTable {
   // An attempt comes when it is placed, and again when it ended.
   add(placements) {
     for (const placement of placements) {
-      const { request_id: id, attempt, at_s: atS } = placement;
+      const { choice_id: id, attempt, at_s: atS } = placement;
       this.placements.set(`${id} ${attempt} ${atS}`, placement);
     }
     for (const key of this.placements.keys()) {
@@ -85,7 +85,7 @@ class PlacementTable {
   show(nowS) {
     this.nowS = nowS;
     const wanted = this.search.value.trim();
-    const isWanted = (one) => one.request_id.includes(wanted) || one.http_request_id.includes(wanted);
+    const isWanted = (one) => one.choice_id.includes(wanted) || one.request_id.includes(wanted);
     const found = [...this.placements.values()].filter(isWanted).slice(-SHOWN_PLACEMENTS);
     showRows("placements", found.reverse().map((placement) => placementRow(placement, nowS)));
     const isNone = wanted !== "" && found.length === 0;
@@ -95,9 +95,9 @@ class PlacementTable {
 }
 
 function placementRow(placement, nowS) {
-  const id = placement.http_request_id || placement.request_id;
+  const id = placement.request_id || placement.choice_id;
   const name = element("td", "name", id.slice(0, 14));
-  name.title = `${placement.http_request_id} ${placement.request_id}`.trim();
+  name.title = `${placement.request_id} ${placement.choice_id}`.trim();
   if (placement.attempt > 1) name.append(element("small", "", ` attempt ${placement.attempt}`));
   const isOver = placement.outcome !== "";
   return element("tr", "",

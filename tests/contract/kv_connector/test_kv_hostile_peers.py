@@ -87,7 +87,7 @@ class Raw:
         """Wait for an answer after which everything sent before was handled."""
         self.send(frames.Ping(()))
         while not isinstance(answer := self.answer(), frames.Pong):
-            if answer == frames.Refused(frames.NO_SESSION, "say HELLO first"):
+            if answer == frames.Rejected(frames.NO_SESSION, "say HELLO first"):
                 return
 
 
@@ -179,7 +179,7 @@ def test_garbage_on_a_session_fails_its_landings_only(
 def test_another_protocol_version_is_told_so(decode: Node, raw: Raw) -> None:
     raw.send(sealed({"v": PROTOCOL_VERSION + 1, "k": 1, "news": True}))
     answer = raw.answer()
-    assert isinstance(answer, frames.Refused)
+    assert isinstance(answer, frames.Rejected)
     assert f"version is {PROTOCOL_VERSION + 1}: wanted {PROTOCOL_VERSION}" in answer.message
 
 
@@ -193,7 +193,7 @@ def test_unknown_fields_are_ignored(decode: Node, raw: Raw) -> None:
 def test_frames_before_hello(decode: Node, raw: Raw) -> None:
     raw.send(frames.Ping((1, 2)))
     answer = raw.answer()
-    assert isinstance(answer, frames.Refused)
+    assert isinstance(answer, frames.Rejected)
     assert answer.code == frames.NO_SESSION
     assert dropped(decode, DropReason.NO_SESSION) == 1
 
@@ -309,7 +309,7 @@ def test_data_out_of_sequence_ends_the_session(
     raw.hello()
     raw.send(data_frame(zmq_cluster.ticket(decode, [1]), seq=1), b"k" * P, b"v" * P)
     answer = raw.answer()
-    assert isinstance(answer, frames.Refused)
+    assert isinstance(answer, frames.Rejected)
     assert "DATA frame 1 arrived: wanted 0" in answer.message
 
 
@@ -317,7 +317,7 @@ def test_data_out_of_sequence_ends_the_session(
 def test_frames_of_the_other_side(decode: Node, raw: Raw, frame: frames.Frame) -> None:
     raw.hello()
     raw.send(frame)
-    assert isinstance(raw.answer(), frames.Refused)
+    assert isinstance(raw.answer(), frames.Rejected)
 
 
 def test_commit_before_begin(zmq_cluster: Cluster, decode: Node, raw: Raw) -> None:
@@ -326,7 +326,7 @@ def test_commit_before_begin(zmq_cluster: Cluster, decode: Node, raw: Raw) -> No
     raw.hello()
     raw.send(frames.CommitFrame(ticket.lease_token, ticket.generation, 3, 0, 4, 0, ()))
     answer = raw.answer()
-    assert isinstance(answer, frames.Refused)
+    assert isinstance(answer, frames.Rejected)
     assert decode.connector.statistics().landings_open == 1
 
 
@@ -376,7 +376,7 @@ def test_a_part_over_the_limit_costs_its_sender_the_connection(
         raw.send(frames.Ping(()))
         if raw.socket.poll(200):
             break
-    assert isinstance(raw.answer(), frames.Refused)
+    assert isinstance(raw.answer(), frames.Rejected)
     assert decode.connector.statistics().bytes_received == 0
     assert_others_are_served(zmq_cluster, decode)
 

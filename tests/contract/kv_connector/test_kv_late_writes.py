@@ -154,7 +154,7 @@ def test_the_same_sender_on_another_connection_is_not_the_writer(two_sided: Clus
             second.settle()
             first.data(ticket, generation=ticket.generation, layer=0, ordinal=1)
             refused = first.answer()
-            assert isinstance(refused, frames.Refused)
+            assert isinstance(refused, frames.Rejected)
             assert refused.code == frames.NO_SESSION
             assert np.array_equal(decode.pool, untouched)
             second.data(ticket, generation=ticket.generation, layer=0, ordinal=2)

@@ -17,7 +17,7 @@ import pytest
 from common.ids import Incarnation
 from common.observing.clock import MonotonicClock
 from common.request import RequestOutput
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.scheduler import Scheduler
 from engine.step_loop import StepLoop, start_step_thread
 from node.flow.decode import DecodeFlow, LandingPlace
@@ -37,7 +37,7 @@ from tests.unit.engine_core.build import BLOCK_SIZE, make_request
 NUM_BLOCKS = 24
 PEER_TIMEOUT_S = 20.0
 ROUTER = Incarnation("r", 1)
-LIMITS = Limits(
+LIMITS = StepLimits(
     max_num_seqs=4,
     # Longer prompts are computed, and leave, in several chunks.
     max_num_batched_tokens=16,

@@ -24,7 +24,7 @@ from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Payload
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from kv_transfer.zmq.connector import ZmqConnector
@@ -91,7 +91,9 @@ def test_what_was_copied_is_what_is_verified(
     payload_of = ShmLane.payload
     before = int(prefill.pool[1, kind, 4, 1000])
 
-    def sum_then_change(lane: ShmLane, pool: Pool, chunk: Chunk, *, is_summed: bool) -> Payload:
+    def sum_then_change(
+        lane: ShmLane, pool: Pool, chunk: LayerChunk, *, is_summed: bool
+    ) -> Payload:
         payload = payload_of(lane, pool, chunk, is_summed=is_summed)
         if chunk.layer == 1:
             prefill.pool[1, kind, 4, 1000] = before ^ 1
@@ -191,7 +193,7 @@ def test_a_block_that_the_sender_does_not_have(cluster: Cluster, block: int) -> 
         )
         assert f"source block {block}: the sender's pool has 4" in str(decode.wait_failed())
         answers = [rogue.answer(), rogue.answer()]
-        assert any(isinstance(answer, frames.Refused) for answer in answers)
+        assert any(isinstance(answer, frames.Rejected) for answer in answers)
         assert np.array_equal(decode.pool, untouched)
     assert decode.connector.statistics().sessions_open == 0
     # Nor is the memory kept by the error, whose traceback may live long.
@@ -324,6 +326,6 @@ def test_sessions_that_end_let_go_of_the_memory(cluster: Cluster) -> None:
             rogue.settle()
             assert num_pools_read() == 1
             rogue.send(frames.Pong())  # Not for a sender to say: the session is over.
-            assert isinstance(rogue.answer(), frames.Refused)
+            assert isinstance(rogue.answer(), frames.Rejected)
     decode.connector.close()
     assert num_pools_read() == 0

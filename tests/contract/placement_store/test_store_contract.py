@@ -182,7 +182,7 @@ async def test_a_placement_of_a_dead_router_expires(world: World) -> None:
     await place(world.first, placement("req-1"), ttl_s=10)
     await place(world.first, placement("req-2"), ttl_s=30)
     world.advance(20)
-    assert [p.attempt.request_id for p in await world.first.placements()] == ["req-2"]
+    assert [p.attempt.choice_id for p in await world.first.placements()] == ["req-2"]
     world.advance(20)
     assert await world.first.placements() == []
 

@@ -120,9 +120,9 @@ def load(
     )
 
 
-def placement(request_id: str = "req-1", attempt: int = 1, router_id: str = "r1") -> Placement:
+def placement(choice_id: str = "req-1", attempt: int = 1, router_id: str = "r1") -> Placement:
     return Placement(
-        attempt=AttemptId(request_id, attempt),
+        attempt=AttemptId(choice_id, attempt),
         router_id=router_id,
         decode=Incarnation("decode-0", 1),
         prefill=None,

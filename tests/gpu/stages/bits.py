@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.runner.gpu.launches import AttentionShape
-from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form, Matrix
@@ -140,17 +140,20 @@ def _steps_agree(card: Any, found: Findings, model: Model) -> None:
         ("whole, tiles of 64", AttentionShape(chunk_rows=64, chunk_warps=4)),
     ):
         chunks = ChunkStep(card.device, model.launches(card, shape), card.stream, 1024, 2, 1024)
-        chunks.run([Chunk(prompt, 0, table)])
+        chunks.run([ChunkRow(prompt, 0, table)])
         logits[label] = chunks.logits(1)[0].copy()
         if label == "whole":
             for first, last in ((0, 1), (1, 64), (64, 364), (364, 700)):
-                chunks.run([Chunk(prompt[first:last], first, range(20, 31))])
+                chunks.run([ChunkRow(prompt[first:last], first, range(20, 31))])
             logits["cut"] = chunks.logits(1)[0].copy()
             chunks.run(
-                [Chunk(prompt[::-1], 0, range(40, 51)), Chunk(prompt[:300], 0, range(60, 71))]
+                [ChunkRow(prompt[::-1], 0, range(40, 51)), ChunkRow(prompt[:300], 0, range(60, 71))]
             )
             chunks.run(
-                [Chunk(prompt[1:320], 0, range(40, 51)), Chunk(prompt[300:], 300, range(60, 71))]
+                [
+                    ChunkRow(prompt[1:320], 0, range(40, 51)),
+                    ChunkRow(prompt[300:], 300, range(60, 71)),
+                ]
             )
             logits["beside another"] = chunks.logits(2)[1].copy()
         chunks.close()

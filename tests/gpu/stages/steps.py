@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.runner.gpu.launches import AttentionShape, Launches
-from engine.runner.gpu.steps.chunk_step import Chunk, ChunkStep
+from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.weights import DecoderWeights
 from tests.gpu.stages.model import (
@@ -154,7 +154,7 @@ def prefill(card: Any, found: Findings) -> None:
             )
             chunks = ChunkStep(card.device, make, card.stream, length, 1, length)
             prompt = [token % 1000 for token in range(length)]
-            chunk = Chunk(prompt, 0, range(-(-length // BLOCK)))
+            chunk = ChunkRow(prompt, 0, range(-(-length // BLOCK)))
             chunks.run([chunk])
             num_tiles = -(-length // (rows // 4))
             launches = chunks.plan([chunk], length, num_tiles)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from common.errors import PdserveError
 from kv_transfer.connector.connector_parts import Effect
 from kv_transfer.contract import Landed, LandingFailed, Released, Ticket, TransferEnded
-from kv_transfer.receiving.effects import Dropped, OpenLane, Reply, Write
+from kv_transfer.receiving.effects import Dropped, OpenLane, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.sending.effects import (
     Connect,
@@ -110,7 +110,7 @@ class ChannelWorld:
                     self._send_chunk(effect)
                 case OpenLane(session):
                     self.do(self.receiver.on_lane(session, "zmq", b""))
-                case Reply(session, frame):
+                case SendBack(session, frame):
                     if session not in self.mute and session in self.to_sender:
                         self.to_sender[session].append(frame)
                 case Write():

@@ -21,7 +21,7 @@ CORPUS: tuple[frames.Frame, ...] = (
         Incarnation("p", 1), Incarnation("d", 1), LAYOUT, {"zmq": b"", "rdma": b"k"}, "auto"
     ),
     frames.Welcome(Incarnation("d", 1), "zmq", b"", 1 << 20, "block", 35, 1024),
-    frames.Refused("overloaded", "full"),
+    frames.Rejected("overloaded", "full"),
     frames.Begin(1, 2),
     frames.Begun(1, 2),
     frames.Data(0, 1, 2, 0, (0, 1, 2), (1, 2), (), bytes(range(48))),

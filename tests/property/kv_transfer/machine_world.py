@@ -26,7 +26,7 @@ from kv_transfer.receiving.effects import (
     Fence,
     MoveSlab,
     OpenLane,
-    Reply,
+    SendBack,
     Write,
 )
 from kv_transfer.receiving.machine import Receiver
@@ -160,7 +160,7 @@ class World:
                 self.carry(Message(frame), is_behind_writes=is_behind_writes)
             case SendChunk():
                 self._send_chunk(effect)
-            case Reply(session, frame):
+            case SendBack(session, frame):
                 self.to_sender.append((session, frames.decode(frames.encode(frame))))
             case OpenLane(session, offers):
                 assert list(offers) == [self.lane]

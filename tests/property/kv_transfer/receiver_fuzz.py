@@ -18,7 +18,7 @@ from kv_transfer.receiving.effects import (
     MoveSlab,
     OpenLane,
     ReceiverEffect,
-    Reply,
+    SendBack,
     Write,
 )
 from kv_transfer.receiving.machine import Receiver
@@ -285,13 +285,13 @@ class ReceiverFuzz:
                     self._note_end(session)
                     del self._sessions[session]
                     self._seqs.pop(session, None)
-                case Reply(session, frames.Welcome(verify=verify, lane_reply=reply)):
+                case SendBack(session, frames.Welcome(verify=verify, lane_reply=reply)):
                     self._verify[session] = verify
                     self._told[session] = reply
-                case Reply(session, frames.Failed(token, generation)):
+                case SendBack(session, frames.Failed(token, generation)):
                     if self._rng.random() < 0.8:
                         self._due.append((session, frames.Abort(token, generation)))
-                case Reply(session, frames.Begun(token, generation)):
+                case SendBack(session, frames.Begun(token, generation)):
                     lease = self._leases[token]
                     assert lease.is_open
                     assert (lease.session, lease.ticket.generation) == (session, generation)

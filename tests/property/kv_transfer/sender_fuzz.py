@@ -189,7 +189,7 @@ class SenderFuzz:
             return frames.Repeat(token, generation, layer, (ordinal,))
         if kind < 0.99:
             return frames.Pong()
-        return frames.Refused(rng.choice((frames.NO_SESSION, "overloaded")), "no")
+        return frames.Rejected(rng.choice((frames.NO_SESSION, "overloaded")), "no")
 
     def _note(self, peer: Peer, frame: frames.Frame) -> None:
         connection = self._connections.get(peer)

@@ -10,7 +10,7 @@ import pytest
 
 from bench.planning import bodies, longest_stall_ms
 from common.settings.config import ApiConfig
-from router.api.bodies.json_limits import check_structure
+from router.api.bodies.json_text import check_structure
 from router.api.planning.body_planner import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES
 
 LARGEST = ApiConfig().max_body

@@ -61,7 +61,7 @@ def test_a_human_line() -> None:
     log.info("it %s", "works", extra=log_fields(AttemptId("req-1", 2), nodes=["p", "d"], n=None))
     date, time, *rest = stream.getvalue().split(" ")
     assert (len(date), len(time)) == (10, 12)
-    assert " ".join(rest) == "INFO pdserve.test: it works request_id=req-1 attempt=2 nodes=p,d\n"
+    assert " ".join(rest) == "INFO pdserve.test: it works choice_id=req-1 attempt=2 nodes=p,d\n"
 
 
 def test_a_value_with_spaces_is_quoted() -> None:
@@ -84,7 +84,7 @@ def test_a_json_line() -> None:
         "message": "it works",
         "role": "router",
         "node_id": "r1",
-        "request_id": "req-1",
+        "choice_id": "req-1",
         "attempt": 2,
         "ttft_ms": 1.5,
     }

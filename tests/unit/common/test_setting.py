@@ -9,7 +9,7 @@ import pytest
 
 from common.settings.setting import (
     POWER_OF_TWO,
-    Form,
+    FormRule,
     Problem,
     Section,
     Setting,
@@ -46,7 +46,7 @@ from common.settings.setting import (
             [1, 2, 8],
             [0, -2, 3, 16],
         ),
-        ({"form": Form("some text", bool)}, "some text", ["x"], [""]),
+        ({"form": FormRule("some text", bool)}, "some text", ["x"], [""]),
     ],
 )
 def test_what_a_setting_accepts(

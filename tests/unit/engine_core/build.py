@@ -15,7 +15,7 @@ from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.planner_contract import Limits, PoolView, SequenceView
+from engine.core.planner_contract import PoolView, SequenceView, StepLimits
 from engine.core.planning.forecast import Forecast
 from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
@@ -208,7 +208,7 @@ class Engine:
         )
         self.config = SchedulingConfig(**scheduling)
         self.scheduler = Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=seats,
                 max_num_batched_tokens=budget,
                 block_size=block_size,

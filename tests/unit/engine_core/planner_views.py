@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.kv.blocks import blocks_for
-from engine.core.planner_contract import Limits, PlanPolicy, StepPlan
+from engine.core.planner_contract import PlanPolicy, StepLimits, StepPlan
 from engine.core.planning.planner import plan_step
 from engine.core.policies.growth import GrowthColumns, GrowthView
 from engine.core.policies.reservation import NoReservation, Reservation
@@ -226,7 +226,7 @@ def plan(
         growth=lambda: growth_columns([*running, *landing]),
         pool=Pool(pool) if isinstance(pool, int) else pool,
         match_prefix=lambda view: found.get(view.sequence_id, ()),
-        limits=Limits(
+        limits=StepLimits(
             max_num_seqs=seats,
             max_num_batched_tokens=cap,
             block_size=BS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.kv.blocks import blocks_for
-from engine.core.planner_contract import Admission, Chunk, Limits, StopRule
+from engine.core.planner_contract import Admission, Chunk, StepLimits, StopRule
 from engine.core.planning.admission_plan import admission_blocks
 from tests.unit.engine_core.planner_views import (
     BS,
@@ -21,8 +21,8 @@ from tests.unit.engine_core.planner_views import (
 )
 
 
-def limits(k: int = 0, model_len: int = MANY) -> Limits:
-    return Limits(
+def limits(k: int = 0, model_len: int = MANY) -> StepLimits:
+    return StepLimits(
         max_num_seqs=8,
         max_num_batched_tokens=8192,
         block_size=BS,

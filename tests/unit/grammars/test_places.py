@@ -11,7 +11,7 @@ import pytest
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars import compiler as compiling
-from grammars.places import MAX_DEAR_TRIES, MAX_TRIED_CHARS, MAX_TRIES, Trials, place_of
+from grammars.places import MAX_DEAR_TRIES, MAX_TRIED_CHARS, MAX_TRIES, SchemaTrials, place_of
 from tests.fakes.http_edge import grammars_of, tiny_model
 
 
@@ -29,7 +29,7 @@ class CountedTrials:
         return '"bad"' in json.dumps(schema)
 
     def place(self, schema: Mapping[str, Any], *, are_cheap: bool = True) -> str:
-        return place_of(schema, Trials(self.is_bad, are_cheap=are_cheap))
+        return place_of(schema, SchemaTrials(self.is_bad, are_cheap=are_cheap))
 
 
 def wide(num_good: int, bad: dict[str, Any]) -> dict[str, Any]:

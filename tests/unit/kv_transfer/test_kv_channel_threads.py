@@ -19,7 +19,7 @@ from kv_transfer.sending.effects import (
 from kv_transfer.sending.machine import Sender
 from kv_transfer.sending.transfer import Source, Transfer
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_sender import (
@@ -41,7 +41,7 @@ def flight(ordinal: int) -> InFlight:
     source = Source(10, LIMITS.blocks_per_chunk(LAYOUT))
     transfer = Transfer(ticket(), source, deadline_at_s=9.0, now_s=0.0)
     blocks = as_blocks([ordinal])
-    return InFlight(transfer, Chunk(0, blocks, blocks), 10)
+    return InFlight(transfer, LayerChunk(0, blocks, blocks), 10)
 
 
 def test_frames_are_acknowledged_in_the_order_in_which_they_were_sent() -> None:

@@ -51,7 +51,7 @@ ALL: list[frames.Frame] = [
     frames.Welcome(
         Incarnation("d", 7), "rdma", bytes(MAX_LANE_BYTES), 2**63 - 1, "commit", 2**32 - 1
     ),
-    frames.Refused("overloaded", "full"),
+    frames.Rejected("overloaded", "full"),
     frames.Begin(1, 2),
     DATA,
     frames.Ack(3, 2**63 - 1),
@@ -74,8 +74,8 @@ def test_there_and_back(frame: frames.Frame) -> None:
 
 
 def test_long_texts_are_cut_to_what_a_peer_takes() -> None:
-    decoded = frames.decode(frames.encode(frames.Refused("c", "é" * 5000)))
-    assert decoded == frames.Refused("c", "é" * MAX_TEXT_CHARS)
+    decoded = frames.decode(frames.encode(frames.Rejected("c", "é" * 5000)))
+    assert decoded == frames.Rejected("c", "é" * MAX_TEXT_CHARS)
 
 
 def fields_of(frame: frames.Frame) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from common.ids import Incarnation
 from kv_transfer.contract import Landed, LandingFailed
-from kv_transfer.receiving.effects import Dropped, DropReason, OpenLane, Reply
+from kv_transfer.receiving.effects import Dropped, DropReason, OpenLane, SendBack
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT
 from kv_transfer.wire import frames
@@ -54,7 +54,7 @@ def further(
     """Return the answer to the HELLO of a further connection."""
     greeting = frames.Hello(sender, ME, LAYOUT, {"zmq": b""}, "auto", channel=channel, group=group)
     *_, reply = machine.on_frame(session, greeting, [], 0.0)
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, SendBack)
     return reply.frame
 
 
@@ -76,7 +76,7 @@ def test_bytes_that_go_another_way_need_one_connection() -> None:
 def test_releases_without_the_fields_have_one_connection() -> None:
     machine, _ = connected(wants=1)
     assert replies(machine.on_frame(b"a", BEGIN, [], 0.0)) == []
-    assert isinstance(further(machine, b"b", 1), frames.Refused)
+    assert isinstance(further(machine, b"b", 1), frames.Rejected)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_connection_that_belongs_to_no_other_is_refused(
     machine, _ = connected()
     further(machine, b"b", 2)
     refused = further(machine, b"c", channel, group, sender)
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, frames.Rejected)
     assert refused.code == frames.NO_SESSION
     assert machine.num_sessions == 1
 
@@ -98,10 +98,10 @@ def test_without_files_no_further_connection_is_taken() -> None:
     machine, welcome = connected()
     further(machine, b"b", 1)
     machine.on_files(is_short=True)
-    assert isinstance(further(machine, b"c", 2), frames.Refused)
+    assert isinstance(further(machine, b"c", 2), frames.Rejected)
     # HELLO may come twice; and the same channel again would be one file more for a while.
     assert further(machine, b"b", 1) == welcome
-    assert isinstance(further(machine, b"d", 1), frames.Refused)
+    assert isinstance(further(machine, b"d", 1), frames.Rejected)
     assert further(machine, b"b", 1) == welcome
     machine.on_files(is_short=False)
     assert further(machine, b"c", 2) == welcome
@@ -134,9 +134,9 @@ def test_a_frame_without_bytes_may_come_before_the_abort_that_explains_it() -> N
     empty = frames.Data(0, 1, 3, 0, (0,), (), (), b"", wants_ack=True)
     dropped, credit = machine.on_frame(b"b", empty, [], 0.0)
     assert isinstance(dropped, Dropped)
-    assert credit == Reply(b"b", frames.Ack(1, LIMITS.window_bytes))
+    assert credit == SendBack(b"b", frames.Ack(1, LIMITS.window_bytes))
     aborted, *_ = machine.on_frame(b"a", frames.Abort(1, 3), [], 0.0)
-    assert aborted == Reply(b"a", frames.Aborted(1, 3))
+    assert aborted == SendBack(b"a", frames.Aborted(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_other_frames_on_a_further_connection_break_the_protocol() -> None:
     further(machine, b"b", 1)
     effects = machine.on_frame(b"b", BEGIN, [], 0.0)
     (refused,) = replies(effects)
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, frames.Rejected)
     assert "Begin on channel 1" in refused.message
     assert machine.num_sessions == 0
 
@@ -168,7 +168,7 @@ def test_a_ping_on_a_further_connection_is_answered_there_with_its_credit() -> N
     further(machine, b"b", 1)
     effects = machine.on_frame(b"b", frames.Ping(()), [], 0.0)
     assert [type(frame) for frame in replies(effects)] == [frames.Pong, frames.Ack]
-    assert {effect.session for effect in effects if isinstance(effect, Reply)} == {b"b"}
+    assert {effect.session for effect in effects if isinstance(effect, SendBack)} == {b"b"}
 
 
 def test_a_damaged_header_ends_one_further_connection_and_no_landing() -> None:
@@ -201,7 +201,7 @@ def test_further_connections_end_with_the_first() -> None:
     for stale in (b"a", b"b"):
         (dropped, _) = machine.on_frame(stale, data(0, 0), [1], 0.0)
         assert isinstance(dropped, Dropped)
-    assert isinstance(further(machine, b"c", 1, b"a"), frames.Refused)
+    assert isinstance(further(machine, b"c", 1, b"a"), frames.Rejected)
 
 
 def flood(machine: Receiver, *sessions: bytes, blocks: tuple[int, ...]) -> tuple[int, str]:
@@ -211,7 +211,7 @@ def flood(machine: Receiver, *sessions: bytes, blocks: tuple[int, ...]) -> tuple
         seq, at = divmod(number, len(sessions))
         frame = frames.Data(seq, 1, 3, 0, blocks, (len(blocks),), (), bytes(16 * len(blocks)))
         for reply in replies(machine.on_frame(sessions[at], frame, sizes, 0.0)):
-            assert isinstance(reply, frames.Refused | frames.Failed)
+            assert isinstance(reply, frames.Rejected | frames.Failed)
             return number, reply.message
     raise AssertionError("every frame passed")
 

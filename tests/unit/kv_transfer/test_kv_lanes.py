@@ -16,7 +16,7 @@ from common.errors import HandoffFailed
 from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.lanes.lane import LaneFull
 from kv_transfer.receiving.connections import Connections
-from kv_transfer.receiving.effects import Reply
+from kv_transfer.receiving.effects import SendBack
 from kv_transfer.sending.machine import Sender
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import LANES_BY_SPEED, VERIFY_MODES, verification
@@ -161,10 +161,10 @@ def test_less_verification_than_was_asked_for_is_not_taken(
 def lie_in_welcome(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     welcome = Connections.welcome
 
-    def lie(self: Connections, session: Any) -> Reply:
+    def lie(self: Connections, session: Any) -> SendBack:
         reply = welcome(self, session)
         assert isinstance(reply.frame, frames.Welcome)
-        return Reply(reply.session, dataclasses.replace(reply.frame, **changes))  # type: ignore[arg-type]
+        return SendBack(reply.session, dataclasses.replace(reply.frame, **changes))  # type: ignore[arg-type]
 
     monkeypatch.setattr(Connections, "welcome", lie)
 

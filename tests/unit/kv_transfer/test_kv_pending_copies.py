@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kv_transfer.contract import Landed, LandingFailed, Released
-from kv_transfer.receiving.effects import ReceiverEffect, Reply, Write
+from kv_transfer.receiving.effects import ReceiverEffect, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_receiver import (
@@ -46,7 +46,7 @@ def send(made: Receiver, session: bytes, *, wants_ack: bool = False) -> list[Wri
 
 
 def acks(effects: list[ReceiverEffect]) -> list[int]:
-    frames_sent = [effect.frame for effect in effects if isinstance(effect, Reply)]
+    frames_sent = [effect.frame for effect in effects if isinstance(effect, SendBack)]
     return [frame.consumed for frame in frames_sent if isinstance(frame, frames.Ack)]
 
 

@@ -17,7 +17,7 @@ from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk, split_chunks
+from kv_transfer.shared.chunks import LayerChunk, split_chunks
 from kv_transfer.shared.limits import DEFAULT_WINDOW_BYTES, Limits
 from kv_transfer.wire.frames import Data
 from tests.unit.kv_transfer.pool_shapes import kv_pool
@@ -32,12 +32,12 @@ def pool_of(piece_bytes: int, seed: int) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def chunk_of(blocks: Sequence[int], ordinals: Sequence[int] | None = None) -> Chunk:
+def chunk_of(blocks: Sequence[int], ordinals: Sequence[int] | None = None) -> LayerChunk:
     ordinals = range(len(blocks)) if ordinals is None else ordinals
-    return Chunk(LAYER, as_blocks(ordinals), as_blocks(blocks))
+    return LayerChunk(LAYER, as_blocks(ordinals), as_blocks(blocks))
 
 
-def data_of(chunk: Chunk, runs: tuple[int, ...]) -> Data:
+def data_of(chunk: LayerChunk, runs: tuple[int, ...]) -> Data:
     return Data(
         seq=0,
         lease_token=1,

@@ -7,7 +7,7 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import KVEvent, Landed, LandingFailed, Released, Ticket
-from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, Reply, Write
+from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.receiving.slab_fences import NO_LEASE
 from kv_transfer.shared.effects import Emit
@@ -61,7 +61,7 @@ class Machine:
                 case Fence("rdma", slab):
                     self.fences.append(slab)
                     events += self.take(self.receiver.on_fenced(0.0))
-                case Reply(session, frame):
+                case SendBack(session, frame):
                     self.replies.append((session, frame))
                 case Write():
                     self.writes.append(effect)

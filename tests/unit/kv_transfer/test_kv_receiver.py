@@ -15,7 +15,7 @@ from kv_transfer.receiving.effects import (
     DropReason,
     OpenLane,
     ReceiverEffect,
-    Reply,
+    SendBack,
     Write,
 )
 from kv_transfer.receiving.machine import Receiver
@@ -76,7 +76,7 @@ def hello(
     *_, effect = machine.on_frame(session, greeting, [], now_s)
     if isinstance(effect, OpenLane):
         (effect,) = machine.on_lane(session, lane, b"")
-    assert isinstance(effect, Reply)
+    assert isinstance(effect, SendBack)
     return effect.frame
 
 
@@ -108,7 +108,7 @@ def events(effects: list[ReceiverEffect]) -> list[object]:
 
 
 def replies(effects: list[ReceiverEffect]) -> list[frames.Frame]:
-    return [effect.frame for effect in effects if isinstance(effect, Reply)]
+    return [effect.frame for effect in effects if isinstance(effect, SendBack)]
 
 
 def test_without_files_further_senders_are_refused_and_connected_ones_go_on() -> None:
@@ -116,7 +116,7 @@ def test_without_files_further_senders_are_refused_and_connected_ones_go_on() ->
     hello(machine, b"x")
     machine.on_files(is_short=True)
     refused = hello(machine, b"y", OTHER)
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, frames.Rejected)
     assert refused.code == "overloaded"
     assert "can open no more files" in refused.message
     assert hello(machine, b"x") == WELCOME
@@ -135,7 +135,7 @@ def test_sessions_are_bounded_and_the_refusal_says_so() -> None:
     dropped, answer = machine.on_frame(b"d", greeting, [], 0.0)
     error = f"{ME} has 3 KV connections already"
     assert dropped == Dropped(DropReason.REFUSED, f"{SENDER}: {error}")
-    assert answer == Reply(b"d", frames.Refused("overloaded", error))
+    assert answer == SendBack(b"d", frames.Rejected("overloaded", error))
     machine.on_tick(32.0)
     assert machine.num_sessions == 0
     assert hello(machine, b"d") == WELCOME
@@ -152,7 +152,7 @@ def test_a_sender_that_connects_again_replaces_its_session() -> None:
         assert hello(machine, b"honest", OTHER, now_s) == WELCOME
         assert machine.num_sessions == 3
     (refused,) = replies(machine.on_frame(b"98 of 0", BEGIN, [], now_s))
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, frames.Rejected)
     assert refused.code == frames.NO_SESSION
 
 
@@ -190,7 +190,7 @@ def test_a_sender_that_restarted_ends_what_its_earlier_life_began() -> None:
     assert "restarted" in str(failed.error)
     assert released == Released(1)
     assert machine.num_sessions == 1
-    assert isinstance(hello(machine, b"c"), frames.Refused)
+    assert isinstance(hello(machine, b"c"), frames.Rejected)
 
 
 @pytest.mark.covers("F120")
@@ -235,7 +235,7 @@ def test_epochs_are_remembered_within_bounds() -> None:
     hello(machine, b"a")
     machine.on_malformed(b"a", frames.UnknownVersion("bye"))
     older = Incarnation(SENDER.node_id, 4)
-    assert isinstance(hello(machine, b"a", older), frames.Refused)
+    assert isinstance(hello(machine, b"a", older), frames.Rejected)
     for number in range(MAX_REMEMBERED_EPOCHS):
         hello(machine, b"b", Incarnation(f"other{number}", 1))
         machine.on_malformed(b"b", frames.UnknownVersion("bye"))
@@ -270,7 +270,7 @@ def test_a_repeated_commit_gets_the_same_answer() -> None:
     hello(machine, b"b")
     for frame in (BEGIN, COMMIT, frames.Abort(1, 3)):
         again = machine.on_frame(b"b", frame, [], 0.0)
-        assert again == [Reply(b"b", frames.Committed(1, 3))]
+        assert again == [SendBack(b"b", frames.Committed(1, 3))]
 
 
 def test_order_and_repetition_do_not_matter() -> None:
@@ -554,7 +554,7 @@ def test_a_commit_counts_only_where_the_landing_was_begun() -> None:
     assert machine.num_landings == 1
     hello(machine, b"b")
     refused, *_ = replies(machine.on_frame(b"b", COMMIT, [], 0.0))
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, frames.Rejected)
     assert (machine.num_sessions, machine.num_landings) == (1, 0)
 
 
@@ -565,7 +565,7 @@ def test_an_abort_by_a_stranger_is_confirmed_and_changes_nothing() -> None:
     machine.on_frame(b"a", BEGIN, [], 0.0)
     for session, generation in [(b"b", 3), (b"a", 4), (b"a", 2)]:
         effects = machine.on_frame(session, frames.Abort(1, generation), [], 0.0)
-        assert effects == [Reply(session, frames.Aborted(1, generation))]
+        assert effects == [SendBack(session, frames.Aborted(1, generation))]
     assert machine.num_landings == 1
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from kv_transfer.contract import LandingFailed, Released
-from kv_transfer.receiving.effects import Dropped, DropReason, Reply, Write
+from kv_transfer.receiving.effects import Dropped, DropReason, SendBack, Write
 from kv_transfer.shared.effects import Emit
 from kv_transfer.wire import frames
 from tests.unit.kv_transfer.test_kv_receiver import P, data, events, hello, land, receiver, ticket
@@ -53,7 +53,7 @@ def test_an_outcome_is_told_to_its_own_generation_only() -> None:
     said = {}
     for generation in (3, 4):
         (reply,) = machine.on_frame(b"a", frames.Begin(1, generation), [], 0.0)
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, SendBack)
         assert isinstance(reply.frame, frames.Failed)
         said[generation] = reply.frame.message
     assert "revoked" in said[3]

@@ -11,7 +11,7 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.contract import Commit, Landed, LandingFailed, Released, TransferEnded
 from kv_transfer.receiving.damaged import DamagedPieces
-from kv_transfer.receiving.effects import Dropped, DropReason, ReceiverEffect, Reply, Write
+from kv_transfer.receiving.effects import Dropped, DropReason, ReceiverEffect, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.sending.effects import SendChunk
 from kv_transfer.shared.limits import (
@@ -86,7 +86,7 @@ def test_a_damaged_piece_is_asked_for_and_the_others_count() -> None:
     effects = machine.on_corrupt(write_of(machine, BOTH), {1}, "here")
     assert effects[:2] == [
         Dropped(DropReason.DAMAGED, "here"),
-        Reply(b"a", frames.Repeat(1, 3, 0, (1,))),
+        SendBack(b"a", frames.Repeat(1, 3, 0, (1,))),
     ]
     assert not events(machine.on_written(write_of(machine, one(1, 1, SUM_1))))
     assert isinstance(events(machine.on_frame(b"a", COMMIT, [], 0.0))[0], Landed)
@@ -242,7 +242,7 @@ def test_a_damaged_header_ends_the_connection_and_nothing_else() -> None:
     effects = machine.on_malformed(b"a", damaged_header())
     assert events(effects) == []
     (refused,) = replies(effects)
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, frames.Rejected)
     assert refused.code == frames.NO_SESSION
     assert machine.num_sessions == 0
     greet(machine, b"b")

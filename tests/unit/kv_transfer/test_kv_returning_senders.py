@@ -7,7 +7,7 @@ import pytest
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from kv_transfer.contract import LandingFailed, Released
-from kv_transfer.receiving.effects import OpenLane, Reply
+from kv_transfer.receiving.effects import OpenLane, SendBack
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.limits import MAX_WAIT_S
 from kv_transfer.wire import frames
@@ -34,7 +34,7 @@ def greet(machine: Receiver, session: bytes, number: int) -> frames.Frame:
     *_, effect = machine.on_frame(session, greeting, [], 0.0)
     if isinstance(effect, OpenLane):
         (effect,) = machine.on_lane(session, "zmq", b"")
-    assert isinstance(effect, Reply)
+    assert isinstance(effect, SendBack)
     return effect.frame
 
 
@@ -57,7 +57,7 @@ def test_a_late_hello_of_an_abandoned_connection_replaces_nothing() -> None:
     assert isinstance(greet(machine, b"new", 2), frames.Welcome)
     machine.on_frame(b"new", BEGIN, [], 0.0)
     refused = greet(machine, b"old", 1)
-    assert isinstance(refused, frames.Refused)
+    assert isinstance(refused, frames.Rejected)
     assert "HELLO is from connection 1 of p#5, which has connection 2" in refused.message
     begin_copy(machine, b"new", 0, 0)
 

@@ -219,7 +219,7 @@ def test_a_broken_link_starts_again_with_what_was_not_acknowledged() -> None:
 
 def test_a_receiver_that_forgot_the_session_is_greeted_again() -> None:
     sender = ready(ticket())
-    refused = frames.Refused(frames.NO_SESSION, "say HELLO first")
+    refused = frames.Rejected(frames.NO_SESSION, "say HELLO first")
     assert sender.on_frame(PEER, refused, 1.0) == [Disconnect(PEER)]
     assert Connect(PEER) in sender.on_tick(1.05)
 

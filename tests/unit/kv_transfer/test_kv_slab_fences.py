@@ -10,7 +10,7 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import KVEvent, LandingFailed, Released, Ticket
-from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, Reply
+from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, SendBack
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.receiving.slab_fences import NO_LEASE
 from kv_transfer.shared.effects import Emit
@@ -98,7 +98,7 @@ class Senders:
                     self.fences.append(slab)
                     self.places[slab] = {max(self.places[slab])}
                     self.do(self.receiver.on_fenced(self.now_s))
-                case Reply(session, frame) if session not in self.is_full:
+                case SendBack(session, frame) if session not in self.is_full:
                     self._hear(session, frame)
                 case Emit(event):
                     self.events.append(event)

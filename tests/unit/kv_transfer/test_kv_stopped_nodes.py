@@ -9,7 +9,7 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import KVEvent, LandingFailed, Released, Ticket
-from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, Reply
+from kv_transfer.receiving.effects import Fence, MoveSlab, OpenLane, ReceiverEffect, SendBack
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.sending.effects import SayHello, SenderEffect, SendToPeer
 from kv_transfer.sending.machine import Sender
@@ -69,7 +69,7 @@ class Pair:
             match effect:
                 case OpenLane(session):
                     self.answer(self.receiver.on_lane(session, self.lane, b""))
-                case Reply(_, frame):
+                case SendBack(_, frame):
                     self.to_sender.append(frame)
                 case MoveSlab(lane):
                     self.answer(self.receiver.on_moved(lane, b"", self.now_s))

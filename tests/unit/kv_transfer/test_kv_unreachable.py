@@ -72,7 +72,7 @@ def test_one_that_refuses_the_connection_has_answered() -> None:
     now_s += FIRST_PAUSE_S
     sender.on_tick(now_s)
     sender.hello(PEER, {"zmq": b""}, "auto")
-    refused = frames.Refused("overloaded", "too many senders")
+    refused = frames.Rejected("overloaded", "too many senders")
     assert sender.on_frame(PEER, refused, now_s) == [PeerAnswers(PEER), Disconnect(PEER)]
     assert sender.next_deadline_s() is None
     assert ends(sender.on_open(ticket(2), 100.0, now_s)) == []

@@ -7,7 +7,7 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Ticket
-from kv_transfer.receiving.effects import OpenLane, Reply
+from kv_transfer.receiving.effects import OpenLane, SendBack
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.receiving.sessions import Session
 from kv_transfer.receiving.window_shares import ACTIVE_S, WindowShares
@@ -222,7 +222,7 @@ class Receiving:
         *_, opened = self.machine.on_frame(session, hello, [], now_s)
         assert isinstance(opened, OpenLane)
         (reply,) = self.machine.on_lane(session, "zmq", b"")
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, SendBack)
         assert isinstance(reply.frame, frames.Welcome)
         self._seqs[number] = 0
         return reply.frame.window_bytes // PAIR_BYTES
@@ -234,7 +234,7 @@ class Receiving:
         data = frames.Data(seq, number + 1, 1, 0, (0,), (1,), (), b"", wants_ack=True)
         part_sizes = [LAYOUT.piece_bytes] * 2
         *_, reply = self.machine.on_frame(b"%d" % number, data, part_sizes, now_s)
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, SendBack)
         assert isinstance(reply.frame, frames.Ack)
         return reply.frame.window_bytes // PAIR_BYTES
 
@@ -268,7 +268,7 @@ def test_a_ping_tells_the_window_again() -> None:
         receiving.acknowledged(number, 0.1)
     ping = frames.Ping(())
     _, reply = receiving.machine.on_frame(b"0", ping, [], 0.2)
-    assert reply == Reply(b"0", frames.Ack(1, 4 * PAIR_BYTES))
+    assert reply == SendBack(b"0", frames.Ack(1, 4 * PAIR_BYTES))
 
 
 def test_credit_follows_the_smaller_of_the_first_window_and_the_present_one() -> None:

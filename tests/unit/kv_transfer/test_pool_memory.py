@@ -14,7 +14,7 @@ from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pool_memory import Pool, as_pool, host_pool
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import Limits
 from kv_transfer.shared.pool_shape import PoolShape
@@ -101,7 +101,7 @@ def test_the_memory_of_a_device_is_registered_written_and_fenced_like_the_hosts(
         for layer, blocks in ((0, [1, 2, 5]), (1, [6])):
             sender.accept(PEER, reply)
             numbers = as_blocks(blocks)
-            sender.write(PEER, Chunk(layer, numbers, numbers), numbers)
+            sender.write(PEER, LayerChunk(layer, numbers, numbers), numbers)
             sender.send_after(PEER, [memoryview(b"done")])
             while not sender.take_ready():
                 assert changed.wait(20)

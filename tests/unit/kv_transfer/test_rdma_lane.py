@@ -20,7 +20,7 @@ from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.rdma.peer_writer import Engine, PeerWriter
 from kv_transfer.lanes.rdma.rdma_lane import COOL_DOWN_S, RdmaLane
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
 from tests.fakes.fake_engine import FakeEngine
@@ -65,7 +65,7 @@ class Ends:
 
     def write(self, blocks: tuple[int, ...], header: bytes = b"header", peer: Peer = PEER) -> None:
         numbers = as_blocks(blocks)
-        self.sender.write(peer, Chunk(0, numbers, numbers), numbers)
+        self.sender.write(peer, LayerChunk(0, numbers, numbers), numbers)
         self.sender.send_after(peer, [memoryview(header)])
 
     def wait_ready(self, count: int = 1) -> list[Ready | Broken]:
@@ -334,7 +334,7 @@ def test_writers_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_target_outside_the_peers_pool(ends: Ends) -> None:
     """Whatever a ticket says: other memory of the peer may lie there."""
     ends.connect()
-    chunk = Chunk(0, as_blocks([0]), as_blocks([1]))
+    chunk = LayerChunk(0, as_blocks([0]), as_blocks([1]))
     ends.sender.write(PEER, chunk, as_blocks([NUM_BLOCKS]))
     (broken,) = ends.wait_ready()
     assert isinstance(broken, Broken)

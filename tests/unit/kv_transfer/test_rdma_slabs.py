@@ -16,7 +16,7 @@ from kv_transfer.lanes.rdma.slabs import (
     slabbed,
 )
 from kv_transfer.shared.block_arrays import as_blocks
-from kv_transfer.shared.chunks import Chunk
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.pool_shape import PoolShape
 from tests.unit.kv_transfer.pool_shapes import kv_shape
 
@@ -68,7 +68,7 @@ def test_the_regions_of_all_slabs_are_the_pool(num_blocks: int) -> None:
 def test_neighbours_in_both_pools_and_one_slab_of_each_are_one_range() -> None:
     source = PlacedPool(SlabbedPool(kv_shape(NUM_LAYERS, 12, PIECE), 12), (0,))
     target = PlacedPool(SlabbedPool(kv_shape(NUM_LAYERS, 8, PIECE), 4), (10_000, 20_000))
-    chunk = Chunk(1, as_blocks(range(5)), as_blocks([3, 4, 5, 7, 8]))
+    chunk = LayerChunk(1, as_blocks(range(5)), as_blocks([3, 4, 5, 7, 8]))
     keys_at, values_at = 2 * 12 * PIECE, 3 * 12 * PIECE
     keys_to, values_to = 2 * 8 * PIECE, 3 * 8 * PIECE
     ranges = ranges_of(chunk, as_blocks([2, 3, 4, 5, 6]), source, target)
@@ -114,7 +114,7 @@ def test_ranges_bring_each_block_to_its_target_within_one_region(
         PlacedPool(pool, tuple(100_000 * (slab + 1) for slab in range(pool.num_slabs)))
         for pool in pools
     )
-    chunk = Chunk(layer, as_blocks(range(len(sources))), as_blocks(sources))
+    chunk = LayerChunk(layer, as_blocks(range(len(sources))), as_blocks(sources))
     written = {}
     for here, there, num_bytes in ranges_of(chunk, as_blocks(targets), source, target).tolist():
         assert _is_in_one_region(source, here, num_bytes)

@@ -17,7 +17,7 @@ from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import host_pool
 from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
-from kv_transfer.receiving.effects import CloseLane, OpenLane, Reply, Write
+from kv_transfer.receiving.effects import CloseLane, OpenLane, SendBack, Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.transport import Parts
 from kv_transfer.wire import frames
@@ -80,7 +80,7 @@ class Node:
     def perform(self) -> None:
         while self.parts.effects:
             effect = self.parts.effects.popleft()
-            if isinstance(effect, Reply | OpenLane | CloseLane):
+            if isinstance(effect, SendBack | OpenLane | CloseLane):
                 self.end.perform(effect)
 
     def copy(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from common.ids import Incarnation
 from engine.core.sequences.sequence import Sequence
 from kv_transfer.transfer_timing import TransferTiming
-from node.flow.attempt_table import HANDED_OFF, Attempt
+from node.flow.attempt_table import HANDED_OFF, NodeAttempt
 from node.watch.attempt_spans import record_attempt
 from tests.fakes.recorded_tracing import RecordedTracing
 from tests.unit.engine_core.build import make_request
@@ -35,17 +35,17 @@ def attempt_with(
     has_remote_kv: bool = False,
     output_token_ids: tuple[int, ...] = (),
     **fields: Any,
-) -> Attempt:
+) -> NodeAttempt:
     request = make_request(20, max_tokens=9, output_token_ids=output_token_ids)
     request = replace(request, traceparent=PARENT)
     sequence = Sequence(1, request, is_exported=is_exported, has_remote_kv=has_remote_kv)
-    attempt = Attempt(request.id, Incarnation("router", 1), sequence, 99.0, received_at_s=10.0)
+    attempt = NodeAttempt(request.id, Incarnation("router", 1), sequence, 99.0, received_at_s=10.0)
     for name, value in fields.items():
         setattr(attempt, name, value)
     return attempt
 
 
-def spans_of(attempt: Attempt, ended_at_s: float = 20.0) -> RecordedTracing:
+def spans_of(attempt: NodeAttempt, ended_at_s: float = 20.0) -> RecordedTracing:
     tracing = RecordedTracing()
     record_attempt(tracing, attempt, ended_at_s)
     assert tracing.open() == []

@@ -7,7 +7,7 @@ import pytest
 from common.ids import AttemptId, Incarnation
 from engine.core.sequences.sequence import Sequence
 from node.flow import attempt_table
-from node.flow.attempt_table import Attempt, AttemptTable
+from node.flow.attempt_table import AttemptTable, NodeAttempt
 from tests.unit.engine_core.build import make_request
 
 R1, R2 = Incarnation("r", 1), Incarnation("r", 2)
@@ -15,9 +15,9 @@ R1, R2 = Incarnation("r", 1), Incarnation("r", 2)
 
 def make_attempt(
     name: str, *, router: Incarnation = R1, until_s: float = 10.0, number: int = 1
-) -> Attempt:
+) -> NodeAttempt:
     request = make_request(3, name=name)
-    return Attempt(request.id, router, Sequence(number, request), until_s, 0.0)
+    return NodeAttempt(request.id, router, Sequence(number, request), until_s, 0.0)
 
 
 def test_an_attempt_is_found_by_every_name_it_has() -> None:

@@ -19,9 +19,9 @@ from node.control import control_service, output_streams, router_calls
 from node.control.tickets import ticket_from_proto
 from node.flow import inbox
 from node.flow.messages import (
-    Abort,
-    Accepted,
-    Refused,
+    AbortAttempt,
+    CallRefused,
+    PromptAccepted,
     Reserved,
     RouterGone,
     StartedLocally,
@@ -146,7 +146,7 @@ async def test_a_local_start_says_what_was_cached(start: Start) -> None:
 async def test_a_refusal_says_why_when_to_come_back_and_what_room_there_is(start: Start) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()
-    service.inbox.answer_with = Refused(Overloaded("full", retry_after_s=2.5), 7, 1)
+    service.inbox.answer_with = CallRefused(Overloaded("full", retry_after_s=2.5), 7, 1)
     refusal = (await caller.ask(reserve())).refusal
     assert (refusal.code, refusal.message, refusal.retry_after_ms) == ("overloaded", "full", 2500)
     assert (refusal.free_blocks, refusal.free_seats) == (7, 1)
@@ -160,7 +160,7 @@ async def test_refusals_are_counted_by_reason_wherever_they_are_made(start: Star
     late = reserve()
     late.request.deadline_ms = 0
     await caller.ask(late)
-    service.inbox.answer_with = Refused(Overloaded("full"))
+    service.inbox.answer_with = CallRefused(Overloaded("full"))
     await caller.ask(reserve())
     await caller.ask(reserve())
     service.inbox.answer_with = StartedLocally(0)
@@ -180,7 +180,7 @@ async def test_a_prompt_is_taken_with_or_without_a_ticket(
 ) -> None:
     service = await start(Role.PREFILL)
     caller = await service.subscribe()
-    service.inbox.answer_with = Accepted()
+    service.inbox.answer_with = PromptAccepted()
     reply = await caller.ask(prefill(ticket))
     assert reply.WhichOneof("outcome") == "accepted"
     (submit,) = service.inbox.seen
@@ -190,7 +190,7 @@ async def test_a_prompt_is_taken_with_or_without_a_ticket(
 async def test_a_prompt_can_be_refused(start: Start) -> None:
     service = await start(Role.PREFILL)
     caller = await service.subscribe()
-    service.inbox.answer_with = Refused(Overloaded("full"))
+    service.inbox.answer_with = CallRefused(Overloaded("full"))
     assert (await caller.ask(prefill())).refusal.code == "overloaded"
 
 
@@ -353,7 +353,7 @@ async def test_an_abort_names_router_and_attempts_and_follows_its_call(start: St
     while not (await caller.call.read()).replies:
         pass
     assert isinstance(service.inbox.seen[0], Submit)
-    assert service.inbox.seen[1] == Abort(ROUTER, (AttemptId("a", 2), AttemptId("b", 2)))
+    assert service.inbox.seen[1] == AbortAttempt(ROUTER, (AttemptId("a", 2), AttemptId("b", 2)))
 
 
 @pytest.mark.covers("F97")
@@ -369,11 +369,11 @@ async def test_no_abort_is_lost_where_the_inbox_is_full_of_them(
     await service.inbox.has_seen.wait()
     for _ in range(3):  # heartbeats: nothing more is taken, and the stream goes on
         assert await caller.call.read() == pb.NodeMessage()
-    assert service.inbox.seen == [Abort(ROUTER, (AttemptId("a", 2),))]
+    assert service.inbox.seen == [AbortAttempt(ROUTER, (AttemptId("a", 2),))]
     service.inbox.take_all()
     service.inbox.has_seen.clear()
     await service.inbox.has_seen.wait()
-    assert service.inbox.seen[1] == Abort(ROUTER, (AttemptId("b", 2),))
+    assert service.inbox.seen[1] == AbortAttempt(ROUTER, (AttemptId("b", 2),))
 
 
 # --- streams --------------------------------------------------------------------------------------

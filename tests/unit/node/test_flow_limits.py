@@ -8,12 +8,12 @@ import pytest
 
 from common.grammar import Grammar, GrammarKind
 from common.request import GenerationRequest
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from node.flow.flow_limits import FlowLimits
 from tests.unit.engine_core.build import make_request
 
 LIMITS = FlowLimits(vocab_size=100, max_model_len=40, max_queued_requests=1)
-STEP = Limits(
+STEP = StepLimits(
     max_num_seqs=1, max_num_batched_tokens=8, block_size=4, max_model_len=40,
     num_speculative_tokens=3,
 )  # fmt: skip

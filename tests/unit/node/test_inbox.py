@@ -10,7 +10,7 @@ from common.errors import Draining, HandoffFailed, Overloaded
 from common.ids import AttemptId, Incarnation
 from kv_transfer.contract import LandingFailed
 from node.flow.inbox import MAX_ABORTS, Inbox
-from node.flow.messages import Abort, Message, RouterGone, Submit
+from node.flow.messages import AbortAttempt, Message, RouterGone, Submit
 from tests.unit.engine_core.build import make_request
 
 ROUTER = Incarnation("r", 1)
@@ -21,7 +21,7 @@ def submit(reply_to: int = 1) -> Submit:
 
 
 ALWAYS_LET_IN: list[Message] = [
-    Abort(ROUTER, (AttemptId("a", 1),)),
+    AbortAttempt(ROUTER, (AttemptId("a", 1),)),
     RouterGone(ROUTER),
     LandingFailed(5, HandoffFailed("gone")),
 ]
@@ -60,7 +60,7 @@ def test_what_ends_things_always_gets_in() -> None:
 
 def test_aborts_are_refused_when_too_many_wait_and_let_in_again_later() -> None:
     inbox = Inbox(max_requests=1)
-    abort = Abort(Incarnation("router", 1), (AttemptId("any", 1),))
+    abort = AbortAttempt(Incarnation("router", 1), (AttemptId("any", 1),))
     for _ in range(MAX_ABORTS):
         inbox.put(abort)
     with pytest.raises(Overloaded, match=f"{MAX_ABORTS} messages of aborts"):

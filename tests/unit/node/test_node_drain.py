@@ -76,7 +76,7 @@ class NotedInbox(Inbox):
 
     def put(self, message: Message) -> None:
         super().put(message)
-        if isinstance(message, Submit) and message.request.id.request_id == "late":
+        if isinstance(message, Submit) and message.request.id.choice_id == "late":
             self.has_late.set()
         if isinstance(message, Drain):
             self.has_drain.set()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from node.flow.messages import BeginCopy, CheckCopies, Copied, Message, PushBlocks
+from node.flow.messages import BeginCopy, CheckCopies, CopyEnded, Message, PushBlocks
 from node.flow.perform_effects import NodeEffects
 
 
@@ -83,10 +83,10 @@ def test_each_copy_is_reported_once_when_it_has_ended() -> None:
     parts.copies[3,].is_complete = True
     for _ in range(2):
         effects.perform_effect(CheckCopies())
-    assert copied == [Copied(8)]
+    assert copied == [CopyEnded(8)]
     parts.copies[1, 2].is_complete = True
     effects.perform_effect(CheckCopies())
-    assert copied == [Copied(8), Copied(7)]
+    assert copied == [CopyEnded(8), CopyEnded(7)]
 
 
 def test_what_was_copied_out_is_pushed_before_its_end_is_reported_also_while_a_step_runs() -> None:
@@ -98,7 +98,7 @@ def test_what_was_copied_out_is_pushed_before_its_end_is_reported_also_while_a_s
     pushes = [("push", 9, layer, (0, 1), (5, 4)) for layer in range(3)]
     assert parts.done == [*pushes, ("push", 9, 0, (2,), (6,))]
     assert not parts.copies[5, 4].might_begin
-    assert copied == [Copied(7)]
+    assert copied == [CopyEnded(7)]
 
 
 @pytest.mark.parametrize("is_at_begin", [True, False])
@@ -112,7 +112,7 @@ def test_a_copy_that_fails_is_reported_once_and_pushes_nothing(is_at_begin: bool
     for _ in range(2):
         effects.perform_effect(CheckCopies())
     (message,) = copied
-    assert isinstance(message, Copied)
+    assert isinstance(message, CopyEnded)
     assert message.number == 7
     assert "no pinned memory" in str(message.error)
     assert parts.done == []

@@ -14,7 +14,7 @@ from common.nodes import Role
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.router_calls import Replies, RouterCalls
 from node.flow.inbox import Inbox
-from node.flow.messages import Accepted, Answer, Compiled, Refused, Submit
+from node.flow.messages import Answer, CallRefused, Compiled, PromptAccepted, Submit
 from protos import pdserve_node_pb2 as pb
 from tests.fakes.stopped_time import StoppedTime
 from tests.unit.node.control_server import REQUEST, ROUTER, reserve
@@ -64,14 +64,14 @@ class Calls:
 async def test_a_later_call_of_the_same_number_has_a_deadline_of_its_own() -> None:
     calls = Calls()
     first = await calls.begin(10.0)
-    calls.replies.resolve(first.reply_to, Accepted())
+    calls.replies.resolve(first.reply_to, PromptAccepted())
     await calls.wait(0.0)
     await calls.begin(30.0)
     await calls.wait(20.0)
-    assert calls.answers == [(1, Accepted())]
+    assert calls.answers == [(1, PromptAccepted())]
     await calls.wait(10.0)
     (_, late) = calls.answers
-    assert isinstance(late[1], Refused)
+    assert isinstance(late[1], CallRefused)
     assert late[1].error.code == "deadline_exceeded"
     assert len(calls.replies) == 0
 
@@ -81,7 +81,7 @@ async def test_nobody_is_answered_when_the_stream_has_ended() -> None:
     submit = await calls.begin(10.0)
     calls.calls.close()
     assert len(calls.replies) == 0
-    calls.replies.resolve(submit.reply_to, Accepted())
+    calls.replies.resolve(submit.reply_to, PromptAccepted())
     await calls.wait(20.0)
     assert calls.answers == []
 
@@ -141,7 +141,7 @@ async def test_a_call_is_refused_while_too_many_grammars_wait() -> None:
     calls.calls._prepare_grammar = refuse
     await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, reserve=reserve(UNDER_GRAMMAR))]))
     ((_, answer),) = calls.answers
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, CallRefused)
     assert answer.error.code == "overloaded"
     assert calls.inbox.take_all() == []
     assert len(calls.replies) == 0
@@ -154,7 +154,7 @@ async def test_priorities_that_do_not_count_are_told_once(
     calls = Calls(are_priorities_enabled=are_enabled)
     for priority, num_told in ((0, 0), (7, 1), (-3, 1)):
         submit = await calls.begin(10.0, priority=priority)
-        calls.replies.resolve(submit.reply_to, Accepted())
+        calls.replies.resolve(submit.reply_to, PromptAccepted())
         await calls.wait(0.0)
         told = [text for text in caplog.messages if "--enable-priority-scheduling" in text]
         assert len(told) == (0 if are_enabled else num_told)

@@ -10,7 +10,7 @@ from common.errors import DeadlineUnreachable
 from common.ids import AttemptId, Incarnation
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.waiting_queue import WaitingQueue
-from node.flow.attempt_table import Attempt
+from node.flow.attempt_table import NodeAttempt
 from node.flow.shedding import Shedding
 from tests.unit.engine_core.build import make_request
 
@@ -36,7 +36,7 @@ def end(
 ) -> None:
     sequence = Sequence(99, make_request(4))
     sequence.append(list(range(num_tokens)))
-    attempt = Attempt(AttemptId("r", 1), Incarnation("router", 1), sequence, 1e9, 0.0)
+    attempt = NodeAttempt(AttemptId("r", 1), Incarnation("router", 1), sequence, 1e9, 0.0)
     attempt.first_token_at_s, attempt.landed_at_s = 200.0, landed_at_s
     shedding.on_end(attempt, 200.0 + span_s)
 

@@ -12,7 +12,7 @@ from common.ids import AttemptId, Incarnation
 from common.kv.blocks import blocks_for
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SpeculationConfig
-from engine.core.planner_contract import Limits
+from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
@@ -75,7 +75,7 @@ class PrefillNode:
         self.inbox = Inbox(max_requests=100)
         method = "mtp" if num_drafts else "none"
         self.scheduler = Scheduler(
-            limits=Limits(
+            limits=StepLimits(
                 max_num_seqs=4,
                 max_num_batched_tokens=budget,
                 block_size=runner.layout.block_size,

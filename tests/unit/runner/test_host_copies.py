@@ -12,7 +12,7 @@ import pytest
 from common.errors import ConfigError, InternalError
 from common.kv.kv_layout import KVLayout
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.cache.host_pool import HostPool
+from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.start.load import load_model_runner
 from tests.unit.runner.mtp_running import chunk, ids, load_with_mtp, only, step, write_inside
@@ -21,18 +21,18 @@ from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpo
 NUM_BLOCKS, NUM_HOST_BLOCKS = 9, 5
 
 
-def _pool(*, is_mirrored: bool) -> tuple[KVCache, HostPool]:
+def _pool(*, is_mirrored: bool) -> tuple[KVCache, HostBlockArrays]:
     layout = KVLayout(
         model_digest="", num_layers=3, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"
     )
     cache = KVCache(layout, NUM_BLOCKS * layout.block_bytes, is_mirrored=is_mirrored)
-    pool = HostPool(cache, NUM_HOST_BLOCKS * layout.block_bytes + layout.block_bytes - 1)
+    pool = HostBlockArrays(cache, NUM_HOST_BLOCKS * layout.block_bytes + layout.block_bytes - 1)
     assert pool.num_blocks == NUM_HOST_BLOCKS
     return cache, pool
 
 
 def swap(
-    pool: HostPool, ours: list[int], theirs: list[int], *, is_out: bool, is_late: bool
+    pool: HostBlockArrays, ours: list[int], theirs: list[int], *, is_out: bool, is_late: bool
 ) -> None:
     if is_late:
         assert pool.begin_swap(ours, theirs, is_out=is_out).is_done()

@@ -13,7 +13,7 @@ from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkRow:
     """Tokens of one sequence from position `start` on, and its block table."""
 
     tokens: Sequence[int]
@@ -46,13 +46,13 @@ class ChunkStep:
             },
         )  # fmt: skip
 
-    def run(self, chunks: Sequence[Chunk]) -> None:
+    def run(self, chunks: Sequence[ChunkRow]) -> None:
         """Compute the chunks; `logits` has a row for each one's last token."""
         num_rows, num_tiles = self._upload(chunks)
         for launch in self.plan(chunks, num_rows, num_tiles):
             launch(self._stream)
 
-    def _upload(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
+    def _upload(self, chunks: Sequence[ChunkRow]) -> tuple[int, int]:
         block = self._make.pool.block_size
         tokens: list[int] = []
         positions: list[int] = []
@@ -87,7 +87,7 @@ class ChunkStep:
             self._device.upload(self.memory[name], np.asarray(values, np.int32).tobytes())
         return len(tokens), len(tile_rows)
 
-    def plan(self, chunks: Sequence[Chunk], num_rows: int, num_tiles: int) -> list[Bound]:
+    def plan(self, chunks: Sequence[ChunkRow], num_rows: int, num_tiles: int) -> list[Bound]:
         """Return the step's launches."""
         make, memory, spec = self._make, self.memory, self._make.spec
         normed, size = memory["normed"], spec.hidden_size

@@ -21,7 +21,7 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 _OF_SERVER = ("container_upload", "compaction")
 
 
-class Conversation:
+class MessageTurns:
     """The turns of a chat that messages become, and the places of these messages and blocks."""
 
     def __init__(self, places: Places, left_out: LeftOut) -> None:

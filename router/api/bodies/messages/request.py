@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
 from router.api.bodies.left_out import LeftOut
-from router.api.bodies.messages.conversation import Conversation, Turn
+from router.api.bodies.messages.conversation import MessageTurns, Turn
 from router.api.bodies.places import Places
 from router.api.bodies.schemas import Nothing, WholeBody
 
@@ -70,20 +70,9 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
 
     Notes the `places` of its parts, and what was left out. Raises `InvalidRequest`.
     """
-    chat: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
-    conversation = Conversation(places, left_out)
-    if body.system is not None:
-        conversation.add_system(body.system)
-    for index, message in enumerate(body.messages):
-        conversation.add(message, f"messages.{index}")
-    turns = conversation.ended()
-    continues = bool(turns) and _is_open(turns[-1])
-    choice = body.tool_choice or {}
-    config = body.output_config or {}
-    return chat | {
-        "messages": turns,
-        "continue_final_message": continues,
-        "add_generation_prompt": not continues,
+    choice, config = body.tool_choice or {}, body.output_config or {}
+    chat: dict[str, Any] = {
+        **{name: getattr(body, name) for name in _SAME},
         "max_completion_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "tools": None if body.tools is None else _tools(body.tools, places, left_out),
@@ -92,6 +81,18 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "chat_template_kwargs": _variables(body.thinking),
         "reasoning_effort": config.get("effort"),
         "response_format": _format(config.get("format")),
+    }
+    conversation = MessageTurns(places, left_out)
+    if body.system is not None:
+        conversation.add_system(body.system)
+    for index, message in enumerate(body.messages):
+        conversation.add(message, f"messages.{index}")
+    turns = conversation.ended()
+    continues = bool(turns) and _is_open(turns[-1])
+    return chat | {
+        "messages": turns,
+        "continue_final_message": continues,
+        "add_generation_prompt": not continues,
     }
 
 

@@ -33,7 +33,7 @@ _OUTPUTS = (
 )
 
 
-class Conversation:
+class ResponseTurns:
     """The turns of a chat that items of the input become, and the places of these items."""
 
     def __init__(self, places: Places, left_out: LeftOut, tools: Tools) -> None:

@@ -6,13 +6,13 @@ The server keeps no responses, so the client sends the whole conversation as `in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
 from router.api.bodies.client_tools import ClientTool
 from router.api.bodies.left_out import LeftOut
 from router.api.bodies.places import Places
-from router.api.bodies.responses.conversation import Conversation
+from router.api.bodies.responses.conversation import ResponseTurns
 from router.api.bodies.responses.tools import Tools
 from router.api.bodies.schemas import Nothing, StreamOptions, WholeBody
 from router.http.sse import to_json
@@ -80,23 +80,26 @@ class ResponseBody(WholeBody):
     chat_template_kwargs: Any = None
 
 
-class AskedChat(NamedTuple):
-    """The body of a chat, and what the client calls functions that it knows as other tools."""
-
-    chat: dict[str, Any]
-    client_tools: Mapping[str, ClientTool]
-
-
-def chat_of_response(body: ResponseBody, places: Places, left_out: LeftOut) -> AskedChat:
-    """Return the chat that asks for the same.
+def chat_of_response(
+    body: ResponseBody, places: Places, left_out: LeftOut
+) -> tuple[dict[str, Any], Mapping[str, ClientTool]]:
+    """Return the body of a chat that asks for the same, and what the client calls functions that
+    it knows as other tools.
 
     Notes the `places` of its parts, and what was left out. Raises `InvalidRequest`.
     """
-    chat: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    text, reasoning = body.text or {}, body.reasoning or {}
+    chat: dict[str, Any] = {
+        **{name: getattr(body, name) for name in _SAME},
+        "max_completion_tokens": body.max_output_tokens,
+        "response_format": _format(text.get("format")),
+        "verbosity": text.get("verbosity"),
+        "reasoning_effort": reasoning.get("effort"),
+    }
     tools = Tools(places, left_out)
     for index, tool in enumerate(body.tools or ()):
         tools.add(tool, f"tools.{index}")
-    conversation = Conversation(places, left_out, tools)
+    conversation = ResponseTurns(places, left_out, tools)
     if body.instructions is not None:
         conversation.add_text("system", body.instructions, "instructions")
     if isinstance(body.input, str):
@@ -104,18 +107,13 @@ def chat_of_response(body: ResponseBody, places: Places, left_out: LeftOut) -> A
     else:
         for index, item in enumerate(body.input):
             conversation.add(item, f"input.{index}")
-    text, reasoning = body.text or {}, body.reasoning or {}
     functions = tools.ended()
     fields = {
         "messages": conversation.ended(),
-        "max_completion_tokens": body.max_output_tokens,
-        "response_format": _format(text.get("format")),
-        "verbosity": text.get("verbosity"),
-        "reasoning_effort": reasoning.get("effort"),
         "tools": functions or None,
         "tool_choice": tools.choice(body.tool_choice),
     }
-    return AskedChat(chat | fields, tools.client_tools)
+    return chat | fields, tools.client_tools
 
 
 def repeated_fields(body: ResponseBody) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from common.kv.token_budget import num_speculative_tokens
 from common.settings.config import SchedulingConfig
-from engine.core.planner_contract import Limits, PlanPolicy, SequenceView, StepPlan
+from engine.core.planner_contract import PlanPolicy, SequenceView, StepLimits, StepPlan
 from engine.core.planning.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
@@ -101,7 +101,7 @@ def planned(*, cap: int, seats: int, num_decodes: int, method: str, configured: 
         growth=lambda: growth_columns([]),
         pool=Pool(),
         match_prefix=no_prefix,
-        limits=Limits(
+        limits=StepLimits(
             max_num_seqs=seats,
             max_num_batched_tokens=cap,
             block_size=BLOCK_SIZE,

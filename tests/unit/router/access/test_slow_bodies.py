@@ -17,7 +17,7 @@ from router.access import middleware
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.access.arriving_bodies import MAX_BODIES, ArrivingBodies
-from router.api.generation import ADMIN_SEATS
+from router.api.exchanges import ADMIN_SEATS
 from tests.fakes.http_edge import Edge, hangs_after, make_edge
 from tests.fakes.http_server import eventually, served
 from tests.fakes.manual_clock import ManualClock

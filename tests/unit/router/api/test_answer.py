@@ -18,7 +18,7 @@ from common.errors import InternalError, NodeLost
 from common.request import FinishReason
 from router.api.answers.answer import PING_S, Answer, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead, ChatFormat, WholeChoice
-from router.api.answers.turns import Turns
+from router.api.answers.turns import AnswerTurns
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.http.sse import PING
@@ -62,7 +62,7 @@ class Client:
         reply, more = Reply(self._send, self._write), {}
         if kind is StreamedAnswer:
             more = {"has_logprobs": has_logprobs}
-        self.answer = kind(form, self.usage, reply, num_choices, Turns(), **more)
+        self.answer = kind(form, self.usage, reply, num_choices, AnswerTurns(), **more)
         for index in range(num_choices):
             text = ChoiceText(tiny_model().new_detokenizer(), stop, has_logprobs=has_logprobs)
             self.answer.start(text, self.deltas.extend, partial(self._run, index))
@@ -326,7 +326,7 @@ async def test_a_long_whole_answer_becomes_json_in_several_turns(
 async def test_an_aborted_answer_is_freed_without_the_garbage_collector(is_over: bool) -> None:
     client = Client()
     text = ChoiceText(tiny_model().new_detokenizer(), ())
-    owned = StreamedAnswer(client.answer._form, client.usage, Reply(client._send), 1, Turns())
+    owned = StreamedAnswer(client.answer._form, client.usage, Reply(client._send), 1, AnswerTurns())
     sinks: list[Sink] = []
 
     def generate(sink: Sink) -> Callable[[], None]:

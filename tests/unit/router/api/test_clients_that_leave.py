@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from http_serving.abort_connection import offer_abort
-from router.api.generation import FINAL_EVENT_TIMEOUT_S
+from router.api.exchanges import FINAL_EVENT_TIMEOUT_S
 from router.core.generation import TokenChunk
 from tests.fakes.http_edge import (
     Call,

@@ -9,14 +9,9 @@ from jsonschema import Draft202012Validator
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded
 from common.request import TokenLogprobs
-from router.api.answers.described_answers import (
-    CHAT_ANSWER,
-    CHAT_EVENT,
-    COMPLETION_ANSWER,
-    COMPLETION_EVENT,
-)
+from router.api.answers.shapes import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
 from router.core.generation import TokenChunk
-from router.http.described import ERROR, ERRORS
+from router.http.described import ERRORS, ErrorAnswer, inlined, schema_of
 from tests.fakes.http_edge import Edge, events, fails, make_edge, plays, says, tiny_model
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
@@ -24,7 +19,11 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT_PATH: {"messages": [{"role": "user", "content": "Hi"}]},
     TEXT_PATH: {"prompt": "Hi"},
 }
-SCHEMAS = {CHAT_PATH: (CHAT_ANSWER, CHAT_EVENT), TEXT_PATH: (COMPLETION_ANSWER, COMPLETION_EVENT)}
+SCHEMAS = {
+    CHAT_PATH: (schema_of(ChatAnswer), schema_of(ChatEvent)),
+    TEXT_PATH: (schema_of(CompletionAnswer), schema_of(CompletionEvent)),
+}
+ERROR = schema_of(ErrorAnswer)
 WISHES: list[dict[str, Any]] = [
     {},
     {"return_token_ids": True, "n": 2},
@@ -43,6 +42,14 @@ def closed(schema: Any) -> Any:
     if "properties" in parts:
         parts["additionalProperties"] = False
     return parts
+
+
+async def described_paths(edge: Edge) -> dict[str, Any]:
+    """The paths of `/openapi.json`, with the schemas in their places."""
+    async with edge.client() as client:
+        described = (await client.get("/openapi.json")).json()
+    paths: dict[str, Any] = inlined(described["paths"], described["components"]["schemas"])
+    return paths
 
 
 def check(answer: Any, schema: Any) -> None:
@@ -122,8 +129,7 @@ async def test_the_end_of_a_stream_is_as_described(path: str, body: dict[str, An
 
 
 async def test_the_description_has_the_answers_and_the_errors() -> None:
-    async with make_edge().client() as client:
-        paths = (await client.get("/openapi.json")).json()["paths"]
+    paths = await described_paths(make_edge())
     for path, (whole, event) in SCHEMAS.items():
         described = paths[path]["post"]["responses"]
         content = described["200"]["content"]

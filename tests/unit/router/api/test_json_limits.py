@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import InvalidRequest
-from router.api.bodies import json_limits
-from router.api.bodies.json_limits import (
+from router.api.bodies import json_text
+from router.api.bodies.json_text import (
     MAX_JSON_CONTAINERS,
     MAX_JSON_MEMBERS,
     MAX_JSON_TEXTS,
     SMALL_BODY_BYTES,
     check_structure,
+    checked_text,
 )
 from router.api.bodies.schemas import ChatBody, CompletionBody, parse_body
 
@@ -78,13 +79,13 @@ def test_the_counts_are_those_of_the_parsed_body(value: Any) -> None:
     body = json.dumps(value).encode()
     with pytest.MonkeyPatch.context() as patch:
         for name, most in limits.items():
-            patch.setattr(json_limits, name, most)
+            patch.setattr(json_text, name, most)
         check_structure(body)
         for name in [name for name in limits if limits[name] and name != "SMALL_BODY_BYTES"]:
-            patch.setattr(json_limits, name, limits[name] - 1)
+            patch.setattr(json_text, name, limits[name] - 1)
             with pytest.raises(InvalidRequest):
                 check_structure(body)
-            patch.setattr(json_limits, name, limits[name])
+            patch.setattr(json_text, name, limits[name])
 
 
 def counted(value: Any) -> tuple[int, int, int]:
@@ -115,4 +116,4 @@ def test_a_million_faults_cost_as_much_as_the_first(kind: Any, fields: str, said
     """Without a stop at the first fault this takes minutes and gigabytes."""
     body = ('{"model": "t", ' + fields + "}").encode()
     with pytest.raises(InvalidRequest, match=said):
-        parse_body(kind, body)
+        parse_body(kind, checked_text(body))

@@ -13,9 +13,11 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.gbnf import Gbnf
 from router.api import generation
+from router.api.bodies.kinds import RequestKind
 from router.api.planning import body_planner
 from router.api.planning.body_planner import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
-from router.api.planning.request_plan import Planner, RequestKind, RequestPlan
+from router.api.planning.planner import Planner
+from router.api.planning.request_plan import RequestPlan
 from tests.fakes.http_edge import (
     CONTEXT,
     PlansHere,
@@ -85,7 +87,7 @@ async def test_gbnf_is_translated_by_a_trial_alone(padding: int) -> None:
     lark = Grammar(GrammarKind.LARK, 'start: "a"\n     | "b"\n\n')
     for _ in range(2):
         plan = await planner.plan(RequestKind.COMPLETION, body, CONTEXT)
-        assert plan.grammar == lark
+        assert plan.sampling.grammar == lark
     assert large.sizes == []
     gbnf = Gbnf('root ::= "a" | "b"', "guided_grammar")
     assert [trial.grammar for trial in trials.tried] == [gbnf, lark, gbnf], "one compilation"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,10 @@ from common.errors import InternalError, InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
+from grammars.parts import GrammarParts, SchemaPart
+from router.api.bodies.asked import AnswerShape
 from router.api.bodies.client_tools import ClientTool
+from router.api.bodies.kinds import RequestKind
 from router.api.planning.messages import (
     LENGTHS,
     Message,
@@ -26,7 +29,7 @@ from router.api.planning.messages import (
     unpack_prompt,
     unpack_request,
 )
-from router.api.planning.request_plan import ChoicePlan, RequestKind, RequestPlan
+from router.api.planning.request_plan import PlannedPrompt, RequestPlan, seed_of_choice
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
 from router.text.usage import UsageEvents
@@ -51,39 +54,27 @@ SAMPLING = SamplingParams(
     min_tokens=2,
 )
 PLAN = RequestPlan(
-    choices=(
-        ChoicePlan(
-            prompt_token_ids=(0, 2**31, 2**32 - 1),
-            sampling=SAMPLING,
-            priority=-3,
+    prompts=(
+        PlannedPrompt(
+            token_ids=(0, 2**31, 2**32 - 1),
+            seed=2**64 - 1,
+            max_tokens=9,
             echo="a\x00漢",
             echo_offsets=(0, 0, 2),
         ),
-        ChoicePlan(
-            prompt_token_ids=(0, 2**31, 2**32 - 1),
-            sampling=replace(SAMPLING, seed=0, logprobs=None),
-            priority=-3,
-            echo="a\x00漢",
-            echo_offsets=(0, 0, 2),
-        ),
-        ChoicePlan(prompt_token_ids=(7,), sampling=replace(SAMPLING, max_tokens=2)),
-        ChoicePlan(prompt_token_ids=(7,), sampling=SAMPLING),
+        PlannedPrompt(token_ids=(7,), seed=0, max_tokens=11),
     ),
+    sampling=SAMPLING,
     cache_salt="mine",
+    priority=-3,
     choices_per_prompt=2,
     returned_per_prompt=1,
-    prompt_logprobs=2,
+    scored_per_prompt=1,
     echo_logprobs=0,
     has_output=False,
-    stop=("\n", '"'),
     stop_token_ids=frozenset({7}),
     hidden_token_ids=frozenset({1, 4}),
-    shows_stop=True,
     shows_special_tokens=True,
-    returns_token_ids=True,
-    has_logprobs=True,
-    is_stream=True,
-    usage_events=UsageEvents.EACH,
     continues_prompt=True,
     syntax=AnswerSyntax(
         thinking=ThinkingFormat.BEGUN,
@@ -92,10 +83,28 @@ PLAN = RequestPlan(
         is_named=True,
         calls_alone=True,
     ),
-    repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None},
-    ignored_fields=("foo", "messages.id"),
-    left_out=("tools of the type 'mcp'",),
-    client_tools={"a.b": ClientTool("b", "a"), "c": ClientTool("c", is_custom=True)},
+    grammar_parts=GrammarParts(
+        Grammar(GrammarKind.REGEX, "a+", "guided_regex"),
+        (
+            SchemaPart(
+                schema={"type": "object", "x": [None, 1.5]}, source="tools.0", is_lenient=True
+            ),
+        ),
+    ),
+    shape=AnswerShape(
+        is_stream=True,
+        usage_events=UsageEvents.EACH,
+        has_logprobs=True,
+        prompt_logprobs=2,
+        returns_token_ids=True,
+        stop=("\n", '"'),
+        shows_stop=True,
+        shows_special_tokens=True,
+        repeated={"tools": [{"name": "f"}], "top_p": 0.5, "user": None, "n": 10**400},
+        client_tools={"a.b": ClientTool("b", "a"), "c": ClientTool("c", is_custom=True)},
+        ignored_fields=("foo", "messages.id"),
+        left_out=("tools of the type 'mcp'",),
+    ),
 )
 
 
@@ -117,32 +126,46 @@ def test_a_plan_arrives_with_every_field() -> None:
     plan = delivered_plan(PLAN)
     assert plan == PLAN
     assert plan.prompt_lengths == (3, 1)
+    assert plan.grammar_parts.asked is not None
+    assert plan.grammar_parts.asked.source == "guided_regex"
+
+
+def test_every_field_of_that_plan_is_told() -> None:
+    """One that has its default, or says nothing, would arrive whatever becomes of it."""
+    said_nothing: tuple[object, ...] = (None, (), {}, "", False, 0, NO_RULES)
+    for group in (PLAN, PLAN.prompts[0], PLAN.shape, asdict(SAMPLING), asdict(PLAN.syntax)):
+        fields = group if isinstance(group, dict) else group._asdict()
+        silent = {name for name, value in fields.items() if value in said_nothing}
+        assert silent <= {"has_output", "echo_logprobs", "logprobs", "grammar"}, type(group)
 
 
 def test_a_grammar_arrives_once_for_all_choices() -> None:
     grammar = Grammar(GrammarKind.LARK, 'start: "é"' + " " * 1000, "guided_grammar")
     sampling = replace(SAMPLING, ignore_eos=False, grammar=grammar, rules=NO_RULES)
-    plan = replace(
-        PLAN, choices=tuple(replace(choice, sampling=sampling) for choice in PLAN.choices)
-    )
+    plan = PLAN._replace(sampling=sampling)
     arrived = delivered_plan(plan)
     assert arrived == plan
-    assert arrived.grammar is not None
-    assert arrived.grammar.source == "guided_grammar"
+    assert arrived.sampling.grammar is not None
+    assert arrived.sampling.grammar.source == "guided_grammar"
     first = next(iter(pack_plan(plan)))
     assert len(json.dumps(first.head)) < 1000 + 2400
 
 
-def test_choices_of_a_prompt_share_its_tokens() -> None:
-    first, second, third, _ = delivered_plan(PLAN).choices
-    assert first.prompt_token_ids is second.prompt_token_ids
-    assert first.prompt_token_ids is not third.prompt_token_ids
+def test_each_choice_draws_with_its_own_seed_up_to_the_tokens_of_its_prompt() -> None:
+    choices = list(delivered_plan(PLAN).choices())
+    (one, first), (same, second), (_, third), (other, fourth) = choices
+    assert one is same is not other
+    assert first == SAMPLING
+    assert second == replace(SAMPLING, seed=seed_of_choice(2**64 - 1, 1), prompt_logprobs=None)
+    assert third == replace(SAMPLING, seed=0, max_tokens=11)
+    seed = seed_of_choice(0, 1)
+    assert fourth == replace(SAMPLING, seed=seed, max_tokens=11, prompt_logprobs=None)
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1), st.text())
 def test_any_prompt_arrives(token_ids: list[int], echo: str) -> None:
-    choice = ChoicePlan(prompt_token_ids=tuple(token_ids), sampling=SAMPLING, echo=echo)
-    plan = replace(PLAN, choices=(choice,), choices_per_prompt=1)
+    prompt = PlannedPrompt(token_ids=tuple(token_ids), seed=2**64 - 1, max_tokens=1, echo=echo)
+    plan = PLAN._replace(prompts=(prompt,))
     assert delivered_plan(plan) == plan
 
 

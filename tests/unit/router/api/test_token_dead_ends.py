@@ -26,7 +26,7 @@ def is_drawable(
     rules = TokenRules(allowed_token_ids=allowed, bad_words=bad)
     sampling = SamplingParams(max_tokens=max_tokens, rules=rules, **more)  # type: ignore[arg-type]
     try:
-        check_drawable(sampling, EOS)
+        check_drawable(sampling, sampling.max_tokens, EOS)
     except InvalidRequest:
         return False
     return True
@@ -128,8 +128,8 @@ def test_many_tokens_and_ends_are_compared_once() -> None:
     eos, allowed = frozenset(range(300)), tuple(range(300, 16_684))
     rules = TokenRules(allowed_token_ids=allowed, bad_words=((300,),))
     began_s = time.process_time()
-    check_drawable(SamplingParams(max_tokens=9, rules=rules), eos)
+    check_drawable(SamplingParams(max_tokens=9, rules=rules), 9, eos)
     banned = tuple((one,) for one in allowed[:100])
     rules = TokenRules(allowed_token_ids=(*range(200), *allowed[:101]), bad_words=banned)
-    check_drawable(SamplingParams(max_tokens=9, rules=rules), eos)
+    check_drawable(SamplingParams(max_tokens=9, rules=rules), 9, eos)
     assert time.process_time() - began_s < 0.1

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
-from router.api.planning.request_plan import Planner, RequestKind
+from router.api.bodies.kinds import RequestKind
+from router.api.planning.planner import Planner
 from router.http.errors import ModelNotFound
 from router.http.sse import to_json
 from tests.fakes.tool_models import hermes_model

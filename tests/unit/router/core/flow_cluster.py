@@ -23,7 +23,7 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import DecodeGrant, RequestFlow
 
 PREFILL_NODES = tuple(Incarnation(f"p{i}", 1) for i in range(2))
 DECODE_NODES = tuple(Incarnation(f"d{i}", 1) for i in range(2))
@@ -150,7 +150,7 @@ class ModelCluster:
     def answer_reserve(self, reserve: SendReserve, refusal: PdserveError | None = None) -> None:
         self.reserves.remove(reserve)
         leg = (reserve.node, reserve.request.id)
-        reply: Reservation | PdserveError
+        reply: DecodeGrant | PdserveError
         if refusal is not None:
             self.finished.add(leg)
             reply = refusal
@@ -158,9 +158,9 @@ class ModelCluster:
             num_before = len(reserve.request.output_token_ids)
             indices = range(num_before, self.answer_length)
             self.outbox[leg] = self._outputs(reserve.request.id, indices)
-            reply = Reservation(None, 0)
+            reply = DecodeGrant(None, 0)
         else:
-            reply = Reservation(f"ticket of {leg[1]}", 0)
+            reply = DecodeGrant(f"ticket of {leg[1]}", 0)
         was_aborted = leg in self.aborted
         effects = self.flow.on_reserve_reply(leg[0], leg[1], reply, self.now_s)
         if was_aborted and refusal is None:

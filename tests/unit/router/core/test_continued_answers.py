@@ -10,7 +10,7 @@ from common.request import FinishReason, RequestOutput
 from router.core.candidates import MAX_FAILURES, WAIT_S
 from router.core.effects import Choose, Finish, LegClosed, SendPrefill, SendReserve, Wait
 from router.core.generation import TokenChunk
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import DecodeGrant, RequestFlow
 from tests.unit.router.core.test_request_flow import (
     D0,
     D1,
@@ -35,7 +35,7 @@ def test_an_answer_may_be_continued_twice() -> None:
     flow.on_output(D0, output(FIRST, 1, 11, 12, num_drafted=4, num_accepted=1))
     flow.on_node_lost(D0)
     flow.on_choice(D1, P0, "again", 0.0)
-    flow.on_reserve_reply(D1, SECOND, Reservation(None, 96), 0.0)
+    flow.on_reserve_reply(D1, SECOND, DecodeGrant(None, 96), 0.0)
     (emit,) = flow.on_output(D1, output(SECOND, 3, 13, 14, num_drafted=3, num_accepted=1))
     assert isinstance(emit, TokenChunk)
     assert (emit.num_drafted, emit.num_accepted) == (7, 2), "counted over attempts"

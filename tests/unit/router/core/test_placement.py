@@ -9,7 +9,7 @@ from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
-from router.core.placement import Choice, Placer
+from router.core.placement import ChosenNodes, Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query, query_of
 from router.core.prefix_map import PrefixMap
@@ -80,11 +80,11 @@ def choose(
     request: Query | None = None,
     excluded: frozenset[Incarnation] = NOBODY,
     policy: str = "least_loaded",
-) -> Choice:
+) -> ChosenNodes:
     return Placer(policy).choose(nodes, request or query(), excluded)
 
 
-def names(choice: Choice) -> tuple[str | None, str | None]:
+def names(choice: ChosenNodes) -> tuple[str | None, str | None]:
     return (
         None if choice.decode is None else choice.decode.node_id,
         None if choice.prefill is None else choice.prefill.node_id,

@@ -36,13 +36,13 @@ from router.core.effects import (
     Unplace,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import DecodeGrant, RequestFlow
 
 P0, P1 = Incarnation("p0", 1), Incarnation("p1", 1)
 D0, D1 = Incarnation("d0", 1), Incarnation("d1", 1)
 FIRST, SECOND = (AttemptId("req", number) for number in (1, 2))
-TICKET = Reservation("ticket", 64)
-LOCAL = Reservation(None, 32)
+TICKET = DecodeGrant("ticket", 64)
+LOCAL = DecodeGrant(None, 32)
 
 
 def new_flow(max_tokens: int = 8, logprobs: int | None = None) -> RequestFlow:

@@ -6,7 +6,7 @@ from common.errors import Overloaded
 from common.ids import AttemptId, Incarnation
 from common.request import SamplingParams
 from router.core.effects import Choose, Effect, Fail, LegClosed, SendPrefill, SendReserve
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import DecodeGrant, RequestFlow
 
 P0, D0, D1 = (Incarnation(name, 1) for name in ("p0", "d0", "d1"))
 FIRST = AttemptId("req", 1)
@@ -32,7 +32,7 @@ def test_all_full_means_waiting_at_one_of_them() -> None:
     (reserve,) = flow.on_choice(D1, P0, "why", 11.0)
     assert isinstance(reserve, SendReserve)
     assert (reserve.node, reserve.may_wait, reserve.request.id) == (D1, True, FIRST)
-    effects = flow.on_reserve_reply(D1, FIRST, Reservation("ticket", 0), 30.0)
+    effects = flow.on_reserve_reply(D1, FIRST, DecodeGrant("ticket", 0), 30.0)
     assert any(isinstance(effect, SendPrefill) for effect in effects)
 
 

@@ -10,34 +10,38 @@ from router.dispatch.silence import (
     SUSPICION_TICKS,
     TICK_S,
     Silence,
-    Verdict,
+    SilenceVerdict,
 )
 
 
-def verdicts(silence: Silence, num_ticks: int, *, is_running: bool = False) -> dict[int, Verdict]:
+def verdicts(
+    silence: Silence, num_ticks: int, *, is_running: bool = False
+) -> dict[int, SilenceVerdict]:
     """The ticks, from 1, that brought a verdict."""
     seen = {number: silence.tick(is_running=is_running) for number in range(1, num_ticks + 1)}
-    return {number: verdict for number, verdict in seen.items() if verdict is not Verdict.NONE}
+    return {
+        number: verdict for number, verdict in seen.items() if verdict is not SilenceVerdict.NONE
+    }
 
 
 def test_suspicion_comes_first_then_the_loss_and_each_once() -> None:
     assert verdicts(Silence(), 10 * LOSS_TICKS) == {
-        SUSPICION_TICKS: Verdict.SUSPECTED,
-        LOSS_TICKS: Verdict.LOST,
+        SUSPICION_TICKS: SilenceVerdict.SUSPECTED,
+        LOSS_TICKS: SilenceVerdict.LOST,
     }
 
 
 def test_a_busy_node_is_suspected_later_and_lost_as_soon() -> None:
     assert verdicts(Silence(), 10 * LOSS_TICKS, is_running=True) == {
-        BUSY_TICKS: Verdict.SUSPECTED,
-        LOSS_TICKS: Verdict.LOST,
+        BUSY_TICKS: SilenceVerdict.SUSPECTED,
+        LOSS_TICKS: SilenceVerdict.LOST,
     }
 
 
 def test_a_busy_node_that_stops_is_suspected_at_once() -> None:
     silence = Silence()
     assert verdicts(silence, BUSY_TICKS - 2, is_running=True) == {}
-    assert verdicts(silence, 2) == {1: Verdict.SUSPECTED}
+    assert verdicts(silence, 2) == {1: SilenceVerdict.SUSPECTED}
 
 
 def test_the_reason_says_whether_the_process_runs() -> None:
@@ -53,9 +57,9 @@ def test_every_word_begins_it_anew() -> None:
     for _ in range(30):
         assert verdicts(silence, SUSPICION_TICKS - 1) == {}
         silence.heard()
-    assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is Verdict.SUSPECTED
+    assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is SilenceVerdict.SUSPECTED
     silence.heard()
-    assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is Verdict.SUSPECTED
+    assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is SilenceVerdict.SUSPECTED
 
 
 @pytest.mark.covers("F80")

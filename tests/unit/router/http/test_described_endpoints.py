@@ -14,17 +14,18 @@ from common.nodes import Role
 from common.settings.config import Config, ModelConfig
 from common.version import VERSION
 from router.api.tokenization import MAX_DETOKENIZE_BYTES
-from router.cluster.described_cluster import CLUSTER
 from router.cluster.drain import DrainingNode, UnknownNode
+from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import node_json, placement_json
-from router.live.described_events import HISTORY, SNAPSHOT
+from router.http.described import schema_of
 from router.live.feed import LiveFeed
+from router.live.shapes import HistoryEvent, SnapshotEvent
 from router.text.text_model import TextModel
 from router.watch.recent_placements import RecentPlacements
 from tests.fakes.http_edge import Edge, FakeCluster, make_edge
 from tests.fakes.live_readings import node, placed, reading
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.router.api.test_described_answers import check
+from tests.unit.router.api.test_described_answers import check, described_paths
 
 PROBES = {"/health", "/ready"}
 DRAIN = "/v1/cluster/drain"
@@ -38,8 +39,7 @@ _paths: dict[str, Any] = {}
 async def described() -> dict[str, Any]:
     """The paths of the description, which is the same in every router."""
     if not _paths:
-        async with make_edge().client() as client:
-            _paths.update((await client.get("/openapi.json")).json()["paths"])
+        _paths.update(await described_paths(make_edge()))
     return _paths
 
 
@@ -214,7 +214,7 @@ async def test_a_body_of_a_drain_that_is_none() -> None:
 
 def test_the_cluster() -> None:
     """Nodes report more than is described."""
-    listed = CLUSTER["properties"]
+    listed = schema_of(ClusterAnswer)["properties"]
     link = {"kv_links": ()}
     Draft202012Validator(listed["nodes"]).validate([node_json(node(D0, Role.DECODE, **link))])
     check(make_edge().live.serving(), listed["serving"])
@@ -239,8 +239,8 @@ async def test_the_events_of_the_live_page() -> None:
     history = {"kind": "history", **feed._json.history(shown, feed.edge.errors)}
     snapshot = {"kind": "snapshot", **feed._json.snapshot(shown, recent, feed.edge.errors)}
     assert history["errors"]
-    for event, schema in ((history, HISTORY), (snapshot, SNAPSHOT)):
-        told = json.loads(json.dumps(event))
+    for event, kind in ((history, HistoryEvent), (snapshot, SnapshotEvent)):
+        told, schema = json.loads(json.dumps(event)), schema_of(kind)
         Draft202012Validator(schema).validate(told)
         assert told.keys() == schema["properties"].keys()
         for name in ("placements", "errors"):

@@ -223,9 +223,9 @@ def test_a_snapshot_is_json_of_bounded_size() -> None:
     assert shown["placements"] == [
         {
             "at_s": 1.235,
-            "request_id": "r1",
+            "choice_id": "r1",
             "attempt": 2,
-            "http_request_id": "http-r1",
+            "request_id": "http-r1",
             "decode": "d1",
             "prefill": None,
             "reason": "why",

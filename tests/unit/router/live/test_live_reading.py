@@ -6,7 +6,7 @@ from typing import Any
 
 from common.ids import AttemptId, Incarnation
 from common.request import RequestOutput, SamplingParams
-from router.core.request_flow import RequestFlow, Reservation
+from router.core.request_flow import DecodeGrant, RequestFlow
 from router.live.reading import LiveRequest, Phase, live_requests
 
 P0, D0, D1 = Incarnation("p0", 1), Incarnation("d0", 1), Incarnation("d1", 1)
@@ -34,7 +34,7 @@ def test_a_handoff() -> None:
     assert shown(flow) == (Phase.PLACING, None, None)
     flow.on_choice(D0, P0, "why", 10.0)
     assert shown(flow) == (Phase.PLACING, D0, None)
-    flow.on_reserve_reply(D0, FIRST, Reservation("ticket", 0), 11.0)
+    flow.on_reserve_reply(D0, FIRST, DecodeGrant("ticket", 0), 11.0)
     assert shown(flow) == (Phase.PREFILL, D0, P0)
     flow.on_output(P0, output(FIRST, 0, 10))
     assert shown(flow) == (Phase.TRANSFER, D0, P0)
@@ -45,7 +45,7 @@ def test_a_handoff() -> None:
 def test_a_local_prefill() -> None:
     flow = new_flow()
     flow.on_choice(D0, None, "why", 10.0)
-    flow.on_reserve_reply(D0, FIRST, Reservation(None, 0), 11.0)
+    flow.on_reserve_reply(D0, FIRST, DecodeGrant(None, 0), 11.0)
     assert shown(flow) == (Phase.PREFILL, D0, None)
     flow.on_output(D0, output(FIRST, 0, 10, is_started=True))
     assert shown(flow) == (Phase.DECODE, D0, None)
@@ -54,9 +54,9 @@ def test_a_local_prefill() -> None:
 def test_another_attempt_begins_with_its_placing() -> None:
     flow = new_flow()
     flow.on_choice(D0, P0, "why", 10.0)
-    flow.on_reserve_reply(D0, FIRST, Reservation("ticket", 0), 11.0)
+    flow.on_reserve_reply(D0, FIRST, DecodeGrant("ticket", 0), 11.0)
     flow.on_node_lost(P0)
     assert shown(flow) == (Phase.PLACING, None, None)
     flow.on_choice(D1, None, "why", 12.0)
-    flow.on_reserve_reply(D1, SECOND, Reservation(None, 0), 13.0)
+    flow.on_reserve_reply(D1, SECOND, DecodeGrant(None, 0), 13.0)
     assert shown(flow) == (Phase.PREFILL, D1, None)

@@ -26,7 +26,7 @@ def test_a_placement_is_found_before_and_after_its_end() -> None:
     choice = traced(recent)
     choice.on_placed(FIRST, D1, P1, "why", 2.0)
     (entry,) = recent
-    assert (entry.http_request_id, entry.decode, entry.prefill) == ("http-7", D1, P1)
+    assert (entry.request_id, entry.decode, entry.prefill) == ("http-7", D1, P1)
     assert (entry.reason, entry.at_s) == ("why", 2.0)
     assert told(recent) == [(1, "", 0, None)]
     choice.on_end("length", FIRST, 12, 5.0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from router.api import endpoints
+from router.api.bodies.kinds import RequestKind
 from router.api.endpoints import Endpoint
-from router.api.planning.request_plan import RequestKind
 from tests.fakes.http_edge import make_edge
 from tests.fakes.recorded_tracing import RecordedTracing
 

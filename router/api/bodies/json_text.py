@@ -1,14 +1,15 @@
-"""Bounds on the structure of a body, checked before anything is built from it.
+"""The JSON of a body, checked before anything is built from it: its encoding and its structure.
 
-Ten megabytes of text are ten megabytes; ten megabytes of brackets are millions of objects, seconds
-of work and a gigabyte of memory. Only characters outside of strings count, so strings may hold
-anything.
+It is in UTF-8, with or without a byte order mark (RFC 8259, section 8.1). Ten megabytes of text are
+ten megabytes; ten megabytes of brackets are millions of objects, seconds of work and a gigabyte of
+memory. Only characters outside of strings count, so strings may hold anything.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NewType
 
 from common.errors import InvalidRequest
 
@@ -22,6 +23,31 @@ MAX_JSON_COMMAS = 1 << 21
 """Most commas, which bound numbers: the token ids of many long prompts, at 70 bytes each."""
 SMALL_BODY_BYTES = 32_768
 """Bodies up to this size cannot exceed the limits."""
+
+
+# Those of 4 bytes come first: the mark of UTF-32 begins with that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+# JSON begins with two characters of ASCII, so the place of zeros tells what wrote them.
+_ZEROS = ((b"\0\0\0", "UTF-32"), (b"\0", "UTF-16"))
+
+
+JsonText = NewType("JsonText", bytes)
+"""A body that may be parsed."""
+
+
+def checked_text(body: bytes) -> JsonText:
+    """Return a body without a byte order mark; it need not be valid JSON.
+
+    Raises `InvalidRequest` for UTF-16 and UTF-32, and for too many parts.
+    """
+    text = _utf8(body)
+    check_structure(text)
+    return JsonText(text)
 
 
 def check_structure(body: bytes) -> None:
@@ -57,3 +83,17 @@ def check_depth(value: Mapping[str, Any], most: int, field: str) -> None:
 def _check(what: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidRequest(f"the body has {count} {what}: wanted at most {most}")
+
+
+def _utf8(body: bytes) -> bytes:
+    """Return `body` without a byte order mark. Raises `InvalidRequest` for UTF-16 and UTF-32."""
+    if body[:1].isascii() and b"\0" not in body[:4]:
+        return body
+    if body.startswith(codecs.BOM_UTF8):
+        return body[len(codecs.BOM_UTF8) :]
+    found = next((name for mark, name in _MARKS if body.startswith(mark)), None)
+    if found is None:
+        found = next((name for zeros, name in _ZEROS if zeros in body[:4]), None)
+    if found is None:
+        return body
+    raise InvalidRequest(f"the body is encoded in {found}: wanted UTF-8")

@@ -1,0 +1,51 @@
+"""`/v1/models`: the model that is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+
+from router.api.answers.shapes import ModelCard, ModelList
+from router.api.planning.planner import check_model
+from router.http.api_texts import MODELS
+from router.http.described import COMMON_ERRORS, error_responses
+from router.http.routes import Access, open_to
+from router.text.text_model import TextModel
+
+
+def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callable[[], int]) -> None:
+    """Add the routes to `app`; `max_model_len` tells what a node that is alive can hold."""
+    created_s = int(time.time())
+
+    def card() -> ModelCard:
+        return {
+            "id": text_model.name,
+            "object": "model",
+            "created": created_s,
+            "owned_by": "pdserve",
+            "max_model_len": max_model_len(),
+        }
+
+    @app.get(
+        "/v1/models", summary="The model that is served", tags=[MODELS], responses=COMMON_ERRORS
+    )
+    @open_to(Access.KEY)
+    async def list_models() -> ModelList:
+        return {"object": "list", "data": [card()]}
+
+    # Any name is valid: declared to the framework, it would be described with a status 422.
+    path = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+
+    @app.get(
+        "/v1/models/{name:path}",
+        summary="One model",
+        tags=[MODELS],
+        responses=COMMON_ERRORS | error_responses(404),
+        openapi_extra={"parameters": [path]},
+    )
+    @open_to(Access.KEY)
+    async def one_model(request: Request) -> ModelCard:
+        check_model(request.path_params["name"], text_model)
+        return card()

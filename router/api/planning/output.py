@@ -1,0 +1,161 @@
+"""How much a request gets: choices, tokens and log probabilities, within bounds that prompts set.
+
+Without `max_tokens` a chat may use the rest of the context. With `best_of` more choices run than
+are returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.errors import InvalidRequest
+from common.prompt_logprobs import check_num_entries
+from router.api.bodies.asked import Asked, AskedOutput, MaxTokens
+from router.text.context_limits import output_limit
+
+MAX_CHOICES = 128
+"""Most choices of one request, over all its prompts."""
+MAX_ANSWER_LOGPROBS = 200_000
+"""Log probabilities of all choices of one request, those of the likeliest tokens included: at most
+18 MB of JSON, and 30 MB of objects until it is made. As many make a chat of 9,523 tokens with 20
+likeliest ones each, or 128 choices of 1,562 tokens."""
+MAX_REPEATED_TOKENS = 2_000_000
+"""Tokens of prompts that the choices of one answer repeat, as text or as ids: 10 MB."""
+
+
+class PlannedOutput(NamedTuple):
+    """Choices of each prompt: how many run, how many the client gets, and how many find the log
+    probabilities of the prompt.
+
+    `max_tokens`: the most tokens of a choice, of each prompt. `logprobs` and `prompt_logprobs` are
+    what nodes find, `echo_logprobs` what is shown of a prompt that is echoed. Without `has_output`
+    a prompt alone is asked for.
+    """
+
+    num_run: int
+    num_returned: int
+    num_scored: int
+    max_tokens: Sequence[int]
+    has_output: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo_logprobs: int | None
+
+
+def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> PlannedOutput:
+    """Return how much is run and found for prompts of these lengths, in tokens.
+
+    Raises `InvalidRequest` for more than a request may have, and `ContextExceeded`.
+    """
+    wish = asked.output
+    num_run = _num_run(wish, len(lengths))
+    num_scored = 1 if wish.is_chat else num_run
+    # Which choices are the best is found from the probabilities of their tokens.
+    found = 0 if wish.logprobs is None and num_run > wish.n else wish.logprobs
+    echoed = wish.logprobs if wish.is_echo else None
+    scored = echoed if wish.prompt_logprobs is None else max(wish.prompt_logprobs, echoed or 0)
+    if wish.is_echo or asked.shape.returns_token_ids:
+        _check_repeated(wish, 1 if wish.is_chat else wish.n, sum(lengths))
+    has_output = _has_output(wish, can_be_0=wish.is_echo or scored is not None)
+    limit = _within_logprobs(wish, num_run, num_run * len(lengths), found)
+    if scored is not None:
+        param = "prompt_logprobs" if wish.prompt_logprobs == scored else "logprobs"
+        check_num_entries(num_scored * sum(lengths), scored, param)
+    param = "messages" if wish.is_chat else "prompt"
+    most = [
+        output_limit(
+            length,
+            limit.asked if has_output else 1,
+            max_model_len=max_model_len,
+            default=limit.default,
+            prompt_param=param,
+            max_tokens_param=limit.param,
+        )
+        for length in lengths
+    ]
+    return PlannedOutput(
+        num_run=num_run,
+        num_returned=wish.n,
+        num_scored=num_scored,
+        max_tokens=most,
+        has_output=has_output,
+        logprobs=found,
+        prompt_logprobs=scored,
+        echo_logprobs=echoed,
+    )
+
+
+def _num_run(wish: AskedOutput, num_prompts: int) -> int:
+    """Return how many choices of each prompt run."""
+    n, best_of = wish.n, wish.best_of
+    if not 1 <= n * num_prompts <= MAX_CHOICES or n < 1:
+        raise InvalidRequest(
+            f"n is {n} for {num_prompts} prompt(s): wanted 1 to {MAX_CHOICES} choices in all",
+            param="n",
+        )
+    if best_of is None:
+        return n
+    if not n <= best_of <= MAX_CHOICES // num_prompts:
+        raise InvalidRequest(
+            f"best_of is {best_of} with n {n} and {num_prompts} prompt(s): wanted n or more, and "
+            f"at most {MAX_CHOICES} choices in all",
+            param="best_of",
+        )
+    return best_of
+
+
+def _check_repeated(wish: AskedOutput, num_choices: int, num_tokens: int) -> None:
+    """Raise `InvalidRequest` when the choices of each prompt repeat too many of its tokens."""
+    count = num_choices * num_tokens
+    if count > MAX_REPEATED_TOKENS:
+        field = "echo" if wish.is_echo else "return_token_ids"
+        raise InvalidRequest(
+            f"{field} is true, with which {num_choices} choice(s) of each prompt repeat {count} "
+            f"tokens of prompts: wanted at most {MAX_REPEATED_TOKENS}, so fewer choices or shorter "
+            "prompts",
+            param=field,
+        )
+
+
+def _has_output(wish: AskedOutput, *, can_be_0: bool) -> bool:
+    """Return whether tokens are asked for; with `can_be_0` a prompt alone can be."""
+    param = wish.max_tokens.param
+    if wish.max_tokens.asked != 0:
+        return True
+    if not can_be_0:
+        or_0 = f", or 0 with {' or '.join(wish.scored_by)}" if wish.scored_by else ""
+        raise InvalidRequest(f"{param} is 0: wanted at least 1{or_0}", param=param)
+    if wish.min_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {wish.min_tokens}: wanted 0 where {param} is 0", param="min_tokens"
+        )
+    return False
+
+
+def _within_logprobs(
+    wish: AskedOutput, best_of: int, num_choices: int, num_top: int | None
+) -> MaxTokens:
+    """Return the most tokens, of which all choices have no more log probabilities than they may.
+
+    Each token has `num_top` + 1 of them; None: it has none. Without a number of its own a request
+    gets the tokens that may have them.
+    """
+    limit = wish.max_tokens
+    if num_top is None:
+        return limit
+    most = MAX_ANSWER_LOGPROBS // (num_choices * (1 + num_top))
+    asked, param, default = limit.asked, limit.param, limit.default
+    if asked is None:
+        return limit._replace(default=most if default is None else min(default, most))
+    if asked > most:
+        cause = f"{'top_logprobs' if wish.is_chat else 'logprobs'} {num_top}"
+        if wish.logprobs is None:  # only the best of several is then found by them
+            cause = f"best_of {best_of}"
+        raise InvalidRequest(
+            f"{param} is {asked}, which with {cause} makes {asked * num_choices * (1 + num_top)} "
+            f"log probabilities of {num_choices} choice(s): wanted at most {MAX_ANSWER_LOGPROBS}, "
+            f"so {param} of at most {most}",
+            param=param,
+        )
+    return limit
