@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 import time
@@ -59,15 +58,6 @@ def set_up_logs(
     logging._srcfile = None
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
-
-
-def quiet_grpc(log_format: str) -> None:
-    """Silence the core of gRPC. Call this before gRPC is first imported.
-
-    The core does not use Python's loggers, so its lines would have another form. What they report
-    is also reported to the caller.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE" if log_format == "json" else "ERROR")
 
 
 def name_node(node_id: str) -> None:
