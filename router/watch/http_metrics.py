@@ -137,7 +137,7 @@ class ChoiceTimer:
 
     def on_deltas(self, deltas: Sequence[Delta]) -> None:
         """Count deltas that came together as one chunk; without tokens they have no time."""
-        now_s = self._clock.now_s()
+        now_s, metrics = self._clock.now_s(), self._metrics
         num_tokens = 0
         for delta in deltas:
             num_tokens += delta.num_tokens
@@ -145,15 +145,15 @@ class ChoiceTimer:
             if self._first_at_s is None:
                 self._first_at_s = now_s
                 self._watch.on_first_token(now_s)
-                self._metrics.ttft.observe(now_s - self._arrived_at_s)
-                self._metrics.edge.ttft.observe(now_s - self._arrived_at_s)
+                metrics.ttft.observe(now_s - self._arrived_at_s)
+                metrics.edge.ttft.observe(now_s - self._arrived_at_s)
                 self._observe_stages(deltas, now_s)
             else:
-                self._metrics.itl.observe(now_s - self._last_at_s)
+                metrics.itl.observe(now_s - self._last_at_s)
             self._last_at_s = now_s
             self._num_tokens += num_tokens
-            self._metrics.output_tokens.value += num_tokens
-            self._metrics.edge.num_tokens += num_tokens
+            metrics.output_tokens.value += num_tokens
+            metrics.edge.num_tokens += num_tokens
         if deltas[-1].finish_reason is not None and self._first_at_s is not None:
             tpot = tpot_s(self._first_at_s, self._last_at_s, self._num_tokens)
             if tpot is not None:
