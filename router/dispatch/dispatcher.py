@@ -410,7 +410,8 @@ class Dispatcher:
         choice.cancel_timers()
         self._metrics.running.set(len(self._choices))
         self._metrics.requests.labels(outcome).inc()
-        self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
+        if choice.flow.attempt.attempt > 1:
+            self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
         flow = choice.flow
         choice.trace.on_end(
             outcome, flow.answering_attempt, flow.num_output_tokens, self._clock.now_s()

@@ -140,8 +140,8 @@ class AnswerFormat(ABC):
         self._scored = scored
         is_text_alone = not has_logprobs and not prompts
         self._has_same_frame = is_text_alone and usage_events is not UsageEvents.EACH
-        top = to_json(self._top(self.stream_object))[:-1]
-        self._open = f'{top},"choices":[{{"index":'
+        self._stream_top = to_json(self._top(self.stream_object))[:-1]
+        self._open = f'{self._stream_top},"choices":[{{"index":'
         self._frames: dict[int, tuple[str, str]] = {}
         """Of choices that have begun: the JSON before and behind the text in each of their events.
         Empty where more than the text differs."""
@@ -171,8 +171,8 @@ class AnswerFormat(ABC):
         """Return what follows the events of the choices: the usage, if asked for, and `[DONE]`."""
         if self._usage_events is UsageEvents.NONE:
             return DONE
-        top = self._top(self.stream_object)
-        return event(to_json(top | {"choices": [], "usage": self._usage.as_json()})) + DONE
+        usage = to_json(self._usage.as_json())
+        return event(f'{self._stream_top},"choices":[],"usage":{usage}}}') + DONE
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event of an error, and `[DONE]`."""
