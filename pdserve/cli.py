@@ -12,7 +12,6 @@ from pathlib import Path
 from common.errors import ConfigError, PdserveError
 from common.files.cache_folder import full_path
 from common.nodes import Role
-from common.observing.logs import quiet_grpc
 from common.settings.setting import without_passwords
 from pdserve.configuration.config_sources import (
     SERVE,
@@ -25,6 +24,7 @@ from pdserve.configuration.config_sources import (
 from pdserve.configuration.flags import NO_VALUE, build_parser
 from pdserve.configuration.other_words import flag_hint
 from pdserve.configuration.parser import FlagError
+from protos.grpc_core import set_up_grpc
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -80,7 +80,7 @@ def _keep_files_from_others() -> None:
 
 def _serve(parsed: argparse.Namespace, unknown: list[str]) -> int:
     loaded = _load(parsed, unknown, SERVE)
-    quiet_grpc(loaded.config.server.log_format)
+    set_up_grpc(loaded.config.role, loaded.config.server.log_format)
     from pdserve.roles.run_role import run_role
 
     return run_role(loaded.config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import re
 import sys
 import threading
 import time
@@ -61,15 +61,6 @@ def set_up_logs(
     threading.excepthook = _log_uncaught_in_thread
 
 
-def quiet_grpc(log_format: str) -> None:
-    """Silence the core of gRPC. Call this before gRPC is first imported.
-
-    The core does not use Python's loggers, so its lines would have another form. What they report
-    is also reported to the caller.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE" if log_format == "json" else "ERROR")
-
-
 def name_node(node_id: str) -> None:
     """Put this `node_id` into all further JSON lines: a node gets its id only when it listens."""
     for handler in logging.getLogger().handlers:
@@ -98,8 +89,9 @@ class HumanLines(logging.Formatter):
             f"{self.formatTime(record)} {record.levelname} {one_line(record.name)}: "
             f"{one_line(_message(record))}"
         )
-        for key, value in _fields(record).items():
-            line += f" {key}={_human_value(value)}"
+        for key, value in getattr(record, "fields", {}).items():
+            if value is not None:
+                line += f" {key}={_human_value(value)}"
         trouble = _traceback(self, record)
         return line + "".join(f"\n  {one_line(part)}" for part in trouble.splitlines())
 
@@ -170,11 +162,16 @@ def _bounded(value: object) -> object:
 
 
 _SEPARATORS = frozenset(' ="')
+_is_plain = re.compile(rf"[!#-<>-~]{{1,{MAX_FIELD_CHARS}}}").fullmatch
+"""Finds most texts to be short ASCII without separators, in one call."""
 
 
 def _human_value(value: object) -> str:
+    if isinstance(value, str) and _is_plain(value):
+        return value
     if isinstance(value, int | float):
         return str(value)
+    value = _bounded(value)
     text = ",".join(value) if isinstance(value, list) else str(value)
     # Quoted when the text could be taken for the next field.
     plain = text and text.isprintable() and _SEPARATORS.isdisjoint(text)

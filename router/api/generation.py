@@ -131,9 +131,7 @@ class OpenAiApi:
             await answer.send()
         finally:
             answer.abort()
-        self._metrics.cached_tokens.inc(usage.cached_tokens)
-        self._metrics.accepted_tokens.inc(usage.accepted_tokens)
-        self._metrics.rejected_tokens.inc(usage.rejected_tokens)
+        self._metrics.count_usage(usage)
 
     async def _start_all(self, answer: Answer, plan: RequestPlan, watch: RequestWatch) -> None:
         num_tokens = 0

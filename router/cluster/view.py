@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from common.nodes import NodeRecord, Role
+from common.nodes import NodeRecord
 from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
 from router.cluster.layout_mismatches import unpaired_prefill_nodes
@@ -41,7 +41,7 @@ class DispatcherView:
         """Return what is missing; empty when ready."""
         if self.is_draining():
             return "draining"
-        if self._finishers():
+        if self.max_model_len() is not None:
             return ""
         pool = self._dispatcher.pool
         return what_is_missing(
@@ -56,15 +56,7 @@ class DispatcherView:
 
     def max_model_len(self) -> int | None:
         """Return the most tokens of prompt and output that a node can finish; None without."""
-        return max((node.record.max_model_len for node in self._finishers()), default=None)
-
-    def _finishers(self) -> list[NodeView]:
-        """Return the nodes that can produce an answer's last token."""
-        return [
-            node
-            for node in self._dispatcher.pool.nodes()
-            if node.record.role is not Role.PREFILL and not node.load.is_draining
-        ]
+        return self._dispatcher.pool.membership.max_model_len()
 
     def read_live(self) -> Reading:
         """Return the state that the live page shows."""

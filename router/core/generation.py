@@ -77,7 +77,14 @@ class Sink(Protocol):
     def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
         """Take the next chunks, at least one; those that came together are pushed together.
 
-        A `finish_reason` on the last of them ends the answer.
+        A `finish_reason` on the last of them ends the answer. `send_now` follows.
+        """
+
+    def send_now(self) -> None:
+        """Send what was pushed: all answers that were pushed to have their chunks by now.
+
+        Parts that are written one behind the other wake their reader once, and several choices of
+        one answer are one part.
         """
 
     def on_failed(self, error: Exception) -> None:

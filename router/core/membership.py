@@ -132,6 +132,23 @@ class Membership:
             if member.is_heard and not member.is_replaced
         ]
 
+    def max_model_len(self) -> int | None:
+        """Return the longest prompt and answer that a node which can be chosen now can finish.
+
+        None without such a node. Asked for every request, so nothing is estimated for it.
+        """
+        return max(
+            (
+                member.record.max_model_len
+                for member in self._members.values()
+                if member.is_heard
+                and not member.is_replaced
+                and member.record.role is not Role.PREFILL
+                and not member.load.is_draining
+            ),
+            default=None,
+        )
+
     def _view(self, member: _Member) -> NodeView:
         is_listed = self._is_listed(member)
         held = member.own.held(member.record, member.load if is_listed else None)

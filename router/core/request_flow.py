@@ -77,6 +77,7 @@ from router.core.generation import TokenChunk
 from router.core.token_ledger import TokenLedger
 
 _MIN_DEADLINE_S = 0.001
+_RUNNING = State.RUNNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +280,21 @@ class RequestFlow:
             self._attempt_failed(attempt, error, node)
         return self._take_effects()
 
+    def next_tokens(self, node: Incarnation, output: RequestOutput) -> TokenChunk | None:
+        """Take the next tokens of a running answer, as almost every output has them: no leg
+        changes. None, with nothing taken: `on_output` takes it."""
+        attempts = self._attempts
+        attempt = attempts.main
+        if (
+            attempt.state is _RUNNING
+            and attempt.id == output.id
+            and attempt.decode == node
+            and attempt.prefill is None
+            and attempts.second is None
+        ):
+            return attempt.ledger.take_next(output)
+        return None
+
     def on_output(self, node: Incarnation, output: RequestOutput) -> list[Effect]:
         """Take what a node reports: tokens, its start, its end or its failure."""
         attempt = self._attempts.find(output.id)
@@ -296,9 +312,6 @@ class RequestFlow:
             except PeerProtocolError as wrong:
                 self._attempt_failed(attempt, wrong, node)
                 return self._take_effects()
-            is_running = attempt.state is State.RUNNING and attempt.prefill is None
-            if is_running and reason is None and self._attempts.second is None:
-                return [] if chunk is None else [chunk]  # tokens alone: no leg changes
             self._out += attempt.on_tokens(node, is_last=reason is not None)
             if chunk is not None:
                 self._emit(attempt, chunk)

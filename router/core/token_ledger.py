@@ -40,6 +40,37 @@ class TokenLedger:
         """Return whether this index was emitted or is held."""
         return index < self.num_emitted or index in self._held
 
+    def take_next(self, output: RequestOutput) -> TokenChunk | None:
+        """Add and return tokens that come in their order, behind the first and before the last, as
+        almost all do, without log probabilities. None, with nothing added: `push` takes it.
+        """
+        _, first, token_ids, _, cached, drafted, accepted, _, _, _, reason, _, _, _ = output
+        end = first + len(token_ids)
+        is_next = first == self.num_emitted and 0 < first < end <= self._max_tokens
+        if not is_next or reason is not None or self._held or self._has_logprobs:
+            return None
+        self.num_emitted = end
+        self.emitted += token_ids
+        if cached:
+            self.note_cached(cached)
+        if drafted:
+            self._note_drafts(drafted, accepted)
+        return new_chunk(
+            (
+                first,
+                token_ids,
+                (),
+                None,
+                self.num_cached_tokens,
+                self._drafted_before + self._drafted,
+                self._accepted_before + self._accepted,
+                0.0,
+                0.0,
+                None,
+                None,
+            )
+        )
+
     def push(self, output: RequestOutput, complete_from: int) -> TokenChunk | None:
         """Add an output and return what can be emitted now, if anything.
 
@@ -50,15 +81,17 @@ class TokenLedger:
         token 0, without the logprobs that were asked for, an end with tokens missing, too many
         tokens after a missing one.
         """
+        chunk = self.take_next(output)
+        if chunk is not None:
+            return chunk
         first, token_ids = output.first_index, output.token_ids
         if first + len(token_ids) > self._max_tokens or self._has_logprobs:
             self._check(output)
         logprobs = output.logprobs if self._has_logprobs else ()
         if output.num_cached_tokens:
             self.note_cached(output.num_cached_tokens)
-        if output.num_drafted:  # one node of an attempt verifies drafts; it counts all each time
-            self._drafted = max(self._drafted, output.num_drafted)
-            self._accepted = max(self._accepted, output.num_accepted)
+        if output.num_drafted:
+            self._note_drafts(output.num_drafted, output.num_accepted)
         prompt_logprobs = None  # token 0 leaves as it comes, so nothing keeps them
         if first == 0 and token_ids:
             self._queue_s, self._compute_s = output.queue_s, output.compute_s
@@ -104,6 +137,11 @@ class TokenLedger:
         """Note how much of the prompt was cached. Only nodes that begin the answer count."""
         if not self.num_before:
             self.num_cached_tokens = max(self.num_cached_tokens, num_tokens)
+
+    def _note_drafts(self, num_drafted: int, num_accepted: int) -> None:
+        """Note the counts of the one node of an attempt that verifies drafts: all, each time."""
+        self._drafted = max(self._drafted, num_drafted)
+        self._accepted = max(self._accepted, num_accepted)
 
     def _check(self, output: RequestOutput) -> None:
         num_tokens, num_logprobs = len(output.token_ids), len(output.logprobs)

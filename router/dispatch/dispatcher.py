@@ -216,14 +216,20 @@ class Dispatcher:
             if choice is None:
                 continue
             try:  # `_feed`, without a call for every token
-                self._placer.before_output(choice.flow, node, output)
-                self._perform(choice, choice.flow.on_output(node, output))
+                chunk = choice.flow.next_tokens(node, output)
+                if chunk is not None:
+                    choice.chunks.append(chunk)
+                else:
+                    self._placer.before_output(choice.flow, node, output)
+                    self._perform(choice, choice.flow.on_output(node, output))
             except Exception:
                 self._end_by_bug(choice)
             if len(choice.chunks) == 1:
                 with_chunks.append(choice)
         for choice in with_chunks:
-            self._deliver(choice)
+            self._push(choice)
+        for choice in with_chunks:
+            self._send(choice)
 
     def _on_lost(self, node: Incarnation) -> None:
         for choice in list(self._choices.values()):
@@ -364,13 +370,24 @@ class Dispatcher:
         self._recorder.place_nowait(placement)
 
     def _deliver(self, choice: RunningChoice) -> None:
-        """Push the chunks that came together."""
+        """Push the chunks that came together, and let them be sent."""
+        if choice.chunks:
+            self._push(choice)
+            self._send(choice)
+
+    def _push(self, choice: RunningChoice) -> None:
         chunks, choice.chunks = choice.chunks, []
         if chunks:
             try:
                 choice.sink.on_chunks(chunks)
             except Exception:
                 self._end_by_bug(choice)
+
+    def _send(self, choice: RunningChoice) -> None:
+        try:
+            choice.sink.send_now()
+        except Exception:
+            self._end_by_bug(choice)
 
     def _finish(self, choice: RunningChoice, reason: FinishReason) -> None:
         if reason is FinishReason.ABORT:
@@ -393,7 +410,8 @@ class Dispatcher:
         choice.cancel_timers()
         self._metrics.running.set(len(self._choices))
         self._metrics.requests.labels(outcome).inc()
-        self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
+        if choice.flow.attempt.attempt > 1:
+            self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
         flow = choice.flow
         choice.trace.on_end(
             outcome, flow.answering_attempt, flow.num_output_tokens, self._clock.now_s()

@@ -100,6 +100,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
+            # Every rendering copies them; a chain of mappings is copied key by key.
+            self._template.globals = dict(self._template.globals)
             variables = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template does not compile: {error}") from error

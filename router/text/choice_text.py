@@ -110,6 +110,7 @@ class ChoiceText:
         self._num_tokens = 0
         self._num_unstoppable = 0  # characters of those tokens that are not searched yet
         self._is_plain = not stop and not has_logprobs
+        self._is_bare = self._is_plain and has_output and not echo and echoed is None
         self._has_logprobs = has_logprobs
         self._hidden = hidden_token_ids
         self._stop_token_ids = stop_token_ids
@@ -122,8 +123,31 @@ class ChoiceText:
 
     def push_all(self, chunks: Sequence[TokenChunk]) -> list[Delta]:
         """Return one delta for each chunk, up to the one that ends the choice; see `push`."""
-        deltas = []
+        deltas, decode = [], self._decoder.push
         for chunk in chunks:
+            token_ids = chunk.token_ids
+            if self._is_bare and chunk.finish_reason is None and len(token_ids) == 1:
+                _, _, _, _, cached, drafted, accepted, _, _, stages, of_prompt = chunk
+                text = decode(token_ids[0])  # as in almost all chunks
+                deltas.append(
+                    _new_delta(
+                        (
+                            text,
+                            (),
+                            1,
+                            cached,
+                            drafted,
+                            accepted,
+                            None,
+                            stages,
+                            token_ids,
+                            None,
+                            of_prompt,
+                            (),
+                        )
+                    )
+                )
+                continue
             delta = self.push(chunk)
             deltas.append(delta)
             if delta.finish_reason is not None:
@@ -143,13 +167,10 @@ class ChoiceText:
         stop_reason: str | int | None = None
         num_tokens = len(token_ids)
         if self._is_plain:
-            if finish_reason is None and num_tokens == 1:  # as in almost all chunks
-                text = self._decoder.push(token_ids[0])
-            else:
-                text = "".join(map(self._decoder.push, self._shown(chunk)))
-                if finish_reason is not None:
-                    text += self._decoder.flush()
-                    stop_reason = self._stop_token(chunk)
+            text = "".join(map(self._decoder.push, self._shown(chunk)))
+            if finish_reason is not None:
+                text += self._decoder.flush()
+                stop_reason = self._stop_token(chunk)
         else:
             text, num_tokens = self._filter(chunk)
             entries = tuple(self._take_entries())
@@ -166,8 +187,18 @@ class ChoiceText:
             echoed, self._echoed = self._echoed(of_prompt), None
         return _new_delta(
             (
-                *(text, entries, num_tokens, cached, drafted, accepted, finish_reason, stages),
-                *(token_ids, stop_reason, of_prompt, echoed),
+                text,
+                entries,
+                num_tokens,
+                cached,
+                drafted,
+                accepted,
+                finish_reason,
+                stages,
+                token_ids,
+                stop_reason,
+                of_prompt,
+                echoed,
             )
         )
 

@@ -65,7 +65,8 @@ class Detokenizer:
             return ""
         if not self._pending and (whole := self._whole_text(token_id)) is not None:
             # The following tokens need no context either, because this is a whole character.
-            self._context, self._context_text = [], ""
+            if self._context:
+                self._context, self._context_text = [], ""
             return whole
         self._pending.append(token_id)
         text = self._decode(self._context + self._pending)

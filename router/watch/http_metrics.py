@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -10,6 +11,7 @@ from common.observing.clock import Clock
 from common.observing.latency import tpot_s
 from router.core.ttft_stages import Stage
 from router.text.choice_text import Delta
+from router.text.usage import Usage
 from router.watch.edge_counters import EdgeCounters, RequestError
 from router.watch.loop_metrics import LoopCounter, LoopHistogram
 from router.watch.request_watch import RequestWatch
@@ -40,6 +42,8 @@ class RequestEnds:
             ["endpoint", "outcome"],
             registry=registry,
         )
+        # Looked up, for each request, without the client library's lock.
+        self._requests_by_end = cache(self._requests.labels)
         self._failed = Counter(
             "pdserve_failed_requests_total",
             "Generation requests that the server failed: status 5xx, or such an error in a stream",
@@ -53,7 +57,7 @@ class RequestEnds:
 
     def count(self, endpoint: str, outcome: str, error: RequestError | None) -> None:
         """Count a request; `error` ended it, if one did."""
-        self._requests.labels(endpoint, outcome).inc()
+        self._requests_by_end(endpoint, outcome).inc()
         if error is not None:
             (self._failed if error.is_failure else self._refused).inc()
         self._edge.on_request_end(error)
@@ -122,6 +126,16 @@ class HttpMetrics:
             registry,
         )
 
+    def count_usage(self, usage: Usage) -> None:
+        """Count what an answer found in a cache, and its drafts: most answers have none."""
+        for counter, num_tokens in (
+            (self.cached_tokens, usage.cached_tokens),
+            (self.accepted_tokens, usage.accepted_tokens),
+            (self.rejected_tokens, usage.rejected_tokens),
+        ):
+            if num_tokens:
+                counter.inc(num_tokens)
+
 
 class ChoiceTimer:
     """Times one choice: call `on_deltas` as they come from the generator."""
@@ -137,7 +151,7 @@ class ChoiceTimer:
 
     def on_deltas(self, deltas: Sequence[Delta]) -> None:
         """Count deltas that came together as one chunk; without tokens they have no time."""
-        now_s = self._clock.now_s()
+        now_s, metrics = self._clock.now_s(), self._metrics
         num_tokens = 0
         for delta in deltas:
             num_tokens += delta.num_tokens
@@ -145,15 +159,15 @@ class ChoiceTimer:
             if self._first_at_s is None:
                 self._first_at_s = now_s
                 self._watch.on_first_token(now_s)
-                self._metrics.ttft.observe(now_s - self._arrived_at_s)
-                self._metrics.edge.ttft.observe(now_s - self._arrived_at_s)
+                metrics.ttft.observe(now_s - self._arrived_at_s)
+                metrics.edge.ttft.observe(now_s - self._arrived_at_s)
                 self._observe_stages(deltas, now_s)
             else:
-                self._metrics.itl.observe(now_s - self._last_at_s)
+                metrics.itl.observe(now_s - self._last_at_s)
             self._last_at_s = now_s
             self._num_tokens += num_tokens
-            self._metrics.output_tokens.value += num_tokens
-            self._metrics.edge.num_tokens += num_tokens
+            metrics.output_tokens.value += num_tokens
+            metrics.edge.num_tokens += num_tokens
         if deltas[-1].finish_reason is not None and self._first_at_s is not None:
             tpot = tpot_s(self._first_at_s, self._last_at_s, self._num_tokens)
             if tpot is not None:

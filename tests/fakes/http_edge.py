@@ -153,6 +153,7 @@ class ScriptedGenerator:
                     return
                 call.num_pushed += 1
                 sink.on_chunks([chunk])
+                sink.send_now()
         except Exception as error:
             sink.on_failed(error)
         finally:

@@ -24,6 +24,9 @@ class QueueSink:
     def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
         self._pushes.put_nowait(chunks)
 
+    def send_now(self) -> None:
+        """What was pushed can be read already."""
+
     def on_failed(self, error: Exception) -> None:
         self._pushes.put_nowait(error)
 

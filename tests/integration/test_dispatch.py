@@ -512,6 +512,31 @@ async def test_a_failure_is_pushed_also_when_its_trace_cannot_end(
     assert router.num_running == 0
 
 
+async def test_what_came_together_is_sent_when_all_of_it_was_pushed(cluster: Cluster) -> None:
+    """Writes that follow each other wake a client once; one between two pushes, each time."""
+    calls: list[str] = []
+
+    class Noted(QueueSink):
+        def on_chunks(self, chunks: Sequence[TokenChunk]) -> None:
+            calls.append("push")
+            super().on_chunks(chunks)
+
+        def send_now(self) -> None:
+            calls.append("send")
+
+    d = await cluster.add("d0", Role.DECODE)
+    router = await cluster.router()
+    sinks = [Noted(), Noted()]
+    for sink in sinks:
+        router.generate(PROMPT, GREEDY, sink, deadline_s=30)
+    one, other = await asked(d), await asked(d, 2)
+    d.push(tokens(one.id, 0, 10, is_started=True), tokens(other.id, 0, 20, is_started=True))
+    assert [(await sink.next())[0].token_ids for sink in sinks] == [(10,), (20,)]
+    d.push(tokens(one.id, 1, 11), tokens(other.id, 1, 21))
+    assert [(await sink.next())[0].token_ids for sink in sinks] == [(11,), (21,)]
+    assert calls == ["push", "push", "send", "send"] * 2
+
+
 @pytest.mark.parametrize("finish", [None, FinishReason.STOP])
 async def test_a_sink_that_raises_ends_its_own_answer_alone(
     cluster: Cluster, finish: FinishReason | None

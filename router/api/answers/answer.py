@@ -1,8 +1,9 @@
 """The answer to one request: the sink of all its choices, and its way to the client.
 
 Chunks are pushed in synchronously and become text at once, so a stop string frees the nodes however
-slowly the client reads. While the client keeps up, an event leaves with the push that made it:
-waking a task for each token would cost more than the rest of a token. Everything else (the
+slowly the client reads. While the client keeps up, an event leaves in the turn that made it, behind
+those of all other answers: waking a task for each token would cost more than the rest of a token,
+and so would waking its reader between two writes. Everything else (the
 status, the last event, and what waits for a slow client) is sent by the one task that waits in
 `send`. What it has not sent yet is bounded by `max_tokens` of each choice.
 """
@@ -101,6 +102,10 @@ class Choice:
             self._is_over = True
             self._answer.fail(error)
 
+    def send_now(self) -> None:
+        """Send what was added, of this choice and of others."""
+        self._answer.send_now()
+
     def on_failed(self, error: Exception) -> None:
         """End the whole answer with `error`, unless this choice is over."""
         if not self._is_over:
@@ -145,6 +150,10 @@ class Answer(ABC):
     @abstractmethod
     def on_accepted(self) -> None:
         """Note that a node computes the prompt of one more choice."""
+
+    @abstractmethod
+    def send_now(self) -> None:
+        """Send what was added, if this is possible without waiting."""
 
     def fail(self, error: Exception) -> None:
         """End the answer with `error`, unless another error was first."""
@@ -230,6 +239,18 @@ class StreamedAnswer(Answer):
         if not self._num_not_accepted:
             self._wake()
 
+    def send_now(self) -> None:
+        """Write what was added, or wake the task in `send` where that is not possible."""
+        parts = self._parts
+        if not parts:
+            return
+        part = parts[0] if len(parts) == 1 else b"".join(parts)
+        # While `send` waits, everything before this part was sent.
+        if self._waiter is not None and self._num_left and self._reply.try_write(part):
+            parts.clear()
+        else:
+            self._wake()
+
     def abort(self) -> None:
         """End every choice that still runs, on all nodes, and the pings."""
         super().abort()
@@ -275,11 +296,7 @@ class StreamedAnswer(Answer):
         part = self._form.events(index, deltas)
         if part:  # tokens may show nothing, for long
             self._is_quiet = False
-        # While `send` waits, everything before this part was sent.
-        if self._waiter is not None and self._num_left and self._reply.try_write(part):
-            return
         self._parts.append(part)
-        self._wake()
 
 
 class WholeAnswer(Answer):
@@ -306,6 +323,9 @@ class WholeAnswer(Answer):
 
     def on_accepted(self) -> None:
         """Do nothing: the status may still be that of an error."""
+
+    def send_now(self) -> None:
+        """Do nothing: the answer is sent when it is whole."""
 
     async def send(self) -> None:
         """Send the whole answer; see `Answer.send`."""

@@ -140,10 +140,11 @@ class AnswerFormat(ABC):
         self._scored = scored
         is_text_alone = not has_logprobs and not prompts
         self._has_same_frame = is_text_alone and usage_events is not UsageEvents.EACH
-        self._started: set[int] = set()
-        top = to_json(self._top(self.stream_object))[:-1]
-        self._open = f'{top},"choices":[{{"index":'
+        self._stream_top = to_json(self._top(self.stream_object))[:-1]
+        self._open = f'{self._stream_top},"choices":[{{"index":'
         self._frames: dict[int, tuple[str, str]] = {}
+        """Of choices that have begun: the JSON before and behind the text in each of their events.
+        Empty where more than the text differs."""
 
     def begin(self) -> bytes:
         """Return nothing: the first event of a choice comes with its first token."""
@@ -151,17 +152,14 @@ class AnswerFormat(ABC):
 
     def events(self, index: int, deltas: Sequence[Delta]) -> bytes:
         """Return the events for these deltas of choice `index`; empty when they show nothing."""
-        events: list[str] = []
-        if index not in self._started:
-            self._started.add(index)
-            first = self._first_fields(index)
-            if first:
-                events.append(self._event(index, first, "null", self._top_tokens(index)))
-        before, after = self._around_text(index) if self._has_same_frame else ("", "")
+        frame = self._frames.get(index)
+        events = [] if frame is not None else self._first_events(index)
+        before, after = frame or self._frames[index]
         for delta in deltas:
-            if delta.text and self._has_same_frame:
-                events.append(f"{before}{text_json(delta.text)}{after}")
-            elif self._is_shown(delta):
+            text = delta.text
+            if before and text:
+                events.append(f"{before}{text_json(text)}{after}")
+            elif not before and self._is_shown(delta):
                 events.append(self._event(index, self._delta_fields(delta), "null"))
             if delta.finish_reason is not None:
                 reason = f'"{delta.finish_reason.value}"'
@@ -173,8 +171,8 @@ class AnswerFormat(ABC):
         """Return what follows the events of the choices: the usage, if asked for, and `[DONE]`."""
         if self._usage_events is UsageEvents.NONE:
             return DONE
-        top = self._top(self.stream_object)
-        return event(to_json(top | {"choices": [], "usage": self._usage.as_json()})) + DONE
+        usage = to_json(self._usage.as_json())
+        return event(f'{self._stream_top},"choices":[],"usage":{usage}}}') + DONE
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event of an error, and `[DONE]`."""
@@ -228,14 +226,16 @@ class AnswerFormat(ABC):
             "system_fingerprint": head.system_fingerprint,
         }
 
-    def _around_text(self, index: int) -> tuple[str, str]:
-        """Return the JSON before and behind the text in an event of a choice without logprobs."""
-        if index not in self._frames:
+    def _first_events(self, index: int) -> list[str]:
+        """Begin a choice: return its first event, if it has one, and note its frame."""
+        before = after = ""
+        if self._has_same_frame:
             # JSON has no raw control characters, so this one marks where the text goes.
             framed = self._event(index, self._text_fields("\0", "null"), "null")
             before, _, after = framed.partition("\0")
-            self._frames[index] = before, after
-        return self._frames[index]
+        self._frames[index] = before, after
+        first = self._first_fields(index)
+        return [self._event(index, first, "null", self._top_tokens(index))] if first else []
 
     def _event(self, index: int, fields: str, finish_reason: str, top: str = "") -> str:
         choice = f'{index},{fields},"finish_reason":{finish_reason}'

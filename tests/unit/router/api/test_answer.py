@@ -71,6 +71,11 @@ class Client:
         self.sinks.append(sink)
         return partial(self.aborted.append, index)
 
+    def push(self, index: int, parts: Sequence[TokenChunk]) -> None:
+        """Push parts that came together into one choice, as a dispatcher does."""
+        self.sinks[index].on_chunks(parts)
+        self.sinks[index].send_now()
+
     async def _send(self, message: Message) -> None:
         await self.may_read.wait()
         self.messages.append(message)
@@ -93,7 +98,7 @@ class Client:
         sending = asyncio.create_task(self.answer.send())
         for part in parts:
             await self.turn()
-            self.sinks[0].on_chunks([part])
+            self.push(0, [part])
         await sending
         return self.body
 
@@ -132,7 +137,7 @@ def test_the_body_is_the_same_at_any_pace(paces: list[str]) -> None:
                 client.may_read.set()
             if pace != "keeps up at once":  # else the task has not run since the last push
                 await client.turn()
-            client.sinks[0].on_chunks([part])
+            client.push(0, [part])
         client.may_read.set()
         await sending
         assert client.body == body
@@ -151,7 +156,7 @@ def test_chunks_pushed_together_say_the_same(sizes: list[int], may_read: bool) -
             if may_read:
                 await client.turn()
             size = sizes[len(parts) % len(sizes)]
-            client.sinks[0].on_chunks(parts[:size])
+            client.push(0, parts[:size])
             del parts[:size]
         await sending
         assert client.body == body
@@ -170,15 +175,33 @@ async def test_the_end_of_an_answer_travels_with_its_last_token(finish: FinishRe
     assert last["body"].endswith(b"data: [DONE]\n\n")
 
 
+async def test_choices_that_were_pushed_together_are_one_part() -> None:
+    client = Client(2)
+    sending = asyncio.create_task(client.answer.send())
+    first, second = answer("Hello world, good night")[:2]
+    client.push(0, [first])
+    client.push(1, [first])
+    await client.turn()
+    body, num_written = client.body, client.num_written
+    for sink in client.sinks:
+        sink.on_chunks([second])
+    assert client.num_written == num_written, "others are pushed to first"
+    for sink in client.sinks:
+        sink.send_now()
+    assert client.num_written == num_written + 1
+    assert client.body[len(body) :].count(b"data: ") == 2
+    sending.cancel()
+
+
 async def test_a_choice_that_is_over_is_aborted_before_the_client_has_read_it() -> None:
     client = Client(2, stop=("world",))
     client.may_read.clear()
     sending = asyncio.create_task(client.answer.send())
     await client.turn()
-    client.sinks[1].on_chunks(answer("Hello world, good night"))
+    client.push(1, answer("Hello world, good night"))
     assert client.aborted == [1]
-    client.sinks[1].on_chunks(answer("more"))
-    client.sinks[0].on_chunks(answer("quick fox"))
+    client.push(1, answer("more"))
+    client.push(0, answer("quick fox"))
     assert client.aborted == [1, 0]
     client.may_read.set()
     await sending
@@ -192,9 +215,9 @@ async def test_what_was_pushed_before_a_failure_is_sent_before_it_is_raised() ->
     client.may_read.clear()
     sending = asyncio.create_task(client.answer.send())
     await client.turn()
-    client.sinks[0].on_chunks(answer("Hello world")[:1])
+    client.push(0, answer("Hello world")[:1])
     client.sinks[1].on_failed(NodeLost("gone"))
-    client.sinks[0].on_chunks(answer("Hello world")[1:2])
+    client.push(0, answer("Hello world")[1:2])
     client.sinks[0].on_failed(InternalError("later"))
     client.may_read.set()
     with pytest.raises(NodeLost):
@@ -216,7 +239,7 @@ async def test_a_client_that_does_not_read_is_sent_one_ping() -> None:
     client.may_read.set()
     await client.turn()
     assert client.body == PING
-    client.sinks[0].on_chunks(answer())
+    client.push(0, answer())
     await sending
     assert client.body.endswith(b"data: [DONE]\n\n")
 
@@ -248,10 +271,10 @@ async def test_a_failure_behind_the_end_of_a_choice_is_dropped(kind: type[Answer
     client = Client(2, kind=kind, stop=("world",))
     sending = asyncio.create_task(client.answer.send())
     await client.turn()
-    client.sinks[0].on_chunks(answer("Hello world, good night"))
+    client.push(0, answer("Hello world, good night"))
     client.sinks[0].on_failed(NodeLost("gone"))
     await client.turn()
-    client.sinks[1].on_chunks(answer("quick fox"))
+    client.push(1, answer("quick fox"))
     await sending
     assert client.body.count(b'"finish_reason":"') == 2
 
@@ -265,10 +288,10 @@ async def test_an_answer_whose_last_part_cannot_be_made_is_not_complete(
 
     client = Client(kind=kind)
     first, *rest = answer()
-    client.sinks[0].on_chunks([first])
+    client.push(0, [first])
     monkeypatch.setattr(ChatFormat, "events", broken)
     monkeypatch.setattr(WholeChoice, "add", broken)
-    client.sinks[0].on_chunks(rest)
+    client.push(0, rest)
     with pytest.raises(KeyError):
         await client.answer.send()
     assert b"[DONE]" not in client.body
@@ -277,8 +300,8 @@ async def test_an_answer_whose_last_part_cannot_be_made_is_not_complete(
 @pytest.mark.parametrize("kind", [StreamedAnswer, WholeAnswer])
 async def test_a_choice_that_cannot_be_shown_fails_the_answer(kind: type[Answer]) -> None:
     client = Client(kind=kind, has_logprobs=True)
-    client.sinks[0].on_chunks(answer()[:1])
-    client.sinks[0].on_chunks(answer()[1:2])
+    client.push(0, answer()[:1])
+    client.push(0, answer()[1:2])
     with pytest.raises(InternalError, match="logprobs"):
         await client.answer.send()
     client.answer.abort()
@@ -288,10 +311,10 @@ async def test_a_choice_that_cannot_be_shown_fails_the_answer(kind: type[Answer]
 async def test_a_whole_answer_is_sent_when_every_choice_is_over() -> None:
     client = Client(2, kind=WholeAnswer)
     sending = asyncio.create_task(client.answer.send())
-    client.sinks[0].on_chunks(answer("Hello"))
+    client.push(0, answer("Hello"))
     await client.turn()
     assert client.messages == []
-    client.sinks[1].on_chunks(answer("world"))
+    client.push(1, answer("world"))
     await sending
     assert client.messages[0]["status"] == 200
     assert client.body.index(b"Hello") < client.body.index(b"world")

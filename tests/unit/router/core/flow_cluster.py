@@ -212,11 +212,15 @@ class ModelCluster:
             self.finished.add(leg)
         self.delivered.append((leg[0], output))
         self._note_takeover(leg[1])
-        self.perform(self.flow.on_output(leg[0], output))
+        self._take(leg[0], output)
 
     def deliver_again(self, index: int) -> None:
-        node, output = self.delivered[index]
-        self.perform(self.flow.on_output(node, output))
+        self._take(*self.delivered[index])
+
+    def _take(self, node: Incarnation, output: RequestOutput) -> None:
+        """Take an output as a dispatcher does."""
+        chunk = self.flow.next_tokens(node, output)
+        self.perform(self.flow.on_output(node, output) if chunk is None else [chunk])
 
     def lose(self, node: Incarnation) -> None:
         self.lost.add(node)

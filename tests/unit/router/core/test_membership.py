@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -312,6 +313,31 @@ def test_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_other
         members.on_leg_opened(choice.decode, 8)
     # One request waited on each before: 21, 21 and 1.
     assert [node.num_requests for node in members.nodes()] == [35, 34, 34]
+
+
+def long(node: LiveNode, max_model_len: int, *, is_draining: bool = False) -> LiveNode:
+    return LiveNode(
+        record=replace(node.record, max_model_len=max_model_len),
+        load=replace(node.load, is_draining=is_draining),
+    )
+
+
+def test_the_longest_model_is_that_of_a_node_that_can_be_chosen_and_finishes_answers() -> None:
+    assert Membership(lease_s=LEASE_S).max_model_len() is None
+    older = long(live("d0"), 700)
+    membership = with_nodes(
+        older,
+        long(live("d1"), 200),
+        long(live("m0", role=Role.MIXED), 300),
+        long(live("d2"), 900, is_draining=True),
+        long(live("p0", role=Role.PREFILL), 800),
+    )
+    assert membership.max_model_len() == 700
+    membership.on_leg_opened(older.record.incarnation, 8)
+    membership.on_listing([long(live("d0", epoch=2), 700)], 1.0)
+    assert membership.max_model_len() == 300, "one is replaced, its successor is not heard"
+    membership.on_lost(Incarnation("m0", 1))
+    assert membership.max_model_len() == 200
 
 
 def test_unknown_nodes_are_ignored() -> None:
