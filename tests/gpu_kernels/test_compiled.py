@@ -18,8 +18,11 @@ MATRIX_KERNELS = {
     "attend_chunk", "ranges_together", "ranges_in_turn",
 }  # fmt: skip
 # On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys.
+# The gate and up of many rows in fp8 keep three there, whatever the tile.
 # Random weights are made once, at the start.
-MAY_SPILL = {("attend_chunk", 80)} | {("fill_normal", capability) for capability in SHARED_BYTES}
+MAY_SPILL = {("attend_chunk", 80), ("ranges_in_turn", 80)} | {
+    ("fill_normal", capability) for capability in SHARED_BYTES
+}
 
 
 @pytest.fixture(scope="module", params=SHARED_BYTES)
