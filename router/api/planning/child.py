@@ -1,7 +1,7 @@
 """The planning process: `python -m router.api.planning.child FOLDER NAME MAX_MODEL_LEN CHAT`.
 
 It reads bodies from its standard input and writes plans or errors to its standard output, one after
-the other; see `planning_messages`. It ends at the end of its input and, also while it is stopped,
+the other; see `messages`. It ends at the end of its input and, also while it is stopped,
 when its router dies, so it never outlives its router. It ends by no signal that a terminal or a
 service's stop sends to a whole group: a router that drains still plans what has arrived.
 """
