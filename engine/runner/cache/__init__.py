@@ -34,5 +34,5 @@ commit waits for that; a transfer that ends earlier keeps its blocks until its c
 Between two steps all of this may begin on the device; while a step runs, only ends are looked at,
 because a process has one current stream. So the step thread copies no KV in any direction, which a
 played device counts. It waits in one place, the end of a step, for the copies of its last layers.
-On a CPU the mirror is the cache itself and nothing is copied. No whole node has been run on a GPU.
+On a CPU the mirror is the cache itself and nothing is copied.
 """
