@@ -64,7 +64,7 @@ def _keep(_: Cache) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
+class LoadedDecoder:
     """A model that a back end has loaded onto a cache.
 
     `row_draw` draws tokens where they are computed (None: on the host, from logits).
@@ -131,7 +131,7 @@ class BackEnd(Protocol):
         shape: StepShape,
         arithmetic: Arithmetic,
         packed_folder: Path | None,
-    ) -> LoadedModel:
+    ) -> LoadedDecoder:
         """Read the weights; no sequence is longer than `max_len`.
 
         Below `packed_folder` are weights in the form of the back end that nodes of this machine

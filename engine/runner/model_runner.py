@@ -27,7 +27,7 @@ from engine.core.runner_contract import (
     StepCosts,
 )
 from engine.core.step.step_batch import StepBatch, batch_of
-from engine.runner.back_end import BackEnd, LoadedModel
+from engine.runner.back_end import BackEnd, LoadedDecoder
 from engine.runner.cache.contract import Cache
 from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
@@ -52,7 +52,7 @@ class ModelRunner:
         back_end: BackEnd,
         spec: DecoderSpec,
         eos_token_ids: frozenset[int],
-        loaded: LoadedModel,
+        loaded: LoadedDecoder,
         cache: Cache,
         limits: BatchLimits,
         widest: DecodeShape,

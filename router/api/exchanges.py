@@ -82,7 +82,7 @@ class Exchanges:
         except ClientClosed:
             outcome = "client_closed"
         except asyncio.CancelledError:
-            # The server waits no longer; whoever still does is told so, and may ask elsewhere.
+            # The server waits no longer; a client that still does may ask elsewhere.
             await _report(scope, reply, api_error(Overloaded(SHUTTING_DOWN)), watch)
             raise
         except Exception as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.back_end import LoadedModel, ModelFiles, StepShape
+from engine.runner.back_end import LoadedDecoder, ModelFiles, StepShape
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.kernels.vector_ir import LANES
@@ -76,7 +76,7 @@ class CpuBackEnd:
         shape: StepShape,
         arithmetic: Arithmetic,
         packed_folder: Path | None,
-    ) -> LoadedModel:
+    ) -> LoadedDecoder:
         from engine.runner.cpu.compile_once import compile_once
         from engine.runner.cpu.decoder import NumbaDecoder
         from engine.runner.cpu.mtp import NumbaMtp
@@ -100,7 +100,7 @@ class CpuBackEnd:
                 if part is not None:
                     part.use_cache(moved)
 
-        return LoadedModel(
+        return LoadedDecoder(
             decoder=decoder,
             mtp=mtp,
             step_buffer_bytes=decoder.step_buffers.num_bytes,

@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from common.kv.memory_plan import DeviceMemory
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.back_end import LoadedModel, ModelFiles, StepShape
+from engine.runner.back_end import LoadedDecoder, ModelFiles, StepShape
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.memory_meter import SHARE_OF_ITS_OWN
 from engine.runner.paddle_import import set_num_threads
@@ -145,7 +145,7 @@ class GpuBackEnd:
         shape: StepShape,
         arithmetic: Arithmetic,
         packed_folder: Path | None,
-    ) -> LoadedModel:
+    ) -> LoadedDecoder:
         """Send the weights to the card and record the graphs; `packed_folder` is not used."""
         from engine.runner.gpu.cache.pool import GpuCache
         from engine.runner.gpu.card import KernelList
@@ -193,7 +193,7 @@ class GpuBackEnd:
             decoder.use_pool(moved.pool)
             decoder.record_graphs()
 
-        return LoadedModel(
+        return LoadedDecoder(
             decoder=decoder,
             row_draw=row_draw,
             step_buffer_bytes=decoder.num_bytes,

@@ -30,7 +30,7 @@ _INPUTS_A_WORD = {Form.FP8: 2, Form.INT4: 4}
 _LINE_WORDS = 64
 """Words of 16 bits that come into the L2 cache together."""
 FEW_SEQUENCES = 2
-"""Up to here a multiprocessor has at most one piece of a KV head at contexts of 2,000 tokens."""
+"""The most sequences with at most one piece a multiprocessor at contexts of 2,000 tokens."""
 _KEY_AND_VALUE = 4
 """Bytes of one number of a key and one of its value."""
 _GROUP = 8

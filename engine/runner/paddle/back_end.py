@@ -7,7 +7,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.back_end import LoadedModel, ModelFiles, StepShape
+from engine.runner.back_end import LoadedDecoder, ModelFiles, StepShape
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.memory_meter import HostMeter, MemoryMeter
@@ -71,7 +71,7 @@ class PaddleBackEnd:
         shape: StepShape,
         arithmetic: Arithmetic,
         packed_folder: Path | None,
-    ) -> LoadedModel:
+    ) -> LoadedDecoder:
         from engine.runner.paddle.attention import PaddleAttention
         from engine.runner.paddle.decoder import PaddleDecoder
         from engine.runner.paddle.mtp import PaddleMtp
@@ -83,4 +83,4 @@ class PaddleBackEnd:
         mtp = None
         if files.mtp is not None:
             mtp = PaddleMtp(files.mtp, decoder, decoder.num_layers)
-        return LoadedModel(decoder=decoder, mtp=mtp)
+        return LoadedDecoder(decoder=decoder, mtp=mtp)

@@ -14,7 +14,7 @@ from common.kv.kv_layout import KVLayout
 from common.kv.memory_plan import MemoryPlan
 from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import ScheduledSequence
-from engine.runner.back_end import BackEnd, LoadedModel, ModelFiles, StepShape
+from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles, StepShape
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cpu.compile_once import compile_once
 from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
@@ -103,7 +103,7 @@ def _step_shape(engine: EngineConfig, max_chunk_tokens: int) -> StepShape:
 
 
 def _memory_plan(
-    loaded: LoadedModel, cache: Cache, max_chunk_tokens: int, peak_bytes: int
+    loaded: LoadedDecoder, cache: Cache, max_chunk_tokens: int, peak_bytes: int
 ) -> MemoryPlan:
     """Return what was planned, and log it."""
     memory = MemoryPlan(
@@ -121,7 +121,7 @@ def _peak_bytes(
     first_layer: ModelRunner,
     batches: Sequence[Sequence[ScheduledSequence]],
     meter: MemoryMeter,
-    loaded: LoadedModel,
+    loaded: LoadedDecoder,
 ) -> int:
     """Return the memory of the largest step and of the weights.
 

@@ -143,8 +143,10 @@ class AnswerFormat(ABC):
         self._stream_top = to_json(self._top(self.stream_object))[:-1]
         self._open = f'{self._stream_top},"choices":[{{"index":'
         self._frames: dict[int, tuple[str, str]] = {}
-        """Of choices that have begun: the JSON before and behind the text in each of their events.
-        Empty where more than the text differs."""
+        """The JSON before and after the text of an event, of each choice that has begun.
+
+        Empty where more than the text differs.
+        """
 
     def begin(self) -> bytes:
         """Return nothing: the first event of a choice comes with its first token."""

@@ -27,7 +27,7 @@ _NAMES = ("qkv", "output", "gate_up", "down")
 _FORMS = (Form.INT4, Form.FP8)
 _BUCKETS = (700, 128, 64, 32, 16, 8, 1)
 _MOST_ERROR = 4e-3
-"""Of a result's rounding to bfloat16, beside float64."""
+"""The error of a result that is rounded to bfloat16, beside float64."""
 _SECONDS_OF_BITS = 16.0
 _SECONDS_OF_TIMES = 12.0
 
