@@ -7,17 +7,21 @@ import pytest
 
 from common.ids import Incarnation
 from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from router.core.attempt import State
+from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
 from tests.unit.router.core.test_request_flow import (
     D0,
     D1,
     FIRST,
+    LOCAL,
     P0,
     SECOND,
     emitted,
     output,
     prefilling,
+    reserving,
     running,
 )
 from tests.unit.router.core.test_second_attempts import suspected
@@ -27,13 +31,13 @@ def test_tokens_of_a_running_answer_are_taken_in_order() -> None:
     flow = running()
     first = flow.next_tokens(D0, output(FIRST, 1, 11))
     second = flow.next_tokens(D0, output(FIRST, 2, 12, 13, num_drafted=2, num_accepted=1))
-    third = flow.next_tokens(D0, output(FIRST, 4, 14, num_cached_tokens=5))
+    third = flow.next_tokens(D0, output(FIRST, 4, 14, num_cached_tokens=70))
     assert first is not None
     assert second is not None
     assert third is not None
     assert [chunk.token_ids for chunk in (first, second, third)] == [(11,), (12, 13), (14,)]
     assert (third.first_index, third.num_drafted, third.num_accepted) == (4, 2, 1)
-    assert third.num_cached_tokens == 5
+    assert third.num_cached_tokens == 70
     assert flow.num_output_tokens == 5
     assert emitted(flow.on_output(D0, output(FIRST, 5, 15))) == [15]
 
@@ -92,3 +96,24 @@ def test_log_probabilities_are_left_to_the_whole_machine() -> None:
     chunk = ledger.push(second, 0)
     assert chunk is not None
     assert chunk.logprobs == (TokenLogprobs(-1.0),)
+
+
+def test_the_first_tokens_of_an_attempt_that_continues_start_it() -> None:
+    flow = suspected()
+    flow.on_node_lost(D0)
+    assert flow.state is State.LOCAL
+    assert flow.next_tokens(D1, output(SECOND, 1, 11)) is None
+    assert emitted(flow.on_output(D1, output(SECOND, 1, 11))) == [11]
+    assert flow.state is State.RUNNING
+    assert flow.next_tokens(D1, output(SECOND, 2, 12)) is not None
+
+
+def test_token_0_is_left_to_the_whole_machine_which_reads_its_times() -> None:
+    flow = reserving()
+    flow.on_reserve_reply(D0, FIRST, LOCAL, 11.0)
+    flow.on_output(D0, output(FIRST, 0, is_started=True))
+    token_0 = output(FIRST, 0, 10)._replace(queue_s=0.5)
+    assert flow.next_tokens(D0, token_0) is None
+    (chunk,) = flow.on_output(D0, token_0)
+    assert isinstance(chunk, TokenChunk)
+    assert chunk.queue_s == 0.5
