@@ -7,6 +7,7 @@ one number. Needs only the package llama-cpp-python, so any interpreter that has
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import sys
@@ -28,7 +29,7 @@ class Engine:
     def __init__(self, path: Path, num_threads: int) -> None:
         llama_cpp.llama_backend_init()
         llama_cpp.llama_log_set(_SILENT, None)
-        model = llama_cpp.llama_model_load_from_file(
+        self.model = model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
         parameters = llama_cpp.llama_context_default_params()
@@ -57,6 +58,12 @@ class Engine:
         code = llama_cpp.llama_decode(self._context, self._batch)
         if code != 0:
             sys.exit(f"llama_decode returned {code} for {len(tokens)} tokens")
+
+    def logits(self, rows: int, vocabulary: int) -> ctypes.Array[ctypes.Array[ctypes.c_float]]:
+        """Return the batch's logits `[rows, vocabulary]`, all of which were wanted, as ctypes."""
+        found = llama_cpp.llama_get_logits(self._context)
+        kind = ctypes.c_float * vocabulary * rows
+        return kind.from_address(ctypes.addressof(found.contents))
 
     def best(self, index: int) -> int:
         """Return the likeliest token after the batch's token `index`, as greedy sampling does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
@@ -225,26 +225,36 @@ class ModelRunner:
     def log_likelihoods(self, token_ids: Sequence[int]) -> np.ndarray:
         """Return ln p of each token but the first, after all before it: float64.
 
+        As `logits_of_all`.
+        """
+        found: list[np.ndarray] = []
+        for rows in self.logits_of_all(token_ids):
+            start = sum(map(len, found))
+            logits = rows.astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            following = np.asarray(token_ids[start + 1 :][: len(rows)])
+            chosen = logits[np.arange(len(rows)), following]
+            found.append(chosen - np.log(np.exp(logits).sum(axis=1)))
+        return np.concatenate(found) if found else np.empty(0)
+
+    def logits_of_all(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the logits after each token but the last, some rows at a time.
+
         For measurements of a model's accuracy. Overwrites the first blocks. Raises `InternalError`
         for more tokens than a sequence may have.
         """
         size, most = self.layout.block_size, self._limits.max_tokens
         table = range(blocks_for(len(token_ids), size))
-        found = np.empty(len(token_ids) - 1)
-        for start in range(0, len(found), most):
-            chunk = token_ids[start : min(start + most, len(found))]
+        count = len(token_ids) - 1
+        for start in range(0, count, most):
+            chunk = token_ids[start : min(start + most, count)]
             scheduled = ScheduledSequence(0, chunk, start, table, None)
             hidden = self._decoder.begin(flatten(batch_of([scheduled]), self._limits))
             for index in range(self._decoder.num_layers):
                 self._decoder.run_layer(index, hidden)
             for first in range(0, len(chunk), MAX_SAMPLED_ROWS):
                 rows = np.arange(first, min(first + MAX_SAMPLED_ROWS, len(chunk)))
-                logits = self._decoder.logits(hidden, rows).astype(np.float64)
-                logits -= logits.max(axis=1, keepdims=True)
-                following = np.asarray(token_ids[start + first + 1 :][: len(rows)])
-                chosen = logits[np.arange(len(rows)), following]
-                found[start + rows] = chosen - np.log(np.exp(logits).sum(axis=1))
-        return found
+                yield self._decoder.logits(hidden, rows)
 
     @property
     def step_costs(self) -> StepCosts:

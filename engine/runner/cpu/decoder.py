@@ -20,7 +20,7 @@ from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
 from engine.runner.kernels.layer import whole_layer
 from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.norms import quantise_rows, rms_norm
-from engine.runner.kernels.products.linear import gather_columns, linear
+from engine.runner.kernels.products.linear import gather_columns, is_fine, linear
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
@@ -178,7 +178,7 @@ class NumbaDecoder:
         out, quantised = buffers.logits.first(len(rows)), self.quantised_rows(len(rows))
         with KERNEL_LOCK:
             if self.with_bytes:
-                quantise_rows(normed, quantised)
+                quantise_rows(normed, quantised, is_fine(self.head.table))
             linear(
                 normed, self.head.table, NONE_1D, NONE_2D, quantised, out, self.num_threads
             )  # fmt: skip

@@ -9,7 +9,7 @@ from numba import njit
 
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
 from engine.runner.kernels.norms import norm_phase, quantise_phase
-from engine.runner.kernels.products.linear import gated_phase, gather_columns, linear_phase
+from engine.runner.kernels.products.linear import gated_phase, gather_columns, is_fine, linear_phase
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress, run_team
 
@@ -24,7 +24,7 @@ def _project_and_store(  # type: ignore[no-untyped-def]
     """Compute `qkv = rotary(qkv(norm(hidden)))`, and write keys and values into the cache."""
     rows = hidden.shape[0]
     head_dim = 2 * cosines.shape[1]
-    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised)
+    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised, is_fine(qkv_table))
     linear_phase(
         progress[1], normed, qkv_table, qkv_bias, hidden[:0], quantised, qkv, num_threads
     )  # fmt: skip
@@ -53,7 +53,7 @@ def _attend_and_add(  # type: ignore[no-untyped-def]
         progress[0], heads, keys, values, block_tables, positions, items, parts, out
     )  # fmt: skip
     merge_phase(progress[1], positions, merges, parts, out)
-    quantise_phase(progress[2], attended, quantised)
+    quantise_phase(progress[2], attended, quantised, is_fine(output_table))
     linear_phase(
         progress[3], attended, output_table, output_bias, hidden, quantised, hidden,
         num_threads,
@@ -66,11 +66,11 @@ def _mlp_half(  # type: ignore[no-untyped-def]
     normed, gated, quantised, num_threads,
 ) -> None:  # fmt: skip
     """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
-    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised)
+    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised, is_fine(gate_up_table))
     gated_phase(
         progress[1], normed, gate_up_table, gate_up_bias, quantised, gated, num_threads
     )  # fmt: skip
-    quantise_phase(progress[2], gated, quantised)
+    quantise_phase(progress[2], gated, quantised, is_fine(down_table))
     linear_phase(
         progress[3], gated, down_table, down_bias, hidden, quantised, hidden, num_threads
     )  # fmt: skip
@@ -127,12 +127,14 @@ def _members_entering(  # type: ignore[no-untyped-def]
     projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scales, keys,
     values, positions, slots, inputs, normed, qkv, quantised, num_threads,
 ) -> None:  # fmt: skip
-    norm_phase(progress[0], inputs, embedding_norm, epsilon, normed, quantised)
+    norm_phase(
+        progress[0], inputs, embedding_norm, epsilon, normed, quantised, is_fine(token_table)
+    )
     linear_phase(
         progress[1], normed, token_table, projection_bias, inputs[:0], quantised, inputs,
         num_threads,
     )  # fmt: skip
-    norm_phase(progress[2], states, hidden_norm, epsilon, normed, quantised)
+    norm_phase(progress[2], states, hidden_norm, epsilon, normed, quantised, is_fine(hidden_table))
     linear_phase(
         progress[3], normed, hidden_table, projection_bias[:0], inputs, quantised,
         inputs, num_threads,
@@ -181,7 +183,7 @@ def _members_leaving(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     norm_phase(
         progress[_ATTEND_PHASES + _MLP_PHASES], outputs, output_norm, epsilon, normed,
-        quantised,
+        quantised, is_fine(head),
     )  # fmt: skip
     linear_phase(
         progress[_ATTEND_PHASES + _MLP_PHASES + 1], normed, head, output_bias[:0], outputs[:0],

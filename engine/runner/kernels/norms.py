@@ -26,15 +26,16 @@ def rms_norm_row(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _quantise_row_of(x, row, quantised) -> None:  # type: ignore[no-untyped-def]
+def _quantise_row_of(x, row, quantised, is_fine) -> None:  # type: ignore[no-untyped-def]
     depth = x.shape[1]
     target = quantised.ctypes.data + row * depth * BYTES_PER_VALUE
-    quantise_row(x[row].ctypes.data, depth, target)
+    quantise_row(x[row].ctypes.data, depth, target, is_fine)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def norm_phase(counters, x, weight, epsilon, out, quantised) -> None:  # type: ignore[no-untyped-def]
-    """Compute a team's `rms_norm`; with a `quantised` that is not empty, `out` in int8 too."""
+def norm_phase(counters, x, weight, epsilon, out, quantised, is_fine) -> None:  # type: ignore[no-untyped-def]
+    """Compute a team's `rms_norm`; with a `quantised` that is not empty, `out` in int8 too,
+    finely if it `is_fine`."""
     num_rows = x.shape[0]
     num_shares = -(-num_rows // ROWS_PER_SHARE)
     share = claim(counters)
@@ -42,14 +43,14 @@ def norm_phase(counters, x, weight, epsilon, out, quantised) -> None:  # type: i
         for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
             rms_norm_row(x[row], weight, epsilon, out[row])
             if quantised.size:
-                _quantise_row_of(out, row, quantised)
+                _quantise_row_of(out, row, quantised, is_fine)
         finish(counters)
         share = claim(counters)
     wait_for_all(counters, num_shares)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def quantise_phase(counters, x, quantised) -> None:  # type: ignore[no-untyped-def]
+def quantise_phase(counters, x, quantised, is_fine) -> None:  # type: ignore[no-untyped-def]
     """Write a team's rows `x` in int8 to `quantised`, as `byte_rows` says; nothing if it is
     empty."""
     num_rows = x.shape[0] if quantised.size else 0
@@ -57,7 +58,7 @@ def quantise_phase(counters, x, quantised) -> None:  # type: ignore[no-untyped-d
     share = claim(counters)
     while share < num_shares:
         for row in range(share * ROWS_PER_SHARE, min(num_rows, (share + 1) * ROWS_PER_SHARE)):
-            _quantise_row_of(x, row, quantised)
+            _quantise_row_of(x, row, quantised, is_fine)
         finish(counters)
         share = claim(counters)
     wait_for_all(counters, num_shares)
@@ -71,7 +72,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: np.float32, out: np.nda
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def quantise_rows(x: np.ndarray, quantised: np.ndarray) -> None:
+def quantise_rows(x: np.ndarray, quantised: np.ndarray, is_fine: bool) -> None:
     """Write `x` `[rows, size]` in int8 to `quantised`, as `byte_rows` says, in this thread."""
     for row in range(x.shape[0]):
-        _quantise_row_of(x, row, quantised)
+        _quantise_row_of(x, row, quantised, is_fine)

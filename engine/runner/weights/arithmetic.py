@@ -9,6 +9,8 @@ from engine.runner.weights.checkpoint import expected_shapes
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.tensor_source import TensorSource
 
+INT8 = "int8 (steps of 16 and 32)"
+"""Activations in int8, in words that change with their bits (`byte_rows`, `PackedPlan.is_fine`)."""
 IntegerWeights = tuple[tuple[str, str], ...]
 """Name and format of each weight whose products are computed in integers."""
 
@@ -35,14 +37,14 @@ class Arithmetic:
     def identity(self) -> str:
         """Text that is equal where equal weights give equal bits."""
         text = f"{self.dtype}\n{self.operators}"
-        return (
-            f"{text}\nint8 rows times {json.dumps(self.in_integers)}" if self.with_bytes else text
-        )
+        if not self.with_bytes:
+            return text
+        return f"{text}\nrows in {INT8} times {json.dumps(self.in_integers)}"
 
     @property
     def description(self) -> str:
         """What people compare."""
-        activations = "int8" if self.with_bytes else self.dtype
+        activations = INT8 if self.with_bytes else self.dtype
         return (
             f"{self.dtype} on {self.operators}, weights in {' '.join(self.formats)}, "
             f"activations in {activations}"

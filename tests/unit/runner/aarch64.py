@@ -21,10 +21,7 @@ NUM_ARGUMENTS = 5
 @contextmanager
 def _without_wide_registers() -> Iterator[None]:
     """Emit what is emitted on a processor without AVX-512."""
-    with (
-        mock.patch.object(byte_product, "_ROWS_TOGETHER", 1),
-        mock.patch.object(byte_product, "_CHAINS", 1),
-    ):
+    with mock.patch.object(byte_product, "_ROWS_TOGETHER", 1):
         yield
 
 
@@ -33,7 +30,11 @@ def kernel_name(format_name: str, num_rows: int) -> str:
 
 
 def compiled(
-    format_names: Sequence[str], row_counts: Sequence[int], instruction: str = "neon"
+    format_names: Sequence[str],
+    row_counts: Sequence[int],
+    instruction: str = "neon",
+    *,
+    is_fine: bool = False,
 ) -> tuple[str, bytes]:
     """Return the verified kernels of these formats and numbers of rows: assembly, and an object."""
     module = ir.Module("aarch64")
@@ -47,7 +48,9 @@ def compiled(
                     kernel_name(name, num_rows),
                     NUM_ARGUMENTS,
                     lambda builder, args, layout=layout, num_rows=num_rows: (
-                        byte_product._emit_product(builder, layout, instruction, num_rows, args)
+                        byte_product._emit_product(
+                            builder, layout, instruction, num_rows, is_fine, args
+                        )
                     ),
                 )
                 function.linkage = ""

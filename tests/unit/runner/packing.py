@@ -61,12 +61,12 @@ def aligned(num_bytes: int) -> np.ndarray:
 _kept: list[PackedWeight] = []
 
 
-def packed(*tensors: BlockTensor, with_bytes: bool = False) -> PackedWeight:
+def packed(*tensors: BlockTensor, with_bytes: bool = False, is_fine: bool = False) -> PackedWeight:
     """Pack tensors side by side, in memory that is kept: a table has its address alone."""
     described = [(tensor.format, tensor.shape) for tensor in tensors]
     data = aligned(packed_bytes(described))
     pack_into(tensors, data)
-    _kept.append(packed_view(described, data, with_bytes=with_bytes))
+    _kept.append(packed_view(described, data, with_bytes=with_bytes, is_fine=is_fine))
     return _kept[-1]
 
 

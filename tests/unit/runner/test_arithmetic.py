@@ -79,7 +79,7 @@ def test_identities_differ_by_format_only_where_it_changes_bits() -> None:
     ]  # fmt: skip
     assert len({one.identity for one in (wide, *in_bytes)}) == 4
     assert in_bytes[0].description == (
-        "float32 on numba, weights in Q4_0 Q8_0, activations in int8"
+        "float32 on numba, weights in Q4_0 Q8_0, activations in int8 (steps of 16 and 32)"
     )
     assert wide.description == "float32 on numba, weights in F32, activations in float32"
 
@@ -90,7 +90,10 @@ def test_a_refused_pair_names_both_arithmetics(tmp_path: Path) -> None:
     theirs = load(tmp_path, quantization="q8_0", activation_dtype="float32").layout
     with pytest.raises(LayoutMismatch) as caught:
         check_compatible(ours, theirs)
-    assert "weights in Q8_0, activations in int8', peer 'float32 on numba" in str(caught.value)
+    assert (
+        "weights in Q8_0, activations in int8 (steps of 16 and 32)', peer 'float32 on numba"
+        in str(caught.value)
+    )
     assert "weights in Q8_0, activations in float32'" in str(caught.value)
 
 
@@ -100,7 +103,9 @@ def test_a_drafting_layer_in_blocks_beside_wide_weights(tmp_path: Path) -> None:
     layouts = {name: load_with_mtp(folder, activation_dtype=name).layout for name in DTYPES}
     assert layouts["auto"] == layouts["float32"]
     assert layouts["int8"].model_digest != layouts["float32"].model_digest
-    assert layouts["int8"].arithmetic.endswith("weights in F32, activations in int8")
+    assert layouts["int8"].arithmetic.endswith(
+        "weights in F32, activations in int8 (steps of 16 and 32)"
+    )
 
 
 def test_int8_needs_the_cpu_kernels(tmp_path: Path) -> None:

@@ -14,15 +14,18 @@ from engine.runner.kernels.products import byte_dot
 from engine.runner.kernels.products.block_layout import CODES, LAYOUTS
 from engine.runner.kernels.products.byte_dot import available
 from engine.runner.kernels.products.byte_product import byte_kernel
-from engine.runner.kernels.products.byte_rows import RECORD_BYTES, STEP_AT, SUM_AT
+from engine.runner.kernels.products.byte_rows import RECORD_BYTES, STEPS_AT, SUM_AT
 from engine.runner.kernels.products.linear import BYTES, gated_linear, linear
 from engine.runner.weights.stored_formats import dequantise
 from tests.unit.runner.packing import BLOCK_FORMATS, NONE, NONE_2D, fma, normal, packed, stored
 
+KINDS = (False, True)
+"""Of rows: coarse and fine ones."""
 
-def in_int8(x: np.ndarray) -> np.ndarray:
+
+def in_int8(x: np.ndarray, *, is_fine: bool = False) -> np.ndarray:
     out = np.zeros((x.shape[0], x.shape[1] // 2), np.float32)
-    quantise_rows(x, out)
+    quantise_rows(x, out, is_fine)
     return out
 
 
@@ -31,40 +34,63 @@ def records_of(quantised: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _case(name: str) -> tuple[np.ndarray, np.ndarray]:
+def _case(name: str, is_fine: bool) -> tuple[np.ndarray, np.ndarray]:
     """Rows, and what a product with the format must be, from numpy's integers."""
     depth = 768 if name.endswith("K") else 96
     x = normal(64, depth, seed=1)
     x[3] = 0.0
     x[4, :32] *= 1e4
-    return x, wanted_product(name, x, 70)
+    x[5, 3::16] *= 40  # as some channels of a model are
+    return x, wanted_product(name, x, 70, is_fine=is_fine)
 
 
-def wanted_product(name: str, x: np.ndarray, num_outputs: int) -> np.ndarray:
+def wanted_product(
+    name: str, x: np.ndarray, num_outputs: int, *, is_fine: bool = False
+) -> np.ndarray:
     """What a product of these rows, in int8, must be with a weight of `stored`."""
     tensor = stored(name, num_outputs, x.shape[1])
-    step, values = _quantised(x)
+    step, values = _quantised(x, is_fine)
     numbers, steps, minima = _numbers(name, dequantise(tensor), tensor.rows)
+    offset = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}.get(name, 0)
+    if offset == 128:
+        numbers = numbers + offset
+    elif is_fine and offset:
+        numbers, minima = numbers + offset, steps[..., 0] * np.float32(-offset)
     out = np.zeros((len(x), num_outputs), np.float32)
-    parts = steps.shape[2]
     for block in range(x.shape[1] // 32):
-        for part in range(parts):
-            within = slice(part * 32 // parts, (part + 1) * 32 // parts)
-            sums = values[:, block, within].astype(np.int64) @ numbers[:, block, within].T
-            scaled = sums.astype(np.float32) * step[:, block, None]
-            out = fma(scaled, steps[None, :, block, part], out)
+        products, scaled_sums = [], []
+        for half in range(2):
+            within = slice(16 * half, 16 * (half + 1))
+            integers = values[:, block, within].astype(np.int64)
+            products.append((integers @ numbers[:, block, within].T).astype(np.float32))
+            scaled_sums.append(integers.sum(axis=1).astype(np.float32) * step[:, block, half])
+        first, second = step[:, block, 0, None], step[:, block, 1, None]
+        lost = np.zeros((len(x), 1), np.float32)
+        if offset == 128:
+            lost = np.add(*scaled_sums)[:, None] * np.float32(-offset)
+        if steps.shape[2] == 2:
+            out = fma(products[0] * first, steps[None, :, block, 0], out)
+            out = fma(products[1] * second, steps[None, :, block, 1], out)
+        elif is_fine:
+            both = fma(products[1], second, fma(products[0], first, lost))
+            out = fma(both, steps[None, :, block, 0], out)
+        else:
+            both = fma(products[0] + products[1], first, lost)
+            out = fma(both, steps[None, :, block, 0], out)
         if minima is not None:
-            sums = values[:, block].astype(np.int64).sum(axis=1).astype(np.float32)
-            out = fma((sums * step[:, block])[:, None], minima[None, :, block], out)
+            out = fma(np.add(*scaled_sums)[:, None], minima[None, :, block], out)
     return out
 
 
-def _quantised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    blocks = x.reshape(len(x), -1, 32)
-    largest = np.abs(blocks).max(axis=2)
+def _quantised(x: np.ndarray, is_fine: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps `[rows, blocks, 2]` and values `[rows, blocks, 32]`."""
+    halves = x.reshape(len(x), -1, 2, 16)
+    largest = np.abs(halves).max(axis=3)
+    if not is_fine:
+        largest = np.repeat(largest.max(axis=2, keepdims=True), 2, axis=2)
     factor = np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, 1), 0)
-    values = np.rint(blocks * factor.astype(np.float32)[..., None]).astype(np.int8)
-    return largest / np.float32(127), values
+    values = np.rint(halves * factor.astype(np.float32)[..., None]).astype(np.int8)
+    return largest / np.float32(127), values.reshape(len(x), -1, 32)
 
 
 def _numbers(
@@ -101,27 +127,30 @@ def _numbers(
     return numbers.astype(np.int64), steps, minima
 
 
+@pytest.mark.parametrize("is_fine", KINDS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_every_row_alone_and_in_any_batch_is_what_numpy_computes(name: str) -> None:
-    x, wanted = _case(name)
-    weight = packed(stored(name, 70, x.shape[1]), with_bytes=True)
-    quantised = in_int8(x)
+def test_every_row_alone_and_in_any_batch_is_what_numpy_computes(name: str, is_fine: bool) -> None:
+    x, wanted = _case(name, is_fine)
+    weight = packed(stored(name, 70, x.shape[1]), with_bytes=True, is_fine=is_fine)
+    quantised = in_int8(x, is_fine=is_fine)
     for num_rows, num_threads in itertools.product(range(1, 65), (1, 2)):
         out = np.full((num_rows, 70), np.nan, np.float32)
         linear(x[:num_rows], weight.table, NONE, NONE_2D, quantised[:num_rows], out, num_threads)
         np.testing.assert_array_equal(out, wanted[:num_rows])
 
 
+@pytest.mark.parametrize("is_fine", KINDS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_every_instruction_gives_the_same_bits(name: str) -> None:
-    x, wanted = _case(name)
-    weight = packed(stored(name, 70, x.shape[1]), with_bytes=True)
+def test_every_instruction_gives_the_same_bits(name: str, is_fine: bool) -> None:
+    x, wanted = _case(name, is_fine)
+    weight = packed(stored(name, 70, x.shape[1]), with_bytes=True, is_fine=is_fine)
     assert "plain" in available()
     for instruction in available():
-        weight.table[0, BYTES] = byte_kernel(CODES[name], instruction)
+        weight.table[0, BYTES] = byte_kernel(CODES[name], instruction, is_fine=is_fine)
         for num_rows in (*range(1, 9), 16, 31, 64):
             rows, out = x[:num_rows], np.empty_like(wanted[:num_rows])
-            linear(rows, weight.table, NONE, NONE_2D, in_int8(rows), out, 2)
+            quantised = in_int8(rows, is_fine=is_fine)
+            linear(rows, weight.table, NONE, NONE_2D, quantised, out, 2)
             np.testing.assert_array_equal(out, wanted[:num_rows], f"{instruction}, {num_rows}")
 
 
@@ -158,41 +187,57 @@ def test_the_instruction_of_an_arm_host_is_found(
     assert available(tmp_path / "macos") == ("neon", "plain")
 
 
-def test_extreme_bytes_do_not_saturate() -> None:
+@pytest.mark.parametrize("is_fine", KINDS)
+def test_extreme_bytes_do_not_saturate(is_fine: bool) -> None:
     tensor = stored("Q8_0", 16, 64)
     tensor.rows.reshape(16, 2, 34)[..., 2:] = 128  # the byte -128
     x = np.ones((1, 64), np.float32)
     wanted = dequantise(tensor) @ x[0]
     for instruction in available():
-        weight = packed(tensor, with_bytes=True)
-        weight.table[0, BYTES] = byte_kernel(CODES["Q8_0"], instruction)
+        weight = packed(tensor, with_bytes=True, is_fine=is_fine)
+        weight.table[0, BYTES] = byte_kernel(CODES["Q8_0"], instruction, is_fine=is_fine)
         out = np.empty((1, 16), np.float32)
-        linear(x, weight.table, NONE, NONE_2D, in_int8(x), out, 1)
+        linear(x, weight.table, NONE, NONE_2D, in_int8(x, is_fine=is_fine), out, 1)
         np.testing.assert_allclose(out[0], wanted, rtol=1e-5)
 
 
-def test_a_block_of_a_row_is_quantised_by_itself() -> None:
+@pytest.mark.parametrize("is_fine", KINDS)
+def test_a_block_of_a_row_is_quantised_by_itself(is_fine: bool) -> None:
     x = normal(5, 160)
     x[1] = 0.0
-    records = records_of(in_int8(x))
-    step, values = _quantised(x)
+    records = records_of(in_int8(x, is_fine=is_fine))
+    step, values = _quantised(x, is_fine)
     np.testing.assert_array_equal(records[..., :32].view(np.int8), values)
-    found = records[..., STEP_AT : STEP_AT + 4].view(np.float32)[..., 0]
+    found = records[..., STEPS_AT : STEPS_AT + 8].view(np.float32)
     np.testing.assert_array_equal(found, step)
     sums = records[..., SUM_AT : SUM_AT + 4].view(np.float32)[..., 0]
-    np.testing.assert_array_equal(sums, step * values.sum(axis=2).astype(np.float32))
+    integers = values.reshape(5, -1, 2, 16).sum(axis=3).astype(np.float32)
+    np.testing.assert_array_equal(sums, (step * integers).sum(axis=2))
     for row in range(5):
-        alone = records_of(in_int8(x[row : row + 1]))
+        alone = records_of(in_int8(x[row : row + 1], is_fine=is_fine))
         np.testing.assert_array_equal(alone[0], records[row])
 
 
+def test_a_large_channel_takes_bits_from_half_a_block_of_a_fine_row() -> None:
+    x = normal(1, 32, seed=1)
+    x[0, 3] = 100.0
+    for is_fine, touched in ((False, 32), (True, 16)):
+        step, values = _quantised(x, is_fine)
+        records = records_of(in_int8(x, is_fine=is_fine))
+        np.testing.assert_array_equal(records[0, 0, :32].view(np.int8), values[0, 0])
+        error = np.abs(values[0, 0] * np.repeat(step[0, 0], 16) - x[0])
+        assert (error[:touched] > 0.05).any()
+        assert (error[touched:] < 0.02).all()
+
+
+@pytest.mark.parametrize("is_fine", KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_so(bad: float) -> None:
+def test_what_is_not_finite_stays_so(bad: float, is_fine: bool) -> None:
     x = normal(2, 64)
     x[1, 40] = bad
-    weight = packed(stored("Q4_1", 32, 64), with_bytes=True)
+    weight = packed(stored("Q4_1", 32, 64), with_bytes=True, is_fine=is_fine)
     out = np.empty((2, 32), np.float32)
-    linear(x, weight.table, NONE, NONE_2D, in_int8(x), out, 1)
+    linear(x, weight.table, NONE, NONE_2D, in_int8(x, is_fine=is_fine), out, 1)
     assert np.isfinite(out[0]).all()
     assert not np.isfinite(out[1]).any()
 
@@ -226,9 +271,10 @@ def test_a_weight_without_blocks_keeps_float32_rows() -> None:
 def test_products_of_int8_rows_are_within_a_percent_of_exact_ones() -> None:
     assert {layout.name for layout in LAYOUTS if layout.is_blocks} == set(BLOCK_FORMATS)
     for name in BLOCK_FORMATS:
-        x, wanted = _case(name)
-        exact = x.astype(np.float64) @ dequantise(stored(name, 70, x.shape[1])).T
-        error = np.linalg.norm(wanted - exact, axis=1) / np.maximum(
-            np.linalg.norm(exact, axis=1), 1
-        )
-        assert error.mean() < 0.01
+        errors = []
+        for is_fine in KINDS:
+            x, wanted = _case(name, is_fine)
+            exact = x.astype(np.float64) @ dequantise(stored(name, 70, x.shape[1])).T
+            norms = np.maximum(np.linalg.norm(exact, axis=1), 1)
+            errors.append((np.linalg.norm(wanted - exact, axis=1) / norms).mean())
+        assert errors[1] < 0.95 * errors[0] < 0.01

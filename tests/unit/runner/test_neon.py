@@ -15,7 +15,7 @@ from engine.runner.kernels.products.byte_rows import RECORD_BYTES
 from engine.runner.kernels.vector_ir import LANES
 from tests.unit.runner.aarch64 import compiled, kernel_name
 from tests.unit.runner.packing import BLOCK_FORMATS, normal, packed, stored
-from tests.unit.runner.test_byte_products import in_int8, wanted_product
+from tests.unit.runner.test_byte_products import KINDS, in_int8, wanted_product
 
 ROW_COUNTS = (1, 2, 3)
 """As many as there are products for without AVX-512."""
@@ -24,10 +24,11 @@ COMPILER = shutil.which("aarch64-linux-gnu-gcc")
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 
 
+@pytest.mark.parametrize("is_fine", KINDS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_four_bytes_of_a_lane_are_one_instruction(name: str) -> None:
+def test_four_bytes_of_a_lane_are_one_instruction(name: str, is_fine: bool) -> None:
     """A block of a row has 8 groups of 16 lanes, of which an instruction takes 4."""
-    assembly, _ = compiled([name], ROW_COUNTS)
+    assembly, _ = compiled([name], ROW_COUNTS, is_fine=is_fine)
     for num_rows in ROW_COUNTS:
         kernel = kernel_name(name, num_rows)
         body = assembly.split(f"\n{kernel}:", 1)[1].split(f".size\t{kernel}", 1)[0]
@@ -65,8 +66,9 @@ int main(void) {{
 @pytest.mark.skipif(
     COMPILER is None or QEMU is None, reason="aarch64-linux-gnu-gcc or qemu-aarch64 is missing"
 )
-def test_products_have_the_bits_of_the_reference(tmp_path: Path) -> None:
-    _, linked = compiled(BLOCK_FORMATS, ROW_COUNTS)
+@pytest.mark.parametrize("is_fine", KINDS)
+def test_products_have_the_bits_of_the_reference(tmp_path: Path, is_fine: bool) -> None:
+    _, linked = compiled(BLOCK_FORMATS, ROW_COUNTS, is_fine=is_fine)
     names = [kernel_name(name, rows) for name in BLOCK_FORMATS for rows in ROW_COUNTS]
     (tmp_path / "kernels.o").write_bytes(linked)
     (tmp_path / "main.c").write_text(HARNESS.format(names=", ".join(names)))
@@ -79,7 +81,8 @@ def test_products_have_the_bits_of_the_reference(tmp_path: Path) -> None:
         x, tensor = normal(max(ROW_COUNTS), depth, seed=1), stored(name, NUM_OUTPUTS, depth)
         x[1, :32] *= 1e4
         data = packed(tensor, with_bytes=True).data
-        records, product = in_int8(x), wanted_product(name, x, NUM_OUTPUTS)
+        records = in_int8(x, is_fine=is_fine)
+        product = wanted_product(name, x, NUM_OUTPUTS, is_fine=is_fine)
         panel_bytes = LAYOUTS[CODES[name]].panel_bytes(depth)
         for num_rows in ROW_COUNTS:
             rows = records[:num_rows].tobytes()

@@ -9,7 +9,8 @@ whatever the order of its additions, so nothing else computed at the same time c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import cache
+from itertools import product
 from typing import Any
 
 from llvmlite.binding import get_host_cpu_features
@@ -33,7 +34,17 @@ from engine.runner.kernels.products.byte_dot import (
     emit_signed,
     makes_signed,
 )
-from engine.runner.kernels.products.byte_rows import OFFSET_AT, RECORD_BYTES, STEP_AT, SUM_AT
+from engine.runner.kernels.products.byte_rows import (
+    HALVES,
+    HALVES_OFFSET,
+    HALVES_OFFSET_AT,
+    OFFSET_AT,
+    RECORD_BYTES,
+    SCALED_OFFSET,
+    SCALED_OFFSET_AT,
+    STEPS_AT,
+    SUM_AT,
+)
 from engine.runner.kernels.products.panel_product import TILE_ROWS
 from engine.runner.kernels.vector_ir import (
     FLOAT,
@@ -54,9 +65,9 @@ FEW_BYTE_ROWS = 8 if _HAS_WIDE_REGISTERS else 3
 """There is a product for any number of rows up to this one,"""
 BYTE_ROWS = TILE_ROWS if _HAS_WIDE_REGISTERS else FEW_BYTE_ROWS
 """and one for so many rows: beside their sums, a block's weights just stay in registers."""
-_ROWS_TOGETHER, _CHAINS = (4, 2) if _HAS_WIDE_REGISTERS else (1, 1)
-"""Rows whose integer products take turns, and sums of each, which are added: independent
-instructions near each other, because the next one of a sum waits for the one before."""
+_ROWS_TOGETHER = 4 if _HAS_WIDE_REGISTERS else 1
+"""Rows whose integer products take turns, as do those of both halves: independent instructions near
+each other, because the next one of a sum waits for the one before."""
 _CHOICES = sorted({*range(1, FEW_BYTE_ROWS + 1), BYTE_ROWS})
 _TILE_BYTES = 4 * LANES
 
@@ -67,36 +78,49 @@ def _value(builder: Any, record: Any, at: int, kind: Any) -> Any:
     return splat(builder, builder.load(pointer, align=4))
 
 
-# A block is 32 inputs of 16 outputs. Its weights are eight vectors of sixteen 32-bit lanes, a lane
-# for each output, with the numbers of four inputs in the lane's bytes. Four bytes of a row are
-# copied to all lanes, and one instruction multiplies and adds them: 64 products. The instruction
-# takes unsigned weights and signed rows. Formats with an offset (Q4_0: 8, Q8_0: 128) begin their
-# sum at minus the offset times the row's sum, which the record of the row has, so an offset costs
-# no instruction in the loop.
-#
-# The integer sum of a block is exact in any order. So with AVX-512 two sums for each row, and four
-# rows by turns, give independent instructions without changing a bit.
+def _first_terms(
+    builder: Any, layout: PanelLayout, instruction: str, record: Any, parts: int
+) -> list[Any]:
+    """Emit what the two sums of a record's integer products begin with.
+
+    It takes the offset of the weight's numbers out of them. Where the products by float32 steps do
+    (`_is_scaled`), an instruction with signed numbers, which have none, puts it back.
+    """
+    zero, is_scaled = int_constant(0), _is_scaled(layout, parts)
+    if not layout.offset or is_scaled != makes_signed(instruction, layout.offset):
+        return [zero] * HALVES
+    if parts == 1 and not is_scaled:
+        return [_value(builder, record, OFFSET_AT[layout.offset], INT32), zero]
+    halves = [_value(builder, record, HALVES_OFFSET_AT + 4 * m, INT32) for m in range(HALVES)]
+    if is_scaled:
+        times = int_constant(-layout.offset // HALVES_OFFSET)
+        halves = [builder.mul(half, times) for half in halves]
+    return halves
+
+
+def _is_scaled(layout: PanelLayout, parts: int) -> bool:
+    """Return whether the offset is taken out of a block's product, after its float32 steps."""
+    return layout.offset == SCALED_OFFSET or (layout.offset > 0 and parts > layout.steps)
+
+
 def _emit_integers(
     builder: Any, layout: PanelLayout, instruction: str, records: list[Any], groups: list[Any],
-    part: int,
-) -> list[Any]:  # fmt: skip
-    """Emit a part of a block's integer products, one for each of the rows at `records`."""
+    parts: int,
+) -> list[list[Any]]:  # fmt: skip
+    """Emit a block's integer products for each of the rows at `records`, by part of the block."""
     is_signed = makes_signed(instruction, layout.offset)
-    parts, offset_at = layout.steps, 0
-    if layout.offset and not is_signed:
-        offset_at = OFFSET_AT[layout.offset] + 4 * part
-    chains = [
-        [_value(builder, record, offset_at, INT32) if offset_at else int_constant(0)]
-        + [int_constant(0)] * (_CHAINS - 1)
-        for record in records
-    ]
-    for t in range(part * GROUPS // parts, (part + 1) * GROUPS // parts):
+    chains = [_first_terms(builder, layout, instruction, record, parts) for record in records]
+    size = GROUPS // HALVES
+    for t, half in product(range(size), range(HALVES)):
         for record, sums in zip(records, chains, strict=True):
-            row = _value(builder, record, 4 * t, INT32)
-            sums[t % _CHAINS] = emit_dot(
-                builder, instruction, sums[t % _CHAINS], groups[t], row, is_signed=is_signed
+            group = half * size + t
+            row = _value(builder, record, 4 * group, INT32)
+            sums[half] = emit_dot(
+                builder, instruction, sums[half], groups[group], row, is_signed=is_signed
             )
-    return [reduce(builder.add, sums) for sums in chains]
+    if parts == 1:
+        return [[builder.add(*sums)] for sums in chains]
+    return chains
 
 
 # From integers to floats, once for a block and row: the product times the row's step, then one
@@ -105,17 +129,26 @@ def _emit_integers(
 # minimum. This float chain goes over the blocks in order, and is the only place that rounds.
 def _emit_rows(
     builder: Any, layout: PanelLayout, instruction: str, records: list[Any],
-    block: tuple[Any, ...], totals: list[Any],
+    block: tuple[Any, ...], totals: list[Any], parts: int,
 ) -> list[Any]:  # fmt: skip
     """Emit a block's part of the rows at `records`; return the chains' new ends."""
     steps, minima, groups = block
     fma = declare_fma(builder)
-    for part in range(layout.steps):
-        products = _emit_integers(builder, layout, instruction, records, groups, part)
-        for n, (record, product) in enumerate(zip(records, products, strict=True)):
-            step = _value(builder, record, STEP_AT, FLOAT)
-            scaled = builder.fmul(builder.sitofp(product, VECTOR), step)
-            totals[n] = builder.call(fma, [scaled, steps[part], totals[n]])
+    products = _emit_integers(builder, layout, instruction, records, groups, parts)
+    for n, (record, sums) in enumerate(zip(records, products, strict=True)):
+        floats = [builder.sitofp(one, VECTOR) for one in sums]
+        row_steps = [_value(builder, record, STEPS_AT + 4 * m, FLOAT) for m in range(parts)]
+        if layout.offset == SCALED_OFFSET:
+            lost = _value(builder, record, SCALED_OFFSET_AT, FLOAT)
+            scaled = [builder.call(fma, [floats[0], row_steps[0], lost])]
+        else:
+            scaled = [builder.fmul(floats[0], row_steps[0])]
+        if parts > layout.steps:
+            scaled = [builder.call(fma, [floats[1], row_steps[1], scaled[0]])]
+        elif parts > 1:
+            scaled.append(builder.fmul(floats[1], row_steps[1]))
+        for step, one in zip(steps, scaled, strict=True):
+            totals[n] = builder.call(fma, [one, step, totals[n]])
     if minima is not None:
         for n, record in enumerate(records):
             row_sum = _value(builder, record, SUM_AT, FLOAT)
@@ -124,9 +157,11 @@ def _emit_rows(
 
 
 def _emit_product(
-    builder: Any, layout: PanelLayout, instruction: str, num_rows: int, args: Sequence[Any]
-) -> None:
+    builder: Any, layout: PanelLayout, instruction: str, num_rows: int, is_fine: bool,
+    args: Sequence[Any],
+) -> None:  # fmt: skip
     rows_at, panel, depth, c, ahead = args
+    parts = HALVES if is_fine else layout.steps
     row_bytes = builder.mul(depth, INT64(RECORD_BYTES // 32))
 
     def body(index: Any, sums: list[Any]) -> list[Any]:
@@ -135,7 +170,10 @@ def _emit_product(
         groups = list(emit_groups(builder, layout, at))
         if makes_signed(instruction, layout.offset):
             groups = [emit_signed(builder, group) for group in groups]
-        block = (*emit_scales(builder, layout, at), groups)
+        steps, minima = emit_scales(builder, layout, at)
+        if _is_scaled(layout, parts) and layout.offset != SCALED_OFFSET:
+            minima = builder.fmul(steps[0], constant(-float(layout.offset)))
+        block = steps, minima, groups
         record = builder.add(rows_at, builder.mul(index, INT64(RECORD_BYTES)))
         records = [
             builder.add(record, builder.mul(row_bytes, INT64(row))) for row in range(num_rows)
@@ -144,7 +182,7 @@ def _emit_product(
         for first in range(0, num_rows, _ROWS_TOGETHER):
             chosen = slice(first, first + _ROWS_TOGETHER)
             new += _emit_rows(
-                builder, layout, instruction, records[chosen], block, sums[chosen]
+                builder, layout, instruction, records[chosen], block, sums[chosen], parts
             )  # fmt: skip
         return new
 
@@ -157,36 +195,48 @@ def _emit_product(
 
 @intrinsic(prefer_literal=True)
 def _byte_rows(
-    typing: Any, code: Any, dot: Any, rows: Any, a: Any, panel: Any, depth: Any, c: Any, ahead: Any
+    typing: Any,
+    code: Any,
+    dot: Any,
+    fine: Any,
+    rows: Any,
+    a: Any,
+    panel: Any,
+    depth: Any,
+    c: Any,
+    ahead: Any,
 ) -> Any:
     layout, instruction = LAYOUTS[code.literal_value], INSTRUCTIONS[dot.literal_value]
+    is_fine = bool(fine.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def make(num_rows: int) -> Any:
             name = f"bytes_{num_rows}_rows_{layout.name}"
             return own_function(
-                builder.module, name, len(args) - 3,
-                lambda own, own_args: _emit_product(own, layout, instruction, num_rows, own_args),
+                builder.module, name, len(args) - 4,
+                lambda own, own_args: _emit_product(
+                    own, layout, instruction, num_rows, is_fine, own_args
+                ),
             )  # fmt: skip
 
-        switch_rows(builder, args[2], _CHOICES, args[3:], make)
+        switch_rows(builder, args[3], _CHOICES, args[4:], make)
         return context.get_dummy_value()
 
-    return types.void(code, dot, *[types.int64] * 6), codegen
+    return types.void(code, dot, fine, *[types.int64] * 6), codegen
 
 
 @cache
-def byte_kernel(code: int, instruction: str = "") -> int:
+def byte_kernel(code: int, instruction: str = "", *, is_fine: bool = False) -> int:
     """Return the address of a format's product with int8 rows, which is compiled now or loaded.
 
     Its arguments: `rows` ≤ `FEW_BYTE_ROWS` or = `BYTE_ROWS`, their records' address, a panel's,
     `depth`, the sums' `[rows, 16]`, and one from which as many bytes as a panel has are prefetched.
     `instruction` is one of `byte_dot.INSTRUCTIONS` (empty: the fastest).
     """
-    dot = INSTRUCTIONS.index(instruction or available()[0])
+    dot, fine = INSTRUCTIONS.index(instruction or available()[0]), int(is_fine)
 
     @cfunc(SIGNATURE, cache=True)
     def byte_rows(rows, a, panel, depth, c, ahead, _f, _g):  # type: ignore[no-untyped-def]
-        _byte_rows(code, dot, rows, a, panel, depth, c, ahead)
+        _byte_rows(code, dot, fine, rows, a, panel, depth, c, ahead)
 
     return address_of(byte_rows)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from engine.runner.kernels.compiled import call_at
 from engine.runner.kernels.products.byte_product import BYTE_ROWS, FEW_BYTE_ROWS
@@ -35,11 +36,11 @@ from engine.runner.kernels.team import (
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.kernels.vector_math import put_sums, silu_product
 
-PANELS, PANEL_BYTES, OUTPUTS, DEPTH, DIRECT, DIRECT_ROWS, WIDEN, FLOATS, BYTES = range(9)
+PANELS, PANEL_BYTES, OUTPUTS, DEPTH, DIRECT, DIRECT_ROWS, WIDEN, FLOATS, BYTES, FINE = range(10)
 """What a table has of a matrix. `DIRECT` is the product with stored panels, for `DIRECT_ROWS` rows;
 `WIDEN` and `FLOATS` make floats of a panel and multiply with them; `BYTES` is the product with int8
-activations, 0 for float32 ones."""
-FIELDS = 9
+activations, 0 for float32 ones; `FINE` is 1 where it takes fine rows (`byte_rows`)."""
+FIELDS = 10
 _BLOCK_ROWS = 96
 _FLOAT_BYTES = 4
 
@@ -47,6 +48,12 @@ _FLOAT_BYTES = 4
 GATED_TILES = 3
 """Tiles of a pair of panels. A kernel that is called for one panel writes its sums to two tiles
 (`block_product.few_rows_kernel`), so for the second panel of a pair to the third one."""
+
+
+@register_jitable
+def is_fine(table: np.ndarray) -> bool:
+    """Return whether products with these matrices take fine rows in int8."""
+    return bool(table[0, FINE] != 0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

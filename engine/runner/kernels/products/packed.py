@@ -32,6 +32,7 @@ from engine.runner.kernels.products.linear import (
     DIRECT,
     DIRECT_ROWS,
     FIELDS,
+    FINE,
     FLOATS,
     OUTPUTS,
     PANEL_BYTES,
@@ -86,12 +87,16 @@ def pack_into(tensors: Sequence[BlockTensor], out: Bytes) -> None:
 
 
 def packed_view(
-    formats_and_shapes: Sequence[FormatAndShape], data: Bytes, *, with_bytes: bool = False
+    formats_and_shapes: Sequence[FormatAndShape],
+    data: Bytes,
+    *,
+    with_bytes: bool = False,
+    is_fine: bool = False,
 ) -> PackedWeight:
     """Return what `pack_into` wrote for the kernels; `data` begins at a multiple of 64 bytes.
 
     Compiles the kernels of these formats, or loads them. `with_bytes` chooses int8 activations,
-    unless one of the matrices has no blocks.
+    unless one of the matrices has no blocks, and `is_fine` those with a step for 16 values.
     """
     table = np.zeros((len(formats_and_shapes), FIELDS), np.int64)
     with_bytes = with_bytes and all(_layout(name).is_blocks for name, _ in formats_and_shapes)
@@ -100,16 +105,16 @@ def packed_view(
         row[PANELS] = data.ctypes.data + start
         row[PANEL_BYTES] = _layout(name).panel_bytes(shape[1])
         row[OUTPUTS], row[DEPTH] = shape
-        _choose_kernels(row, name, with_bytes)
+        _choose_kernels(row, name, with_bytes, is_fine)
         start += _matrix_bytes(name, shape)
     return PackedWeight(data, table)
 
 
-def _choose_kernels(row: NDArray[np.int64], name: str, with_bytes: bool) -> None:
+def _choose_kernels(row: NDArray[np.int64], name: str, with_bytes: bool, is_fine: bool) -> None:
     code = CODES[name]
     row[WIDEN] = widening_kernel(code)
     if with_bytes:
-        row[BYTES] = byte_kernel(code)
+        row[BYTES], row[FINE] = byte_kernel(code, is_fine=is_fine), is_fine
         return
     row[FLOATS] = float_kernel()
     if name == "F32":
