@@ -20,7 +20,7 @@ from engine.runner.weights.stored_formats import dequantise
 from tests.unit.runner.packing import BLOCK_FORMATS, NONE, NONE_2D, fma, normal, packed, stored
 
 KINDS = (False, True)
-"""Of rows: coarse and fine ones."""
+"""Coarse rows and fine ones."""
 
 
 def in_int8(x: np.ndarray, *, is_fine: bool = False) -> np.ndarray:

@@ -37,9 +37,9 @@ STEPS_AT, SUM_AT = 32, 40
 SCALED_OFFSET, SCALED_OFFSET_AT = 128, 44
 """An offset, and where a record has minus that times the scaled sum."""
 OFFSET_AT = {8: 48, 16: 52}
-"""Where a record has minus the sum of its bytes, times an offset."""
+"""Offsets in a record of minus the sum of its bytes, times an offset."""
 HALVES, HALVES_OFFSET, HALVES_OFFSET_AT = 2, 32, 56
-"""Where it has minus the sums of its halves, and times which offset."""
+"""The halves of a record, an offset, and where minus their sums times it begin."""
 BYTES_PER_VALUE = RECORD_BYTES // BLOCK
 """Bytes of a row in int8 by value, with its blocks' steps and sums."""
 _LARGEST_BYTE = 127.0
@@ -56,8 +56,8 @@ def _add(builder: Any, x: Any, y: Any) -> Any:
 
 
 def _put(builder: Any, value: Any, record: Any, at: int) -> None:
-    place = builder.inttoptr(builder.add(record, INT64(at)), value.type.as_pointer())
-    builder.store(value, place, align=4)
+    pointer = builder.inttoptr(builder.add(record, INT64(at)), value.type.as_pointer())
+    builder.store(value, pointer, align=4)
 
 
 def _largest_magnitudes(builder: Any, halves: list[Any], is_fine: Any) -> list[Any]:
