@@ -15,6 +15,7 @@ from common.kv.memory_plan import DeviceMemory
 from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.back_end import LoadedDecoder, ModelFiles, StepShape
 from engine.runner.cache.contract import Cache, HostMemory
+from engine.runner.gpu.cuda_driver import LEAST_CAPABILITY, capability_of, load_driver
 from engine.runner.memory_meter import SHARE_OF_ITS_OWN
 from engine.runner.paddle_import import set_num_threads
 from engine.runner.weights.arithmetic import Arithmetic, stored_formats
@@ -36,12 +37,17 @@ _CONTEXT_BYTES = 600 << 20
 
 
 def has_card() -> bool:
-    """Return whether Triton is installed and the driver shows a card that its kernels run on."""
+    """Return whether Triton is installed and the driver shows a card that its kernels run on.
+
+    Triton is not imported to find out, which would take a node on CPUs time and memory.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
-    from engine.runner.gpu.card import finds_card
-
-    return finds_card()
+    try:
+        driver = load_driver()
+    except ConfigError:
+        return False
+    return capability_of(driver, 0) >= LEAST_CAPABILITY
 
 
 class GpuMeter:

@@ -8,11 +8,8 @@ from typing import Any
 
 from common.errors import ConfigError
 from engine.runner.gpu.compiling import compile_together, use_own_cache
-from engine.runner.gpu.cuda_driver import Device, capability_of, load_driver
+from engine.runner.gpu.cuda_driver import LEAST_CAPABILITY, Device, load_driver
 from engine.runner.gpu.launcher import BindableKernel, Kernel, KernelSpec
-
-LEAST_CAPABILITY = 80
-"""The first compute capability with matrix instructions in bfloat16: 8.0."""
 
 
 @dataclass(slots=True)
@@ -52,15 +49,6 @@ class KernelList:
 
     def bind(self, grid: tuple[int, ...], *arguments: Any) -> Callable[[int], None]:
         return lambda stream: None
-
-
-def finds_card() -> bool:
-    """Return whether the driver, where there is one, shows a card that is new enough."""
-    try:
-        driver = load_driver()
-    except ConfigError:
-        return False
-    return capability_of(driver, 0) >= LEAST_CAPABILITY
 
 
 def open_card(ordinal: int = 0) -> Card:

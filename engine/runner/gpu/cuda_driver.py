@@ -20,6 +20,9 @@ import numpy as np
 from common.errors import ConfigError
 from engine.core.runner_contract import DeviceLost
 
+LEAST_CAPABILITY = 80
+"""The first compute capability with matrix instructions in bfloat16: 8.0."""
+
 _LIBRARY = "libcuda.so.1"
 _ATTRIBUTES = {
     "multiprocessors": 16,
