@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.files.cache_folder import cache_root
+from common.files.code_cache import code_cache_folder
 from engine.runner.gpu.launcher import KernelSpec
 
 _FEW = 4
@@ -27,9 +27,12 @@ _MOST_PROCESSES = 16
 
 
 def use_own_cache() -> Path:
-    """Let Triton keep compiled kernels in this project's cache; return the folder."""
-    folder = cache_root() / "triton"
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
+    """Let Triton keep compiled kernels in this project's cache; return the folder.
+
+    It is named after the kernels' sources, and no other user can put code into it.
+    """
+    if "TRITON_CACHE_DIR" not in os.environ:
+        os.environ["TRITON_CACHE_DIR"] = code_cache_folder(Path(__file__).parent / "kernels")
     return Path(os.environ["TRITON_CACHE_DIR"])
 
 
@@ -37,7 +40,6 @@ def compile_together(specs: Sequence[KernelSpec], capability: int) -> None:
     """Compile kernels for a compute capability, unless that was done before."""
     described = [_described(spec) for spec in specs]
     digest = hashlib.sha256(repr((sorted(map(repr, described)), capability)).encode())
-    digest.update(_sources())
     stamp = use_own_cache() / f"together-{digest.hexdigest()[:32]}"
     if len(specs) <= _FEW or stamp.exists():
         return
@@ -54,12 +56,6 @@ def compile_together(specs: Sequence[KernelSpec], capability: int) -> None:
     codes = [process.wait() for process in processes]
     if not any(codes):
         stamp.touch()
-
-
-def _sources() -> bytes:
-    """Return the text of all kernels, which decides what is compiled."""
-    folder = Path(__file__).parent / "kernels"
-    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
 def _described(spec: KernelSpec) -> tuple[Any, ...]:
