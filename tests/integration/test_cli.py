@@ -17,7 +17,7 @@ import pytest
 from pdserve.commands.http_client import fetch_json
 from pdserve.local_cluster.free_ports import free_loopback_port
 
-ANSWER = "The answer to this question would be Paris."
+ANSWER = "The answer to this question is Paris."
 PDSERVE = (sys.executable, "-m", "pdserve")
 
 
