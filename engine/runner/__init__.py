@@ -32,7 +32,7 @@ imported.
 
 Decisions:
 
-Paddle is an extra of its own. A node installs `pdserve[node,cpu]` or `pdserve[node,gpu]`, because
-the two builds of Paddle exclude each other. The router and the command line require neither; a node
-without Paddle ends with an error that names both.
+Paddle is an extra of its own, `cpu` or `gpu`, because its two builds exclude each other. Neither
+the router nor a node on the kernels needs it; a node whose back end is Paddle ends without it, with
+an error that names both. Triton is the extra `triton`.
 """
