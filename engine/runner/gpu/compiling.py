@@ -24,6 +24,8 @@ from engine.runner.gpu.launcher import KernelSpec
 _FEW = 4
 """So many kernels are compiled sooner than processes start."""
 _MOST_PROCESSES = 16
+_MOST_WAIT_S = 300.0
+"""All kernels take 20 s on 16 cores."""
 
 
 def use_own_cache() -> Path:
@@ -53,9 +55,18 @@ def compile_together(specs: Sequence[KernelSpec], capability: int) -> None:
             process.stdin.write(json.dumps([described[first::count], capability]).encode())
             process.stdin.close()
         processes.append(process)
-    codes = [process.wait() for process in processes]
+    codes = [_ended(process) for process in processes]
     if not any(codes):
         stamp.touch()
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of a process; one that hangs is killed, and the node compiles itself."""
+    try:
+        return process.wait(_MOST_WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _described(spec: KernelSpec) -> tuple[Any, ...]:

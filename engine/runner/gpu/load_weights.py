@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -80,20 +80,18 @@ class _Loader:
             qkv_bias=bias,
         )
 
-    def upload(self, on_done: Callable[[int], None]) -> None:
-        """Read and send all tensors, several at a time; tells how many bytes each had."""
+    def upload(self) -> None:
+        """Read and send all tensors, several at a time."""
 
-        def send(one: _Upload) -> int:
+        def send(one: _Upload) -> None:
             values = self._bfloat16(one)
             self._device.use()
             self._device.upload_array(one.address, values)
-            return values.nbytes
 
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
             # The largest first, so that none of them is sent alone at the end.
             largest_first = sorted(self.uploads, key=lambda one: -one.num_bytes)
-            for num_bytes in threads.map(send, largest_first):
-                on_done(num_bytes)
+            list(threads.map(send, largest_first))
 
     def _bfloat16(self, one: _Upload) -> np.ndarray:
         """Return a tensor as bfloat16 bits, C-contiguous."""
@@ -120,7 +118,6 @@ def load_weights(
     source: TensorSource,
     spec: DecoderSpec,
     max_len: int,
-    on_done: Callable[[int], None] = lambda _: None,
 ) -> DecoderWeights:
     """Read a folder's weights; norms and biases are rounded to bfloat16 too.
 
@@ -131,7 +128,7 @@ def load_weights(
     layers = tuple(loader.layer(f"model.layers.{index}.") for index in range(spec.num_layers))
     final_norm = loader.vector("model.norm.weight")
     head = embedding if spec.has_tied_embeddings else loader.matrix(["lm_head.weight"])
-    loader.upload(on_done)
+    loader.upload()
     angles = np.concatenate(rotary_tables(spec, max_len), axis=1).astype(np.float32)
     angle_memory = device.allocate(angles.nbytes)
     device.upload_array(angle_memory.address, angles)

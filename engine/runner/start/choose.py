@@ -70,6 +70,7 @@ def _checked(name: str, model: ModelConfig, engine: EngineConfig, files: ModelFi
     back_end = _BACK_ENDS[name](engine)
     problem = back_end.why_not(files)
     if problem:
-        raise ConfigError(f"attention_backend is {name}, but {problem}; wanted paddle")
+        others = "paddle" if name == "numba" else "numba or paddle"
+        raise ConfigError(f"attention_backend is {name}, but {problem}; wanted {others}")
     back_end.check(model, engine)
     return back_end

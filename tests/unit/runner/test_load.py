@@ -260,3 +260,12 @@ def test_cards_that_are_asked_for_are_not_replaced_by_the_cpu(folder: Path) -> N
     pytest.importorskip("triton")
     with pytest.raises(ConfigError, match="no NVIDIA driver"):
         load(folder, attention_backend="auto", gpus="1")
+
+
+def test_a_model_that_the_gpu_kernels_lack_names_the_back_ends_that_take_it(
+    tmp_path: Path,
+) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS["llama_tied_biased"])
+    wanted = "triton, but the model has biases .*; wanted numba or paddle"
+    with pytest.raises(ConfigError, match=wanted):
+        load(folder, attention_backend="triton")

@@ -6,6 +6,9 @@ import threading
 
 from engine.runner.gpu.cuda_driver import Device, Memory
 
+MOST_FREE_BYTES = 512 << 20
+"""The most pinned memory that is kept for later; more is freed when it is given back."""
+
 
 class PinnedBuffer:
     """Pinned memory; `bytes` is the host's view and `address` the card's."""
@@ -22,6 +25,7 @@ class PinnedBuffers:
         self._device = device
         self._free: dict[int, list[PinnedBuffer]] = {}
         self._lock = threading.Lock()
+        self._free_bytes = 0
 
     def take(self, num_bytes: int) -> PinnedBuffer:
         """Return a buffer of at least `num_bytes`; its values are left over."""
@@ -29,11 +33,18 @@ class PinnedBuffers:
         with self._lock:
             free = self._free.setdefault(size, [])
             if free:
+                self._free_bytes -= size
                 return free.pop()
         self._device.use()
         return PinnedBuffer(self._device.allocate_pinned(size))
 
     def give_back(self, buffer: PinnedBuffer) -> None:
         """Take a buffer back; nothing may read or write it any more."""
+        size = buffer.memory.num_bytes
         with self._lock:
-            self._free[buffer.memory.num_bytes].append(buffer)
+            if self._free_bytes + size <= MOST_FREE_BYTES:
+                self._free_bytes += size
+                self._free[size].append(buffer)
+                return
+        self._device.use()
+        buffer.memory.close()
