@@ -13,7 +13,7 @@ from common.request import GenerationRequest
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.equality.test_under_pressure import (
+from tests.equality.combinations import (
     NUM_DRAFTS,
     Combination,
     check_pressure,

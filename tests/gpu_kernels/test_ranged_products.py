@@ -12,8 +12,8 @@ from common.errors import ConfigError
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
 from engine.runner.gpu.weights import GROUP_INPUTS, Form, Matrix
 from tests.gpu_kernels.interpreted import rounded, widened
-from tests.gpu_kernels.test_products import upload
 from tests.gpu_kernels.tiny_decoder import TinyDecoder
+from tests.gpu_kernels.uploaded import upload
 
 ROWS = 5
 QUANTISED = [Form.FP8, Form.INT4]

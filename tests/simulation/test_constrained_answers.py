@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.grammar import Grammar
-from tests.simulation.test_drain import Cluster
+from tests.simulation.drained_cluster import Cluster
 from tests.simulation.world import NodeSize, World, right_answer
 from tests.support.engine.build import make_request
 from tests.support.engine.tool_grammars import GRAMMARS

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.request import SamplingParams
-from tests.property.engine.test_scheduler_workloads import engines, fixed
+from tests.property.engine.strategies import engines, fixed
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine import hash_grammars
 from tests.support.engine.build import Engine

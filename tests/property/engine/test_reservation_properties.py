@@ -33,8 +33,7 @@ from engine.core.policies.victims import (
 )
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from tests.support.engine.planner_views import growth_columns
-from tests.support.engine.policy_views import SummedReservation, View, summed
-from tests.unit.engine.core.policies.test_victims import Decode
+from tests.support.engine.policy_views import Decode, SummedReservation, View, summed
 
 fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
 

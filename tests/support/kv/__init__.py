@@ -10,6 +10,9 @@ kv_cluster           nodes on one network, over each connector
 kv_relay             a decode node that names a relay as its KV endpoint
 links                proxies that cut, delay or throttle
 loopback_connector   the reference connector: a network that loses nothing
+many_peers           a sending machine with many receivers
 pool_shapes          pools that are described by their numbers alone
+receiver_events      a receiving machine, and the events of one sender
+sender_events        a sending machine, and the events of one receiver
 tcp_proxy            the common part of the proxies: sockets and threads
 """
