@@ -28,6 +28,7 @@ from tests.equality.combinations import (
     is_async,
     pressed,
 )
+from tests.equality.combinations import requests as requests
 from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
 
 NUM_SEATS = 4
