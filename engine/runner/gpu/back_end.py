@@ -90,6 +90,10 @@ class GpuBackEnd:
             self._opened = (self._open_card or open_card)(self._ordinal)
         return self._opened
 
+    @property
+    def device(self) -> str:
+        return f"{self.card.device.properties.name}, GPU {self._ordinal}"
+
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
         """Raise `ConfigError` for a setting that the kernels lack, and where there is no card."""
         if importlib.util.find_spec("triton") is None:

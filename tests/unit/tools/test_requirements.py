@@ -74,7 +74,11 @@ def test_everything_but_paddle_for_gpus_is_pinned() -> None:
     assert closure([*PROJECT["dependencies"], *wanted], PINNED) == sorted(PINNED)
 
 
-@pytest.mark.parametrize("extras", [["otel"], ["node", "cpu", "otel"], ["node", "gpu"]], ids=["router", "node", "GPU node"])
+@pytest.mark.parametrize(
+    "extras",
+    [["otel"], ["node", "cpu", "otel"], ["node", "gpu"]],
+    ids=["router", "node", "GPU node"],
+)
 def test_what_is_installed_is_printed(extras: list[str]) -> None:
     """Everything that the installed packages require here, and the rest is for other platforms."""
     names = set(pins(printed("--extras", *extras)))
