@@ -35,7 +35,7 @@ model: env  ## download the model MODEL, unless it is cached, and say what it is
 
 # Where no kernels are cached yet, compiling them takes as long as many tests together.
 compiled-kernels: env demo-model
-	@$(BIN)/python -m tests.compiled_kernels
+	@$(BIN)/python -m tests.support.compiled_kernels
 
 test: compiled-kernels  ## run the everyday tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)

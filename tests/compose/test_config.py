@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.commands import CannotRun, CommandFailed, require_tools, run
 from tests.compose.compose_cli import V1, compose_v2
 from tests.compose.engine import COMPOSE_V1
 from tests.compose.project import COMPOSE
+from tests.support.commands import CannotRun, CommandFailed, require_tools, run
 
 COMBINATIONS = [
     ("compose.yaml",),

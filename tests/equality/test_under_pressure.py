@@ -21,7 +21,7 @@ from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
+from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
 
 NUM_DRAFTS = 3
 NUM_OUTPUT = 20

@@ -32,7 +32,7 @@ from tests.gpu.cluster.clusters import Clusters
 from tests.gpu.cluster.phases import Bits, first_tokens, tokens
 from tests.gpu.cluster.shapes import LARGE, SMALL, TINY, Shape
 from tests.gpu.cluster.timed import Phases
-from tests.redis_server import RedisServer, redis_server
+from tests.support.stores.redis_server import RedisServer, redis_server
 
 BITS, FIGURES = ("alone", "loaded", "killed"), ("first", "tokens")
 LIMITS_S = {"alone": 40.0, "loaded": 30.0, "killed": 30.0, "first": 30.0,

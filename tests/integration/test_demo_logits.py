@@ -17,7 +17,7 @@ from llvmlite.binding import get_host_cpu_features
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.rope import rotary_tables
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.unit.runner.running import load, logits_of, scheduled
+from tests.support.models.running import load, logits_of, scheduled
 
 PROMPT = [504, 11038, 282, 623, 42583, 359, 260, 1142, 335, 897, 3746, 30]
 """The bits of these logits are the same on every machine."""

@@ -13,7 +13,8 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PoolExhausted
 from router.api.answers.answer import PING_S
 from router.core.generation import TokenChunk
-from tests.fakes.http_edge import (
+from tests.support.clocks.stopped_time import StoppedTime
+from tests.support.http.http_edge import (
     TURNS_TO_THE_CLIENT,
     Call,
     Edge,
@@ -24,8 +25,7 @@ from tests.fakes.http_edge import (
     says,
     tiny_model,
 )
-from tests.fakes.http_server import served
-from tests.fakes.stopped_time import StoppedTime
+from tests.support.http.http_server import served
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hi"}]
 

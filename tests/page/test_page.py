@@ -13,9 +13,9 @@ from common.nodes import KVLink, Role
 from common.version import VERSION
 from router.live.reading import LiveRequest, Phase, Reading
 from router.watch.recent_placements import RecentPlacements
-from tests.fakes.live_readings import node, placed, reading
-from tests.page.browser import Tab
 from tests.page.served_edge import ServedEdge, served_edge
+from tests.support.browser import Tab
+from tests.support.observing.live_readings import node, placed, reading
 
 P1, D1 = Incarnation("p1", 1), Incarnation("d1", 1)
 P1_LINKS = (KVLink("d1", "shm", True, 1000),)

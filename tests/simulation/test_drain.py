@@ -15,8 +15,6 @@ import pytest
 from common.errors import Draining
 from common.ids import Incarnation
 from node.flow.messages import CallRefused, Drain, Message, StartedLocally, Submit
-from tests.examples import everyday
-from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.flow_router import Client, FlowRouter
 from tests.simulation.world import (
     DECODE,
@@ -30,7 +28,9 @@ from tests.simulation.world import (
     assert_finished,
     right_answer,
 )
-from tests.unit.engine_core.build import check_idle, make_request
+from tests.support.engine.build import check_idle, make_request
+from tests.support.engine.tool_grammars import GRAMMARS
+from tests.support.examples import everyday
 
 OTHER_DECODE, OTHER_PREFILL = Incarnation("e", 1), Incarnation("q", 1)
 PREFILLERS = (PREFILL, OTHER_PREFILL)

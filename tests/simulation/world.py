@@ -32,11 +32,11 @@ from node.flow.messages import Answer, CallRefused, Effect, Message, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
-from tests.fakes.fake_kv_network import FakeConnector, FakeKVNetwork
-from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
-from tests.fakes.manual_clock import ManualClock
 from tests.simulation.scripted_router import Asked, ScriptedRouter
-from tests.unit.engine_core.build import check_books, check_idle, make_request
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.engine.build import check_books, check_idle, make_request
+from tests.support.engine.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
+from tests.support.kv.fake_kv_network import FakeConnector, FakeKVNetwork
 
 BLOCK_SIZE = 4
 LEASE_S = 10.0

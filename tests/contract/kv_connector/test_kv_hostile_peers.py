@@ -25,7 +25,7 @@ from kv_transfer.shared.limits import (
 )
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import SEAL_BYTES, seal
-from tests.contract.kv_connector.cluster import (
+from tests.support.kv.kv_cluster import (
     LAYOUT,
     WINDOW_BYTES,
     Cluster,

@@ -10,8 +10,8 @@ from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, NodeLoad, NodeRecord, Role
 from placement.redis_store import RedisStore
 from placement.store import Placement, PlacementStore
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.memory_store import MemoryStore
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.stores.memory_store import MemoryStore
 
 LINKS = (KVLink("d1", "shm", True, 1 << 40), KVLink("d2", "zmq", False, 7))
 

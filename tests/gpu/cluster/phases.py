@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from tests.cluster.cluster import Cluster
 from tests.gpu.cluster.clusters import Clusters
 from tests.gpu.cluster.shapes import Shape, prompt_of
 from tests.gpu.cluster.streams import Answer, Asked, ask_all
+from tests.support.cluster.cluster import Cluster
 
 _LEAST_SHOWN = 4
 """Tokens that every stream has shown on average when a node is killed."""

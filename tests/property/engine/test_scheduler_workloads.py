@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
-from tests.examples import everyday
-from tests.fakes.hash_runner import HashRunner
 from tests.property.engine.workload import Arrival, Run, check_answers
-from tests.unit.engine_core.build import Engine
+from tests.support.engine.build import Engine
+from tests.support.engine.hash_runner import HashRunner
+from tests.support.examples import everyday
 
 fixed = settings(derandomize=True, deadline=None, database=None)
 

@@ -12,7 +12,7 @@ from common.request import TokenLogprobs
 from router.api.answers.shapes import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
 from router.core.generation import TokenChunk
 from router.http.described import ERRORS, ErrorAnswer, inlined, schema_of
-from tests.fakes.http_edge import Edge, events, fails, make_edge, plays, says, tiny_model
+from tests.support.http.http_edge import Edge, events, fails, make_edge, plays, says, tiny_model
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from common.request import FinishReason, SamplingParams
 from common.version import VERSION
 from router.api.planning.request_plan import seed_of_choice
 from router.text.text_model import TextModel
-from tests.fakes.http_edge import (
+from tests.support.http.http_edge import (
     CONTEXT,
     EOS,
     Call,

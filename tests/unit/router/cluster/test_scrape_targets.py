@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from common.nodes import Role
 from router.cluster.view import scrape_targets
-from tests.fakes.http_edge import make_edge
+from tests.support.http.http_edge import make_edge
 from tests.unit.router.cluster.test_layout_mismatches import record
 
 

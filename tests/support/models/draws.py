@@ -1,0 +1,98 @@
+"""Single draws, as arrays of one row; and what they must be, by sorting and adding all tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+
+import numpy as np
+
+from common.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
+from engine.core.runner_contract import SampleInput
+from engine.core.sequences.seats import Seats
+from engine.core.sequences.stop_rules import withheld_token_ids
+from engine.runner.drawing.sampler import SampledRows, Sampler, token_logprobs
+from tests.unit.engine.runner.kernels.sampling.test_filters import noise_of, reference_kept
+
+
+def rows_of(
+    inputs: Sequence[SampleInput], vocab_size: int, eos_token_ids: Set[int] = frozenset()
+) -> SampledRows:
+    """Rows that draw as these inputs say; their histories need not fit their output indices."""
+    longest = max(len(one.prompt_token_ids) + len(one.output_token_ids) for one in inputs)
+    seats = Seats(len(inputs), longest, 1)
+    starts, withheld = [0], []
+    num_prompts, num_tokens = [], []
+    for row, one in enumerate(inputs):
+        history = [*one.prompt_token_ids, *one.output_token_ids]
+        seats.token_ids[row, : len(history)] = history
+        seats.set_params(row, one.params)
+        num_prompts.append(len(one.prompt_token_ids))
+        num_tokens.append(len(history))
+        ids = withheld_token_ids(one.params, one.output_index, eos_token_ids)
+        withheld += [i for i in ids if 0 <= i < vocab_size]
+        starts.append(len(withheld))
+    return SampledRows(
+        seats.sampling,
+        np.array([one.output_index for one in inputs], np.int64),
+        seats.token_ids,
+        np.arange(len(inputs)),
+        np.array(num_prompts, np.int64),
+        np.array(num_tokens, np.int64),
+        np.array(starts, np.int64),
+        np.array(withheld, np.int64),
+    )
+
+
+def draw_all(
+    sampler: Sampler,
+    logits: np.ndarray,
+    inputs: Sequence[SampleInput],
+    eos_token_ids: Set[int] = frozenset(),
+) -> list[int | None]:
+    """The drawn token of each row; None where there is none."""
+    drawn, is_good = sampler.draw(logits, rows_of(inputs, logits.shape[1], eos_token_ids))
+    return [
+        token_id if good else None
+        for token_id, good in zip(drawn.tolist(), is_good.tolist(), strict=True)
+    ]
+
+
+def sample_one(
+    logits: Sequence[float] | np.ndarray, one: SampleInput, eos_token_ids: Set[int] = frozenset()
+) -> tuple[int | None, TokenLogprobs | None]:
+    """The drawn token of one row, with log probabilities if asked for."""
+    rows = np.array([logits], np.float32)
+    (token_id,) = draw_all(Sampler(rows.shape[1]), rows, [one], eos_token_ids)
+    if one.params.logprobs is None or token_id is None:
+        return token_id, None
+    return token_id, token_logprobs(rows[0], token_id, one.params.logprobs)
+
+
+def expected_token(logits: np.ndarray, one: SampleInput, eos_token_ids: Set[int]) -> int | None:
+    """The token that the rules of `sampler` give, one row at a time, without any shortcut."""
+    row, params = logits.astype(np.float32), one.params
+    _penalise(row, one)
+    if not np.isfinite(row).all():
+        return None
+    ids = withheld_token_ids(params, one.output_index, eos_token_ids)
+    row[[i for i in ids if 0 <= i < len(row)]] = -np.inf
+    likeliest = int(row.argmax())
+    if row[likeliest] == -np.inf:
+        return None
+    if params.temperature < GREEDY_BELOW:
+        return likeliest
+    depths = (row[likeliest] - row) / np.float32(params.temperature)
+    kept = reference_kept(depths, params.top_k, params.top_p, params.min_p)
+    noise = noise_of(len(row), params.seed, one.output_index)
+    return max(kept, key=lambda v: (noise[v] - depths[v] if depths[v] < math.inf else -1e300, -v))
+
+
+def _penalise(row: np.ndarray, one: SampleInput) -> None:
+    params: SamplingParams = one.params
+    for token_id in {*one.prompt_token_ids, *one.output_token_ids}:
+        penalty = np.float32(params.repetition_penalty)
+        row[token_id] = row[token_id] / penalty if row[token_id] > 0 else row[token_id] * penalty
+    for token_id in set(one.output_token_ids):
+        count = list(one.output_token_ids).count(token_id)
+        row[token_id] -= np.float32(params.frequency_penalty * count + params.presence_penalty)
