@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.commands import say
 from tests.compose.engine import Engine
 from tests.compose.project import BUILD_LIMIT_S, COMPOSE, Project
+from tests.support.commands import say
 
 SITE = "/opt/pdserve/lib/python3.11/site-packages"
 MOST_BYTES = 1.2e9
