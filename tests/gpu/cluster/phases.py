@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
@@ -21,6 +21,8 @@ _LEAST_SHOWN = 4
 """Tokens that every stream has shown on average when a node is killed."""
 _NUM_FIRST_TOKENS = 5
 _WARM_TOKENS = 16
+_END_S = 30.0
+"""A node whose card has failed has ended by then."""
 _FRESH = 1 << 10
 """Salts from here on are of prompts that no node has seen."""
 
@@ -58,32 +60,50 @@ class Bits:
         return {"at a time": len(asked)}
 
     def killed(self) -> dict[str, Any]:
-        """A decode node is killed in the middle of answers, and they are the same.
+        """A decode node is killed in the middle of answers, and they are the same."""
+        return self._interrupted(self.clusters.apart.processes["decode-1"].kill)
+
+    def failed(self) -> dict[str, Any]:
+        """A decode node's card fails in the middle of answers: it ends, and they are the same."""
+        cluster = self.clusters.apart
+        found = self._interrupted(lambda: cluster.fail_gpu("decode-2"), is_slow_after=True)
+        code = cluster.processes["decode-2"].wait(_END_S)
+        assert code, "the node ended as if nothing had happened"
+        return found | {"exit code": code}
+
+    def _interrupted(
+        self, interrupt: Callable[[], None], *, is_slow_after: bool = False
+    ) -> dict[str, Any]:
+        """Interrupt a node in the middle of answers; they move, and are the same.
 
         Until then steps are slow, so that a client that is late does not miss the middle.
         """
         self._require()
         cluster = self.clusters.apart
         asked = compared(self.clusters.shape)
-        shown, killed_at = 0, 0
+        before = {one["choice_id"] for one in _placements(cluster)}
+        shown, interrupted_at = 0, 0
         slow = ExitStack()
 
         def count(num_events: int) -> None:
-            nonlocal shown, killed_at
+            nonlocal shown, interrupted_at
             shown += num_events
-            if not killed_at and shown >= _LEAST_SHOWN * len(asked):
-                killed_at = shown
-                cluster.processes["decode-1"].kill()
-                slow.close()
+            if not interrupted_at and shown >= _LEAST_SHOWN * len(asked):
+                interrupted_at = shown
+                interrupt()
+                if not is_slow_after:
+                    slow.close()
 
         with slow:
             slow.enter_context(cluster.slow())
             found = _said(self._answers(cluster, asked, count))
-        assert killed_at, "no node was killed"
-        outcomes = [one["outcome"] for one in _placements(cluster)]
+        assert interrupted_at, "no node was interrupted"
+        outcomes = [
+            one["outcome"] for one in _placements(cluster) if one["choice_id"] not in before
+        ]
         assert "retried" in outcomes, f"no answer was moved: {outcomes}"
         require_same(found, self.expected)
-        return {"killed after tokens": killed_at, "moved": outcomes.count("retried")}
+        return {"after tokens": interrupted_at, "moved": outcomes.count("retried")}
 
     def _require(self) -> None:
         assert self.expected, "there is nothing to compare with: phase alone has failed"
