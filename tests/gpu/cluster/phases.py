@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from pdserve.local_cluster.child_process import ending_with_parent
 from tests.gpu.cluster.clusters import Clusters
-from tests.gpu.cluster.shapes import Shape, prompt_of
+from tests.gpu.cluster.shapes import Shape, make_folder, prompt_of
 from tests.gpu.cluster.streams import Answer, Asked, ask_all
 from tests.support.cluster.cluster import Cluster
 
@@ -161,6 +166,19 @@ def tokens(clusters: Clusters) -> dict[str, Any]:
             found[f"{name} {count}"] = steady(answers)
         cluster.check_settled()
     return found
+
+
+def started(shape: Shape, folder: Path, flags: Sequence[str]) -> dict[str, Any]:
+    """`pdserve up`, twice: seconds from its start to its sample answer's first token."""
+    model = make_folder(folder, shape)
+    command = [sys.executable, "-m", "pdserve", "up", "--exit-after-sample", "--port", "0"]
+    command += ["--model", str(model), "--load-format", "random", *shape.flags, *flags]
+    times = []
+    for _ in range(2):
+        done = subprocess.run(ending_with_parent(command), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        times.append(float(re.findall(r"([0-9.]+) s after the start", done.stdout)[0]))
+    return {"first token after, s": times}
 
 
 def steady(answers: Sequence[Answer]) -> dict[str, Any]:
