@@ -97,6 +97,10 @@ class BackEnd(Protocol):
     """Whether a step takes more memory the longer its sequences are."""
 
     @property
+    def device(self) -> str:
+        """The accelerator that it computes on, for people; empty: the CPU."""
+
+    @property
     def is_on_host(self) -> bool:
         """Whether it computes in the host's memory, where swapped-out blocks are too."""
 

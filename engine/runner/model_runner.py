@@ -64,6 +64,7 @@ class ModelRunner:
         """What was planned; None for a runner that was not made by `assemble`."""
         self.eos_token_ids = eos_token_ids
         self.attention_backend = back_end.name
+        self.device = back_end.device
         self.max_model_len = limits.max_len
         self.pairs_per_token = spec.pairs_per_token
         """How far attention costs as much as matrix products (`DecoderSpec.pairs_per_token`)."""

@@ -160,6 +160,16 @@ def test_a_node_that_drains_or_is_suspected_has_a_badge(edge: ServedEdge, tab: T
     tab.wait("document.querySelector('#decode-column .badges').innerText == ''")
 
 
+def test_a_node_on_a_gpu_names_it(edge: ServedEdge, tab: Tab) -> None:
+    on_card = node(P1, Role.PREFILL)
+    on_card = replace(on_card, record=replace(on_card.record, device="A card, GPU 1"))
+    edge.show(reading(on_card, node(D1, Role.DECODE)))
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    assert tab.text("#prefill-column .quiet") == "A card, GPU 1"
+    assert tab.text("#decode-column .quiet") == ""
+
+
 def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:
     evil = Incarnation(HOSTILE, 1)
     recent = RecentPlacements()

@@ -90,10 +90,14 @@ class GpuBackEnd:
             self._opened = (self._open_card or open_card)(self._ordinal)
         return self._opened
 
+    @property
+    def device(self) -> str:
+        return f"{self.card.device.properties.name}, GPU {self._ordinal}"
+
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
         """Raise `ConfigError` for a setting that the kernels lack, and where there is no card."""
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError("attention_backend is triton: wanted pip install '.[triton]'")
+            raise ConfigError("attention_backend is triton: wanted pip install '.[gpu]'")
         for name, value, wanted in (
             ("dtype", model.dtype, ("auto", "bfloat16")),
             ("activation_dtype", model.activation_dtype, ("auto",)),

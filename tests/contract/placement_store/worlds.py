@@ -89,6 +89,7 @@ def record(node_id: str = "decode-0", epoch: int = 1, role: Role = Role.DECODE) 
         metrics_address="127.0.0.1:9100",
         kv_description="31 layers, with mtp",
         kv_cache_bytes=1 << 33,
+        device="NVIDIA H100 80GB HBM3, GPU 0",
         speculative_method="mtp",
         version="0.9.1",
         protocol=3,

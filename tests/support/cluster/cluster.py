@@ -202,6 +202,10 @@ class Cluster:
         held.touch()
         wait_until(lambda: not held.exists(), f"{node_id} holds its interpreter lock")
 
+    def fail_gpu(self, node_id: str) -> None:
+        """The GPU of a slow node fails beside its next step."""
+        Path(f"{self._slow_file}.failed.{node_id}").touch()
+
     @contextlib.contextmanager
     def hung(self, node_id: str) -> Iterator[None]:
         """A step of a slow node does not end."""

@@ -63,6 +63,7 @@ class HashRunner:
     """Rows cost next to nothing, so drafts nearly always pay."""
     pairs_per_token = 16
     """Attention counts from the first few tokens, so that short prompts are cut by work too."""
+    device = "a card"
 
     def __init__(
         self,

@@ -70,3 +70,4 @@ def test_a_node_registers_with_how_it_drafts_itself(role: Role, method: str, wan
     runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
     record = node_record(config, runner, Incarnation("n", 1), 9000, 9100)
     assert record.speculative_method == wanted
+    assert record.device == runner.device

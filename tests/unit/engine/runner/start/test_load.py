@@ -66,7 +66,7 @@ def test_a_missing_paddle_is_told_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "paddle", None)  # importing it is a ModuleNotFoundError
     with pytest.raises(
-        ConfigError, match=r"wanted pip install '\.\[cpu\]', or '\.\[gpu\]' with Paddle"
+        ConfigError, match=r"wanted pip install '\.\[cpu\]', or '\.\[paddle-gpu\]' with Paddle"
     ):
         load(folder, attention_backend="paddle")
 
