@@ -75,36 +75,40 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-COMPILING = ("tests/unit/engine/runner/",)
-"""Folders whose tests compile kernels that the demo model does not use, where none are cached yet;
-those of the demo model are compiled before (`tests.support.compiled_kernels`)."""
+TOGETHER = ("tests/unit/engine/runner/", "tests/integration/on_shared_clusters/")
+"""Folders that one process takes as a whole. Tests of the first compile kernels that the demo model
+does not use, where none are cached yet (`tests.support.compiled_kernels` compiles those of the demo
+model before): several processes that need one at once would each compile it, a minute of CPU time
+each. Those of the second share clusters of up to five processes."""
 LONGEST = ("tests/equality/", "tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
+
+
+def _folder_of(nodeid: str) -> str | None:
+    """Return the folder of `TOGETHER` that a test is in."""
+    return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
 
 def _place(nodeid: str) -> int:
     """Return a test's place in a run: what takes longest begins first, so that processes end
     together."""
-    return 0 if nodeid.startswith(COMPILING) else 1 if nodeid.startswith(LONGEST) else 2
+    return 0 if _folder_of(nodeid) else 1 if nodeid.startswith(LONGEST) else 2
 
 
-class KernelsInOneProcess(LoadFileScheduling):  # type: ignore[misc]
-    """Give each process whole files in the order of collection, and one all that compile kernels.
-
-    Several processes that need the same kernel at once each compile it: a minute of CPU time each.
-    """
+class WholeFolders(LoadFileScheduling):  # type: ignore[misc]
+    """Give each process whole files in the order of collection, and the folders of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "kernels" if nodeid.startswith(COMPILING) else super()._split_scope(nodeid)
+        return _folder_of(nodeid) or super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> KernelsInOneProcess | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFolders | None:
     """Replace `--dist loadfile`; None leaves other ways of distribution to xdist."""
     if config.getvalue("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False  # by numbers of tests, which do not say how long
-    return KernelsInOneProcess(config, log)
+    return WholeFolders(config, log)
 
 
 @pytest.fixture(scope="session")
