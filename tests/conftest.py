@@ -75,12 +75,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-TOGETHER = ("tests/unit/engine/runner/", "tests/integration/on_shared_clusters/")
-"""Folders that one process takes as a whole. Tests of the first compile kernels that the demo model
-does not use, where none are cached yet (`tests.support.compiled_kernels` compiles those of the demo
+TOGETHER = (
+    "tests/integration/on_shared_clusters/",
+    "tests/unit/engine/runner/",
+    "tests/equality/",
+)
+"""Folders that one process takes as a whole, the one that takes longest first. Tests of the first
+share clusters of up to five processes. Those of the second compile kernels that the demo model does
+not use, where none are cached yet (`tests.support.compiled_kernels` compiles those of the demo
 model before): several processes that need one at once would each compile it, a minute of CPU time
-each. Those of the second share clusters of up to five processes."""
-LONGEST = ("tests/equality/", "tests/integration/", "tests/contract/", "tests/simulation/")
+each. Those of the last share runners of the demo model."""
+LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
 
 
@@ -92,7 +97,9 @@ def _folder_of(nodeid: str) -> str | None:
 def _place(nodeid: str) -> int:
     """Return a test's place in a run: what takes longest begins first, so that processes end
     together."""
-    return 0 if _folder_of(nodeid) else 1 if nodeid.startswith(LONGEST) else 2
+    if folder := _folder_of(nodeid):
+        return TOGETHER.index(folder)
+    return len(TOGETHER) + (not nodeid.startswith(LONGEST))
 
 
 class WholeFolders(LoadFileScheduling):  # type: ignore[misc]

@@ -13,10 +13,9 @@ from common.grammar import Grammar
 from tests.simulation.drained_cluster import Cluster
 from tests.simulation.world import NodeSize, World, right_answer
 from tests.support.engine.build import make_request
+from tests.support.engine.choices import METHODS
 from tests.support.engine.tool_grammars import GRAMMARS
 from tests.support.examples import everyday
-
-METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 
 
 @pytest.mark.covers("G03", "G05")

@@ -28,6 +28,7 @@ from tests.simulation.world import (
     right_answer,
 )
 from tests.support.engine.build import make_request
+from tests.support.engine.choices import FREE_METHODS, METHODS
 from tests.support.engine.tool_grammars import GRAMMARS
 from tests.support.examples import everyday
 
@@ -211,7 +212,7 @@ def test_a_repeated_question_is_answered_as_before() -> None:
 
 
 @pytest.mark.parametrize("num_known", [1, 3, 4, 7, 11])
-@pytest.mark.parametrize("method", ["none", "ngram", "suffix", "mtp"])
+@pytest.mark.parametrize("method", FREE_METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("threshold", [None, 0])
 def test_an_answer_goes_on_behind_what_another_node_gave(
@@ -271,7 +272,7 @@ def test_nodes_may_leave_in_any_order_of_events() -> None:
             budget=rng.randint(5, 20),
             num_blocks=rng.randint(12, 24),
             seats=rng.randint(2, 4),
-            method=rng.choice(["none", "ngram", "suffix", "mtp", "grammar"]),
+            method=rng.choice(METHODS),
             num_drafts=2,
         )
         world = Cluster(threshold=rng.choice([0, 6, None]), size=size)

@@ -17,6 +17,7 @@ from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, RouterGone
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter, World
+from tests.support.engine.choices import METHODS, MODES, ORDERS, REQUEUES, RESERVATIONS
 from tests.support.engine.hash_runner import NUM_LAYERS
 from tests.support.engine.tool_grammars import GRAMMARS
 from tests.support.examples import everyday
@@ -52,7 +53,7 @@ class Storm:
         self.happened: Counter[str] = Counter()
         self.num_quarantined = 0
         rng = self.rng
-        method = rng.choice(["none", "ngram", "suffix", "mtp", "grammar"])
+        method = rng.choice(METHODS)
         self.world = World(
             threshold=rng.choice([0, 0, 6, None]),
             prefill=self._size(method),
@@ -71,12 +72,10 @@ class Storm:
             num_drafts=rng.randint(1, 4),
             num_host_blocks=rng.choice([4, 20]),
             scheduling=SchedulingConfig(
-                reservation_policy=rng.choice(
-                    ["none", "fixed_blocks", "token_ratio", "global_ratio", "learned"]
-                ),
-                preemption_policy=rng.choice(["last_in_first_out", "shortest_output", "priority"]),
-                preemption_mode=rng.choice(["recompute", "swap"]),
-                requeue=rng.choice(["arrival", "tail"]),
+                reservation_policy=rng.choice(RESERVATIONS),
+                preemption_policy=rng.choice(ORDERS),
+                preemption_mode=rng.choice(MODES),
+                requeue=rng.choice(REQUEUES),
                 retract_decode_steps=rng.choice([0, 4, 20]),
                 enable_priority_scheduling=rng.random() < 0.5,
                 skip_ahead_window=rng.choice([0, 4]),
