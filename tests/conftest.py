@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -12,6 +13,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support.stores.redis_server import RedisServer, redis_server
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_QUICK = ("tests/unit/engine/runner/", "tests/unit/bench/")
+"""Folders of unit tests that compute with kernels, or replay benchmarks."""
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:
@@ -55,6 +60,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--endurance", action="store_true", help="those marked endurance, and no others"
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="without the folders whose tests take a kernel or minutes",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore what a quick run leaves out, before its modules are imported."""
+    folder = f"{collection_path.relative_to(ROOT).as_posix()}/"
+    return True if config.getoption("--quick") and folder.startswith(NOT_QUICK) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

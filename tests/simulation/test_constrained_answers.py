@@ -45,7 +45,7 @@ def test_handoffs_and_continued_answers_follow_the_grammar(
 def test_a_killed_node_changes_no_constrained_answer(method: str, threshold: int | None) -> None:
     """All that it said and nobody has read is lost with it; another node continues."""
     num_continued = 0
-    for num_steps in range(2, 40, everyday(12, of=1)):
+    for num_steps in range(2, 40, everyday(19, of=1)):
         world = Cluster(threshold=threshold, size=NodeSize(budget=12, method=method, num_drafts=2))
         clients: list[Any] = [
             world.ask(5 + i, name=f"c{i}", seed=i, max_tokens=24, temperature=1.0, grammar=grammar)
