@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -102,9 +103,7 @@ TOUCHING = {
 }
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+PRIVATE = re.compile(r"\b_[A-Za-z]\w*")
 
 
 def files_of_tests() -> list[Path]:
@@ -117,15 +116,16 @@ def test_unit_tests_lie_in_the_folder_that_their_code_has() -> None:
     assert {folder.as_posix() for folder in folders if not (ROOT / folder).is_dir()} == set()
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """Return the dotted names that `tree` imports, and those of what it imports from modules."""
-    names = set[str]()
-    for node in ast.walk(tree):
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """Return the dotted names that a file imports of tests, and of what it imports from them."""
+    names, text = set[str](), path.read_text()
+    for node in ast.walk(ast.parse(text)) if "tests" in text else ():
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+    return frozenset(name for name in names if name.startswith("tests."))
 
 
 def test_nothing_is_imported_from_a_test_module() -> None:
@@ -138,7 +138,7 @@ def test_nothing_is_imported_from_a_test_module() -> None:
     found = {
         f"{name_of(path)}: {name}"
         for path in python_files()
-        for name in imported(tree_of(path))
+        for name in imported(path)
         if name in modules or name.rpartition(".")[0] in modules
     }
     assert found == set()
@@ -149,7 +149,7 @@ def test_helpers_of_one_folder_lie_beside_its_tests() -> None:
     found = {
         f"{name_of(path)}: {name}"
         for path in files_of_tests()
-        for name in imported(tree_of(path))
+        for name in imported(path)
         if (module := home_of(name)) and UNIT in module.parents
         if module.parent not in path.parents
     }
@@ -185,7 +185,7 @@ def defined_in(tree: ast.AST) -> set[str]:
 @cache
 def private_names_of_the_product() -> frozenset[str]:
     product = [p for p in python_files() if not name_of(p).startswith(NOT_THE_PRODUCT)]
-    return frozenset().union(*(defined_in(tree_of(path)) for path in product))
+    return frozenset().union(*(PRIVATE.findall(path.read_text()) for path in product))
 
 
 def is_self(node: ast.expr) -> bool:
@@ -207,7 +207,10 @@ def touched_in(tree: ast.AST) -> Counter[str]:
 
 def touched_of_the_product(path: Path) -> int:
     """Return how often a file of tests touches what only the product makes private."""
-    tree = tree_of(path)
+    text = path.read_text()
+    if not PRIVATE.search(text):
+        return 0
+    tree = ast.parse(text)
     touched, own = touched_in(tree), defined_in(tree)
     product = private_names_of_the_product()
     return sum(n for name, n in touched.items() if name in product and name not in own)

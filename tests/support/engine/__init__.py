@@ -1,6 +1,7 @@
 """Engines without a model: sequences, policies and planners made by hand, and a runner that hashes.
 
 build              requests, sequences and a small engine
+choices            every policy, order, mode and method that there is
 counting_device    a device that counts copies to it and reads from it
 device_memory      memory that the processor is not given to read
 hash_grammars      grammars over the tokens of `hash_runner`
