@@ -104,7 +104,8 @@ class HashRunner:
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
-    needs_staging = True
+    needs_staging = stages_landings = True
+    card_pool = None
 
     def begin_copy(self, copy: CacheCopy) -> LateCopy:
         """Copy as on a device with memory of its own, after `num_copy_polls` more looks."""
