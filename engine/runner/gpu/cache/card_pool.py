@@ -116,10 +116,10 @@ class GpuCardPool:
     @property
     def kernel_specs(self) -> list[KernelSpec]:
         """The kernels that it launches."""
-        return [self._spec(*form) for form in ((True, True), (True, False), (False, True))]
+        return specs_of(self._pool().piece_bytes)
 
     def export(self) -> int:
-        """Return a descriptor of the cache's memory. Raises `HandoffFailed` as the contract says."""
+        """Return a descriptor of the memory. Raises `HandoffFailed` as the contract says."""
         memory = self._memory()
         if not isinstance(memory, ShareableMemory):
             raise HandoffFailed("this card's memory cannot be shared")
@@ -207,7 +207,8 @@ class GpuCardPool:
             self._device.use()
             form = (is_copied, is_summed)
             if form not in self._kernels:
-                self._kernels[form] = self._make_kernel(self._spec(*form))
+                spec = _spec(self._pool().piece_bytes, *form)
+                self._kernels[form] = self._make_kernel(spec)
             at = buffer.address
             self._kernels[form].bind(
                 (count, parts, 2), source.keys(layer), at, target.keys(layer), at + ids_bytes,
@@ -222,13 +223,6 @@ class GpuCardPool:
     def _num_parts(self) -> int:
         return -(-self._pool().piece_bytes // (_WORD_BYTES * _PART_WORDS))
 
-    def _spec(self, is_copied: bool, is_summed: bool) -> KernelSpec:
-        constants = {
-            "WORDS": self._pool().piece_bytes // _WORD_BYTES, "SIZE": _PART_WORDS,
-            "IS_COPIED": is_copied, "IS_SUMMED": is_summed, "IS_PROGRAMMATIC": False,
-        }  # fmt: skip
-        return KernelSpec(copy_and_sum, _TYPES, constants)
-
 
 @contextmanager
 def _failing() -> Iterator[None]:
@@ -237,3 +231,16 @@ def _failing() -> Iterator[None]:
         yield
     except GpuError as error:
         raise HandoffFailed(f"the card failed: {error}") from error
+
+
+def specs_of(piece_bytes: int) -> list[KernelSpec]:
+    """Return the kernels for pieces of this size: copy and sum, copy, sum."""
+    return [_spec(piece_bytes, *form) for form in ((True, True), (True, False), (False, True))]
+
+
+def _spec(piece_bytes: int, is_copied: bool, is_summed: bool) -> KernelSpec:
+    constants = {
+        "WORDS": piece_bytes // _WORD_BYTES, "SIZE": _PART_WORDS, "IS_COPIED": is_copied,
+        "IS_SUMMED": is_summed, "IS_PROGRAMMATIC": False,
+    }  # fmt: skip
+    return KernelSpec(copy_and_sum, _TYPES, constants)
