@@ -49,10 +49,11 @@ class OfferedDescriptor:
             os.close(descriptor)
             raise
         self._is_closed = False
-        self._thread = threading.Thread(target=self._serve, name="pdserve-kv-offer", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to answer."""
+        self._thread = threading.Thread(target=self._serve, name="pdserve-kv-offer", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -62,7 +63,7 @@ class OfferedDescriptor:
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # This wakes the thread.
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(WITHIN_S)
         self._socket.close()
         os.close(self._descriptor)
@@ -95,11 +96,11 @@ def fetch_descriptor(nonce: bytes) -> int:
             asking.connect(_address(nonce))
             if _user_of(asking) != os.geteuid():
                 raise HandoffFailed("the card memory is another user's")
-            answer, found, _, _ = socket.recv_fds(
-                asking, NONCE_BYTES + 1, 8, socket.MSG_CMSG_CLOEXEC
-            )
+            answer, found, _, _ = socket.recv_fds(asking, NONCE_BYTES + 1, 8)
     except OSError as error:
         raise HandoffFailed(f"no process of this host offers that card memory: {error}") from None
+    for descriptor in found:
+        os.set_inheritable(descriptor, False)
     if answer != nonce or len(found) != 1:
         for descriptor in found:
             os.close(descriptor)
