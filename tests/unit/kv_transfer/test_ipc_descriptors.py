@@ -36,7 +36,7 @@ def offered() -> Iterator[OfferedDescriptor]:
     offered.close()
 
 
-def test_who_knows_the_nonce_gets_the_file_many_times(offered: OfferedDescriptor) -> None:
+def test_a_nonce_gets_the_file_as_often_as_it_is_asked_for(offered: OfferedDescriptor) -> None:
     before = num_open()
     for _ in range(3):
         found = fetch_descriptor(offered.nonce)
