@@ -38,6 +38,7 @@ _ROTATED_ROWS = 8
 
 _PRODUCT = {
     "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "num_rows": "i32",
+    "stored": "*bf16",
 }  # fmt: skip
 _QUANTISED = {
     Form.FP8: _PRODUCT | {"weights": "*u16", "scales": "*fp32"},
@@ -195,10 +196,9 @@ class Launches:
         grid = (tile.programs(num_rows, num_outputs),)
         constants |= {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
-            "BK": tile.depth, "GROUP": _GROUP,
+            "BK": tile.depth, "GROUP": _GROUP, "PREFETCH": tile.prefetch,
         }  # fmt: skip
         if not tile.is_described:
-            constants |= {"PREFETCH": tile.prefetch}
             kernel = self.kernel(plain, types, constants, tile.num_warps, tile.stages)
             return kernel.bind(grid, x, weights.address, *results, num_rows)
         types = {
@@ -210,7 +210,7 @@ class Launches:
         return kernel.bind(
             grid, MatrixView(x, num_rows, weights.num_inputs),
             MatrixView(weights.address, weights.num_outputs, weights.num_inputs), *results,
-            num_rows,
+            num_rows, weights.address,
         )  # fmt: skip
 
     def _ranged(
