@@ -1,4 +1,4 @@
-"""Steps that the runner begins before the one before has ended: which are, and what that changes."""
+"""Steps that the runner begins before the one before has ended: which ones, and what changes."""
 
 from __future__ import annotations
 
