@@ -93,6 +93,7 @@ class PacedRunner:
         """Do nothing: nothing is compiled."""
 
     needs_staging = False
+    can_go_on = False
 
     def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
         raise NotImplementedError("the pool is host memory")

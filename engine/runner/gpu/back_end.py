@@ -192,7 +192,7 @@ class GpuBackEnd:
         card.compile(needed.specs)
         make_kernel = card.kernel
         decoder.use_pool(cache.pool)
-        decoder.record_graphs()
+        decoder.steps.record_graphs()
         _logger.info(
             "%s: weights were sent in %.1f s, kernels and graphs made in %.1f s",
             card.device.properties.name, loaded_s - begun_s, time.monotonic() - loaded_s,
@@ -201,11 +201,12 @@ class GpuBackEnd:
         def use_cache(moved: Cache) -> None:
             assert isinstance(moved, GpuCache)
             decoder.use_pool(moved.pool)
-            decoder.record_graphs()
+            decoder.steps.record_graphs()
 
         return LoadedDecoder(
             decoder=decoder,
             row_draw=row_draw,
+            plain_steps=row_draw,
             step_buffer_bytes=decoder.num_bytes,
             use_cache=use_cache,
         )
