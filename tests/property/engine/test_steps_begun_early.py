@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.property.engine.test_scheduler_workloads import fixed, policies, workloads
+from tests.property.engine.strategies import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine.build import Engine
 from tests.support.examples import everyday

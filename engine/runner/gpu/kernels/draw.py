@@ -54,13 +54,20 @@ def _margin(logits, temperature):
 
 
 @triton.jit
-def _score(logit, token, index, seed, temperature):
-    """Return the float64 score of one token."""
+def gumbel_noise(token, index, seed):
+    """Return the float64 noise of one token, or of many."""
     a, b, c, d = philox_words((token // 4).to(tl.uint32), index, seed)
     place = token % 4
     word = tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d)))
     uniform = (word.to(tl.float64) + 0.5) * UNIT
-    return logit.to(tl.float64) / temperature.to(tl.float64) - tl.log(-tl.log(uniform))
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _score(logit, token, index, seed, temperature):
+    """Return the float64 score of one token."""
+    scaled = logit.to(tl.float64) / temperature.to(tl.float64)
+    return scaled + gumbel_noise(token, index, seed)
 
 
 @triton.jit
