@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml requirements.txt | cksum | cut -d' ' -f1)
 # Additional flags for `make up` and `make demo`, and for pytest in the `make test…` targets.
 ARGS ?=
-PINNED_EXTRAS := node cpu triton rdma local keys otel bench dev
+PINNED_EXTRAS := node cpu gpu rdma local keys otel bench dev
 # A run starts hundreds of processes: each would compile the project's sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -35,7 +35,7 @@ model: env  ## download the model MODEL, unless it is cached, and say what it is
 
 # Where no kernels are cached yet, compiling them takes as long as many tests together.
 compiled-kernels: env demo-model
-	@$(BIN)/python -m tests.compiled_kernels
+	@$(BIN)/python -m tests.support.compiled_kernels
 
 test: compiled-kernels  ## run the everyday tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
@@ -141,7 +141,7 @@ $(STAMP):
 		"pdserve needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + \
 		": name another one with `make env PYTHON=python3.11`")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python tools/requirements.py --extras node cpu triton local keys otel dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py --extras node cpu gpu local keys otel dev > $(VENV)/requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(VENV)/requirements.txt >&2
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation \
 		--config-settings editable_mode=compat -e . >&2

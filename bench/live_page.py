@@ -24,11 +24,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.nodes import Role
-from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.tiny_model import make_tiny_model, prompt_tokens
-from tests.page.browser import Browser, find_chromium, running_browser
-from tests.redis_server import redis_server
+from tests.support.browser import Browser, find_chromium, running_browser
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.models.tiny_model import make_tiny_model, prompt_tokens
+from tests.support.stores.redis_server import redis_server
 
 SETTLE_S = 3.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

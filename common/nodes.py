@@ -38,7 +38,8 @@ class NodeRecord:
     to and from routers. `has_grammars`: answers under a grammar can be asked of it.
     `has_token_rules`: it knows `common.token_rules` and salts. `has_prompt_logprobs`: it answers
     with the log probabilities of a prompt where they are asked for. `kv_cache_bytes` is the memory
-    of its KV blocks as they are stored; 0: unknown.
+    of its KV blocks as they are stored; 0: unknown. `device` names the accelerator that it computes
+    on; empty: it computes on a CPU, or does not tell.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -63,6 +64,7 @@ class NodeRecord:
     has_token_rules: Flag = False
     has_prompt_logprobs: Flag = False
     kv_cache_bytes: Count = 0
+    device: Text = ""
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""

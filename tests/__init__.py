@@ -1,1 +1,1 @@
-"""All tests; helpers that several of them share lie beside this file."""
+"""All tests; what several folders of them share is in `support`."""

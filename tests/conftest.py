@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.redis_server import RedisServer, redis_server
+from tests.support.stores.redis_server import RedisServer, redis_server
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:
@@ -41,7 +41,7 @@ settings.register_profile(
     parent=settings.get_profile("pdserve"),
     phases=(Phase.explicit, Phase.generate),
 )
-# All examples of every test, which `tests.examples` reduces in everyday runs.
+# All examples of every test, which `tests.support.examples` reduces in everyday runs.
 settings.register_profile("thorough", parent=settings.get_profile("pdserve"))
 settings.load_profile("pdserve")
 
@@ -75,9 +75,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-COMPILING = ("tests/unit/runner/", "tests/unit/sampler/")
+COMPILING = ("tests/unit/engine/runner/",)
 """Folders whose tests compile kernels that the demo model does not use, where none are cached yet;
-those of the demo model are compiled before (`tests.compiled_kernels`)."""
+those of the demo model are compiled before (`tests.support.compiled_kernels`)."""
 LONGEST = ("tests/equality/", "tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
 

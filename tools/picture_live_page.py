@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.page.browser import find_chromium, running_browser
+from tests.support.browser import find_chromium, running_browser
 
 WIDTH, HEIGHT = 1180, 1090
 

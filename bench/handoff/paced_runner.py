@@ -46,6 +46,7 @@ class PacedRunner:
     has_grammars = False
     step_costs = StepCosts((1, 2), (1.0, 2.0))
     pairs_per_token = 0
+    device = ""
 
     def __init__(self, *, tokens_per_s: float, num_blocks: int, host_memory: HostMemory) -> None:
         self.num_blocks = num_blocks
@@ -91,7 +92,7 @@ class PacedRunner:
     def warm_up(self) -> None:
         """Do nothing: nothing is compiled."""
 
-    needs_staging = stages_landings = False
+    needs_staging = stages_landings = can_go_on = False
     card_pool = None
 
     def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:

@@ -64,6 +64,7 @@ class ModelRunner:
         """What was planned; None for a runner that was not made by `assemble`."""
         self.eos_token_ids = eos_token_ids
         self.attention_backend = back_end.name
+        self.device = back_end.device
         self.max_model_len = limits.max_len
         self.pairs_per_token = spec.pairs_per_token
         """How far attention costs as much as matrix products (`DecoderSpec.pairs_per_token`)."""
@@ -74,12 +75,18 @@ class ModelRunner:
         self._limits = limits
         self._widest = widest
         self._row_draw = loaded.row_draw or HostDraw(loaded.decoder, limits.vocab_size)
+        self._plain_steps = loaded.plain_steps
         self._mtp = loaded.mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
         self._host_pool = HostBlockArrays(cache, swap_space)
         self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it begins steps that are offered to it behind others (`StepBatch`)."""
+        return self._plain_steps is not None
 
     @property
     def has_grammars(self) -> bool:
@@ -186,7 +193,10 @@ class ModelRunner:
         flat = flatten(batch, self._limits)
         pending = None if self.grammars is None else self.grammars.begin(batch)
         layers = self._cache.layers_out(flat.slots, on_layer)
-        hidden = self._decoder.begin(flat)
+        if self._plain_steps is not None and batch.is_plain:
+            hidden = self._plain_steps.begin(flat, batch)
+        else:
+            hidden = self._decoder.begin(flat)
         if on_queued is not None and not self.needs_staging:
             on_queued()
         for index in range(self._decoder.num_layers):

@@ -48,8 +48,8 @@ def import_paddle() -> ModuleType:
             if error.name != "paddle":
                 raise
             raise ConfigError(
-                "Paddle is not installed: wanted pip install '.[cpu]', or '.[gpu]' with Paddle's "
-                "package index"
+                "Paddle is not installed: wanted pip install '.[cpu]', or '.[paddle-gpu]' with "
+                "Paddle's package index"
             ) from None
 
 

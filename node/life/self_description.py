@@ -47,6 +47,7 @@ def node_record(
         has_token_rules=True,
         has_prompt_logprobs=True,
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
+        device=model.device,
     )
 
 

@@ -6,6 +6,7 @@ Pure: text in, text out.
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from common.nodes import KVLink
@@ -82,11 +83,21 @@ def _title(cluster: ClusterStatus) -> str:
     serving = f" serving {', '.join(models)}" if models else ""
     lines = [f"{cluster.url}: {count} node{'' if count == 1 else 's'}{serving}"]
     lines += [_router(cluster)] if cluster.router_id or cluster.serving else []
+    lines += _devices(cluster.nodes)
     if cluster.is_store_away:
         lines.append("The placement store is away: no node can join until it is back.")
     lines += [f"Warning: {warning}." for warning in cluster.warnings]
     wrapped = (textwrap.wrap(line, _WIDTH, break_long_words=False) for line in lines)
     return "\n".join(line for part in wrapped for line in part)
+
+
+def _devices(nodes: Sequence[Facts]) -> list[str]:
+    """Return how many nodes compute on each accelerator; a line for each, none for CPUs."""
+    counts = Counter(node["device"] for node in nodes if node.get("device"))
+    return [
+        f"{count} node{'' if count == 1 else 's'} on {device}."
+        for device, count in sorted(counts.items())
+    ]
 
 
 def _router(cluster: ClusterStatus) -> str:

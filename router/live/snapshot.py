@@ -115,6 +115,7 @@ def _node(node: NodeView, history: LiveHistory) -> dict[str, Any]:
         "epoch": record.epoch,
         "role": record.role.value,
         "address": record.control_address,
+        "device": record.device,
         "is_draining": load.is_draining,
         "is_suspected": node.is_suspected,
         "blocks": {

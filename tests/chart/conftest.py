@@ -9,7 +9,7 @@ import pytest
 
 from tests.chart import tools
 from tests.chart.manifests import Chart
-from tests.compose.commands import CannotRun
+from tests.support.commands import CannotRun
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

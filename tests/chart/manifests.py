@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.compose.commands import run
+from tests.support.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "helm" / "pdserve"

@@ -27,7 +27,7 @@ from tests.chart.manifests import (
     pods,
     selects,
 )
-from tests.compose.commands import CommandFailed, run
+from tests.support.commands import CommandFailed, run
 from tools.generate_metrics_table import described_metrics
 
 # The oldest version of `kubeVersion` in Chart.yaml, and a late one.

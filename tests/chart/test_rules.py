@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chart.manifests import ROOT
-from tests.compose.commands import CommandFailed, run
+from tests.support.commands import CommandFailed, run
 
 OBSERVABILITY = ROOT / "compose" / "observability"
 RULES = OBSERVABILITY / "rules.yaml"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.cluster.cluster import ClusterSpec, NodeSpec, running
-from tests.redis_server import redis_server
+from tests.support.cluster.cluster import ClusterSpec, NodeSpec, running
+from tests.support.stores.redis_server import redis_server
 
 
 @contextmanager

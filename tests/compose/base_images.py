@@ -14,8 +14,8 @@ from pathlib import Path
 
 from docker.errors import DockerException
 
-from tests.compose.commands import CannotRun, CommandFailed, require_tools, run, say
 from tests.compose.engine import Engine
+from tests.support.commands import CannotRun, CommandFailed, require_tools, run, say
 
 OFFICIAL = {
     "DEBIAN_IMAGE": "debian:bookworm-slim",

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.compose.commands import CannotRun, CommandFailed, run, say
 from tests.compose.engine import cache_folder
+from tests.support.commands import CannotRun, CommandFailed, run, say
 
 V1 = ("docker-compose",)
 DEBIAN = "trixie"

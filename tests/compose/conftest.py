@@ -16,12 +16,12 @@ import pytest
 from openai import OpenAI
 
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.tiny_model import make_tiny_model
 from tests.compose.base_images import base_images
 from tests.compose.cluster import Cluster
-from tests.compose.commands import CannotRun, run, say
 from tests.compose.engine import Engine, running_engine
 from tests.compose.project import BUILD_LIMIT_S, COMPOSE, Project
+from tests.support.commands import CannotRun, run, say
+from tests.support.models.tiny_model import make_tiny_model
 
 CONTAINER_UID = 10001
 KERNELS = "pdserve-test-kernels"

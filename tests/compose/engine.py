@@ -23,7 +23,7 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException
 
-from tests.compose.commands import CannotRun, require_tools, run, say
+from tests.support.commands import CannotRun, require_tools, run, say
 
 COMPOSE_V1 = {"docker-compose": "docker-compose"}
 ENGINE = {"dockerd": "docker.io", "iptables": "iptables"}

@@ -12,8 +12,8 @@ from pathlib import Path
 from docker.errors import DockerException
 from docker.models.containers import Container
 
-from tests.compose.commands import CommandFailed, run
 from tests.compose.engine import Engine
+from tests.support.commands import CommandFailed, run
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "compose"

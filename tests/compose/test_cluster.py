@@ -17,8 +17,8 @@ from docker.models.containers import Container
 from openai import AuthenticationError, OpenAI
 
 from tests.compose.cluster import MODEL, NODES, ROUTERS, Cluster
-from tests.compose.commands import CommandFailed, run
 from tests.compose.load import ask, prompts, steady_load
+from tests.support.commands import CommandFailed, run
 
 SERVICES = (*NODES, *ROUTERS, "balancer", "redis")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose.commands import CannotRun, CommandFailed, require_tools, run
 from tests.compose.compose_cli import V1, compose_v2
 from tests.compose.engine import COMPOSE_V1
 from tests.compose.project import COMPOSE
+from tests.support.commands import CannotRun, CommandFailed, require_tools, run
 
 COMBINATIONS = [
     ("compose.yaml",),
@@ -56,7 +56,6 @@ def test_a_combination_passes_with_the_example_of_settings_and_without(
     ("file", "variable"),
     [
         ("compose.observability.yaml", "GRAFANA_PASSWORD"),
-        ("compose.gpu.yaml", "GPU_PADDLE_INDEX_URL"),
     ],
 )
 def test_what_has_no_default_is_asked_for(compose: Sequence[str], file: str, variable: str) -> None:
@@ -75,7 +74,7 @@ def test_a_wrong_file_does_not_pass(compose: Sequence[str], tmp_path: Path) -> N
 
 def config(compose: Sequence[str], files: Sequence[str], env_file: Path) -> object:
     """Return the merged configuration; as text from Compose v1, which has no JSON."""
-    required = {"GRAFANA_PASSWORD": "chosen", "GPU_PADDLE_INDEX_URL": "https://index.example/"}
+    required = {"GRAFANA_PASSWORD": "chosen"}
     command = [*compose, "--project-directory", str(COMPOSE), "--env-file", str(env_file)]
     for name in files:
         command += ["--file", str(COMPOSE / name)]

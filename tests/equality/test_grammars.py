@@ -25,8 +25,8 @@ from router.tools.definitions import Tool, ToolUse
 from router.tools.formats import HERMES
 from router.tools.grammars import GrammarWriter
 from router.tools.thinking import ThinkingFormat
-from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
-from tests.equality.test_under_pressure import NUM_DRAFTS, pressed
+from tests.equality.combinations import NUM_DRAFTS, pressed
+from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
 
 pytestmark = pytest.mark.timeout(300)
 """The first test computes all answers alone."""

@@ -13,8 +13,7 @@ from common.request import GenerationRequest
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
-from tests.equality.test_under_pressure import (
+from tests.equality.combinations import (
     NUM_DRAFTS,
     Combination,
     check_pressure,
@@ -22,6 +21,7 @@ from tests.equality.test_under_pressure import (
     pressed,
     requests,
 )
+from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
 
 __all__ = ["requests"]
 WITH_LAYER: Combination = ("token_ratio", "shortest_output", "swap", "mtp", "sync")

@@ -17,7 +17,7 @@ from engine.runner.memory_meter import HostMeter
 from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.checkpoints.speculative_model import resolve_speculation
-from tests.equality.pressure import BLOCK_SIZE, Node, answer_together
+from tests.support.models.pressure import BLOCK_SIZE, Node, answer_together
 
 NUM_SEATS = 8
 NUM_DRAFTS = 3

@@ -22,8 +22,8 @@ from engine.core.step.step_batch import batch_of
 from engine.runner.flat_batch import flatten
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.equality.pressure import Node, answer_together, answer_with_handoff, load_runner
-from tests.equality.test_under_pressure import NUM_DRAFTS, pressed
+from tests.equality.combinations import NUM_DRAFTS, pressed
+from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
 
 COUNT = Grammar(GrammarKind.REGEX, "([a-z]{2,5} ){9,12}the end")
 NUM_TOPS = (0, 3, 20, None, 1)

@@ -24,13 +24,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.nodes import Role
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.tiny_model import make_tiny_model
-from tests.cluster.watching import Wait, watching
 from tests.fuzz_http.answers import Outcome, send
 from tests.fuzz_http.bounds import MIB, Processes, closing_faults
 from tests.fuzz_http.cases import Case, make_case, read_cases, write_cases
-from tests.redis_server import redis_server
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.watching import Wait, watching
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.stores.redis_server import redis_server
 
 NUM_CLIENTS = 4
 NUM_WARM_UP = 150

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cluster.cluster import Cluster
-from tests.cluster.memory import memory_of
-from tests.cluster.processes import is_alive
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.memory import memory_of
+from tests.support.cluster.processes import is_alive
 
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 512 * MIB

@@ -15,9 +15,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
-from tests.fakes.other_paths import WAYS
 from tests.fuzz_http.bodies import POSTED, any_body, valid_fields
 from tests.fuzz_http.values import any_text, as_json
+from tests.support.http.other_paths import WAYS
 
 READ = (
     *("/", "/health", "/ready", "/version", "/metrics", "/openapi.json", "/docs", "/docs/app.js"),

@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from tests.fakes.hostile_grammars import BOUNDED, CRASHING, HOSTILE, LONG, SIBLINGS
+from tests.support.grammars.hostile_grammars import BOUNDED, CRASHING, HOSTILE, LONG, SIBLINGS
 
 _ATOMS = (
     *(

@@ -6,10 +6,12 @@ with, are processes that speak over loopback. Weights are random, of public mode
     alone       prefill and decode answer as one mixed node does, token by token
     loaded      the same with all requests at a time
     killed      the same with a decode node killed in the middle of answers
+    failed      the same with a decode node's card failing then (on a card only)
     first       times to the first token
     tokens      times between tokens of 1, 8 and 32 streams
+    up          how long `pdserve up` takes to its first token, twice
 
-The first three are on a small shape, the others on a large one. Every phase has its own time limit,
+The first four are on a small shape, the others on a large one. Every phase has its own time limit,
 and one that fails does not stop the rest. The last line but one is a JSON object, the last one says
 how many passed. `--shape tiny --backend numba` runs all of it on a CPU.
 """
@@ -29,14 +31,15 @@ from typing import Any
 
 from pdserve.local_cluster.embedded_redis import redis_server_binary
 from tests.gpu.cluster.clusters import Clusters
-from tests.gpu.cluster.phases import Bits, first_tokens, tokens
+from tests.gpu.cluster.phases import Bits, first_tokens, started, tokens
 from tests.gpu.cluster.shapes import LARGE, SMALL, TINY, Shape
 from tests.gpu.cluster.timed import Phases
-from tests.redis_server import RedisServer, redis_server
+from tests.support.stores.redis_server import RedisServer, redis_server
 
-BITS, FIGURES = ("alone", "loaded", "killed"), ("first", "tokens")
-LIMITS_S = {"alone": 40.0, "loaded": 30.0, "killed": 30.0, "first": 30.0,
-            "tokens": 45.0, "stop": 20.0, "left": 10.0}  # fmt: skip
+BITS, FIGURES = ("alone", "loaded", "killed", "failed"), ("first", "tokens")
+ALL = (*BITS, *FIGURES, "up")
+LIMITS_S = {"alone": 40.0, "loaded": 30.0, "killed": 30.0, "failed": 45.0, "first": 30.0,
+            "tokens": 45.0, "up": 150.0, "stop": 20.0, "left": 10.0}  # fmt: skip
 _LEFT_MIB = 300
 """Memory of the card that may be in use after the end, beyond what was before."""
 
@@ -56,7 +59,7 @@ class Run:
 
     def bits(self, shape: Shape, names: Sequence[str]) -> None:
         """Compare answers."""
-        if clusters := self._start("bits", shape, num_decode=2, can_be_slow=True):
+        if clusters := self._start("bits", shape, num_decode=3, can_be_slow=True):
             bits = Bits(clusters, [])
             for name in names:
                 self._run(name, getattr(bits, name))
@@ -69,6 +72,11 @@ class Run:
                 work = {"first": first_tokens, "tokens": tokens}[name]
                 self._run(name, lambda work=work: work(clusters))
             self._run("stop", clusters.stop, is_closing=True)
+
+    def up(self, shape: Shape) -> None:
+        """Start `pdserve up`, on a card by the flag for that."""
+        flags = ["--gpus", "0"] if self.found["backend"] == "triton" else self._flags
+        self._run("up", lambda: started(shape, self._folder / f"up-{shape.name}", flags))
 
     def left(self) -> dict[str, Any]:
         """Nothing runs, and the card's memory is free again."""
@@ -133,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen phases; return how many failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("phases", nargs="*", help=f"of {', '.join(BITS + FIGURES)} (default: all)")
+    parser.add_argument("phases", nargs="*", help=f"of {', '.join(ALL)} (default: all)")
     parser.add_argument("--backend", default="triton", help="attention_backend of the nodes")
     parser.add_argument("--shape", choices=("card", "tiny"), default="card")
     parser.add_argument("--out", type=Path, help="a file for the JSON; logs go beside it")
@@ -143,9 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--total-s", type=float, default=180.0, help="seconds until the last phases"
     )
     options = parser.parse_args(arguments)
-    if unknown := set(options.phases) - {*BITS, *FIGURES}:
+    if unknown := set(options.phases) - set(ALL):
         parser.error(f"no such phase: {', '.join(sorted(unknown))}")
-    chosen = options.phases or [*BITS, *FIGURES]
+    chosen = options.phases or list(ALL)
+    if options.backend != "triton":
+        chosen = [name for name in chosen if name != "failed"]
     small, large = (TINY, TINY) if options.shape == "tiny" else (SMALL, LARGE)
     with (
         tempfile.TemporaryDirectory(prefix="pdserve-card-") as folder,
@@ -156,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run.bits(small, bits)
         if figures := [name for name in FIGURES if name in chosen]:
             run.figures(large, figures)
+        if "up" in chosen:
+            run.up(large)
         return run.end()
 
 

@@ -25,8 +25,8 @@ from engine.runner.gpu.card import Card
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start import choose
-from tests.unit.runner.running import host_draw, load, logits_of, scheduled
-from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.running import host_draw, load, logits_of, scheduled
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 PROMPT = prompt_of(40)
 TABLE = [5, 3, 1]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from pdserve.keys.keys_init import init_keys
-from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster, running
-from tests.cluster.tiny_model import make_tiny_model
-from tests.cluster.topologies import handoff_spec, keyed_spec
-from tests.redis_server import RedisServer, redis_server
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster, running
+from tests.support.cluster.topologies import handoff_spec, keyed_spec
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.stores.redis_server import RedisServer, redis_server
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from protos.output_batches import outputs_to_proto
 from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from protos.rpc_errors import status_of
 from protos.transport_security import add_port
-from tests.soak.links import Link
+from tests.support.kv.links import Link
 
 Reserve = Callable[[GenerationRequest, bool], Awaitable[pb.Reply]]
 Prefill = Callable[[GenerationRequest, pb.Ticket | None], Awaitable[pb.Reply]]

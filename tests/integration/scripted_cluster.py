@@ -21,8 +21,8 @@ from placement.redis_store import RedisStore
 from router.core.generation import TokenChunk
 from router.dispatch import dispatcher
 from router.dispatch.dispatcher import Dispatcher
-from tests.fakes.read_answer import read
 from tests.integration.fake_node import FakeNode
+from tests.support.http.read_answer import read
 
 PROMPT = tuple(range(40))
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)

@@ -15,12 +15,12 @@ from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
-from tests.fakes.http_edge import events, make_edge, tiny_model
-from tests.fakes.http_server import raw_request, served
 from tests.integration.scripted_cluster import Cluster, asked, tokens, wait_until
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
+from tests.support.http.http_edge import events, make_edge, tiny_model
+from tests.support.http.http_server import raw_request, served
 
 PATH = "/v1/completions"
 OK = b"HTTP/1.1 200 OK\r\n"

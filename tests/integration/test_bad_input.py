@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.api import CHAT, COMPLETIONS, Api, ApiError, ApiFailure, Fields
-from tests.cluster.cluster import Cluster
-from tests.cluster.tiny_model import VOCAB_SIZE, byte_tokens, prompt_tokens
-from tests.cluster.topologies import flag
+from tests.support.cluster.api import CHAT, COMPLETIONS, Api, ApiError, ApiFailure, Fields
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.topologies import flag
+from tests.support.models.tiny_model import VOCAB_SIZE, byte_tokens, prompt_tokens
 
 pytestmark = pytest.mark.timeout(300)
 

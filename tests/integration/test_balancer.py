@@ -18,8 +18,8 @@ import pytest
 
 from pdserve.keys.certificates import SERVES, Holder
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.waiting import wait_until
-from tests.key_folders import issue, make_keys
+from tests.support.clocks.waiting import wait_until
+from tests.support.key_folders import issue, make_keys
 
 CONFIG = Path(__file__).resolve().parents[2] / "compose/haproxy.cfg"
 PER_CLIENT = 20

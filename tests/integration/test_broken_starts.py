@@ -22,10 +22,10 @@ from safetensors.numpy import save_file
 from pdserve.cli import main
 from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.processes import role_environment
-from tests.cluster.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
-from tests.fakes.tiny_gguf import write_tiny_gguf
-from tests.redis_server import RedisServer
+from tests.support.cluster.processes import role_environment
+from tests.support.models.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
+from tests.support.models.tokenizer_gguf import write_tiny_gguf
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

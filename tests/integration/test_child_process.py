@@ -18,9 +18,9 @@ from pdserve.local_cluster.child_process import (
     stop_children,
 )
 from pdserve.local_cluster.signals import Signals, StopRequested
-from tests.cluster.processes import is_alive
-from tests.cluster.waiting import wait_until
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.processes import is_alive
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 FOREVER = "print('runs', flush=True); signal.pause()"

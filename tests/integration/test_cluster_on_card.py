@@ -42,7 +42,7 @@ def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
         [*ON_CPU, *limits, "--out", out], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "10 passed, 0 failed"
+    assert done.stdout.splitlines()[-1] == "11 passed, 0 failed"
     found = json.loads(out.read_text())
     assert found["failed"] == []
     assert found["alone"] == {"answers": 4, "tokens": 4 * 96}
@@ -50,6 +50,7 @@ def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
     assert set(found["first"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (100, 300)}
     assert all(one["median"] > 0 for one in found["first"].values())
     assert set(found["tokens"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (1, 4)}
+    assert len(found["up"]["first token after, s"]) == 2
     assert list(tmp_path.iterdir()) == [out]
 
 

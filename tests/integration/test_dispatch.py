@@ -29,7 +29,6 @@ from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
 from router.http.described import schema_of
 from router.watch.choice_trace import ChoiceTrace
-from tests.fakes.read_answer import QueueSink, read
 from tests.integration.fake_node import IDLE, record_of
 from tests.integration.scripted_cluster import (
     GREEDY,
@@ -45,6 +44,7 @@ from tests.integration.scripted_cluster import (
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
+from tests.support.http.read_answer import QueueSink, read
 
 
 async def test_prefill_then_decode(cluster: Cluster) -> None:

@@ -12,7 +12,6 @@ from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from router.core.pair_health import FIRST_PAUSE_S
 from router.dispatch.pair_placer import PairPlacer
-from tests.fakes.manual_clock import ManualClock
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import (
     Cluster,
@@ -24,6 +23,7 @@ from tests.integration.scripted_cluster import (
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
+from tests.support.clocks.manual_clock import ManualClock
 
 NUM_REQUESTS = 12
 LAST = tuple(range(1, 8))

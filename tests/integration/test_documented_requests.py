@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.cluster import Cluster
+from tests.support.cluster.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS, MODEL = "http://127.0.0.1:8000", "SmolLM2-135M-Instruct"

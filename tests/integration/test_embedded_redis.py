@@ -19,7 +19,7 @@ from pdserve.local_cluster.embedded_redis import (
     start_embedded_redis,
 )
 from pdserve.local_cluster.signals import Signals
-from tests.listeners import listening_sockets
+from tests.support.observing.listeners import listening_sockets
 
 PASSWORDS = {"router": "of-routers", "node": "of-nodes"}
 KEY = "pdserve:c:node:n"

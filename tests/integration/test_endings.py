@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.api import CHAT, COMPLETIONS, Api, ApiFailure, Fields
-from tests.cluster.cluster import Cluster
-from tests.cluster.tiny_model import END_TOKEN_ID, prompt_tokens, token_id
-from tests.cluster.topologies import LONG_DEADLINE_S, PREFILL_STEP_TOKENS
+from tests.support.cluster.api import CHAT, COMPLETIONS, Api, ApiFailure, Fields
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.topologies import LONG_DEADLINE_S, PREFILL_STEP_TOKENS
+from tests.support.models.tiny_model import END_TOKEN_ID, prompt_tokens, token_id
 
 pytestmark = pytest.mark.timeout(300)
 

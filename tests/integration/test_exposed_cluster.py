@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.processes import role_environment
+from tests.support.cluster.processes import role_environment
 
 UP = (sys.executable, "-m", "pdserve", "up", "--host", "0.0.0.0", "--mixed", "1")
 ELSEWHERE = "127.0.0.2"

@@ -22,15 +22,15 @@ from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope
 from router.dispatch.placement_recorder import TTL_S
-from tests.cluster import schemas
-from tests.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.cluster.books import Books
-from tests.cluster.cluster import Cluster, running
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.topologies import handoff_spec
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer, redis_server
-from tests.refusing_redis import Spoil, failed_snapshot, full_memory, mend
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.support.cluster.books import Books
+from tests.support.cluster.cluster import Cluster, running
+from tests.support.cluster.topologies import handoff_spec
+from tests.support.grammars import schemas
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer, redis_server
+from tests.support.stores.refusing_redis import Spoil, failed_snapshot, full_memory, mend
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -18,13 +18,13 @@ import pytest
 
 from common.nodes import Role
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.api import Answer, Api, ApiFailure
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.kv_relay import environ_of_endpoint
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.waiting import wait_until
-from tests.contract.kv_connector.fault_proxy import KINDS, Fault, FaultProxy
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Answer, Api, ApiFailure
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.kv.fault_proxy import KINDS, Fault, FaultProxy
+from tests.support.kv.kv_relay import environ_of_endpoint
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

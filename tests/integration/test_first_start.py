@@ -19,7 +19,12 @@ pytestmark = [pytest.mark.endurance, pytest.mark.timeout(400)]
 
 
 def start(cache: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.cluster.compilations", str(demo_model_folder(False))]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.cluster.compilations",
+        str(demo_model_folder(False)),
+    ]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "NUMBA_CACHE_DIR": str(cache)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 

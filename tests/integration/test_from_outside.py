@@ -25,12 +25,12 @@ from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import make_envelope
 from router.access.api_keys import add_api_key, revoke_api_key
-from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster
-from tests.cluster.topologies import flag
-from tests.cluster.waiting import wait_until
-from tests.key_folders import expired, issue, make_keys, put
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.topologies import flag
+from tests.support.key_folders import expired, issue, make_keys, put
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -330,7 +330,7 @@ def test_keys_of_another_cluster_start_nothing(
     keyed_cluster: Cluster, other: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     """A node with another cluster's keys is refused by Redis, and ends with the reason."""
-    from tests.cluster.processes import ServeProcess
+    from tests.support.cluster.processes import ServeProcess
 
     folder = tmp_path / "node"
     shutil.copytree(other / "node", folder)

@@ -14,12 +14,12 @@ import pytest
 
 from common.nodes import Role
 from node.flow.step_progress import LEAST_LIMIT_S
-from tests.cluster.api import Answer, Api, Fields
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.slow_serve import HELD_S
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Answer, Api, Fields
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.slow_serve import HELD_S
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.cluster.attacks import ATTACKS, MESSAGE_WITHOUT_END, Attack
-from tests.cluster.cluster import Cluster
-from tests.cluster.memory import forget_peak, memory_of
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.topologies import flag
-from tests.cluster.waiting import wait_until
+from tests.support.attacks.attacks import ATTACKS, MESSAGE_WITHOUT_END, Attack
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.memory import forget_peak, memory_of
+from tests.support.cluster.topologies import flag
+from tests.support.models.tiny_model import prompt_tokens
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 

@@ -26,13 +26,13 @@ from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.arriving_bodies import MAX_BODIES, MAX_BYTES
 from router.api.planning.output import MAX_ANSWER_LOGPROBS
 from router.live.feed import MAX_VIEWERS_PER_KEY
-from tests.cluster.api import CHAT, COMPLETIONS, Api, Fields
-from tests.cluster.beside import served_beside
-from tests.cluster.cluster import Cluster
-from tests.cluster.memory import forget_peak, memory_of
-from tests.cluster.waiting import wait_until
-from tests.fakes.hostile_grammars import LONG
-from tests.fakes.other_paths import WAYS
+from tests.support.attacks.beside import served_beside
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import CHAT, COMPLETIONS, Api, Fields
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.memory import forget_peak, memory_of
+from tests.support.grammars.hostile_grammars import LONG
+from tests.support.http.other_paths import WAYS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from common.grammar import GrammarKind
-from tests.cluster.api import CHAT, COMPLETIONS, Api, Fields
-from tests.cluster.beside import served_beside
-from tests.cluster.cluster import Cluster
-from tests.cluster.memory import forget_peak, memory_of
-from tests.fakes.hostile_grammars import BOUNDED, CRASHING, HOSTILE, LONG, SIBLINGS
-from tests.fakes.tool_models import function
+from tests.support.attacks.beside import served_beside
+from tests.support.cluster.api import CHAT, COMPLETIONS, Api, Fields
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.memory import forget_peak, memory_of
+from tests.support.grammars.hostile_grammars import BOUNDED, CRASHING, HOSTILE, LONG, SIBLINGS
+from tests.support.http.tool_models import function
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.cli import main
-from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,11 +17,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.nodes import Role
-from tests.cluster import schemas
-from tests.cluster.api import Api, Fields
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.tiny_model import prompt_tokens
-from tests.redis_server import RedisServer
+from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.grammars import schemas
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

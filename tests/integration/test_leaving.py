@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from common.nodes import Role
-from tests.cluster import schemas
-from tests.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.cluster.books import Books
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.processes import role_environment
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.support.cluster.books import Books
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.cluster.processes import role_environment
+from tests.support.grammars import schemas
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(300)]
 

@@ -7,7 +7,6 @@ import asyncio
 from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
-from tests.fakes.read_answer import read
 from tests.integration.scripted_cluster import (
     GREEDY,
     PROMPT,
@@ -22,6 +21,7 @@ from tests.integration.scripted_cluster import (
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
+from tests.support.http.read_answer import read
 
 
 async def test_a_burst_is_spread_before_the_first_reservation_is_granted(cluster: Cluster) -> None:

@@ -37,10 +37,9 @@ from router.dispatch.node_clients import (
     backoff_s,
 )
 from router.dispatch.silence import BUSY_TICKS, LOSS_TICKS, SUSPICION_TICKS, TICK_S
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.memory_store import MemoryStore
 from tests.integration.fake_node import FakeNode, record_of
-from tests.key_folders import (
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.key_folders import (
     expired,
     issue,
     make_keys,
@@ -49,7 +48,8 @@ from tests.key_folders import (
     router_keys,
     with_certificate,
 )
-from tests.soak.links import Link
+from tests.support.kv.links import Link
+from tests.support.stores.memory_store import MemoryStore
 
 ROUTER = Incarnation("router-0", 1)
 REQUEST = GenerationRequest(

@@ -16,13 +16,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster, running
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.topologies import keyed_spec
-from tests.cluster.waiting import wait_until
-from tests.fakes.otlp_collector import OtlpCollector, ReceivedSpan, otlp_collector
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster, running
+from tests.support.cluster.topologies import keyed_spec
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.observing.otlp_collector import OtlpCollector, ReceivedSpan, otlp_collector
+from tests.support.stores.redis_server import RedisServer
 from tools.generate_metrics_table import described_metrics
 
 pytestmark = pytest.mark.timeout(300)

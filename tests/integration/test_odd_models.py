@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.odd_models import check_chats, check_completions, make_odd_model, served
+from tests.support.models.odd_models import check_chats, check_completions, make_odd_model, served
 
 SHELVES = {
     "ends by its tokenizer, which is too large": (

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from common.request import FinishReason
 from router.tools.formats import HERMES
-from tests.fakes import tool_models
-from tests.fakes.http_edge import Edge, make_edge, says
-from tests.fakes.tool_models import hermes_model
-from tests.integration.test_openai_client import client_of
+from tests.integration.openai_clients import client_of
+from tests.support.http import tool_models
+from tests.support.http.http_edge import Edge, make_edge, says
+from tests.support.http.tool_models import hermes_model
 
 PARIS = '{"city": "Paris"}'
 ONE = HERMES.call_text("get_weather", PARIS)

@@ -28,10 +28,10 @@ from common.nodes import NodeRecord, Role
 from kv_transfer.zmq.curve_keys import load_curve_keys, new_curve_keys
 from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
-from tests.cluster.books import NodeBooks
-from tests.cluster.processes import SOURCES, role_environment
-from tests.key_folders import make_keys
-from tests.listeners import listening_sockets, process_tree
+from tests.support.cluster.books import NodeBooks
+from tests.support.cluster.processes import SOURCES, role_environment
+from tests.support.key_folders import make_keys
+from tests.support.observing.listeners import listening_sockets, process_tree
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 NOBODY = 65534
-OTHER_USER = SOURCES / "tests/cluster/other_user.py"
+OTHER_USER = SOURCES / "tests/support/attacks/other_user.py"
 API_KEY = "pds_secret-of-the-owner"
 MARK = "a-word-of-somebody's-request"
 NODES = ("prefill-1", "decode-1")

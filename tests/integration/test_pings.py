@@ -19,7 +19,7 @@ from pdserve.keys.keys_init import HOLDERS
 from router.dispatch import pings as router_pings
 from router.dispatch.node_clients import CHANNEL_OPTIONS
 from router.dispatch.pings import PING_INTERVAL_MS, Pings
-from tests.key_folders import expired, issue, make_keys, put, router_keys, with_certificate
+from tests.support.key_folders import expired, issue, make_keys, put, router_keys, with_certificate
 
 # A loaded machine may answer a ping late. With this time for an answer the connection of a process
 # that answers none is lost well before the lock is released.

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from common.nodes import Role
-from tests.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.tiny_model import FIRST_BYTE_ID, VOCAB_SIZE, prompt_tokens
-from tests.redis_server import RedisServer
+from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.models.tiny_model import FIRST_BYTE_ID, VOCAB_SIZE, prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cluster.cluster import Cluster, ClusterSpec
-from tests.cluster.processes import ServeProcess, is_alive
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.cluster import Cluster, ClusterSpec
+from tests.support.cluster.processes import ServeProcess, is_alive
+from tests.support.stores.redis_server import RedisServer
 
 BODY = json.dumps({"model": "tiny", "prompt": "a", "metadata": "x" * (4 << 20)})
 BAD_BODY = json.dumps({"model": "tiny", "prompt": [[1.5] * (1 << 20)]})

@@ -24,9 +24,9 @@ from router.api.planning.process import PlanningProcess, planning_command
 from router.api.planning.request_plan import RequestPlan
 from router.http.errors import api_error
 from router.text.text_model import TextModel
-from tests.cluster.processes import is_alive
-from tests.cluster.waiting import wait_until
-from tests.fakes.http_edge import CONTEXT, tiny_model, write_model_folder
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.processes import is_alive
+from tests.support.http.http_edge import CONTEXT, tiny_model, write_model_folder
 
 CHAT, COMPLETION = RequestKind.CHAT, RequestKind.COMPLETION
 SEED = 77

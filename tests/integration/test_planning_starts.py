@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Api, Fields
-from tests.cluster.cluster import Cluster, running
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.topologies import handoff_spec
-from tests.redis_server import RedisServer
+from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.cluster import Cluster, running
+from tests.support.cluster.topologies import handoff_spec
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(1200)]
 

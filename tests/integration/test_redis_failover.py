@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from common.nodes import Role
-from tests.cluster.api import Answer, Api, Fields
-from tests.cluster.cluster import START_TIMEOUT_S, Cluster, ClusterSpec, NodeSpec
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.waiting import wait_until
-from tests.redis_topologies import FailoverPair, redis_cluster, watched_redis
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Answer, Api, Fields
+from tests.support.cluster.cluster import START_TIMEOUT_S, Cluster, ClusterSpec, NodeSpec
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_topologies import FailoverPair, redis_cluster, watched_redis
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.endurance]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.router.__main__ import STREAMS, measure
-from tests.cluster.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model
 
 
 @pytest.mark.endurance

@@ -21,12 +21,12 @@ from placement.store import LiveNode
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import CLOSE_TIMEOUT_S, Dispatcher
 from router.http.server import GRACE_S, bind_http, serve_http
-from tests.fakes.http_edge import make_edge, never_ends
-from tests.fakes.http_server import eventually, raw_request
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.memory_store import MemoryStore
-from tests.fakes.read_answer import read
 from tests.integration.fake_node import IDLE, FakeNode, record_of
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_edge import make_edge, never_ends
+from tests.support.http.http_server import eventually, raw_request
+from tests.support.http.read_answer import read
+from tests.support.stores.memory_store import MemoryStore
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 

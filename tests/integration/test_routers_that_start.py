@@ -12,10 +12,10 @@ from common.nodes import Role
 from protos import pdserve_node_pb2 as pb
 from router.dispatch import dispatcher
 from router.dispatch.dispatcher import Dispatcher
-from tests.fakes.http_server import eventually
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.memory_store import MemoryStore
 from tests.integration.fake_node import FakeNode
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_server import eventually
+from tests.support.stores.memory_store import MemoryStore
 
 LEASE_S = 5.0
 

@@ -19,9 +19,9 @@ from bench.structured_schemas import SCHEMAS
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.text.text_model import TextModel
-from tests.cluster.api import Answer, Api, ApiFailure, Fields
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.redis_server import RedisServer
+from tests.support.cluster.api import Answer, Api, ApiFailure, Fields
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.stores.redis_server import RedisServer
 
 REFERENCE_PATH = Path(__file__).parents[1] / "data" / "demo_reference.json"
 PROSE_PATH = Path(__file__).parents[2] / "LICENSE"

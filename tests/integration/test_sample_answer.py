@@ -19,7 +19,7 @@ from pdserve.local_cluster.sample_answer import (
     show_sample_answer,
     stream_sample_answer,
 )
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 

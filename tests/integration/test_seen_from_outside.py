@@ -13,11 +13,11 @@ from common.nodes import Role
 from pdserve.commands.cluster_status import fetch_cluster
 from pdserve.commands.status_table import status_table
 from router.core.ttft_stages import Stage
-from tests.cluster.api import Api, Fields
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

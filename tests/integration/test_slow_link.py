@@ -15,13 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from common.nodes import Role
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.api import Answer, Api
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.kv_relay import environ_of_endpoint
-from tests.cluster.tiny_model import prompt_tokens
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
-from tests.soak.links import Link
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Answer, Api
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.kv.kv_relay import environ_of_endpoint
+from tests.support.kv.links import Link
+from tests.support.models.tiny_model import prompt_tokens
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,8 +9,8 @@ import jsonschema
 import openai
 import pytest
 
-from tests.cluster.cluster import Cluster
-from tests.fakes import tool_models
+from tests.support.cluster.cluster import Cluster
+from tests.support.http import tool_models
 
 UNIT: Any = {"enum": ["C", "F"]}
 DAYS: Any = {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 3}

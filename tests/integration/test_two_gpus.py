@@ -12,9 +12,9 @@ import pytest
 
 from common.nodes import Role
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.cluster.api import Api, Fields
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.redis_server import RedisServer
+from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.stores.redis_server import RedisServer
 
 pytestmark = [pytest.mark.two_gpu, pytest.mark.timeout(600)]
 

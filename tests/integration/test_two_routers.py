@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
-from tests.cluster.api import Api, Fields
-from tests.cluster.cluster import Cluster
-from tests.cluster.tiny_model import prompt_tokens
+from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.cluster import Cluster
+from tests.support.models.tiny_model import prompt_tokens
 
 pytestmark = pytest.mark.timeout(300)
 

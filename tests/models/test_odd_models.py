@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.odd_models import (
+from tests.support.models.odd_models import (
     ODD,
     answer,
     check_chats,

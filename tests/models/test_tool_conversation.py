@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from common.nodes import Role
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.redis_server import redis_server
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.stores.redis_server import redis_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 SYSTEM = (

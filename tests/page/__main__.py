@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.page.browser import find_chromium
+from tests.support.browser import find_chromium
 
 INSTALL_LIMIT_S = 420
 _COMMANDS = (

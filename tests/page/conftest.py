@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from common.nodes import Role
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
-from tests.cluster.tiny_model import make_tiny_model
-from tests.page.browser import Browser, Tab, find_chromium, running_browser
-from tests.redis_server import redis_server
+from tests.support.browser import Browser, Tab, find_chromium, running_browser
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.stores.redis_server import redis_server
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import Any
 
 from router.live.reading import Reading
 from router.watch.edge_counters import RequestError
-from tests.fakes.http_edge import make_edge
-from tests.fakes.http_server import served
+from tests.support.http.http_edge import make_edge
+from tests.support.http.http_server import served
 
 
 class ServedEdge:

@@ -13,9 +13,9 @@ from common.nodes import KVLink, Role
 from common.version import VERSION
 from router.live.reading import LiveRequest, Phase, Reading
 from router.watch.recent_placements import RecentPlacements
-from tests.fakes.live_readings import node, placed, reading
-from tests.page.browser import Tab
 from tests.page.served_edge import ServedEdge, served_edge
+from tests.support.browser import Tab
+from tests.support.observing.live_readings import node, placed, reading
 
 P1, D1 = Incarnation("p1", 1), Incarnation("d1", 1)
 P1_LINKS = (KVLink("d1", "shm", True, 1000),)
@@ -158,6 +158,16 @@ def test_a_node_that_drains_or_is_suspected_has_a_badge(edge: ServedEdge, tab: T
     assert tab.text("#decode-column .badges") == "suspected"
     edge.show(reading(leaving, silent))
     tab.wait("document.querySelector('#decode-column .badges').innerText == ''")
+
+
+def test_a_node_on_a_gpu_names_it(edge: ServedEdge, tab: Tab) -> None:
+    on_card = node(P1, Role.PREFILL)
+    on_card = replace(on_card, record=replace(on_card.record, device="A card, GPU 1"))
+    edge.show(reading(on_card, node(D1, Role.DECODE)))
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    assert tab.text("#prefill-column .quiet") == "A card, GPU 1"
+    assert tab.text("#decode-column .quiet") == ""
 
 
 def test_names_from_the_cluster_are_text(edge: ServedEdge, tab: Tab) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.api import Api, Fields
-from tests.cluster.cluster import Cluster
-from tests.cluster.tiny_model import prompt_tokens
-from tests.page.browser import Browser, Tab
+from tests.support.browser import Browser, Tab
+from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.cluster import Cluster
+from tests.support.models.tiny_model import prompt_tokens
 
 STATE = "document.querySelector('#connection').dataset.state"
 

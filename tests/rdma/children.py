@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from kv_transfer.contract import KVEvent, Ticket
-from tests.contract.kv_connector.cluster import Cluster, Node, commit_for
 from tests.rdma.devices import WAIT_S
 from tests.rdma.rdma_kind import RdmaKind
 from tests.rdma.two_lanes import ALL_BLOCKS, LAYOUT, NUM_BLOCKS
+from tests.support.kv.kv_cluster import Cluster, Node, commit_for
 
 WINDOW_BYTES = 8 << 20
 

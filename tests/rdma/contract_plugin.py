@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.contract.kv_connector.kinds import KINDS
 from tests.rdma.rdma_kind import RdmaKind
+from tests.support.kv.kinds import KINDS
 
 KINDS["rdma"] = RdmaKind
 settings.register_profile(

@@ -20,7 +20,7 @@ import pytest
 from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine
-from tests.contract.kv_connector.kinds import shape_of_bytes
+from tests.support.kv.kinds import shape_of_bytes
 
 DEVICES = [name for name in os.environ.get("PDSERVE_RDMA_DEVICES", "").split(",") if name]
 HOSTS = os.environ.get("PDSERVE_RDMA_HOSTS", "").split(",")

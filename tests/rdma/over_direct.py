@@ -26,9 +26,9 @@ from kv_transfer.lanes.rdma.slabs import PlacedPool, Ranges, ranges_of, slabbed
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.pool_shape import PoolShape
-from tests.contract.kv_connector.cluster import Cluster, Node, commit_for
 from tests.rdma.devices import WAIT_S, engine_of
 from tests.rdma.rdma_kind import MAX_SLABS, RdmaKind
+from tests.support.kv.kv_cluster import Cluster, Node, commit_for
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=8, num_kv_heads=8, head_dim=64, block_size=32, dtype="float32"

@@ -10,8 +10,8 @@ from kv_transfer.lanes.pool_memory import Bytes, host_pool
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.lanes.rdma.slabs import slabbed
-from tests.contract.kv_connector.kinds import ZmqKind
 from tests.rdma.devices import engine_of, shared_pool
+from tests.support.kv.kinds import ZmqKind
 
 # As many blocks in a slab as the fake lane has, in the contract suite's pools.
 MAX_SLABS = 3

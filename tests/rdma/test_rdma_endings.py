@@ -13,7 +13,6 @@ import pytest
 
 from kv_transfer.contract import KVEvent, Landed, LandingFailed, Released, Ticket, TransferEnded
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
-from tests.contract.kv_connector.cluster import Cluster, Node, commit_for, error_of
 from tests.rdma import rdma_kind
 from tests.rdma.children import (
     WINDOW_BYTES,
@@ -27,6 +26,7 @@ from tests.rdma.children import (
 from tests.rdma.devices import WAIT_S, Wire, needs_rdma, wait_until
 from tests.rdma.rdma_kind import RdmaKind
 from tests.rdma.two_lanes import ALL_BLOCKS, LAYOUT, NUM_BLOCKS
+from tests.support.kv.kv_cluster import Cluster, Node, commit_for, error_of
 
 pytestmark = needs_rdma
 OLD, NEW_OWNER, OTHER = 7, 0xAB, 9

@@ -18,7 +18,7 @@ from placement.store import LiveNode
 from router.core.membership import Membership
 from router.core.placement import Placer
 from router.core.policies.query import Query
-from tests.examples import everyday
+from tests.support.examples import everyday
 
 LEASE_S = 5.0
 EVERY_S = LEASE_S / 4

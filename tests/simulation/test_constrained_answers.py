@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from common.grammar import Grammar
-from tests.examples import everyday
-from tests.fakes.tool_grammars import GRAMMARS
-from tests.simulation.test_drain import Cluster
+from tests.simulation.drained_cluster import Cluster
 from tests.simulation.world import NodeSize, World, right_answer
-from tests.unit.engine_core.build import make_request
+from tests.support.engine.build import make_request
+from tests.support.engine.tool_grammars import GRAMMARS
+from tests.support.examples import everyday
 
 METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 

@@ -8,8 +8,6 @@ import pytest
 
 from engine.core.runner_contract import OnLayer
 from node.flow.messages import BeginCopy, Effect, PushBlocks
-from tests.fakes.fake_kv_network import Piece
-from tests.fakes.hash_runner import NUM_LAYERS
 from tests.simulation.world import (
     NodeSize,
     World,
@@ -17,7 +15,9 @@ from tests.simulation.world import (
     assert_finished,
     right_answer,
 )
-from tests.unit.engine_core.build import make_prompt
+from tests.support.engine.build import make_prompt
+from tests.support.engine.hash_runner import NUM_LAYERS
+from tests.support.kv.fake_kv_network import Piece
 
 
 def pieces_of(world: World) -> list[Piece]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.request import MAX_STOP_TOKEN_IDS
-from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
 from tests.simulation.world import NodeSize, World, assert_finished
-from tests.unit.engine_core.build import make_request
+from tests.support.engine.build import make_request
+from tests.support.engine.hash_runner import EOS_TOKEN_ID, expected_tokens
 
 LEAST = 25
 STOPS = tuple(range(0, 16 * MAX_STOP_TOKEN_IDS, 16))

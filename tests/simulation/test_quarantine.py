@@ -10,7 +10,6 @@ from common.errors import HandoffFailed
 from engine.core.blocks.block_pool import BlockCounts
 from kv_transfer.contract import Commit, Landed, LandingFailed, Released
 from node.flow.messages import AbortAttempt
-from tests.fakes.fake_kv_network import Frame
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
     DECODE,
@@ -22,6 +21,7 @@ from tests.simulation.world import (
     ask_until_reserved,
     assert_finished,
 )
+from tests.support.kv.fake_kv_network import Frame
 
 UNKNOWN = 999
 

@@ -15,12 +15,12 @@ from common.ids import AttemptId
 from common.settings.config import SchedulingConfig
 from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, RouterGone
-from tests.examples import everyday
-from tests.fakes.fake_kv_network import Frame
-from tests.fakes.hash_runner import NUM_LAYERS
-from tests.fakes.tool_grammars import GRAMMARS
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter, World
+from tests.support.engine.hash_runner import NUM_LAYERS
+from tests.support.engine.tool_grammars import GRAMMARS
+from tests.support.examples import everyday
+from tests.support.kv.fake_kv_network import Frame
 
 NUM_RUNS = everyday(220, of=300)
 MOST_ACTIONS = 400
@@ -58,6 +58,7 @@ class Storm:
             prefill=self._size(method),
             decode=self._size(method),
             is_async=is_async,
+            goes_on=("", "early", "late")[seed // 2 % 3] if is_async else "",
         )
         self.world.network.is_one_sided = seed % 3 == 0
         for node in self.world.nodes.values():

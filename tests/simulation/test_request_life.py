@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from common.settings.config import SchedulingConfig
-from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import BLOCK_SIZE, DECODE, PREFILL, NodeSize, World, right_answer
-from tests.unit.engine_core.build import make_prompt, make_request
+from tests.support.engine.build import make_prompt, make_request
+from tests.support.engine.hash_runner import EOS_TOKEN_ID, expected_tokens
 
 
 def seed_that_ends_at_once(prompt: tuple[int, ...]) -> int:

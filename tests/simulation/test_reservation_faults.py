@@ -17,7 +17,7 @@ from tests.simulation.world import (
     ask_until_reserved,
     assert_finished,
 )
-from tests.unit.engine_core.build import make_request
+from tests.support.engine.build import make_request
 
 # --- reservation ----------------------------------------------------------------------------------
 

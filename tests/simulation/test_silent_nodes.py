@@ -13,11 +13,11 @@ from typing import Any
 from common.ids import Incarnation
 from common.prompt_logprobs import PromptLogprobs
 from node.flow.messages import RouterGone
-from tests.examples import everyday
-from tests.fakes.hash_runner import expected_prompt_logprobs
-from tests.simulation.test_drain import Cluster
+from tests.simulation.drained_cluster import Cluster
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter
-from tests.unit.engine_core.build import check_idle
+from tests.support.engine.build import check_idle
+from tests.support.engine.hash_runner import expected_prompt_logprobs
+from tests.support.examples import everyday
 
 NUM_RUNS = everyday(40, of=120)
 

@@ -11,9 +11,9 @@ import pytest
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_in_flight import StepOutput
 from kv_transfer.contract import Commit
-from tests.fakes.hash_runner import VOCAB_SIZE
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import NodeSize, World, assert_finished
+from tests.support.engine.hash_runner import VOCAB_SIZE
 
 LENGTHS = [1, 3, 4, 5, 8, 9]
 

@@ -20,16 +20,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster
-from tests.cluster.tiny_model import make_tiny_model
-from tests.redis_server import redis_server
 from tests.soak.clients import Client, Ended, last_answers, right_answers
 from tests.soak.cluster import ROLES, soak_cluster
 from tests.soak.injection import Injector, Undo
 from tests.soak.questions import Shape
 from tests.soak.report import Done, Held, as_json, held_by, summary
 from tests.soak.schedule import Fault, draw_faults
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.stores.redis_server import redis_server
 
 NUM_CLIENTS = 6
 EVERY_S = 20.0

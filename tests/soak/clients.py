@@ -18,8 +18,8 @@ from typing import Any
 
 import httpx
 
-from tests.cluster.api import Api, ApiFailure, Fields, Stream, tokens_of
 from tests.soak.questions import Question, Shape, questions
+from tests.support.cluster.api import Api, ApiFailure, Fields, Stream, tokens_of
 
 CLIENT_TIMEOUT_S = 150.0
 """Longer than any fault lasts."""

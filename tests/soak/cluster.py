@@ -11,9 +11,9 @@ from pathlib import Path
 
 from common.nodes import Role
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec
-from tests.redis_server import RedisServer
-from tests.soak.links import Link
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
+from tests.support.kv.links import Link
+from tests.support.stores.redis_server import RedisServer
 
 CONTROL, KV = "SOAK_CONTROL_ADDRESS", "SOAK_KV_ENDPOINT"
 ROLES = {

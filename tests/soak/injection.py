@@ -9,11 +9,11 @@ from functools import partial
 import redis.exceptions
 
 from common.nodes import Role
-from tests.cluster.cluster import Cluster
-from tests.redis_server import RedisServer
 from tests.soak.cluster import ROLES, Links
-from tests.soak.links import Link
 from tests.soak.schedule import Fault
+from tests.support.cluster.cluster import Cluster
+from tests.support.kv.links import Link
+from tests.support.stores.redis_server import RedisServer
 
 DELAY_S = 0.3
 DRAIN_LIMIT_S = 90.0

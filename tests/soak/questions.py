@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tests.cluster.api import CHAT, COMPLETIONS, Fields
-from tests.cluster.tiny_model import prompt_tokens
-from tests.fakes.tool_models import function
+from tests.support.cluster.api import CHAT, COMPLETIONS, Fields
+from tests.support.http.tool_models import function
+from tests.support.models.tiny_model import prompt_tokens
 
 LARGE_BODY_BYTES = 256 << 10
 """More than a router plans beside its streams."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from common.nodes import Role
 from common.observing.latency import percentile
-from tests.cluster.cluster import Cluster
 from tests.soak.clients import Ended, Try, outcomes
 from tests.soak.cluster import ROLES
 from tests.soak.schedule import RECOVERY_S, STORE, Fault
+from tests.support.cluster.cluster import Cluster
 
 _USUAL_GAP_S = 0.2
 """A stall begins with the last token before its fault."""

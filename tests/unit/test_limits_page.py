@@ -50,7 +50,7 @@ from router.live import feed
 from router.text.conversation import MAX_TEMPLATE_BYTES
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.tools.formats import HERMES, LLAMA_JSON
-from tests.fakes.http_edge import declared_routes, make_edge
+from tests.support.http.http_edge import declared_routes, make_edge
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 API, HANDOFF = ApiConfig(), HandoffConfig()

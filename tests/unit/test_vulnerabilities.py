@@ -17,7 +17,7 @@ import pytest
 from kv_transfer.wire import frames
 from protos import pdserve_node_pb2 as pb
 from router.api.bodies import schemas
-from tests.fakes.http_edge import declared_routes, make_edge
+from tests.support.http.http_edge import declared_routes, make_edge
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = (

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from common.version import OLDEST_PROTOCOL_VERSION
-from tests.cluster.api import Api
-from tests.cluster.cluster import Cluster
-from tests.cluster.processes import SOURCES
-from tests.cluster.tiny_model import make_tiny_model
-from tests.redis_server import redis_server
 from tests.soak.clients import Client, last_answers, right_answers
 from tests.soak.questions import Shape
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.processes import SOURCES
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.stores.redis_server import redis_server
 from tests.upgrade.release import PREVIOUS, NotInHistory, previous_sources
 from tests.upgrade.report import complaints, summary
 from tests.upgrade.rollout import (

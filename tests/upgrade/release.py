@@ -8,7 +8,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.cluster.processes import SOURCES
+from tests.support.cluster.processes import SOURCES
 
 PREVIOUS = "ce93f0b48abbce744c93b3974b222eb85e6da6eb"
 """The last commit of the previous protocol version between routers and nodes."""

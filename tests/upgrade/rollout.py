@@ -12,9 +12,9 @@ import httpx
 
 from common.ids import Incarnation
 from common.nodes import Role
-from tests.cluster.cluster import START_TIMEOUT_S, Cluster, ClusterSpec, NodeSpec
-from tests.cluster.waiting import wait_until
-from tests.redis_server import RedisServer
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.cluster import START_TIMEOUT_S, Cluster, ClusterSpec, NodeSpec
+from tests.support.stores.redis_server import RedisServer
 from tests.upgrade.handoffs import Handoffs
 from tests.upgrade.watch import EVERY_S, Watch
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from tests.cluster.cluster import Cluster
+from tests.support.cluster.cluster import Cluster
 from tests.upgrade.handoffs import Handoffs
 
 EVERY_S = 0.25

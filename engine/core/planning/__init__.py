@@ -7,6 +7,7 @@ chunk_plan      the prefill chunks of a step: which prompt gets how many tokens
 chunk_work      the work of a chunk: tokens, and pairs that attend
 admission_plan  which waiting sequences are admitted
 plan_ahead      a plan made while the step before runs, and whether it can be taken
+going_on        the step behind, which a runner begins before the one before it has ended
 forecast        what the state will be when that step has ended
 
 Decisions:

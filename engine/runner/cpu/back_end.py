@@ -28,6 +28,7 @@ class CpuBackEnd:
     most_profiled_rows: int | None = 64
     has_context_buffers = False
     is_on_host = True
+    device = ""
 
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
         """Raise `ConfigError` for a dtype other than float32."""

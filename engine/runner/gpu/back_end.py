@@ -90,10 +90,14 @@ class GpuBackEnd:
             self._opened = (self._open_card or open_card)(self._ordinal)
         return self._opened
 
+    @property
+    def device(self) -> str:
+        return f"{self.card.device.properties.name}, GPU {self._ordinal}"
+
     def check(self, model: ModelConfig, engine: EngineConfig) -> None:
         """Raise `ConfigError` for a setting that the kernels lack, and where there is no card."""
         if importlib.util.find_spec("triton") is None:
-            raise ConfigError("attention_backend is triton: wanted pip install '.[triton]'")
+            raise ConfigError("attention_backend is triton: wanted pip install '.[gpu]'")
         for name, value, wanted in (
             ("dtype", model.dtype, ("auto", "bfloat16")),
             ("activation_dtype", model.activation_dtype, ("auto",)),
@@ -190,7 +194,7 @@ class GpuBackEnd:
         card.compile(needed.specs)
         make_kernel = card.kernel
         decoder.use_pool(cache.pool)
-        decoder.record_graphs()
+        decoder.steps.record_graphs()
         _logger.info(
             "%s: weights were sent in %.1f s, kernels and graphs made in %.1f s",
             card.device.properties.name, loaded_s - begun_s, time.monotonic() - loaded_s,
@@ -199,11 +203,12 @@ class GpuBackEnd:
         def use_cache(moved: Cache) -> None:
             assert isinstance(moved, GpuCache)
             decoder.use_pool(moved.pool)
-            decoder.record_graphs()
+            decoder.steps.record_graphs()
 
         return LoadedDecoder(
             decoder=decoder,
             row_draw=row_draw,
+            plain_steps=row_draw,
             step_buffer_bytes=decoder.num_bytes,
             use_cache=use_cache,
         )

@@ -38,14 +38,15 @@ _ROTATED_ROWS = 8
 
 _PRODUCT = {
     "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "num_rows": "i32",
+    "stored": "*bf16",
 }  # fmt: skip
 _QUANTISED = {
     Form.FP8: _PRODUCT | {"weights": "*u16", "scales": "*fp32"},
     Form.INT4: _PRODUCT | {"weights": "*u16", "scales": "*bf16"},
 }
 _ROWS = {
-    "tokens": "*i32", "table": "*bf16", "weight": "*bf16", "hidden": "*bf16", "normed": "*bf16",
-    "epsilon": "fp32",
+    "tokens": "*i32", "sources": "*i32", "drawn": "*i32", "table": "*bf16", "weight": "*bf16",
+    "hidden": "*bf16", "normed": "*bf16", "epsilon": "fp32",
 }  # fmt: skip
 _ROTATE = {
     "qkv": "*bf16", "bias": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16",
@@ -63,8 +64,6 @@ _ATTENTION = {
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
     "best_scores": "*fp64", "best_tokens": "*i32", "slices": "i32", "tokens": "*i32",
-    "last_positions": "*i32", "slots": "*i32", "tables": "*i32", "table_width": "i32",
-    "history": "*i32", "history_length": "i32",
 }  # fmt: skip
 
 
@@ -195,10 +194,9 @@ class Launches:
         grid = (tile.programs(num_rows, num_outputs),)
         constants |= {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
-            "BK": tile.depth, "GROUP": _GROUP,
+            "BK": tile.depth, "GROUP": _GROUP, "PREFETCH": tile.prefetch,
         }  # fmt: skip
         if not tile.is_described:
-            constants |= {"PREFETCH": tile.prefetch}
             kernel = self.kernel(plain, types, constants, tile.num_warps, tile.stages)
             return kernel.bind(grid, x, weights.address, *results, num_rows)
         types = {
@@ -210,7 +208,7 @@ class Launches:
         return kernel.bind(
             grid, MatrixView(x, num_rows, weights.num_inputs),
             MatrixView(weights.address, weights.num_outputs, weights.num_inputs), *results,
-            num_rows,
+            num_rows, weights.address,
         )  # fmt: skip
 
     def _ranged(
@@ -279,13 +277,19 @@ class Launches:
             self.norm(hidden, following, normed, num_rows),
         ]
 
-    def embed(self, tokens: int, hidden: int, normed: int, num_rows: int) -> Bound:
-        """Return the embedding of tokens, with the norm of the first layer."""
-        size = self.spec.hidden_size
-        kernel = self.kernel(rows.embed, _ROWS, self._columns(size), 8, 1)
+    def embed(
+        self, tokens: int, hidden: int, normed: int, num_rows: int,
+        drawn: tuple[int, int] | None = None,
+    ) -> Bound:  # fmt: skip
+        """Return the embedding of tokens, with the norm of the first layer.
+
+        `drawn`: sources and tokens of the step before, which come first.
+        """
+        constants = {**self._columns(self.spec.hidden_size), "HAS_DRAWN": drawn is not None}
+        kernel = self.kernel(rows.embed, _ROWS, constants, 8, 1)
         weight = self.weights.layers[0].input_norm
         return kernel.bind(
-            (num_rows,), tokens, self.weights.embedding, weight, hidden, normed,
+            (num_rows,), tokens, *(drawn or (0, 0)), self.weights.embedding, weight, hidden, normed,
             self.spec.rms_epsilon,
         )  # fmt: skip
 
@@ -407,23 +411,3 @@ class Launches:
         constants = {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}
         find = self.kernel(draw.draw_slices, _DRAW, constants, 4, 1)
         return find.bind((num_rows, self.num_slices), logits, *ways, *best, self.num_slices)
-
-    def draw(
-        self, logits: int, state: Mapping[str, int], table_width: int, history_length: int,
-        num_rows: int,
-    ) -> tuple[Bound, Bound]:  # fmt: skip
-        """Return the draw of every row, and what sets up the next step."""
-        slices = self.num_slices
-        parts = 1 << (slices - 1).bit_length()
-        finish = self.kernel(
-            draw.advance, _DRAW, {"PARTS": parts, "BLOCK": self.pool.block_size}, 1, 1
-        )
-        ways = (state["temperatures"], state["seeds"], state["indices"])
-        best = (state["best_scores"], state["best_tokens"])
-        first = self._draw_slices(logits, ways, best, num_rows)
-        second = finish.bind(
-            (num_rows,), state["best_scores"], state["best_tokens"], slices, state["tokens"],
-            state["last_positions"], state["indices"], state["slots"], state["tables"],
-            table_width, state["history"], history_length,
-        )  # fmt: skip
-        return first, second

@@ -43,9 +43,19 @@ _MOST_RESULTS_A_WARP = 2048
 _MOST_RANGED_A_WARP = 512
 _MOST_STAGES_BEFORE = 4
 _OTHER_SHARED = 4096
-_RANGES = 8
-_RANGES_OF_WIDE = 4
+_RANGES = {Form.FP8: 4, Form.INT4: 8}
+"""Ranges of a product: the fewer bytes a weight has, the more chains keep memory busy."""
 _MOST_ROWS_TOGETHER = 32
+_TOGETHER = {
+    (Form.FP8, 8): ((16, 256, 3), (16, 128, 6), (16, 256, 3)),
+    (Form.FP8, 16): ((16, 128, 6), (16, 128, 6), (16, 128, 3)),
+    (Form.FP8, 32): ((32, 128, 3), (16, 128, 3)),
+    (Form.INT4, 8): ((16, 128, 3), (16, 256, 3), (32, 128, 3)),
+    (Form.INT4, 16): ((16, 128, 3), (16, 128, 3), (16, 128, 3)),
+    (Form.INT4, 32): ((32, 128, 3), (32, 128, 3)),
+}  # fmt: skip
+"""Outputs, depth and stages for so many rows: with more outputs than inputs, with others, and
+for gate and up."""
 _LEAST_DEPTH = 16
 """Inputs that one matrix instruction multiplies."""
 
@@ -110,7 +120,7 @@ def num_ranges(weights: Matrix) -> int:
 
     It enters the bits, so it depends on the weights alone; a range is a number of whole groups.
     """
-    ranges = _RANGES_OF_WIDE if weights.num_outputs >= _WIDE_OUTPUTS else _RANGES
+    ranges = _RANGES[weights.form]
     while weights.num_inputs // GROUP_INPUTS % ranges:
         ranges //= 2
     return ranges
@@ -118,16 +128,17 @@ def num_ranges(weights: Matrix) -> int:
 
 def _ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
     """Return the tile of quantised weights; `width` is 2 for a gate and an up sum."""
-    ranges = num_ranges(weights)
-    if num_rows <= _MOST_ROWS_TOGETHER:
-        rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
-        stages = (6 if ranges <= 4 else 3) // (width * max(rows // 16, 1))
-        # Two sums of 32 rows need two warps' registers for each range.
-        warps = 2 * ranges if rows * width > 32 else max(ranges, 2)
-        return Tile(rows, 16, GROUP_INPUTS, warps, max(stages, 3), 256, is_together=True)
-    if num_rows <= 64 or width == 2:
-        return Tile(64, 64, GROUP_INPUTS, 4, 3)
-    return Tile(128, 64, GROUP_INPUTS, 8, 3)
+    if num_rows > 16 and width == 2:
+        return Tile(32 if num_rows <= 64 else 64, 64, GROUP_INPUTS, 4, 4)
+    if num_rows > 256:
+        return Tile(128, 64, GROUP_INPUTS, 8, 3)
+    if num_rows > _MOST_ROWS_TOGETHER:
+        return Tile(32, 64, GROUP_INPUTS, 4, 4)
+    rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
+    kind = 2 if width == 2 else int(weights.num_outputs <= weights.num_inputs)
+    outputs, depth, stages = _TOGETHER[weights.form, rows][kind]
+    warps = max(num_ranges(weights), 2)
+    return Tile(rows, outputs, depth, warps, stages, 256, is_together=True)
 
 
 def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> Tile:

@@ -24,6 +24,10 @@ class PaddleBackEnd:
     has_context_buffers = True
 
     @property
+    def device(self) -> str:
+        return "GPU, by Paddle" if has_gpu() else ""
+
+    @property
     def is_on_host(self) -> bool:
         return not has_gpu()
 

@@ -66,7 +66,7 @@ class NodeCard {
 }
 
 function schedulingText(node) {
-  const told = [];
+  const told = node.device ? [node.device] : [];
   if (node.num_preemptions) {
     const now = node.preemptions_per_s ? `, ${shownNumber(node.preemptions_per_s)} per second now` : "";
     told.push(`${counted(node.num_preemptions, "preemption", "preemptions")}${now}`);

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.kv_connector.cluster import Cluster, cluster_of
-from tests.contract.kv_connector.kinds import KINDS
+from tests.support.kv.kinds import KINDS
+from tests.support.kv.kv_cluster import Cluster, cluster_of
 
 
 @pytest.fixture(params=list(KINDS))

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from tests.contract.kv_connector.tcp_proxy import TcpProxy, close_socket
+from tests.support.kv.tcp_proxy import TcpProxy, close_socket
 
 Meddle = Callable[[int, int, bytes], bytes | None]
 """(connection number, bytes forwarded before, data) -> what to forward; None cuts it off."""

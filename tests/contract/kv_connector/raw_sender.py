@@ -15,9 +15,9 @@ from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import PULLING_LANES
 from kv_transfer.transport import FromPeer, Parts
 from kv_transfer.wire import frames
-from tests.contract.kv_connector.cluster import LAYOUT, WAIT_S, Cluster, Node
-from tests.contract.kv_connector.kinds import LoopbackKind
-from tests.fakes.loopback_connector import LoopbackTransport
+from tests.support.kv.kinds import LoopbackKind
+from tests.support.kv.kv_cluster import LAYOUT, WAIT_S, Cluster, Node
+from tests.support.kv.loopback_connector import LoopbackTransport
 
 ROGUE = Incarnation("rogue", 1)
 

@@ -13,7 +13,8 @@ from common.errors import ConfigError
 from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.zmq import endpoints
-from tests.contract.kv_connector.cluster import (
+from tests.support.kv.kinds import ZmqKind
+from tests.support.kv.kv_cluster import (
     WAIT_S,
     Cluster,
     Node,
@@ -21,7 +22,6 @@ from tests.contract.kv_connector.cluster import (
     error_of,
     wait_until,
 )
-from tests.contract.kv_connector.kinds import ZmqKind
 
 
 def has_ipv6_loopback() -> bool:

@@ -16,7 +16,9 @@ from common.ids import Incarnation
 from kv_transfer.contract import Landed, Ticket, TransferEnded
 from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S, Limits
 from kv_transfer.zmq.connector import ZmqConnector
-from tests.contract.kv_connector.cluster import (
+from tests.contract.kv_connector.proxy import Meddle, Proxy
+from tests.support.kv.kinds import LoopbackKind
+from tests.support.kv.kv_cluster import (
     LAYOUT,
     Cluster,
     Node,
@@ -28,8 +30,6 @@ from tests.contract.kv_connector.cluster import (
     send,
     wait_until,
 )
-from tests.contract.kv_connector.kinds import LoopbackKind
-from tests.contract.kv_connector.proxy import Meddle, Proxy
 
 SOURCES = list(range(12))
 # Of one handoff of 12 blocks, with headers and ZMTP framing, measured as a lower bound.

@@ -10,7 +10,8 @@ import pytest
 
 from common.observing.clock import MonotonicClock
 from kv_transfer.contract import Landed, TransferEnded
-from tests.contract.kv_connector.cluster import (
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.kv.kv_cluster import (
     Cluster,
     assert_ended_once,
     commit_for,
@@ -18,7 +19,6 @@ from tests.contract.kv_connector.cluster import (
     send,
     wait_until,
 )
-from tests.fakes.manual_clock import ManualClock
 
 YEAR_S = 365 * 86400.0
 

@@ -24,7 +24,7 @@ from kv_transfer.shared.limits import (
     MAX_REPEATS_PER_LANDING,
     MAX_REPEATS_PER_PIECE,
 )
-from tests.contract.kv_connector.cluster import (
+from tests.support.kv.kv_cluster import (
     LAYOUT,
     PAIR_BYTES,
     WAIT_S,

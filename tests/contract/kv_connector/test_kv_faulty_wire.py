@@ -17,7 +17,9 @@ import pytest
 
 from common.errors import HandoffFailed
 from kv_transfer.contract import Commit, Landed, LandingFailed, Released, Ticket, TransferEnded
-from tests.contract.kv_connector.cluster import (
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.kv.fault_proxy import KINDS, Fault, FaultProxy
+from tests.support.kv.kv_cluster import (
     TIME_STEP_S,
     Cluster,
     Node,
@@ -26,8 +28,6 @@ from tests.contract.kv_connector.cluster import (
     endings,
     wait_until,
 )
-from tests.contract.kv_connector.fault_proxy import KINDS, Fault, FaultProxy
-from tests.fakes.manual_clock import ManualClock
 
 SOURCES = ([0, 1, 2, 3], [7, 5, 6], [11, 9, 2, 1])
 TARGETS = ([2, 3, 0, 9], [8, 5, 6], [1, 4, 7, 11])

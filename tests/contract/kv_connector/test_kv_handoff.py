@@ -18,7 +18,8 @@ from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.contract import ConnectorEvent, ConnectorFailed, Landed, TransferEnded
 from kv_transfer.zmq.endpoints import parse_tcp
-from tests.contract.kv_connector.cluster import (
+from tests.support.kv.kinds import NodeOptions
+from tests.support.kv.kv_cluster import (
     LAYOUT,
     PAIR_BYTES,
     WINDOW_BYTES,
@@ -28,7 +29,6 @@ from tests.contract.kv_connector.cluster import (
     error_of,
     send,
 )
-from tests.contract.kv_connector.kinds import NodeOptions
 
 
 @st.composite

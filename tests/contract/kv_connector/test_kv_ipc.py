@@ -19,7 +19,10 @@ from kv_transfer.contract import Landed, LandingFailed, Released, Ticket, Transf
 from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
-from tests.contract.kv_connector.cluster import (
+from tests.contract.kv_connector.raw_sender import RawSender
+from tests.support.kv.fake_card import FakeCard
+from tests.support.kv.kinds import CardKind
+from tests.support.kv.kv_cluster import (
     WAIT_S,
     Cluster,
     Node,
@@ -31,9 +34,6 @@ from tests.contract.kv_connector.cluster import (
     send,
     wait_until,
 )
-from tests.contract.kv_connector.kinds import CardKind
-from tests.contract.kv_connector.raw_sender import RawSender
-from tests.fakes.fake_card import FakeCard
 
 TARGETS, SOURCES = (1, 2, 3), (4, 5, 6)
 
@@ -285,8 +285,8 @@ def test_a_lane_that_changes_within_a_transfer(
 
 _SENDER = """
 import pickle, signal, sys
-from tests.contract.kv_connector.cluster import Cluster
-from tests.contract.kv_connector.kinds import IpcKind
+from tests.support.kv.kv_cluster import Cluster
+from tests.support.kv.kinds import IpcKind
 
 cluster = Cluster(IpcKind())
 node = cluster.node("p")

@@ -19,7 +19,9 @@ from kv_transfer.shared.limits import Limits
 from kv_transfer.zmq.connector import ZmqConnector
 from kv_transfer.zmq.curve_keys import CurveKeys, new_curve_keys
 from kv_transfer.zmq.gate import ZmqGate
-from tests.contract.kv_connector.cluster import (
+from tests.contract.kv_connector.proxy import Proxy
+from tests.support.kv.kinds import NodeOptions, ZmqKind
+from tests.support.kv.kv_cluster import (
     LAYOUT,
     Cluster,
     Node,
@@ -27,8 +29,6 @@ from tests.contract.kv_connector.cluster import (
     error_of,
     send,
 )
-from tests.contract.kv_connector.kinds import NodeOptions, ZmqKind
-from tests.contract.kv_connector.proxy import Proxy
 
 KEYS = new_curve_keys()
 OTHER_KEYS = new_curve_keys()

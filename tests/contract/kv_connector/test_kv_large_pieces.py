@@ -17,7 +17,7 @@ from kv_transfer.lanes.pieces import Sums
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.shared.limits import MAX_REPEATS_PER_PIECE
 from kv_transfer.zmq import transport
-from tests.contract.kv_connector.cluster import Cluster, Node, cluster_of, error_of
+from tests.support.kv.kv_cluster import Cluster, Node, cluster_of, error_of
 
 fused_copy = pytest.importorskip("kv_transfer.lanes.fused_copy", reason="wants numba")
 PartSender = pytest.importorskip("kv_transfer.zmq.parts").PartSender

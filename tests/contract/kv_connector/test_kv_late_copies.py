@@ -25,7 +25,11 @@ from kv_transfer.contract import (
 from kv_transfer.lanes.pool_memory import Bytes, Pool
 from kv_transfer.shared.limits import MAX_WAIT_S, Limits
 from kv_transfer.shared.pool_shape import PoolShape
-from tests.contract.kv_connector.cluster import (
+from tests.support.clocks.stall_free_clock import StallFreeClock
+from tests.support.engine.device_memory import DeviceMemory
+from tests.support.kv.fake_late_lane import Copier, FakeLateLane
+from tests.support.kv.kinds import FakeLateKind
+from tests.support.kv.kv_cluster import (
     WAIT_S,
     Cluster,
     Node,
@@ -35,11 +39,7 @@ from tests.contract.kv_connector.cluster import (
     send,
     wait_until,
 )
-from tests.contract.kv_connector.kinds import FakeLateKind
-from tests.fakes.device_memory import DeviceMemory
-from tests.fakes.fake_late_lane import Copier, FakeLateLane
-from tests.fakes.loopback_connector import LoopbackNetwork, LoopbackTransport
-from tests.fakes.stall_free_clock import StallFreeClock
+from tests.support.kv.loopback_connector import LoopbackNetwork, LoopbackTransport
 
 TARGETS, SOURCES = (1, 2, 3), (4, 5, 6)
 

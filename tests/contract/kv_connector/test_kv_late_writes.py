@@ -21,7 +21,11 @@ from kv_transfer.contract import (
 from kv_transfer.receiving.effects import DropReason, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.wire import frames
-from tests.contract.kv_connector.cluster import (
+from tests.contract.kv_connector.raw_sender import RawSender
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.kv.fake_one_sided_lane import FakeOneSidedLane
+from tests.support.kv.kinds import FakeRdmaKind
+from tests.support.kv.kv_cluster import (
     LAYOUT,
     PAIR_BYTES,
     TIME_STEP_S,
@@ -37,10 +41,6 @@ from tests.contract.kv_connector.cluster import (
     send,
     wait_until,
 )
-from tests.contract.kv_connector.kinds import FakeRdmaKind
-from tests.contract.kv_connector.raw_sender import RawSender
-from tests.fakes.fake_one_sided_lane import FakeOneSidedLane
-from tests.fakes.manual_clock import ManualClock
 
 BLOCKS = (1, 2, 3)
 

@@ -16,9 +16,9 @@ from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Bytes, host_pool
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
-from tests.contract.kv_connector.cluster import Cluster, commit_for, error_of, send
-from tests.contract.kv_connector.kinds import ZmqKind, shape_of_bytes
-from tests.fakes.fake_engine import FakeEngine
+from tests.support.kv.fake_engine import FakeEngine
+from tests.support.kv.kinds import ZmqKind, shape_of_bytes
+from tests.support.kv.kv_cluster import Cluster, commit_for, error_of, send
 
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4

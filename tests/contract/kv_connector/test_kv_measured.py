@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import HandoffFailed
 from kv_transfer.contract import Commit, Landed, TransferEnded
-from tests.contract.kv_connector.cluster import LAYOUT, PAIR_BYTES, Cluster
+from tests.support.kv.kv_cluster import LAYOUT, PAIR_BYTES, Cluster
 
 NUM_BYTES = LAYOUT.num_layers * 2 * PAIR_BYTES
 

@@ -12,7 +12,8 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.contract import Landed, LandingFailed, Released, TransferEnded
 from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S
-from tests.contract.kv_connector.cluster import (
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.kv.kv_cluster import (
     TIME_STEP_S,
     Cluster,
     Node,
@@ -21,8 +22,7 @@ from tests.contract.kv_connector.cluster import (
     send,
     wait_until,
 )
-from tests.contract.kv_connector.tcp_proxy import TcpProxy, close_socket
-from tests.fakes.manual_clock import ManualClock
+from tests.support.kv.tcp_proxy import TcpProxy, close_socket
 
 TO_DECODE, TO_PREFILL = False, True
 MOST_REFUSED = 50

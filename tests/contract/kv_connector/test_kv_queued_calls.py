@@ -14,7 +14,7 @@ from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.sending.effects import SendChunk
 from kv_transfer.sending.machine import Sender
 from kv_transfer.transport import Arrival
-from tests.contract.kv_connector.cluster import (
+from tests.support.kv.kv_cluster import (
     PAIR_BYTES,
     WAIT_S,
     Cluster,

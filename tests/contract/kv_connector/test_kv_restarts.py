@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kv_transfer.contract import Landed, TransferEnded
-from tests.contract.kv_connector.cluster import begin, cluster_of, error_of, send
-from tests.contract.kv_connector.kinds import FakeRdmaKind
+from tests.support.kv.kinds import FakeRdmaKind
+from tests.support.kv.kv_cluster import begin, cluster_of, error_of, send
 
 
 @pytest.mark.covers("F68")

@@ -27,12 +27,12 @@ from node.flow.messages import Answer, Effect, Message
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
-from tests.contract.kv_connector.cluster import WAIT_S, Cluster
-from tests.contract.kv_connector.cluster import Node as KVNode
-from tests.fakes.hash_grammars import GRAMMARS
-from tests.fakes.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
 from tests.simulation.scripted_router import Asked, ScriptedRouter
-from tests.unit.engine_core.build import BLOCK_SIZE, make_request
+from tests.support.engine.build import BLOCK_SIZE, make_request
+from tests.support.engine.hash_grammars import GRAMMARS
+from tests.support.engine.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
+from tests.support.kv.kv_cluster import WAIT_S, Cluster
+from tests.support.kv.kv_cluster import Node as KVNode
 
 NUM_BLOCKS = 24
 PEER_TIMEOUT_S = 20.0

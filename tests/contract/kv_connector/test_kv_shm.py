@@ -28,7 +28,8 @@ from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from kv_transfer.zmq.connector import ZmqConnector
-from tests.contract.kv_connector.cluster import (
+from tests.contract.kv_connector.raw_sender import RawSender
+from tests.support.kv.kv_cluster import (
     LAYOUT,
     WAIT_S,
     Cluster,
@@ -40,7 +41,6 @@ from tests.contract.kv_connector.cluster import (
     error_of,
     send,
 )
-from tests.contract.kv_connector.raw_sender import RawSender
 
 # Pieces that are copied and hashed in one pass.
 BIG = KVLayout(
@@ -262,8 +262,8 @@ class NowhereToBeSeen(ShmLane):
 _SENDER = """
 import pickle, signal, sys
 from common.ids import Incarnation
-from tests.contract.kv_connector.cluster import Cluster
-from tests.contract.kv_connector.kinds import ShmKind
+from tests.support.kv.kv_cluster import Cluster
+from tests.support.kv.kinds import ShmKind
 from tests.contract.kv_connector.test_kv_shm import BIG, BIG_WINDOW_BYTES
 
 cluster = Cluster(ShmKind())

@@ -12,7 +12,7 @@ import pytest
 from kv_transfer.contract import Landed, TransferEnded
 from kv_transfer.transport import Transport
 from kv_transfer.zmq.transport import ZmqTransport
-from tests.contract.kv_connector.cluster import WAIT_S, Cluster, Node, send, wait_until
+from tests.support.kv.kv_cluster import WAIT_S, Cluster, Node, send, wait_until
 
 FROM_ANY_THREAD = {"wake", "endpoint"}
 THREADS_PER_NODE = 3

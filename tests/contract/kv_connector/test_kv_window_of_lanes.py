@@ -10,7 +10,7 @@ import pytest
 from common.errors import ConfigError
 from common.ids import Incarnation
 from kv_transfer.zmq.connector import ZmqConnector
-from tests.contract.kv_connector.cluster import LAYOUT, PAIR_BYTES
+from tests.support.kv.kv_cluster import LAYOUT, PAIR_BYTES
 
 
 def connector(kv_lanes: int, window_bytes: int) -> ZmqConnector:

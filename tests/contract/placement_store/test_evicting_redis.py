@@ -10,8 +10,8 @@ import redis
 
 from placement.redis_store import RedisStore
 from tests.contract.placement_store.worlds import load, record
-from tests.redis_server import RedisServer, redis_server
-from tests.refusing_redis import mend
+from tests.support.stores.redis_server import RedisServer, redis_server
+from tests.support.stores.refusing_redis import mend
 
 LEASE = "pdserve:evicting:node:decode-1"
 MAX_FILLERS = 100_000

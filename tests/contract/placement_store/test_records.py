@@ -40,6 +40,7 @@ RECORD: dict[str, Any] = {
     "has_token_rules": False,
     "has_prompt_logprobs": False,
     "kv_cache_bytes": 1 << 33,
+    "device": "NVIDIA H100 80GB HBM3, GPU 0",
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

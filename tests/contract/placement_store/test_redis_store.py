@@ -15,8 +15,8 @@ from common.ids import Incarnation
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
-from tests.redis_server import RedisServer, redis_server
-from tests.soak.links import Link
+from tests.support.kv.links import Link
+from tests.support.stores.redis_server import RedisServer, redis_server
 
 PREFIX = "pdserve:contract:"
 

@@ -14,7 +14,7 @@ from common.ids import Incarnation
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
-from tests.redis_topologies import (
+from tests.support.stores.redis_topologies import (
     RedisClusterServers,
     WatchedRedis,
     redis_cluster,

@@ -26,7 +26,7 @@ from placement import scripts
 from placement.redis_store import RedisStore
 from placement.store import PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
-from tests.key_folders import (
+from tests.support.key_folders import (
     expired,
     issue,
     make_keys,
@@ -35,7 +35,7 @@ from tests.key_folders import (
     router_keys,
     with_certificate,
 )
-from tests.redis_server import RedisServer, redis_server
+from tests.support.stores.redis_server import RedisServer, redis_server
 
 CALL_TIMEOUT_S = 5.0
 

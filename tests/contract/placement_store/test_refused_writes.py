@@ -11,8 +11,8 @@ import pytest
 from placement.redis_store import RedisStore
 from placement.store import PlacementRefused
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
-from tests.redis_server import RedisServer, redis_server
-from tests.refusing_redis import (
+from tests.support.stores.redis_server import RedisServer, redis_server
+from tests.support.stores.refusing_redis import (
     Spoil,
     failed_snapshot,
     full_memory,

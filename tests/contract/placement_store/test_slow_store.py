@@ -17,7 +17,7 @@ from placement.store import (
     PlacementSlow,
     PlacementUnavailable,
 )
-from tests.key_folders import make_keys, router_keys
+from tests.support.key_folders import make_keys, router_keys
 
 
 class Store:

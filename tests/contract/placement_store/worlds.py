@@ -10,8 +10,8 @@ from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, NodeLoad, NodeRecord, Role
 from placement.redis_store import RedisStore
 from placement.store import Placement, PlacementStore
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.memory_store import MemoryStore
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.stores.memory_store import MemoryStore
 
 LINKS = (KVLink("d1", "shm", True, 1 << 40), KVLink("d2", "zmq", False, 7))
 
@@ -89,6 +89,7 @@ def record(node_id: str = "decode-0", epoch: int = 1, role: Role = Role.DECODE) 
         metrics_address="127.0.0.1:9100",
         kv_description="31 layers, with mtp",
         kv_cache_bytes=1 << 33,
+        device="NVIDIA H100 80GB HBM3, GPU 0",
         speculative_method="mtp",
         version="0.9.1",
         protocol=3,

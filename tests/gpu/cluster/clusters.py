@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.nodes import Role
-from tests.cluster.cluster import Cluster, ClusterSpec, NodeSpec
-from tests.cluster.processes import is_alive
 from tests.gpu.cluster.shapes import Shape, make_folder
-from tests.redis_server import RedisServer
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
+from tests.support.cluster.processes import is_alive
+from tests.support.stores.redis_server import RedisServer
 
 _TAIL_LINES = 60
 

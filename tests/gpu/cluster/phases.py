@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.cluster.cluster import Cluster
+from pdserve.local_cluster.child_process import ending_with_parent
 from tests.gpu.cluster.clusters import Clusters
-from tests.gpu.cluster.shapes import Shape, prompt_of
+from tests.gpu.cluster.shapes import Shape, make_folder, prompt_of
 from tests.gpu.cluster.streams import Answer, Asked, ask_all
+from tests.support.cluster.cluster import Cluster
 
 _LEAST_SHOWN = 4
 """Tokens that every stream has shown on average when a node is killed."""
 _NUM_FIRST_TOKENS = 5
 _WARM_TOKENS = 16
+_END_S = 30.0
+"""A node whose card has failed has ended by then."""
 _FRESH = 1 << 10
 """Salts from here on are of prompts that no node has seen."""
 
@@ -58,32 +65,50 @@ class Bits:
         return {"at a time": len(asked)}
 
     def killed(self) -> dict[str, Any]:
-        """A decode node is killed in the middle of answers, and they are the same.
+        """A decode node is killed in the middle of answers, and they are the same."""
+        return self._interrupted(self.clusters.apart.processes["decode-1"].kill)
+
+    def failed(self) -> dict[str, Any]:
+        """A decode node's card fails in the middle of answers: it ends, and they are the same."""
+        cluster = self.clusters.apart
+        found = self._interrupted(lambda: cluster.fail_gpu("decode-2"), is_slow_after=True)
+        code = cluster.processes["decode-2"].wait(_END_S)
+        assert code, "the node ended as if nothing had happened"
+        return found | {"exit code": code}
+
+    def _interrupted(
+        self, interrupt: Callable[[], None], *, is_slow_after: bool = False
+    ) -> dict[str, Any]:
+        """Interrupt a node in the middle of answers; they move, and are the same.
 
         Until then steps are slow, so that a client that is late does not miss the middle.
         """
         self._require()
         cluster = self.clusters.apart
         asked = compared(self.clusters.shape)
-        shown, killed_at = 0, 0
+        before = {one["choice_id"] for one in _placements(cluster)}
+        shown, interrupted_at = 0, 0
         slow = ExitStack()
 
         def count(num_events: int) -> None:
-            nonlocal shown, killed_at
+            nonlocal shown, interrupted_at
             shown += num_events
-            if not killed_at and shown >= _LEAST_SHOWN * len(asked):
-                killed_at = shown
-                cluster.processes["decode-1"].kill()
-                slow.close()
+            if not interrupted_at and shown >= _LEAST_SHOWN * len(asked):
+                interrupted_at = shown
+                interrupt()
+                if not is_slow_after:
+                    slow.close()
 
         with slow:
             slow.enter_context(cluster.slow())
             found = _said(self._answers(cluster, asked, count))
-        assert killed_at, "no node was killed"
-        outcomes = [one["outcome"] for one in _placements(cluster)]
+        assert interrupted_at, "no node was interrupted"
+        outcomes = [
+            one["outcome"] for one in _placements(cluster) if one["choice_id"] not in before
+        ]
         assert "retried" in outcomes, f"no answer was moved: {outcomes}"
         require_same(found, self.expected)
-        return {"killed after tokens": killed_at, "moved": outcomes.count("retried")}
+        return {"after tokens": interrupted_at, "moved": outcomes.count("retried")}
 
     def _require(self) -> None:
         assert self.expected, "there is nothing to compare with: phase alone has failed"
@@ -141,6 +166,19 @@ def tokens(clusters: Clusters) -> dict[str, Any]:
             found[f"{name} {count}"] = steady(answers)
         cluster.check_settled()
     return found
+
+
+def started(shape: Shape, folder: Path, flags: Sequence[str]) -> dict[str, Any]:
+    """`pdserve up`, twice: seconds from its start to its sample answer's first token."""
+    model = make_folder(folder, shape)
+    command = [sys.executable, "-m", "pdserve", "up", "--exit-after-sample", "--port", "0"]
+    command += ["--model", str(model), "--load-format", "random", *shape.flags, *flags]
+    times = []
+    for _ in range(2):
+        done = subprocess.run(ending_with_parent(command), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        times.append(float(re.findall(r"([0-9.]+) s after the start", done.stdout)[0]))
+    return {"first token after, s": times}
 
 
 def steady(answers: Sequence[Answer]) -> dict[str, Any]:

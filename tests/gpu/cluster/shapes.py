@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.cluster.tiny_model import write_json
+from tests.support.models.tiny_model import write_json
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"

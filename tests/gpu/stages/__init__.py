@@ -14,8 +14,11 @@ from tests.gpu.stages.runner import runner_bits, runner_steps
 from tests.gpu.stages.sharing import ipc, ipc_lane
 from tests.gpu.stages.step_forms import step_forms
 from tests.gpu.stages.steps import attention, host, prefill, step
+from tests.gpu.stages.tile_forms import tile_forms
 
-UNASKED = frozenset({"sweep", "step_forms", "ipc_lane", "runner_bits", "runner_steps"})
+UNASKED = frozenset(
+    {"sweep", "step_forms", "tile_forms", "ipc_lane", "runner_bits", "runner_steps"}
+)
 """Stages that run only when they are named; the last three need a node's environment."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
@@ -27,6 +30,7 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "attention": attention,
     "step": step,
     "step_forms": step_forms,
+    "tile_forms": tile_forms,
     "prefill": prefill,
     "price": price,
     "host": host,

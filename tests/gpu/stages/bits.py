@@ -8,11 +8,10 @@ import numpy as np
 
 from engine.runner.gpu.launches import AttentionShape
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
-from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form, Matrix
+from tests.gpu.decoding import Decoding
 from tests.gpu.stages.model import (
-    BLOCK,
     QWEN3_8B,
     Findings,
     Model,
@@ -162,7 +161,7 @@ def _steps_agree(card: Any, found: Findings, model: Model) -> None:
             (f"decoded, {count}", AttentionShape()),
             (f"decoded, {count}, attention of 64 rows", AttentionShape(tile_rows=64, programs=100)),
         ):
-            step = DecodeStep(card.device, model.launches(card, shape), card.stream, count, 1024)
+            step = Decoding(card.device, model.launches(card, shape), card.stream, count, 1024)
             tables: np.ndarray = np.tile(np.arange(80, 80 + step.table_width), (count, 1))
             tables += np.arange(count)[:, None] * 12
             mine = count - 1
@@ -172,15 +171,13 @@ def _steps_agree(card: Any, found: Findings, model: Model) -> None:
                 tokens[mine] = prompt[place]
                 lasts = rng.integers(100, 700, count)
                 lasts[mine] = place
-                step.set_rows(tokens, lasts, tables, BLOCK)
-                step.launch()
-            card.device.synchronize(card.stream)
+                step.set_rows(tokens, lasts, tables)
+                if card.is_real:
+                    step.tokens(step.begin())
+                else:
+                    step.launch()
             if card.is_real:
-                raw = card.device.download(
-                    step.memory["logits"] + 4 * mine * QWEN3_8B.vocab_size,
-                    4 * QWEN3_8B.vocab_size,
-                )
-                logits[label] = np.frombuffer(raw, np.float32).copy()
+                logits[label] = step.logits()[mine].copy()
             step.close()
     if not card.is_real:
         return

@@ -32,7 +32,7 @@ def runner_bits(card: Any, found: Findings) -> None:
     """Chunks cut anywhere, rows among others, drafts, draws, and blocks that went to another."""
     if not card.is_real:
         return
-    from tests.unit.runner.running import host_draw, logits_of, scheduled
+    from tests.support.models.running import host_draw, logits_of, scheduled
 
     runner, other = _loaded(_SMALL, 2048), _loaded(_SMALL, 2048)
     prompt = np.random.default_rng(3).integers(0, 4000, 700).tolist()

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.request import SamplingParams
-from tests.examples import everyday
-from tests.fakes import hash_grammars
-from tests.fakes.hash_grammars import NUMBERS, PERSON
-from tests.fakes.hash_runner import EOS_TOKEN_ID, expected_tokens
-from tests.fakes.tool_grammars import GRAMMARS
-from tests.property.engine.test_scheduler_workloads import engines, fixed
+from tests.property.engine.strategies import engines, fixed
 from tests.property.engine.workload import Arrival, Run, check_answers
-from tests.unit.engine_core.build import Engine
+from tests.support.engine import hash_grammars
+from tests.support.engine.build import Engine
+from tests.support.engine.hash_grammars import NUMBERS, PERSON
+from tests.support.engine.hash_runner import EOS_TOKEN_ID, expected_tokens
+from tests.support.engine.tool_grammars import GRAMMARS
+from tests.support.examples import everyday
 
 METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.sequences.sequence import Sequence
-from tests.fakes.hash_runner import VOCAB_SIZE, expected_tokens
-from tests.property.engine.test_scheduler_workloads import fixed, policies, workloads
+from tests.property.engine.strategies import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
-from tests.unit.engine_core.build import Engine
+from tests.support.engine.build import Engine
+from tests.support.engine.hash_runner import VOCAB_SIZE, expected_tokens
 
 
 class Guesses:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.policies.learned_outputs import LearnedOutputs
 from engine.core.policies.output_history import OutputHistory
-from tests.unit.engine_core.planner_views import growth_columns
-from tests.unit.engine_core.policies.views import View
+from tests.support.engine.planner_views import growth_columns
+from tests.support.engine.policy_views import View
 
 fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from tests.fakes.hash_runner import expected_tokens
-from tests.unit.engine_core.build import Engine, make_request
+from tests.support.engine.build import Engine, make_request
+from tests.support.engine.hash_runner import expected_tokens
 
 fixed = settings(derandomize=True, deadline=None, database=None)
 

@@ -32,9 +32,8 @@ from engine.core.policies.victims import (
     spare_recently_resumed,
 )
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
-from tests.unit.engine_core.planner_views import growth_columns
-from tests.unit.engine_core.policies.test_victims import Decode
-from tests.unit.engine_core.policies.views import SummedReservation, View, summed
+from tests.support.engine.planner_views import growth_columns
+from tests.support.engine.policy_views import Decode, SummedReservation, View, summed
 
 fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.runner_contract import DrawnTokens
 from engine.core.step.step_in_flight import PlannedStep, StepOutput
-from tests.unit.engine_core.build import Engine, make_prompt, make_request, state_of
+from tests.support.engine.build import Engine, make_prompt, make_request, state_of
 
 
 def made(method: str, seed: int) -> Engine:

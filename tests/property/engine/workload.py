@@ -13,8 +13,8 @@ from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, StepOutput
-from tests.fakes.hash_runner import expected_prompt_logprobs, expected_tokens
-from tests.unit.engine_core.build import Engine, check_books, check_idle, make_prompt, make_request
+from tests.support.engine.build import Engine, check_books, check_idle, make_prompt, make_request
+from tests.support.engine.hash_runner import expected_prompt_logprobs, expected_tokens
 
 STOP_TOKEN_IDS = tuple(range(0, 16 * MAX_STOP_TOKEN_IDS, 16))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.examples import everyday
 from tests.property.kv_transfer.kv_fuzz import run
+from tests.support.examples import everyday
 
 
 def test_frames_by_the_ten_thousand() -> None:

@@ -36,10 +36,9 @@ TREE = (
     "node",
     "tests/__init__.py",
     "tests/contract/kv_connector",
-    "tests/fakes",
     "tests/rdma",
     "tests/simulation",
-    "tests/unit/engine_core/build.py",
+    "tests/support",
 )
 PYTEST = (
     "python3 -m pytest -q -c tests/rdma/vm/pytest.ini --rootdir=. --confcutdir=. "

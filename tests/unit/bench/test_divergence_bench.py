@@ -13,8 +13,8 @@ from bench.divergence import DEFAULT, EXACT, PEER, distances, figures, joined, m
 from bench.perplexity import TEXT, windows
 from pdserve.checkpoints.demo_model import demo_model_folder
 from router.text.text_model import TextModel
-from tests.unit.runner.running import load
-from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.running import load
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 P = np.log([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])
 Q = np.log([[0.25, 0.5, 0.25], [0.5, 0.25, 0.25]])

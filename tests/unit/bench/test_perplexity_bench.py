@@ -28,8 +28,8 @@ from bench.serving import cluster_arguments, cluster_names
 from bench.weight_folders import ALL_WEIGHTS
 from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import SampleInput, ScheduledSequence
-from tests.unit.runner.running import GREEDY, load, logits_of
-from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.running import GREEDY, load, logits_of
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
 
 NAMED: dict[Any, dict[str, str]] = {ModelConfig: {"model": "demo"}, EngineConfig: {}}
 """What a section requires."""

@@ -8,8 +8,8 @@ import pytest
 
 from bench.speculation import Measured, SameAnswers, Serving, measure
 from engine.core.runner_contract import DrawnTokens, StepCosts
-from tests.unit.runner.mtp_running import load_with_mtp, step, write_inside
-from tests.unit.runner.tiny_checkpoints import prompt_of
+from tests.support.models.mtp_running import load_with_mtp, step, write_inside
+from tests.support.models.tiny_checkpoints import prompt_of
 
 MOST_DRAFTS = 5
 """Most drafts of mtp, unless a setting says otherwise."""

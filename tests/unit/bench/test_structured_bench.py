@@ -13,9 +13,9 @@ from bench.structured_schemas import SCHEMAS
 from engine.core.step.step_batch import StepBatch
 from engine.runner.grammars.masks import PendingMasks
 from grammars.compiler import GrammarCompiler
-from tests.fakes import hash_grammars
-from tests.fakes.hash_grammars import EOS_TOKEN_ID, PERSON, VOCAB_SIZE
-from tests.fakes.hash_runner import HashRunner
+from tests.support.engine import hash_grammars
+from tests.support.engine.hash_grammars import EOS_TOKEN_ID, PERSON, VOCAB_SIZE
+from tests.support.engine.hash_runner import HashRunner
 
 FEW = {name: SCHEMAS[name] for name in ("name_age_city", "person_with_address")}
 

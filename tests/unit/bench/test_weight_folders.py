@@ -14,9 +14,8 @@ from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
 from engine.runner.weights.stored_formats import dequantise, quantise
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
-from tests.unit.runner.test_gguf_models import FORMATS
-from tests.unit.runner.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
-from tests.unit.runner.tiny_gguf import write_gguf
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
+from tests.support.models.tiny_gguf import FORMATS, write_gguf
 
 PROMPT = prompt_of(60)
 WEIGHT = "model.layers.1.mlp.up_proj.weight"

@@ -7,7 +7,7 @@ import pytest
 from common.errors import InvalidRequest
 from common.prompt_logprobs import MAX_ENTRIES, PromptLogprobs, joined
 from common.request import SamplingParams
-from tests.unit.engine_core.build import make_request
+from tests.support.engine.build import make_request
 
 TWO = PromptLogprobs(2, (-1.0, -2.0), (1, 9), (4, 5, 6, 7), (-1.0, -1.5, -0.5, -1.0))
 

@@ -10,7 +10,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from common.request import MAX_SALT_CHARS, SamplingParams
 from common.token_rules import NO_RULES, TokenRules
-from tests.unit.engine_core.build import make_request
+from tests.support.engine.build import make_request
 
 
 @pytest.mark.parametrize(

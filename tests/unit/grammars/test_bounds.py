@@ -11,7 +11,7 @@ import pytest
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars.bounds import MAX_EMBEDDED, MAX_MULTIPLE, MAX_OPTIONAL, check_bounds, check_lark
-from tests.fakes.hostile_grammars import BOUNDED, HOSTILE, SIBLINGS
+from tests.support.grammars.hostile_grammars import BOUNDED, HOSTILE, SIBLINGS
 
 PLACES = {
     "many optional properties in Lark": "3500 optional properties at #:",

@@ -18,9 +18,9 @@ from common.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from grammars.bounds import MAX_DEPTH, MAX_OPTIONAL
 from grammars.compiler import GrammarCompiler, is_beyond_limits
 from grammars.parts import GrammarParts, SchemaPart
-from tests.fakes import hash_grammars
-from tests.fakes.hostile_grammars import HOSTILE
-from tests.fakes.http_edge import write_model_folder
+from tests.support.engine import hash_grammars
+from tests.support.grammars.hostile_grammars import HOSTILE
+from tests.support.http.http_edge import write_model_folder
 
 
 @pytest.fixture(scope="module")

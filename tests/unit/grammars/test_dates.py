@@ -20,7 +20,7 @@ from router.tools.definitions import Tool, ToolUse
 from router.tools.formats import FORMATS
 from router.tools.grammars import GrammarWriter
 from router.tools.thinking import ThinkingFormat
-from tests.fakes import hash_grammars
+from tests.support.engine import hash_grammars
 
 
 def with_calendar(schema: dict[str, Any]) -> dict[str, Any]:

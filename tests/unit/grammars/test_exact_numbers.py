@@ -10,7 +10,7 @@ import pytest
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
-from tests.fakes.http_edge import grammars_of, tiny_model
+from tests.support.http.http_edge import grammars_of, tiny_model
 
 EXACT = (
     *(0, -1, 7, 2**53 - 1, 2**53, -(2**53), 2**53 + 2, 2**60, -(2**62), 1420070400123456768),

@@ -10,7 +10,7 @@ import pytest
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
-from tests.fakes.http_edge import grammars_of, tiny_model
+from tests.support.http.http_edge import grammars_of, tiny_model
 
 NOTHING: tuple[dict[str, Any], ...] = (
     {"uniqueItems": False},

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
-from tests.fakes.slow_compiler import WAIT_S, SlowCompiler
+from tests.support.grammars.slow_compiler import WAIT_S, SlowCompiler
 
 GOOD = Grammar(GrammarKind.REGEX, "[0-9]{3}")
 

@@ -8,7 +8,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.compiler import GrammarCompiler
 from grammars.texts import choice_grammar, compiled_text
-from tests.fakes.http_edge import grammars_of, tiny_model
+from tests.support.http.http_edge import grammars_of, tiny_model
 
 ADDED = ("<|end|>",)
 

@@ -14,7 +14,7 @@ from grammars.compiler import GrammarCompiler
 from grammars.parts import GrammarParts, SchemaPart
 from grammars.texts import json_rule
 from grammars.weaker_schemas import Weakening
-from tests.fakes.http_edge import grammars_of, tiny_model
+from tests.support.http.http_edge import grammars_of, tiny_model
 
 OTHER = {"type": "integer", "minimum": 3}
 ZOD_EMAIL = (

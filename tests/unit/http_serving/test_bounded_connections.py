@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from http_serving.abort_connection import abort_connection
 from http_serving.bounded_connections import BoundedConnection, ConnectionLimits, Refused
 from http_serving.server import Server, bind, make_server
-from tests.fakes.http_server import eventually
-from tests.fakes.stopped_time import StoppedTime
+from tests.support.clocks.stopped_time import StoppedTime
+from tests.support.http.http_server import eventually
 
 REQUEST_S, IDLE_S = 5.0, 3.0
 """Time passes only where a test says so: see `Site.time`."""

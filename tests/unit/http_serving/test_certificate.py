@@ -21,7 +21,7 @@ from common.errors import ConfigError
 from common.settings.config import ApiConfig
 from http_serving.certificate import Certificate, checked_certificate, show_end
 from router.http.server import bind_http, serve_http
-from tests.fakes.http_edge import make_edge
+from tests.support.http.http_edge import make_edge
 
 DAY = timedelta(days=1)
 

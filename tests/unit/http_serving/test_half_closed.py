@@ -18,7 +18,7 @@ from http_serving import half_closed
 from http_serving.bounded_connections import ConnectionLimits
 from http_serving.half_closed import CONTINUE, ZERO, probe_of
 from http_serving.server import bind, make_server
-from tests.fakes.http_server import eventually
+from tests.support.http.http_server import eventually
 
 LIMITS = ConnectionLimits(max_connections=9, request_timeout_s=60.0, idle_timeout_s=60.0)
 BIG = b"x" * (8 << 20)

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from http_serving.bounded_connections import ConnectionLimits
 from http_serving.server import bind, make_server
-from tests.fakes.http_server import eventually
+from tests.support.http.http_server import eventually
 
 JDK = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAA\r\n"
 WEBSOCKET = (

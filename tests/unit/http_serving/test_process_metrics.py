@@ -13,7 +13,7 @@ from common.version import PROTOCOL_VERSION
 from http_serving.process_metrics import process_registry
 from pdserve.keys.keys_init import HOLDERS
 from router.watch.http_metrics import HttpMetrics
-from tests.key_folders import issue, make_keys, node_keys, put
+from tests.support.key_folders import issue, make_keys, node_keys, put
 
 
 @pytest.mark.parametrize("role", [Role.ROUTER, Role.DECODE])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from placement.redis_tls import RedisTls
-from tests.key_folders import make_keys, node_keys
+from tests.support.key_folders import make_keys, node_keys
 
 
 def test_a_ca_file_may_have_comments_in_any_language(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.transport_security import add_port, make_server, open_channel
-from tests.key_folders import (
+from tests.support.key_folders import (
     expired,
     issue,
     make_keys,

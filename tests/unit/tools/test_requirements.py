@@ -68,13 +68,17 @@ def test_every_package_has_hashes() -> None:
     assert len(heads) == len(PINNED)
 
 
-def test_everything_but_the_gpu_wheel_is_pinned() -> None:
-    extras = set(PROJECT["optional-dependencies"]) - {"gpu"}
+def test_everything_but_paddle_for_gpus_is_pinned() -> None:
+    extras = set(PROJECT["optional-dependencies"]) - {"paddle-gpu"}
     wanted = [one for extra in extras for one in PROJECT["optional-dependencies"][extra]]
     assert closure([*PROJECT["dependencies"], *wanted], PINNED) == sorted(PINNED)
 
 
-@pytest.mark.parametrize("extras", [["otel"], ["node", "cpu", "otel"]], ids=["router", "node"])
+@pytest.mark.parametrize(
+    "extras",
+    [["otel"], ["node", "cpu", "otel"], ["node", "gpu"]],
+    ids=["router", "node", "GPU node"],
+)
 def test_what_is_installed_is_printed(extras: list[str]) -> None:
     """Everything that the installed packages require here, and the rest is for other platforms."""
     names = set(pins(printed("--extras", *extras)))
@@ -96,7 +100,7 @@ def test_a_package_is_left_out_but_not_what_it_requires() -> None:
 
 def test_both_paddles_have_one_version() -> None:
     """The wheel for GPUs is in no common index, so it has no line in requirements.txt."""
-    gpu, setuptools = PROJECT["optional-dependencies"]["gpu"]
+    gpu, setuptools = PROJECT["optional-dependencies"]["paddle-gpu"]
     assert setuptools in PROJECT["optional-dependencies"]["cpu"]
     assert gpu == f"paddlepaddle-gpu=={PINNED['paddlepaddle'].version}"
 

@@ -25,12 +25,13 @@ row is quantised by itself in blocks of 32, integer dot products are exact in an
 are combined in one fixed order; a row has the same bits in every batch. The instructions of AVX2,
 AVX-512 VNNI and NEON give the same integers. The products for NEON (`sdot`) were compiled for
 AArch64 and run in QEMU 7.2 only, every block format with one to three rows: the bits of the
-reference (`tests/unit/runner/test_neon.py`, which repeats it where QEMU and a cross compiler are).
-No model was computed on such a processor, and nothing was timed there. The rule for the default is
-the faster arithmetic whose perplexity is within 1 % of the other's: over 11,253 tokens it was 0.41
-% ± 0.07 % above that of float32, and prompts are computed almost twice as fast (`docs/figures.md`).
-`float32` widens weights in registers and has the answers of the dequantised model; with it they are
-compared with those of transformers. The fingerprint names the arithmetic.
+reference (`tests/unit/engine/runner/kernels/products/test_neon.py`, which repeats it where QEMU and
+a cross compiler are). No model was computed on such a processor, and nothing was timed there. The
+rule for the default is the faster arithmetic whose perplexity is within 1 % of the other's: over
+11,253 tokens it was 0.41 % ± 0.07 % above that of float32, and prompts are computed almost twice as
+fast (`docs/figures.md`). `float32` widens weights in registers and has the answers of the
+dequantised model; with it they are compared with those of transformers. The fingerprint names the
+arithmetic.
 
 Rows in int8 have a step for 16 values where that changes logits most. A few channels of
 activations are many times larger than the rest (40 times the median before the head of the demo

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.fakes.tiny_gguf import WriteGguf, write_tiny_gguf
+from tests.support.models.tokenizer_gguf import WriteGguf, write_tiny_gguf
 
 
 @pytest.fixture

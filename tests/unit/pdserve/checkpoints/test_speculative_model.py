@@ -11,7 +11,7 @@ from engine.runner.weights.checkpoint import Checkpoint, TensorFiles, layer_shap
 from engine.runner.weights.model_spec import DecoderSpec, RopeSpec, read_decoder_spec
 from pdserve.checkpoints import speculative_model
 from pdserve.checkpoints.speculative_model import resolve_speculation
-from tests.unit.runner.tiny_checkpoints import (
+from tests.support.models.tiny_checkpoints import (
     CONFIGS,
     mtp_weights_of,
     write_checkpoint,

@@ -8,7 +8,7 @@ import pytest
 
 from pdserve.commands import cluster_status
 from pdserve.commands.drain_command import SPARE_S, DrainFailed, LeavingNode, wait_until_gone
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
 
 LEAVING = LeavingNode("decode-1", 7, 30.0)
 

@@ -101,6 +101,21 @@ def test_it_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(name in shown for name in names)
 
 
+def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [
+        "NVIDIA H100 80GB HBM3, GPU 0",
+        "",
+        "NVIDIA L40S, GPU 1",
+        "NVIDIA H100 80GB HBM3, GPU 0",
+    ]
+    nodes = [{**NODE, "node_id": f"n-{i}", "device": card} for i, card in enumerate(cards)]
+    for is_wide in (False, True):
+        assert fetched({"nodes": nodes}, monkeypatch, is_wide=is_wide).splitlines()[1:3] == [
+            "2 nodes on NVIDIA H100 80GB HBM3, GPU 0.",
+            "1 node on NVIDIA L40S, GPU 1.",
+        ]
+
+
 @pytest.mark.parametrize("told", [None, 5, {}, {"uptime_s": "x", "tokens_per_s": True}])
 def test_a_router_that_does_not_tell_how_it_serves(
     told: Any, monkeypatch: pytest.MonkeyPatch

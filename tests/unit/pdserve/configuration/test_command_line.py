@@ -17,7 +17,7 @@ from pdserve.configuration.flags import EVERYDAY_KEYS, SET_BY_UP, build_parser
 from pdserve.configuration.options import SECTIONS, all_options, options_of
 from pdserve.configuration.other_words import COMMANDS, SETTINGS
 from pdserve.configuration.shown_config import config_file_text
-from tests.cluster.tiny_model import make_tiny_model
+from tests.support.models.tiny_model import make_tiny_model
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from pdserve.cli import main
 from pdserve.keys import keys_init
 from pdserve.keys.certificates import CertificateAuthority
 from router.access.api_keys import hash_api_key, load_api_keys
-from tests.key_folders import make_keys
+from tests.support.key_folders import make_keys
 
 SECRETS = {
     "ca": {"ca.key"},

@@ -27,8 +27,8 @@ from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 from node.life.node_parts import LoadedModel
 from pdserve.roles import kv_plane
 from pdserve.roles.kv_plane import KVPlane
-from tests.fakes.fake_card import FakeCard
-from tests.fakes.fake_one_sided_lane import Fabric, FakeOneSidedLane
+from tests.support.kv.fake_card import FakeCard
+from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
 
 WANTED = 1 << 20
 

@@ -19,7 +19,7 @@ from pdserve.local_cluster.free_ports import free_loopback_port
 from pdserve.roles import otel
 from pdserve.roles.make_tracing import make_tracing
 from pdserve.roles.otel import OtelTracing
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
 
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-"
 

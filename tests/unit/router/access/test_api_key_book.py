@@ -12,7 +12,7 @@ from common.errors import ConfigError
 from router.access.api_key_book import CHECK_EVERY_S, ApiKeyBook
 from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.key_limits import Limit, Refusal
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from router.access.middleware import ApiKeyMiddleware
 from router.access.refused_logins import RefusedLogins
 from router.access.refused_requests import RefusedRequests
 from router.http.routes import Access, MatchedRoute, put_route
-from tests.fakes.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
-from tests.fakes.http_server import eventually, raw_request, served
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.stopped_time import StoppedTime
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.clocks.stopped_time import StoppedTime
+from tests.support.http.http_edge import Edge, fails, hangs_after, make_edge, runs_out_of_time
+from tests.support.http.http_server import eventually, raw_request, served
 
 PATH = "/v1/completions"
 Serve = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.settings.config import ApiConfig
-from tests.fakes.http_edge import make_edge
+from tests.support.http.http_edge import make_edge
 
 PAGE = "https://chat.example.org"
 BODY = {"prompt": "Hi"}

@@ -21,10 +21,10 @@ from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.cluster.drain import DrainingNode
 from router.http.routes import Access, RouteTable, open_to
-from tests.fakes.http_edge import Edge, declared_routes, make_edge
-from tests.fakes.http_server import served
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.other_paths import WAYS
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_edge import Edge, declared_routes, make_edge
+from tests.support.http.http_server import served
+from tests.support.http.other_paths import WAYS
 
 CALLERS = ("nobody", "wrong", "user", "admin", "metrics")
 REFUSED = {400, 401, 403, 404, 405}

@@ -6,7 +6,7 @@ import pytest
 
 from common.nodes import Role
 from common.settings.config import ApiConfig, Config, ModelConfig, SecurityConfig, ServerConfig
-from tests.fakes.http_edge import make_edge
+from tests.support.http.http_edge import make_edge
 
 PATH = "/v1/models"
 

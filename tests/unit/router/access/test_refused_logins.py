@@ -9,8 +9,8 @@ import pytest
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.access.spaced_lines import LINE_EVERY_S
-from tests.fakes.http_edge import Edge, make_edge
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_edge import Edge, make_edge
 
 
 def refused(edge: Edge) -> dict[str, float]:

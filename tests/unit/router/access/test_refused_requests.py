@@ -12,8 +12,8 @@ from common.settings.config import ApiConfig, Config, ModelConfig
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.access.spaced_lines import LINE_EVERY_S
-from tests.fakes.http_edge import make_edge
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_edge import make_edge
 
 LOGGER = "pdserve.router.http"
 

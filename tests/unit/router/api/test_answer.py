@@ -24,8 +24,8 @@ from router.http.exchange import Reply
 from router.http.sse import PING
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage, UsageEvents
-from tests.fakes.http_edge import chunks, tiny_model
-from tests.fakes.stopped_time import StoppedTime
+from tests.support.clocks.stopped_time import StoppedTime
+from tests.support.http.http_edge import chunks, tiny_model
 
 TEXT = "Hello world, the quick brown fox \U0001f600"
 HEAD = AnswerHead(id="chatcmpl-1", created_s=1, model="tiny", system_fingerprint="f")

@@ -9,8 +9,8 @@ import pytest
 
 from common.request import FinishReason
 from router.tools.formats import HERMES
-from tests.fakes.http_edge import Edge, events, make_edge, says
-from tests.fakes.tool_models import NOW, WEATHER, hermes_model
+from tests.support.http.http_edge import Edge, events, make_edge, says
+from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

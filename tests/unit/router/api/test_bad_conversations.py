@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.http_edge import make_edge
-from tests.fakes.tool_models import hermes_model
+from tests.support.http.http_edge import make_edge
+from tests.support.http.tool_models import hermes_model
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 HALF = "\\ud83d"

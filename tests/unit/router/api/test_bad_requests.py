@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.http_edge import CONTEXT, Edge, make_edge, tiny_model
+from tests.support.http.http_edge import CONTEXT, Edge, make_edge, tiny_model
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": USER}

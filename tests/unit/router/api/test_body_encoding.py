@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.http_edge import make_edge
+from tests.support.http.http_edge import make_edge
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hé"}], "max_tokens": 1},

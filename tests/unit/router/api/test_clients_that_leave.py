@@ -12,7 +12,8 @@ import pytest
 from http_serving.abort_connection import offer_abort
 from router.api.exchanges import FINAL_EVENT_TIMEOUT_S
 from router.core.generation import TokenChunk
-from tests.fakes.http_edge import (
+from tests.support.clocks.stopped_time import StoppedTime
+from tests.support.http.http_edge import (
     Call,
     Edge,
     hangs_after,
@@ -21,8 +22,7 @@ from tests.fakes.http_edge import (
     says,
     tiny_model,
 )
-from tests.fakes.http_server import eventually, raw_request, served
-from tests.fakes.stopped_time import StoppedTime
+from tests.support.http.http_server import eventually, raw_request, served
 
 PATH = "/v1/completions"
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}

@@ -16,9 +16,9 @@ import pytest
 from common.request import FinishReason
 from router.core.generation import TokenChunk
 from router.tools.formats import HERMES
-from tests.examples import everyday
-from tests.fakes.http_edge import make_edge, plays
-from tests.fakes.tool_models import NOW, WEATHER, hermes_model
+from tests.support.examples import everyday
+from tests.support.http.http_edge import make_edge, plays
+from tests.support.http.tool_models import NOW, WEATHER, hermes_model
 
 NUM_GROUPINGS = everyday(25, of=100)
 SIZES = (1, 1, 1, 2, 3, 5, 12, 40)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.api.bodies.unknown_fields import MAX_FIELD_CHARS, MAX_IGNORED
-from tests.fakes.http_edge import Edge, make_edge
+from tests.support.http.http_edge import Edge, make_edge
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"

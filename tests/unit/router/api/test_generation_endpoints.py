@@ -11,34 +11,17 @@ from common.request import FinishReason, SamplingParams
 from common.version import VERSION
 from router.api.planning.request_plan import seed_of_choice
 from router.text.text_model import TextModel
-from tests.fakes.http_edge import (
+from tests.support.http.http_edge import (
     CONTEXT,
     EOS,
     Call,
-    Edge,
     chunks,
     make_edge,
     plays,
     says,
-    tiny_model,
     write_model_folder,
 )
-
-MODEL = tiny_model()
-CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
-CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
-
-
-def encode(text: str, *, special: bool = False) -> tuple[int, ...]:
-    return MODEL.encode(text, add_special_tokens=special, param="text")
-
-
-async def post(edge: Edge, path: str, body: dict[str, Any]) -> Any:
-    async with edge.client() as client:
-        response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+from tests.unit.router.api.posted import CHAT, CHAT_PATH, MODEL, TEXT, TEXT_PATH, encode, post
 
 
 async def call_of(path: str, body: dict[str, Any]) -> Call:

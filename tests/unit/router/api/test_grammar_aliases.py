@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.grammar import Grammar, GrammarKind
-from tests.fakes.http_edge import make_edge
+from tests.support.http.http_edge import make_edge
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 SCHEMA_TEXT = '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}'

@@ -18,7 +18,7 @@ from router.api.planning import output
 from router.api.planning.output import MAX_ANSWER_LOGPROBS
 from router.core.generation import TokenChunk
 from router.text.logprobs_json import chat_token
-from tests.fakes.http_edge import (
+from tests.support.http.http_edge import (
     CONTEXT,
     Call,
     Script,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.http_edge import grammars_of, make_edge, says
-from tests.fakes.tool_models import hermes_model
+from tests.support.http.http_edge import grammars_of, make_edge, says
+from tests.support.http.tool_models import hermes_model
 
 OTHER = {"type": "integer", "minimum": 3}
 WRONG: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.text.text_model import TextModel
-from tests.fakes.http_edge import Edge, make_edge, write_model_folder
+from tests.support.http.http_edge import Edge, make_edge, write_model_folder
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 REQUESTS: list[tuple[str, dict[str, Any]]] = [

@@ -8,8 +8,8 @@ import pytest
 
 from router.api.bodies.chat_messages import template_messages
 from router.api.bodies.schemas import ChatBody, parse_fields
-from tests.fakes.http_edge import make_edge, says
-from tests.fakes.tool_models import hermes_model
+from tests.support.http.http_edge import make_edge, says
+from tests.support.http.tool_models import hermes_model
 
 
 @pytest.mark.covers("J09")

@@ -9,8 +9,8 @@ from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent, Resp
 from pydantic import TypeAdapter
 
 from common.errors import InvalidRequest, NodeLost, Overloaded
-from tests.fakes.http_edge import chunks, fails, make_edge, says
-from tests.fakes.tool_models import hermes_model
+from tests.support.http.http_edge import chunks, fails, make_edge, says
+from tests.support.http.tool_models import hermes_model
 
 
 async def test_the_usage_has_every_count() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common.token_rules import NO_RULES, TokenRules
-from tests.fakes.http_edge import Call, make_edge, tiny_model
+from tests.support.http.http_edge import Call, make_edge, tiny_model
 
 PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

@@ -24,7 +24,8 @@ from common.errors import (
 from common.request import FinishReason
 from router.core.generation import TokenChunk
 from router.http.exchange import Reply
-from tests.fakes.http_edge import (
+from tests.support.clocks.stopped_time import StoppedTime
+from tests.support.http.http_edge import (
     Call,
     Edge,
     chunks,
@@ -35,7 +36,6 @@ from tests.fakes.http_edge import (
     says,
     tiny_model,
 )
-from tests.fakes.stopped_time import StoppedTime
 
 CHAT: dict[str, Any] = {
     "model": "tiny",

@@ -11,7 +11,7 @@ import pytest
 from router.api.tokenization import MAX_DETOKENIZE_BYTES
 from router.core.generation import TokenChunk
 from router.http.routes import Access
-from tests.fakes.http_edge import CONTEXT, Call, Edge, declared_routes, make_edge, tiny_model
+from tests.support.http.http_edge import CONTEXT, Call, Edge, declared_routes, make_edge, tiny_model
 
 MODEL = tiny_model()
 

@@ -13,8 +13,8 @@ from common.request import FinishReason
 from router.text.conversation import ChatSettings
 from router.tools.fenced import FENCED
 from router.tools.formats import HERMES, LLAMA_JSON
-from tests.fakes.http_edge import Edge, chunks, events, make_edge, plays, says
-from tests.fakes.tool_models import NOW, WEATHER, function, hermes_model, model_with
+from tests.support.http.http_edge import Edge, chunks, events, make_edge, plays, says
+from tests.support.http.tool_models import NOW, WEATHER, function, hermes_model, model_with
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Weather in Paris?"}]}

@@ -13,9 +13,18 @@ import pytest
 from common.errors import NodeLost, Overloaded
 from router.api.answers.answer import PING_S
 from router.core.generation import TokenChunk
-from tests.fakes.http_edge import Call, Edge, Script, chunks, events, make_edge, says, tiny_model
-from tests.fakes.http_server import eventually, raw_request, served
-from tests.fakes.stopped_time import StoppedTime
+from tests.support.clocks.stopped_time import StoppedTime
+from tests.support.http.http_edge import (
+    Call,
+    Edge,
+    Script,
+    chunks,
+    events,
+    make_edge,
+    says,
+    tiny_model,
+)
+from tests.support.http.http_server import eventually, raw_request, served
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = ("/v1/chat/completions", {"messages": MESSAGES})

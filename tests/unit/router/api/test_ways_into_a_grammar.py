@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from grammars import bounds
-from tests.fakes.hostile_grammars import many
-from tests.fakes.http_edge import make_edge
-from tests.fakes.tool_models import hermes_model
+from tests.support.grammars.hostile_grammars import many
+from tests.support.http.http_edge import make_edge
+from tests.support.http.tool_models import hermes_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

@@ -13,7 +13,7 @@ from router.api.bodies.kinds import RequestKind
 from router.api.planning.planner import Planner
 from router.http.errors import ModelNotFound
 from router.http.sse import to_json
-from tests.fakes.tool_models import hermes_model
+from tests.support.http.tool_models import hermes_model
 
 TEXT: dict[str, Any] = {"type": "text", "text": "Hi"}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}

@@ -19,9 +19,9 @@ from router.dispatch.placement_recorder import (
     PlacementRecorder,
 )
 from router.watch.router_metrics import RouterMetrics
-from tests.fakes.http_server import eventually
-from tests.fakes.manual_clock import ManualClock
-from tests.fakes.memory_store import MemoryStore
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_server import eventually
+from tests.support.stores.memory_store import MemoryStore
 
 
 class GatedStore(MemoryStore):

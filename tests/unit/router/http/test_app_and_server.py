@@ -14,8 +14,8 @@ import pytest
 
 from common.errors import ConfigError
 from router.http.server import bind_http, serve_http
-from tests.fakes.http_edge import hangs_after, make_edge
-from tests.fakes.http_server import eventually, raw_request, served
+from tests.support.http.http_edge import hangs_after, make_edge
+from tests.support.http.http_server import eventually, raw_request, served
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
 

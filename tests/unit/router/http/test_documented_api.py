@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from router.http.api_texts import EXAMPLES, FIELDS, GROUPS
 from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
-from tests.fakes.http_edge import Edge, make_edge, write_model_folder
-from tests.fakes.tool_models import model_with
+from tests.support.http.http_edge import Edge, make_edge, write_model_folder
+from tests.support.http.tool_models import model_with
 
 
 async def description(edge: Edge) -> Any:

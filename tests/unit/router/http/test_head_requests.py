@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.fakes.http_edge import make_edge
-from tests.fakes.http_server import eventually, served
+from tests.support.http.http_edge import make_edge
+from tests.support.http.http_server import eventually, served
 
 PATHS = ["/", "/health", "/ready", "/v1/models", "/v1/models/tiny", "/version", "/metrics", "/docs"]
 

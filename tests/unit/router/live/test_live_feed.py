@@ -22,9 +22,9 @@ from router.live import feed as live_feed
 from router.live import page as page_module
 from router.live.feed import MAX_BEHIND, MAX_VIEWERS, MAX_VIEWERS_PER_KEY, LiveFeed
 from router.live.page import live_page
-from tests.fakes.http_edge import FakeCluster, events, fails, make_edge
-from tests.fakes.http_server import eventually, served
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_edge import FakeCluster, events, fails, make_edge
+from tests.support.http.http_server import eventually, served
 
 FOLDER = Path(page_module.__file__).parent
 

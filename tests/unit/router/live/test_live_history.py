@@ -22,7 +22,7 @@ from router.live.snapshot import (
 from router.watch.edge_counters import LATENCY_INTERVALS, EdgeCounters, RequestError
 from router.watch.latency_window import LatencyWindow
 from router.watch.recent_placements import RecentPlacements
-from tests.fakes.live_readings import node, placed, reading
+from tests.support.observing.live_readings import node, placed, reading
 
 P1, D1 = Incarnation("p1", 3), Incarnation("d1", 5)
 

@@ -13,7 +13,7 @@ from router.text.choice_text import ChoiceText, Delta, LogprobEntry
 from router.tools.answer_parser import AnswerSyntax
 from router.tools.call_search import call_search
 from router.tools.formats import HERMES
-from tests.fakes.http_edge import chunks, tiny_model
+from tests.support.http.http_edge import chunks, tiny_model
 
 MODEL = tiny_model()
 EOS_ID = next(iter(MODEL.eos_token_ids))

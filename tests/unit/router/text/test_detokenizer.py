@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from router.text.detokenizer import MAX_PENDING, Detokenizer
 from router.text.token_lookup import TokenTextCache
-from tests.fakes.http_edge import CONTEXT, tiny_model
+from tests.support.http.http_edge import CONTEXT, tiny_model
 
 MODEL = tiny_model()
 ID_OF_BYTES = {MODEL.describe_token(i).raw: i for i in range(MODEL.vocab_size)}

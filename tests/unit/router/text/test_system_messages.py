@@ -8,8 +8,8 @@ import pytest
 
 from common.errors import InvalidRequest
 from router.text.chat_template import ChatOptions, ChatTemplate
-from tests.fakes.http_edge import CHAT_TEMPLATE, Edge, make_edge, says
-from tests.fakes.tool_models import WEATHER, model_with
+from tests.support.http.http_edge import CHAT_TEMPLATE, Edge, make_edge, says
+from tests.support.http.tool_models import WEATHER, model_with
 
 ROW = "[{{ m['role'] }}] {{ m['content'] }}\n"
 FIRST_ALONE = (

@@ -8,8 +8,8 @@ from common.observing.tracing import NO_SPAN
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import MAX_SHOWN_CHOICES, MAX_SHOWN_NODES, RequestWatch
-from tests.fakes.recorded_tracing import RecordedTracing
-from tests.unit.engine_core.build import make_request
+from tests.support.engine.build import make_request
+from tests.support.observing.recorded_tracing import RecordedTracing
 
 D1, D2, P1 = (Incarnation(name, 1) for name in ("d1", "d2", "p1"))
 FIRST, SECOND = AttemptId("c", 1), AttemptId("c", 2)

@@ -10,7 +10,7 @@ import pytest
 from common.errors import CheckpointError, ConfigError, NodeLost, PdserveError
 from placement.store import PlacementUnavailable
 from router.http.errors import api_error
-from tests.fakes.http_edge import Edge, chunks, fails, make_edge
+from tests.support.http.http_edge import Edge, chunks, fails, make_edge
 
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "max_tokens": 9}
 

@@ -9,8 +9,8 @@ import pytest
 from router.live.feed import LiveFeed
 from router.watch.edge_counters import EdgeCounters, RequestError
 from router.watch.minute_line import MINUTE_S, Minute, MinuteCounts
-from tests.fakes.http_edge import FakeCluster
-from tests.fakes.manual_clock import ManualClock
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_edge import FakeCluster
 
 
 def seconds(counts: MinuteCounts, edge: EdgeCounters, first: int, last: int) -> list[Minute]:

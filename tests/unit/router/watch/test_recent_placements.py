@@ -6,7 +6,7 @@ from common.ids import AttemptId, Incarnation
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import NUM_RECENT_PLACEMENTS, RecentPlacements
 from router.watch.request_watch import RequestWatch
-from tests.fakes.live_readings import placed
+from tests.support.observing.live_readings import placed
 
 D1, D2, P1, P2 = (Incarnation(name, 1) for name in ("d1", "d2", "p1", "p2"))
 FIRST, SECOND = AttemptId("c", 1), AttemptId("c", 2)

@@ -13,9 +13,9 @@ import pytest
 
 from common.errors import InternalError, NodeLost, Overloaded
 from router.text.text_model import TextModel
-from tests.fakes.http_edge import chunks, fails, hangs_after, make_edge, write_model_folder
-from tests.fakes.http_server import eventually, served
-from tests.fakes.recorded_tracing import RecordedTracing
+from tests.support.http.http_edge import chunks, fails, hangs_after, make_edge, write_model_folder
+from tests.support.http.http_server import eventually, served
+from tests.support.observing.recorded_tracing import RecordedTracing
 
 LOGGER = "pdserve.router.requests"
 PROMPT = "Hello world"

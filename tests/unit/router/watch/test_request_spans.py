@@ -9,8 +9,8 @@ import pytest
 from router.api import endpoints
 from router.api.bodies.kinds import RequestKind
 from router.api.endpoints import Endpoint
-from tests.fakes.http_edge import make_edge
-from tests.fakes.recorded_tracing import RecordedTracing
+from tests.support.http.http_edge import make_edge
+from tests.support.observing.recorded_tracing import RecordedTracing
 
 ENDPOINTS = [one for one in vars(endpoints).values() if isinstance(one, Endpoint)]
 MESSAGES = [{"role": "user", "content": "Hello"}]

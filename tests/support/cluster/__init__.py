@@ -1,0 +1,12 @@
+"""Clusters of real processes: real roles, a real Redis, real sockets.
+
+api           an HTTP client that knows the API's answers
+books         what nodes and the store hold, and the check that it is nothing
+cluster       processes that form one cluster
+compilations  a process that prints which kernels it compiled
+memory        what a process takes of the machine's memory
+processes     one `pdserve serve` process
+slow_serve    the same, whose steps take a while
+topologies    clusters that several test files use
+watching      requests beside an attack, and how long each stood still
+"""

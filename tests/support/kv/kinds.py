@@ -1,0 +1,318 @@
+"""The kinds of connector that the suite runs over; a further one is one more entry in `KINDS`.
+
+Nothing here needs more than numpy and what the connectors over TCP import, so that the suite also
+runs on a small machine with the hardware that a kind wants; what one kind alone needs, it imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common.ids import Incarnation
+from common.kv.kv_layout import KVLayout
+from common.observing.clock import Clock
+from kv_transfer.connector.shell import TransportConnector
+from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.ipc.ipc_lane import IpcLane, placed_sums
+from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pieces import Sums, packed_sums, piece_sum
+from kv_transfer.lanes.pool_memory import Bytes, host_pool
+from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import VERIFY_AUTO
+from kv_transfer.zmq.connector import ZmqConnector
+from tests.support.kv.card_sums import bytes_sum
+from tests.support.kv.fake_card import FakeCard
+from tests.support.kv.fake_late_lane import Copier, FakeLateLane
+from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
+from tests.support.kv.loopback_connector import (
+    LoopbackConnector,
+    LoopbackNetwork,
+    LoopbackTransport,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """A test's options for one node's connector."""
+
+    layout: KVLayout
+    incarnation: Incarnation
+    window_bytes: int
+    peer_timeout_s: float
+    verify: str = VERIFY_AUTO
+    clock: Clock | None = None
+
+
+class Kind:
+    """Makes the pools and connectors of one cluster.
+
+    `lane` is the one that its pairs agree on, with `kv_lanes` connections. `is_one_sided`: blocks
+    of a landing that ended early may be released later. `is_read_beside`: a frame is sent when
+    something other than the connector's thread has read its bytes.
+    """
+
+    lane = ""
+    is_one_sided = False
+    kv_lanes = 1
+    is_read_beside = False
+
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        """Return `pool_shape`, or uint8 `[num_bytes]` where layers differ."""
+        return np.zeros(shape_of_bytes(layout, num_blocks), np.uint8)
+
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+        raise NotImplementedError
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        """Return the HELLO's offer of `lane`, for bytes out of `pool`."""
+        return b""
+
+    def sums(self, planes: Sequence[Any], layer: int, ordinal: int) -> Sums:
+        """Return the sums of a block's pieces as `lane` sends them."""
+        return packed_sums(piece_sum(plane, layer, ordinal) for plane in planes)
+
+    def silent_endpoint(self) -> str:
+        """Return an endpoint that accepts connections and never sends."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class LoopbackKind(Kind):
+    """Connectors in one process, with a network that the test controls."""
+
+    lane = "loopback"
+
+    def __init__(self) -> None:
+        self.network = LoopbackNetwork()
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        """Return the lanes that are offered besides the inline one."""
+        return []
+
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+        return LoopbackConnector(
+            pool,
+            options.layout,
+            options.incarnation,
+            on_event,
+            network=self.network,
+            window_bytes=options.window_bytes,
+            peer_timeout_s=options.peer_timeout_s,
+            clock=options.clock,
+            lanes=self.lanes(pool, options.layout),
+            verify=options.verify,
+            kv_lanes=self.kv_lanes,
+        )
+
+    def silent_endpoint(self) -> str:
+        return LoopbackTransport(self.network).endpoint
+
+
+class FakeRdmaKind(LoopbackKind):
+    """One-sided writes in memory, which the test controls too."""
+
+    lane = "rdma"
+    is_one_sided = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fabric = Fabric()
+        self.one_sided: list[FakeOneSidedLane] = []
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        self.one_sided.append(FakeOneSidedLane(self.fabric, host_pool(pool, layout)))
+        return [self.one_sided[-1]]
+
+
+class FakeLateKind(LoopbackKind):
+    """Copies that are completed later, on a thread that the test controls too."""
+
+    lane = "shm"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copier = Copier()
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        return [FakeLateLane(self.copier, host_pool(pool, layout))]
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
+
+    def close(self) -> None:
+        self.copier.close()
+
+
+class ZmqKind(Kind):
+    """Connectors over TCP."""
+
+    lane = "zmq"
+
+    def __init__(self) -> None:
+        self.host = "127.0.0.1"
+        self.advertised_host: str | None = None
+        self._exit = contextlib.ExitStack()
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        """Return the lanes that are offered besides the inline one."""
+        return []
+
+    def card(self, pool: Bytes) -> FakeCard | None:
+        """Return the card that has the pool."""
+        return None
+
+    def host_bytes(self, pool: Bytes) -> Bytes:
+        """Return the connector's pool: where a card has `pool`, the mirror of it."""
+        return pool
+
+    def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
+        return ZmqConnector(
+            self.host_bytes(pool),
+            options.layout,
+            options.incarnation,
+            on_event,
+            host=self.host,
+            advertised_host=self.advertised_host,
+            window_bytes=options.window_bytes,
+            peer_timeout_s=options.peer_timeout_s,
+            clock=options.clock,
+            lanes=self.lanes(pool, options.layout),
+            card=self.card(pool),
+            verify=options.verify,
+            kv_lanes=self.kv_lanes,
+        )
+
+    def silent_endpoint(self) -> str:
+        listener = self._exit.enter_context(socket.create_server(("127.0.0.1", 0)))
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._exit.close()
+
+
+class ShmKind(ZmqKind):
+    """Frames over TCP, bytes through shared memory."""
+
+    lane = "shm"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: dict[int, Any] = {}
+
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        from kv_transfer.lanes.shm.shared_pool import SharedPool
+
+        shared = SharedPool(num_blocks * layout.block_bytes, is_touched=False)
+        pool = shared.memory.reshape(shape_of_bytes(layout, num_blocks))
+        self._shared[pool.ctypes.data] = shared
+        return pool
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        from kv_transfer.lanes.shm.shm_lane import ShmLane
+
+        return [ShmLane(layout, self._shared[pool.ctypes.data])]
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
+
+
+class CardKind(ZmqKind):
+    """Pools on cards, which the connector's lanes of the host reach through mirrors."""
+
+    is_read_beside = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cards: dict[int, tuple[FakeCard, Bytes]] = {}
+
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        shape = shape_of_bytes(layout, num_blocks)
+        mirror = np.full(shape, 0xEE, np.uint8)
+        card = FakeCard(layout, num_blocks, mirror)
+        self.cards[card.content.ctypes.data] = card, mirror
+        return card.content.reshape(shape)
+
+    def card(self, pool: Bytes) -> FakeCard:
+        return self.cards[pool.ctypes.data][0]
+
+    def host_bytes(self, pool: Bytes) -> Bytes:
+        return self.cards[pool.ctypes.data][1]
+
+    def close(self) -> None:
+        super().close()
+        for card, _ in self.cards.values():
+            card.close()
+
+
+class IpcKind(CardKind):
+    """Frames over TCP, bytes from card to card."""
+
+    lane = "ipc"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offering: list[IpcLane] = []
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        return [IpcLane(layout, self.card(pool), is_offered=True)]
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        self.offering.append(IpcLane(layout, self.card(pool), is_offered=True))
+        self.offering[-1].attach(lambda: None)
+        offer = self.offering[-1].offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
+
+    def sums(self, planes: Sequence[Any], layer: int, ordinal: int) -> Sums:
+        sums = np.array([[bytes_sum(np.frombuffer(one, np.uint8))] for one in planes], np.uint64)
+        return placed_sums(sums, layer, as_blocks([ordinal]))
+
+    def close(self) -> None:
+        for lane in self.offering:
+            lane.close()
+        super().close()
+
+
+def shape_of_bytes(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
+    """Return `pool_shape`, or `[num_bytes]` where layers differ, as `host_pool` takes it."""
+    is_equal = all(layer == layout.layers[0] for layer in layout.layers)
+    return layout.pool_shape(num_blocks) if is_equal else (num_blocks * layout.block_bytes,)
+
+
+def _with_lanes(kind: Kind, kv_lanes: int) -> Kind:
+    kind.kv_lanes = kv_lanes
+    return kind
+
+
+KINDS: dict[str, Callable[[], Kind]] = {
+    "loopback": LoopbackKind,
+    "fake-rdma": FakeRdmaKind,
+    "fake-late": FakeLateKind,
+    "zmq": ZmqKind,
+    "shm": ShmKind,
+    "ipc": IpcKind,
+    "card-zmq": CardKind,
+    "loopback-2": lambda: _with_lanes(LoopbackKind(), 2),
+    "zmq-4": lambda: _with_lanes(ZmqKind(), 4),
+}
+"""The suite runs over each of these."""
+
+MORE_KINDS: dict[str, Callable[[], Kind]] = {
+    "zmq-2": lambda: _with_lanes(ZmqKind(), 2),
+    "shm-2": lambda: _with_lanes(ShmKind(), 2),
+    "ipc-2": lambda: _with_lanes(IpcKind(), 2),
+}
+"""Single tests name these."""

@@ -1,0 +1,130 @@
+"""GGUF files of tiny models, in any formats, and folders with the same values in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import quants
+
+from engine.runner.weights.checkpoint import expected_shapes
+from engine.runner.weights.gguf_weights import gguf_name
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.stored_formats import dequantise
+from engine.runner.weights.stored_tensor import BlockTensor
+from pdserve.checkpoints.gguf_folder import make_gguf_folder
+from tests.support.models.packing import stored
+from tests.support.models.tiny_checkpoints import (
+    CONFIGS,
+    VOCAB_SIZE,
+    weights_of,
+    write_checkpoint,
+    write_safetensors,
+)
+
+FAMILIES = ("llama", "qwen2", "qwen3", "ernie", "ernie_biased")
+"""Names of `CONFIGS` whose architectures GGUF files have."""
+K_CONFIG = CONFIGS["qwen3"] | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""A model all of whose rows are whole blocks of 256."""
+_K_SCALE = 1e-4
+"""Scale of blocks of any bits that makes values about as large as those of `weights_of`."""
+
+
+def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of heads with halves first as llama.cpp's converter stores them for `llama`."""
+    return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def metadata_of(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return {
+        f"{family}.block_count": config["num_hidden_layers"],
+        f"{family}.context_length": config["max_position_embeddings"],
+        f"{family}.embedding_length": config["hidden_size"],
+        f"{family}.feed_forward_length": config["intermediate_size"],
+        f"{family}.attention.head_count": config["num_attention_heads"],
+        f"{family}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{family}.attention.key_length": head_dim,
+        f"{family}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        f"{family}.rope.freq_base": float(config["rope_theta"]),
+    }
+
+
+def write_gguf(
+    path: Path, config: Mapping[str, Any], formats: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """Write a model's file; return the values it holds, by Hugging Face name.
+
+    `formats` are by part of a tensor's name, such as `q_proj`; others are in F32. The values of K
+    types are any bits.
+    """
+    family = config["model_type"]
+    writer = gguf.GGUFWriter(path, family)
+    for key, value in metadata_of(family, config).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", "qwen2")
+    writer.add_array(
+        "tokenizer.ggml.tokens", ["a", "b", "ab", *(f"t{i}" for i in range(3, VOCAB_SIZE))]
+    )
+    writer.add_array("tokenizer.ggml.token_type", [1] * VOCAB_SIZE)
+    writer.add_array("tokenizer.ggml.merges", ["a b"])
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
+    values = {}
+    for seed, (name, weight) in enumerate(weights_of(config).items()):
+        part = name.split(".")[-2]
+        kind = formats.get(part, "F32") if weight.ndim == 2 else "F32"
+        kind_type = gguf.GGMLQuantizationType[kind]
+        if kind.endswith("_K"):
+            tensor = stored(kind, weight.shape[0], weight.shape[1], seed, _K_SCALE)
+            raw, values[name] = tensor.rows, dequantise(tensor)
+        else:
+            raw = quants.quantize(weight, kind_type)
+            values[name] = _values(kind, raw, weight.shape)
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(part)
+        if family == "llama" and heads is not None:
+            raw = interleaved(raw, config[heads])
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return values
+
+
+def _values(kind: str, raw: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    rows = raw.reshape(shape[0], -1) if len(shape) == 2 else raw.reshape(1, -1)
+    tensor = BlockTensor(kind, (len(rows), shape[-1]), rows.view(np.uint8))
+    return dequantise(tensor).reshape(shape)
+
+
+def write_pair(
+    folder: Path, config: Mapping[str, Any], formats: Mapping[str, str]
+) -> tuple[Path, Path]:
+    """Return a folder over a GGUF file, and one with the same values in a safetensors file.
+
+    Both have the same tensors in the same order, which is a part of their identity.
+    """
+    stored_folder, wide = folder / "stored", folder / "wide"
+    stored_folder.mkdir(parents=True)
+    values = write_gguf(folder / "model.gguf", config, formats)
+    make_gguf_folder(folder / "model.gguf", stored_folder)
+    write_wide(wide, config, values)
+    return stored_folder, wide
+
+
+def write_wide(folder: Path, config: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> Path:
+    """Return a folder with these values in float32, in the order in which a decoder names them."""
+    write_checkpoint(folder, config)
+    in_order = {name: values[name] for name in expected_shapes(read_decoder_spec(folder))}
+    write_safetensors(folder / "model.safetensors", in_order)
+    return folder
+
+
+FORMATS = {
+    "embed_tokens": "Q8_0", "q_proj": "Q5_0", "k_proj": "Q4_1", "v_proj": "F16",
+    "o_proj": "Q4_0", "gate_proj": "Q5_1", "up_proj": "Q8_0", "down_proj": "Q4_1",
+}  # fmt: skip

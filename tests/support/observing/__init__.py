@@ -1,0 +1,7 @@
+"""What a process shows: spans, readings of the live page, the sockets that it listens on.
+
+listeners         what a process listens on, as the kernel knows it
+live_readings     readings for the live page
+otlp_collector    a collector of OTLP traces
+recorded_tracing  spans kept in memory
+"""

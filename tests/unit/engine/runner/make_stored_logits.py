@@ -1,0 +1,49 @@
+"""Store transformers' logits of the tiny checkpoints: `python make_stored_logits.py`.
+
+Run from the repository's root by an interpreter that has torch and transformers; writes
+data/stored_logits.json beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+
+LENGTHS = (1, 100)
+
+
+def transformers_logits(folder: Path, token_ids: list[int]) -> list[float]:
+    """Float32 logits of the last position."""
+    values = json.loads((folder / "config.json").read_text())
+    kind: Any = AutoModelForCausalLM
+    config = None
+    if values["model_type"] == "mimo":  # its own code is Qwen2's with MTP layers beside it
+        kind, config = Qwen2ForCausalLM, Qwen2Config(**values | {"model_type": "qwen2"})
+    model = kind.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return [float(x) for x in model(torch.tensor([token_ids])).logits[0, -1]]
+
+
+def main() -> None:
+    stored: dict[str, dict[str, list[float]]] = {}
+    for name, config in CONFIGS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = write_checkpoint(Path(folder), config)
+            stored[name] = {
+                str(n): [round(x, 5) for x in transformers_logits(checkpoint, prompt_of(n))]
+                for n in LENGTHS
+            }
+    target = Path(__file__).with_name("data") / "stored_logits.json"
+    lines = (f' "{name}": {json.dumps(logits)}' for name, logits in stored.items())
+    target.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

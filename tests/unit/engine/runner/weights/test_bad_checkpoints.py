@@ -1,0 +1,294 @@
+"""A broken or unsupported folder is refused before any weight is read, naming what is wrong."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import CheckpointError
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec, read_eos_token_ids
+from tests.support.models.running import load
+from tests.support.models.tiny_checkpoints import (
+    CONFIGS,
+    weights_of,
+    write_checkpoint,
+    write_safetensors,
+)
+
+LLAMA = CONFIGS["llama"]
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def _open(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, read_decoder_spec(folder))
+
+
+def _refused(folder: Path, *words: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        _open(folder)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    tensors = weights_of(LLAMA)
+    change(tensors)
+    write_safetensors(folder / SINGLE, tensors)
+
+
+def _write_config(folder: Path, values: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere: no such folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_broken_checkpoint_is_told_before_paddle_is_imported(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from common.settings.config import EngineConfig, ModelConfig\n"
+        "from common.errors import CheckpointError\n"
+        "from engine.runner.start.load import load_model_runner\n"
+        "try:\n"
+        "    load_model_runner(ModelConfig(model=sys.argv[1]), EngineConfig())\n"
+        "except CheckpointError:\n"
+        "    sys.exit(3 if 'paddle' in sys.modules else 0)\n"
+    )
+    write_checkpoint(tmp_path, LLAMA)
+    (tmp_path / SINGLE).write_bytes(b"")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=60)
+    assert done.returncode == 0
+
+
+def test_no_config(tmp_path: Path) -> None:
+    _refused(tmp_path, "config.json", "no such file")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"llama"', "\xff"])
+def test_config_that_is_no_json_object(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    _refused(tmp_path, "config.json")
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"architectures": ' + DEEP])
+def test_a_config_that_is_nested_too_deeply(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    _refused(tmp_path, "config.json", "not readable as JSON")
+
+
+def test_a_header_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    header = b'{"a": ' + DEEP.encode()
+    (tmp_path / SINGLE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    _refused(tmp_path, SINGLE, "header is broken")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, 10**9 * 64) for key in ("num_hidden_layers", "hidden_size", "intermediate_size")),
+        *((key, 10**12) for key in ("vocab_size", "num_attention_heads", "head_dim")),
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 10**300),
+        ("max_position_embeddings", 10**30),
+    ],
+)
+def test_counts_beyond_any_model_are_refused_before_memory_is_taken(
+    tmp_path: Path, key: str, value: int
+) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _write_config(tmp_path, {**LLAMA, key: value})
+    tracemalloc.start()
+    try:
+        _refused(tmp_path, "config.json", key, "wanted at most")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("layer_types", [5, "full_attention", {"a": 1}, [["full_attention"]], [5]])
+def test_layer_types_of_another_shape(tmp_path: Path, layer_types: object) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _write_config(tmp_path, {**LLAMA, "layer_types": layer_types})
+    _refused(tmp_path, "config.json", "layer_types", "full_attention")
+
+
+def test_a_config_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(1 << 32)
+    _refused(tmp_path, "config.json", "wanted at most")
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    (tmp_path / SINGLE).unlink()
+    _refused(tmp_path, str(tmp_path), "no weights", INDEX)
+
+
+def test_missing_tensor(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _rewrite(tmp_path, lambda tensors: tensors.pop(UP))
+    _refused(tmp_path, UP, "missing", "[96, 64]")
+
+
+def test_wrong_shape(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _rewrite(tmp_path, lambda tensors: tensors.update({UP: tensors[UP][:, :32]}))
+    _refused(tmp_path, SINGLE, UP, "[96, 32]", "[96, 64]")
+
+
+def _change_header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    raw = (folder / SINGLE).read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    (folder / SINGLE).write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])
+
+
+def test_wrong_dtype(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _change_header(tmp_path, lambda header: header[UP].update(dtype="I8"))
+    _refused(tmp_path, SINGLE, UP, "I8", "F32, F16 or BF16")
+
+
+def test_byte_range_that_contradicts_the_shape(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _change_header(tmp_path, lambda header: header[UP].update(dtype="F16"))
+    _refused(tmp_path, SINGLE, UP, "24576 bytes", "12288")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header[UP].pop("shape"),
+        lambda header: header[UP].update(data_offsets=[0]),
+        lambda header: header[UP].update(data_offsets=["a", "b"]),
+        lambda header: header.update({UP: 3}),
+    ],
+)
+def test_broken_header_entry(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _change_header(tmp_path, change)
+    _refused(tmp_path, SINGLE, "header is broken")
+
+
+@pytest.mark.parametrize("offsets", [[-8, 24568], [24576, 0], [1 << 40, (1 << 40) + 24576]])
+def test_byte_range_outside_the_file(tmp_path: Path, offsets: list[int]) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    _change_header(tmp_path, lambda header: header[UP].update(data_offsets=offsets))
+    _refused(tmp_path, SINGLE, UP)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 8, 100, 5000, -1])
+def test_truncated_file(tmp_path: Path, kept: int) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    path = tmp_path / SINGLE
+    path.write_bytes(path.read_bytes()[:kept])
+    _refused(tmp_path, SINGLE, "truncated")
+
+
+def test_something_else_with_this_name(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    (tmp_path / SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    _refused(tmp_path, SINGLE, "not safetensors")
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA, num_shards=3)
+    _open(tmp_path)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    _refused(tmp_path, "model-00002-of-00003.safetensors", "shard is missing")
+
+
+def test_shard_without_a_tensor_that_the_index_puts_there(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LLAMA, num_shards=2)
+    index = json.loads((tmp_path / INDEX).read_text())
+    moved = "model-00001-of-00002.safetensors"
+    index["weight_map"] = dict.fromkeys(index["weight_map"], moved)
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    _refused(tmp_path, moved, "has no tensor")
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {UP: 3}, {UP: "../other.safetensors"}])
+def test_index_that_names_no_files_here(tmp_path: Path, weight_map: object) -> None:
+    write_checkpoint(tmp_path, LLAMA, num_shards=2)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    _refused(tmp_path, INDEX)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ("architectures", "GPT2LMHeadModel", "Qwen3")),
+        ({"architectures": None}, ("architectures", "LlamaForCausalLM")),
+        ({"architectures": [["LlamaForCausalLM"]]}, ("architectures",)),
+        ({"hidden_size": "64"}, ("hidden_size", "'64'", "whole number")),
+        ({"hidden_size": True}, ("hidden_size", "whole number")),
+        ({"num_hidden_layers": 0}, ("num_hidden_layers", "at least 1")),
+        ({"num_key_value_heads": 3}, ("num_key_value_heads", "divisor")),
+        ({"num_attention_heads": 6, "num_key_value_heads": 2}, ("num_attention_heads", "64")),
+        ({"head_dim": 15}, ("head_dim", "even")),
+        ({"rms_norm_eps": -1}, ("rms_norm_eps", "above 0")),
+        ({"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
+        ({"tie_word_embeddings": "yes"}, ("tie_word_embeddings", "true or false")),
+        ({"quantization_config": {"bits": 4}}, ("quantization_config",)),
+        ({"use_sliding_window": True}, ("use_sliding_window",)),
+        ({"layer_types": ["sliding_attention"] * 2}, ("layer_types", "full_attention")),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ("rope_type", "yarn", "llama3")),
+        ({"rope_scaling": {"type": "linear"}}, ("rope_scaling.factor", "above 0")),
+        ({"rope_scaling": "linear"}, ("rope_scaling", "object")),
+        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
+    ],
+)
+def test_config_that_the_decoder_does_not_compute(
+    tmp_path: Path, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | change))
+    _refused(tmp_path, "config.json", *words)
+
+
+MISTRAL = CONFIGS["mistral"]
+
+
+@pytest.mark.parametrize("window", [511, 1])
+def test_a_sliding_window_within_the_context(tmp_path: Path, window: int) -> None:
+    write_checkpoint(tmp_path, MISTRAL | {"sliding_window": window})
+    _refused(tmp_path, "config.json", "sliding_window", str(window), "max_position_embeddings")
+
+
+def test_a_mistral_that_does_not_name_its_window(tmp_path: Path) -> None:
+    unnamed = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    write_checkpoint(tmp_path, unnamed)
+    _refused(tmp_path, "config.json", "sliding_window", "missing")
+
+
+def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, MISTRAL | {"sliding_window": 512})
+    assert read_decoder_spec(tmp_path) == read_decoder_spec(write_checkpoint(tmp_path, MISTRAL))
+
+
+@pytest.mark.parametrize("value", ["2", [2, "3"], {"id": 2}, True])
+def test_eos_token_id_that_is_no_id(tmp_path: Path, value: object) -> None:
+    write_checkpoint(tmp_path, LLAMA)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(CheckpointError, match=r"generation_config.json.*eos_token_id"):
+        read_eos_token_ids(tmp_path)

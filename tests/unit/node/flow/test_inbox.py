@@ -1,0 +1,99 @@
+"""The bounded door into the step thread."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from common.errors import Draining, HandoffFailed, Overloaded
+from common.ids import AttemptId, Incarnation
+from kv_transfer.contract import LandingFailed
+from node.flow.inbox import MAX_ABORTS, Inbox
+from node.flow.messages import AbortAttempt, Message, RouterGone, Submit
+from tests.support.engine.build import make_request
+
+ROUTER = Incarnation("r", 1)
+
+
+def submit(reply_to: int = 1) -> Submit:
+    return Submit(request=make_request(3), router=ROUTER, reply_to=reply_to, received_at_s=0.0)
+
+
+ALWAYS_LET_IN: list[Message] = [
+    AbortAttempt(ROUTER, (AttemptId("a", 1),)),
+    RouterGone(ROUTER),
+    LandingFailed(5, HandoffFailed("gone")),
+]
+
+
+def test_messages_come_out_in_the_order_they_went_in() -> None:
+    inbox = Inbox(max_requests=2)
+    messages = [submit(), *ALWAYS_LET_IN, submit(2)]
+    for message in messages:
+        inbox.put(message)
+    assert inbox.take_all() == messages
+    assert inbox.take_all() == []
+
+
+def test_requests_are_refused_when_too_many_wait_and_let_in_again_later() -> None:
+    inbox = Inbox(max_requests=2)
+    inbox.put(submit(1))
+    inbox.put(submit(2))
+    with pytest.raises(Overloaded, match="2 requests wait"):
+        inbox.put(submit(9))
+    assert len(inbox.take_all()) == 2
+    inbox.put(submit(9))
+    assert inbox.take_all() == [submit(9)]
+
+
+def test_what_ends_things_always_gets_in() -> None:
+    inbox = Inbox(max_requests=1)
+    inbox.put(submit())
+    for message in ALWAYS_LET_IN:
+        inbox.put(message)
+    inbox.close()
+    for message in ALWAYS_LET_IN:
+        inbox.put(message)
+    assert inbox.take_all() == [submit(), *ALWAYS_LET_IN, *ALWAYS_LET_IN]
+
+
+def test_aborts_are_refused_when_too_many_wait_and_let_in_again_later() -> None:
+    inbox = Inbox(max_requests=1)
+    abort = AbortAttempt(Incarnation("router", 1), (AttemptId("any", 1),))
+    for _ in range(MAX_ABORTS):
+        inbox.put(abort)
+    with pytest.raises(Overloaded, match=f"{MAX_ABORTS} messages of aborts"):
+        inbox.put(abort)
+    assert len(inbox.take_all()) == MAX_ABORTS
+    inbox.put(abort)
+    assert inbox.take_all() == [abort]
+
+
+def test_a_closed_inbox_refuses_requests_and_no_longer_waits() -> None:
+    inbox = Inbox(max_requests=5)
+    inbox.close()
+    assert inbox.is_closed
+    with pytest.raises(Draining, match="stopping"):
+        inbox.put(submit())
+    inbox.wait(None)
+
+
+def test_waiting_ends_at_once_when_something_is_there_or_no_time_is_left() -> None:
+    inbox = Inbox(max_requests=5)
+    inbox.wait(0.0)
+    inbox.put(submit())
+    inbox.wait(None)
+
+
+@pytest.mark.parametrize("wake", ["put", "close"])
+def test_a_waiting_thread_is_woken(wake: str) -> None:
+    inbox = Inbox(max_requests=5)
+    thread = threading.Thread(target=inbox.wait, args=(None,))
+    thread.start()
+    if wake == "put":
+        inbox.put(RouterGone(ROUTER))
+    else:
+        inbox.close()
+    thread.join(10)
+    assert not thread.is_alive()

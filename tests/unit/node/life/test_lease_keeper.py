@@ -1,0 +1,210 @@
+"""The node's lease: renewed with its load, kept through an absent store, given up when fenced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from common.errors import StaleEpoch
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord, Role
+from node.life.lease_keeper import RENEWALS_PER_LEASE, SECONDS_PER_WARNING, LeaseKeeper
+from placement.store import PlacementRefused, PlacementUnavailable
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.stores.memory_store import MemoryStore
+
+LEASE_S = 4.0
+
+
+class FlakyStore(MemoryStore):
+    """A memory store that can be away, or refuse."""
+
+    trouble: PlacementUnavailable | None = None
+
+    async def heartbeat(self, record: NodeRecord, load: NodeLoad, *, lease_s: float) -> None:
+        self._fail_when_away()
+        await super().heartbeat(record, load, lease_s=lease_s)
+
+    async def leave(self, incarnation: Incarnation) -> None:
+        self._fail_when_away()
+        await super().leave(incarnation)
+
+    def _fail_when_away(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+
+class World:
+    """A keeper for each incarnation asked for, on one store and one clock."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = FlakyStore(self.clock)
+        self.num_running = 0
+
+    def keeper(self, epoch: int = 1) -> LeaseKeeper:
+        return LeaseKeeper(self.store, record(epoch), self.load, lease_s=LEASE_S, clock=self.clock)
+
+    def load(self) -> NodeLoad:
+        return NodeLoad(
+            free_blocks=9,
+            free_seats=3,
+            num_running=self.num_running,
+            num_waiting=0,
+            queued_tokens=0,
+        )
+
+    async def live(self) -> list[tuple[int, int]]:
+        """Epoch and running sequences of every live node."""
+        nodes = await self.store.live_nodes()
+        return [(n.record.incarnation.epoch, n.load.num_running) for n in nodes]
+
+
+def record(epoch: int) -> NodeRecord:
+    return NodeRecord(
+        node_id="decode-0",
+        epoch=epoch,
+        role=Role.DECODE,
+        control_address="127.0.0.1:1",
+        model="m",
+        fingerprint="f",
+        block_size=64,
+        num_blocks=100,
+        max_num_seqs=8,
+        max_model_len=1000,
+    )
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_every_heartbeat_carries_the_load_of_its_moment(world: World) -> None:
+    keeper = world.keeper()
+    await keeper.renew()
+    assert await world.live() == [(1, 0)]
+    world.num_running = 5
+    await keeper.renew()
+    assert await world.live() == [(1, 5)]
+
+
+async def test_a_lease_that_is_not_renewed_expires_and_one_that_is_does_not(world: World) -> None:
+    keeper = world.keeper()
+    await keeper.renew()
+    world.clock.advance(LEASE_S - 0.5)
+    await keeper.renew()
+    world.clock.advance(LEASE_S - 0.5)
+    assert await world.live() == [(1, 0)]
+    world.clock.advance(0.5)
+    assert await world.live() == []
+
+
+@pytest.mark.covers("F74")
+async def test_an_emptied_store_fills_again_by_itself(world: World) -> None:
+    keeper = world.keeper()
+    await keeper.renew()
+    world.store.clear()
+    assert await world.live() == []
+    await keeper.renew()
+    assert await world.live() == [(1, 0)]
+
+
+async def test_a_failure_that_lasts_is_logged_now_and_then_and_each_is_counted(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = world.keeper()
+    world.store.trouble = PlacementUnavailable("no answer in 1 s")
+    with caplog.at_level(logging.INFO, "pdserve.node"):
+        for _ in range(3):
+            await keeper.renew()
+        assert [r.levelname for r in caplog.records] == ["WARNING"]
+        assert "(failure 1), serving on: no answer in 1 s" in caplog.text
+        world.store.trouble = PlacementRefused("OOM command not allowed")
+        world.clock.advance(SECONDS_PER_WARNING)
+        for _ in range(2):
+            await keeper.renew()
+        assert [r.levelname for r in caplog.records] == ["WARNING"] * 2
+        assert "(failure 4), serving on: OOM command not allowed" in caplog.text
+        world.store.trouble = None
+        await keeper.renew()
+        await keeper.renew()
+    assert [r.levelname for r in caplog.records] == ["WARNING"] * 2 + ["INFO"]
+    assert "renewed again, after 5 failures" in caplog.text
+    assert await world.live() == [(1, 0)]
+    counted = {"placement_unavailable": 3, "placement_slow": 0, "placement_refused": 2}
+    assert keeper.failures == counted
+    world.store.trouble = PlacementRefused("OOM command not allowed")
+    with caplog.at_level(logging.INFO, "pdserve.node"):
+        await keeper.renew()
+    assert caplog.records[-1].levelname == "WARNING", "another failure is news"
+
+
+@pytest.mark.covers("F75")
+async def test_a_node_whose_successor_holds_the_lease_is_fenced(world: World) -> None:
+    old, new = world.keeper(1), world.keeper(2)
+    await old.renew()
+    await new.renew()
+    with pytest.raises(StaleEpoch, match="decode-0#2 holds the lease"):
+        await old.run()
+    assert await world.live() == [(2, 0)]
+
+
+async def test_leaving_takes_the_node_out_and_never_its_successor(world: World) -> None:
+    old, new = world.keeper(1), world.keeper(2)
+    await old.renew()
+    await new.renew()
+    await old.leave()
+    assert await world.live() == [(2, 0)]
+    await new.leave()
+    assert await world.live() == []
+
+
+async def test_leaving_an_absent_store_is_no_error(world: World) -> None:
+    keeper = world.keeper()
+    await keeper.renew()
+    world.store.trouble = PlacementUnavailable("no answer in 1 s")
+    await keeper.leave()
+    world.store.trouble = None
+    world.clock.advance(LEASE_S)
+    assert await world.live() == []
+
+
+async def test_the_lease_is_renewed_several_times_in_its_length(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    class OverAtOnce:
+        """Stands for `asyncio.timeout`."""
+
+        def __init__(self, span_s: float) -> None:
+            slept.append(span_s)
+
+        async def __aenter__(self) -> None:
+            world.clock.advance(slept[-1])
+            assert await world.live() == [(1, 0)]
+            is_enough = len(slept) == 3 * RENEWALS_PER_LEASE
+            raise asyncio.CancelledError if is_enough else TimeoutError
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr("node.life.lease_keeper.asyncio.timeout", OverAtOnce)
+    with pytest.raises(asyncio.CancelledError):
+        await world.keeper().run()
+    assert set(slept) == {LEASE_S / RENEWALS_PER_LEASE}
+
+
+async def test_news_does_not_wait_for_its_turn(world: World) -> None:
+    """A clock that stands still: no heartbeat comes by itself."""
+    keeper = world.keeper()
+    renewing = asyncio.create_task(keeper.run())
+    for num_running in (3, 4):
+        world.num_running = num_running
+        keeper.renew_soon()
+        async with asyncio.timeout(20):
+            while await world.live() != [(1, num_running)]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    renewing.cancel()
