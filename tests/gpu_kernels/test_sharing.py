@@ -27,7 +27,7 @@ from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import host_pool
 from kv_transfer.zmq.connector import ZmqConnector
-from tests.support.kv.fake_card import bytes_sum
+from tests.support.engine.fake_card import bytes_sum
 
 WAIT_S = 20.0
 # A block's keys are three parts of the kernel, the last one shorter.

@@ -21,7 +21,7 @@ from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from tests.contract.kv_connector.raw_sender import RawSender
-from tests.support.kv.fake_card import FakeCard
+from tests.support.engine.fake_card import FakeCard
 from tests.support.kv.kinds import CardKind
 from tests.support.kv.kv_cluster import (
     WAIT_S,
