@@ -29,7 +29,6 @@ class RecordingLibrary:
         self.calls: list[str] = []
         self.failing: dict[str, int] = {}
         self._next = 1 << 20
-        self._pinned: list[ctypes.Array[ctypes.c_uint8]] = []
         self._pinned: list[Any] = []
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -48,9 +47,6 @@ class RecordingLibrary:
         elif name == "cuMemAlloc_v2":
             arguments[0]._obj.value = self._next
             self._next += -(-arguments[1].value // 256) * 256
-        elif name == "cuMemHostAlloc":
-            self._pinned.append((ctypes.c_uint8 * arguments[1].value)())
-            arguments[0]._obj.value = ctypes.addressof(self._pinned[-1])
         elif name == "cuDeviceGetAttribute":
             arguments[0]._obj.value = {16: 132, 75: 9, 76: 0, 97: 227 << 10}[arguments[1]]
         elif name == "cuMemHostAlloc":
