@@ -85,7 +85,7 @@ def test_decoded_rows_have_the_same_bits(
     step.close()
 
 
-def test_a_step_behind_another_takes_its_tokens_on_the_card(
+def test_a_step_after_another_takes_its_tokens_on_the_card(
     tiny: TinyDecoder, whole: np.ndarray
 ) -> None:
     """In another order of the rows, and with a row of the host's beside them."""

@@ -31,6 +31,11 @@ products of one row and cost a second sum in prefill. `docs/gpu.md` has the figu
 The driver is called through ctypes. One file serves every version of it, where `cuda-bindings`
 follows CUDA's major versions and costs more a call.
 
+A step's tokens stay on the card, and the embedding of the next one reads them there. The host sends
+all other numbers of a row again, in one copy of a few KB; a kernel that moves rows on would need no
+copy. But so rows may leave, change their order and get blocks, and a step that is begun early is
+like any other. The scheduler decides which one is, since a runner knows neither queue nor pool.
+
 The card draws where a temperature is all that a row asks for, with noise of the CPU's Philox words;
 two launches and four bytes a row. Rows under filters, penalties, grammars or other rules, and those
 with log probabilities, are drawn on the host from their own logits. A row's way depends on its own

@@ -152,7 +152,7 @@ class GpuDecoder:
         return Hidden(rows, num_rows)
 
     def begin_rows(self, rows: StepRows, ways: DrawWays | None) -> Hidden:
-        """Queue a step without chunks, behind all that is queued."""
+        """Queue a step without chunks, after all that is queued."""
         return Hidden(rows, rows.count, self.steps.begin(rows, ways))
 
     def has_pieces_for(self, positions: np.ndarray) -> bool:

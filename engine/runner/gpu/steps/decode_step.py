@@ -19,7 +19,7 @@ from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows
 
 _SIDES = 2
-"""Steps whose tokens the host has not read yet: one that it waits for, and the one behind."""
+"""Steps whose tokens the host has not read yet: one that it waits for, and the one after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class DecodeSteps:
         return Drawing(side, rows.count)
 
     def tokens(self, drawing: Drawing) -> np.ndarray:
-        """Wait for a step's tokens, -1 where logits are not finite, and for nothing behind it."""
+        """Wait for a step's tokens, -1 where logits are not finite, and for nothing after it."""
         self._events[drawing.side].wait()
         return self._read[drawing.side, : drawing.count].copy()
 
