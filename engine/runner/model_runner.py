@@ -128,6 +128,19 @@ class ModelRunner:
         """Whether KV that is written to `kv_bytes` must be staged in before a step reads it."""
         return self._cache.is_mirrored
 
+    @property
+    def card_pool(self) -> object | None:
+        """See `cache.contract.Cache.card_pool`."""
+        return self._cache.card_pool
+
+    @property
+    def stages_landings(self) -> bool:
+        """Whether a flow has what lands staged in, and what is sent staged out.
+
+        No: where the connector moves KV to and from the card itself.
+        """
+        return self.needs_staging and self.card_pool is None
+
     def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
         """Begin a copy between a mirrored cache and host memory, beside the steps.
 
@@ -165,7 +178,7 @@ class ModelRunner:
     ) -> list[DrawnTokens | None]:
         """Compute the batch's tokens and draw where asked; return one entry per sequence.
 
-        `on_layer(l)` is called for each layer of the cache as soon as `kv_bytes` holds the step's
+        `on_layer(l)` is called for each layer of the cache as soon as transfers can read the step's
         keys and values in it, layer 0 first, an MTP layer after the draw. `on_queued` is called
         before the layers on a CPU, whose kernels need no interpreter, and before the draw on a
         device, which then has all layers to compute.

@@ -189,6 +189,8 @@ class GpuBackEnd:
         row_draw = CardDraw(card.device, decoder)
         decoder.bind_all()
         row_draw.bind_all()
+        for spec in cache.card_pool.kernel_specs:
+            needed.kernel(spec)
         card.compile(needed.specs)
         make_kernel = card.kernel
         decoder.use_pool(cache.pool)

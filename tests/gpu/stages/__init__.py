@@ -6,17 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.stages.bits import bits
-from tests.gpu.stages.machine import ceilings, ipc, launch_cost
+from tests.gpu.stages.machine import ceilings, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
 from tests.gpu.stages.quantised import quantised
 from tests.gpu.stages.runner import runner_bits, runner_steps
+from tests.gpu.stages.sharing import ipc, ipc_lane
 from tests.gpu.stages.step_forms import step_forms
 from tests.gpu.stages.steps import attention, host, prefill, step
 from tests.gpu.stages.tile_forms import tile_forms
 
-UNASKED = frozenset({"sweep", "step_forms", "tile_forms", "runner_bits", "runner_steps"})
-"""Stages that run only when they are named; those of the runner need a node's environment."""
+UNASKED = frozenset(
+    {"sweep", "step_forms", "tile_forms", "ipc_lane", "runner_bits", "runner_steps"}
+)
+"""Stages that run only when they are named; the last three need a node's environment."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "ceilings": ceilings,
@@ -33,6 +36,7 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "host": host,
     "launch_cost": launch_cost,
     "ipc": ipc,
+    "ipc_lane": ipc_lane,
     "runner_bits": runner_bits,
     "runner_steps": runner_steps,
 }

@@ -112,7 +112,8 @@ class HashRunner:
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
-    needs_staging = True
+    needs_staging = stages_landings = True
+    card_pool = None
 
     @property
     def can_go_on(self) -> bool:
