@@ -130,13 +130,23 @@ class GpuDecoder:
         for size in self._sizes:
             self._list_pieces(size)
             self._embed(size)
-            self._layer(0, size, size, 0)
+            for layer in self._kinds_of_layers():
+                self._layer(layer, size, size, 0)
         for num_rows in (1, 32, 64, 256, 1024, self._most_rows):
             if num_rows <= self._most_rows:
-                self._layer(0, num_rows, 1, 1)
-        for count in (1, 17, 33, 65, self.most_logits_rows):
+                for layer in self._kinds_of_layers():
+                    self._layer(layer, num_rows, 1, 1)
+        for count in (1, 9, 17, 33, 65, self.most_logits_rows):
             if count <= self.most_logits_rows:
                 self._head(count, is_gathered=True)
+
+    def _kinds_of_layers(self) -> list[int]:
+        """Return one layer of each kind: those of a file may have weights in different forms."""
+        kinds = {
+            (layer.qkv.form, layer.output.form, layer.gate_up.form, layer.down.form): index
+            for index, layer in enumerate(self.launches.weights.layers)
+        }
+        return list(kinds.values())
 
     def begin(self, batch: FlatBatch) -> Hidden:
         """Send the rows; a step without chunks is computed to its last layer."""

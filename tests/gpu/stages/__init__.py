@@ -10,12 +10,15 @@ from tests.gpu.stages.machine import ceilings, ipc, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
 from tests.gpu.stages.quantised import quantised
+from tests.gpu.stages.quantised_runner import runner_quantised
 from tests.gpu.stages.runner import runner_bits, runner_steps
 from tests.gpu.stages.step_forms import step_forms
 from tests.gpu.stages.steps import attention, host, prefill, step
 from tests.gpu.stages.tile_forms import tile_forms
 
-UNASKED = frozenset({"sweep", "step_forms", "tile_forms", "runner_bits", "runner_steps"})
+UNASKED = frozenset(
+    {"sweep", "step_forms", "tile_forms", "runner_bits", "runner_steps", "runner_quantised"}
+)
 """Stages that run only when they are named; those of the runner need a node's environment."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
@@ -35,4 +38,5 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "ipc": ipc,
     "runner_bits": runner_bits,
     "runner_steps": runner_steps,
+    "runner_quantised": runner_quantised,
 }
