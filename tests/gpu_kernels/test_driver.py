@@ -206,7 +206,7 @@ def test_tiles_divide_the_inputs_and_fit_the_card(rows: int, inputs: int, capabi
             ranges = 1 if form is Form.BF16 else num_ranges(weights)
             assert inputs // ranges % tile.depth == 0
             assert tile.prefetch <= inputs // ranges
-            size = {Form.BF16: 2.0, Form.FP8: 1.0, Form.INT4: 0.5}[form]
+            size = form.bits / 8
             stages = tile.stages
             if tile.is_together:
                 stages = ranges * (stages - 1)

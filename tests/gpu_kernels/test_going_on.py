@@ -7,6 +7,7 @@ from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted import InterpretedDevice  # isort: skip
+from tests.gpu_kernels.interpreted_runner import FAMILIES, on_card  # isort: skip
 
 import numpy as np
 import pytest
@@ -19,12 +20,10 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_in_flight import PlannedStep
 from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.model_runner import ModelRunner
-from tests.gpu_kernels.test_runner import FAMILIES, _interpreted, on_card
 from tests.support.engine.build import check_books, check_idle, make_request
 from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
-__all__ = ["_interpreted"]  # a fixture: it puts the interpreter in the card's place
-
+pytestmark = pytest.mark.usefixtures("interpreted_card")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.0}
 FILTERED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}

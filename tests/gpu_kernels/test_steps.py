@@ -123,7 +123,7 @@ def test_chunks_beside_each_other_have_the_same_bits(tiny: TinyDecoder, whole: n
     assert np.array_equal(steps.logits(2)[1], whole)
 
 
-@pytest.mark.parametrize("form", [Form.FP8, Form.INT4])
+@pytest.mark.parametrize("form", [form for form in Form if form is not Form.BF16])
 def test_quantised_weights_have_the_same_bits_in_every_tile(form: Form) -> None:
     tiny = TinyDecoder(form)
     whole = in_chunks(tiny, tiny.launches(WIDE))

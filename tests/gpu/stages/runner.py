@@ -140,10 +140,11 @@ def _decoded(
     Times are those of plain steps, or of those that were begun ahead. With `is_even` all outputs
     are as long, and else each one differs.
     """
+    from tests.support.engine.build import make_request
+
     from engine.core.planner_contract import StepLimits
     from engine.core.scheduler import Scheduler
     from engine.core.sequences.sequence import Sequence as Answer
-    from tests.unit.engine_core.build import make_request
 
     scheduler = Scheduler(
         limits=StepLimits(
@@ -190,8 +191,8 @@ def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
     return ScheduledSequence(0, prompt[699:], 699, table, SampleInput(way, 0, list(prompt), []))
 
 
-def _loaded(shape: dict[str, int], max_len: int) -> Any:
-    """Return a runner with random weights of this shape."""
+def _loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> Any:
+    """Return a runner with random weights of this shape, quantised if they are to be."""
     from common.settings.config import EngineConfig, ModelConfig
     from engine.runner.start.load import load_model_runner
 
@@ -204,7 +205,8 @@ def _loaded(shape: dict[str, int], max_len: int) -> Any:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(config))
         return load_model_runner(
-            ModelConfig(model=name, load_format="random", max_model_len=max_len),
+            ModelConfig(model=name, load_format="random", max_model_len=max_len,
+                        quantization=quantization),
             EngineConfig(
                 attention_backend="triton", max_num_seqs=128,
                 kv_cache_memory=24 << 30 if shape is _LARGE else 1 << 28,
