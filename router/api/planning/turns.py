@@ -12,7 +12,7 @@ from collections import deque
 
 BYTES_PER_TURN = 8 << 10
 """Most bytes of bodies in one turn; one body may have more. Requests that begin together share
-messages to the nodes: with half as much, a router at 128 saturated streams sends five times as many."""
+messages to the nodes: with half as much, 128 saturated streams send five times as many."""
 LEAST_BYTES = 512
 """The bytes as which a shorter body counts: it takes as long."""
 
