@@ -140,11 +140,10 @@ def _decoded(
     Times are those of plain steps, or of those that were begun ahead. With `is_even` all outputs
     are as long, and else each one differs.
     """
-    from tests.support.engine.build import make_request
-
     from engine.core.planner_contract import StepLimits
     from engine.core.scheduler import Scheduler
     from engine.core.sequences.sequence import Sequence as Answer
+    from tests.support.engine.build import make_request
 
     scheduler = Scheduler(
         limits=StepLimits(
