@@ -134,7 +134,7 @@ class Runner(Protocol):
         interpreter: on a device, when most of its work is queued there. Before that another thread
         that computes in Python would delay the step.
 
-        A runner that can go on may begin the step behind this one, see `StepBatch`. Its tokens are
+        A runner that can go on may begin the step after this one, see `StepBatch`. Its tokens are
         those that it would draw in a step of its own.
         """
 

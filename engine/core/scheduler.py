@@ -55,7 +55,7 @@ from engine.core.step.step_in_flight import (
     SwapCopy,
 )
 from engine.core.step.step_results import StepResults
-from engine.core.step_behind import StepBehind
+from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
 
 
@@ -101,9 +101,9 @@ class Scheduler:
         self._speculation = speculation
         self._ahead: PlanAhead | None = None
         self._why_not_ahead = AheadRule.NO_STEP
-        self._behind: StepBehind | None = None
+        self._after: StepAfter | None = None
         if can_go_on and speculation is None:  # drafts are found in the tokens of the step before
-            self._behind = StepBehind(held, limits, has_priorities=self.has_priorities)
+            self._after = StepAfter(held, limits, has_priorities=self.has_priorities)
         self._highest_num_bypassed = 0
         self._prefixes = PrefixIndex(
             self.pool,
@@ -174,7 +174,7 @@ class Scheduler:
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
         by_id = self.running.by_id
-        plan = None if self._behind is None else self._behind.plan()
+        plan = None if self._after is None else self._after.plan()
         if plan is not None:
             self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
@@ -186,8 +186,8 @@ class Scheduler:
         self._adapt_reservation(plan)
         if plan.preempted:
             step.preempted = self._preempted(plan, step.num_lost_tokens, ratio_before)
-        if self._behind is not None:
-            self._behind.on_taken(step)
+        if self._after is not None:
+            self._after.on_taken(step)
         return step
 
     def plan_ahead(self, step: PlannedStep) -> None:

@@ -85,7 +85,7 @@ class ModelRunner:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it begins steps that are offered to it behind others (`StepBatch`)."""
+        """Whether it begins steps that are offered to it after others (`StepBatch`)."""
         return self._plain_steps is not None
 
     @property

@@ -9,9 +9,8 @@ from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.support.models.pressure import Node
+from tests.support.models.pressure import NUM_DRAFTS, Node
 
-NUM_DRAFTS = 3
 NUM_OUTPUT = 20
 LEAST_OUTPUT = 16
 Combination = tuple[str, str, str, str, str]

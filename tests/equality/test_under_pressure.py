@@ -1,9 +1,9 @@
 """The demo model answers alike however it is scheduled: policy × order × mode × method × steps.
 
 Pools hold about half of what is asked for, so sequences are preempted all the time. Everyday runs
-take a part in which every pair of choices occurs; `--every-combination` takes all of them, half
-with steps planned ahead. A decode node without local prefill recomputes in steps of its own size,
-for each method.
+take a part in which every choice occurs; `--every-combination` takes all of them, half with steps
+planned ahead. A decode node without local prefill recomputes in steps of its own size, for each
+method.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from tests.equality.combinations import (
     LEAST_OUTPUT,
-    NUM_DRAFTS,
     NUM_OUTPUT,
     Combination,
     check_pressure,
@@ -29,16 +28,19 @@ from tests.equality.combinations import (
     pressed,
 )
 from tests.equality.combinations import requests as requests
-from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
+from tests.support.engine.choices import FREE_METHODS, MODES, ORDERS, RESERVATIONS
+from tests.support.models.pressure import (
+    NUM_DRAFTS,
+    Node,
+    answer_together,
+    answer_with_handoff,
+    demo_runners,
+    load_runner,
+)
 
 NUM_SEATS = 4
-RESERVATIONS = ("none", "fixed_blocks", "token_ratio", "global_ratio", "learned")
-ORDERS = ("last_in_first_out", "shortest_output", "priority")
-MODES = ("recompute", "swap")
-METHODS = ("none", "ngram", "suffix", "mtp")
 STEPS = ("sync", "async")
-COLUMNS = (RESERVATIONS, ORDERS, MODES, METHODS)
-ALL_PAIRS_OF = list(product(*COLUMNS, STEPS))
+COLUMNS = (RESERVATIONS, ORDERS, MODES, FREE_METHODS)
 
 
 def every_combination() -> list[Combination]:
@@ -54,37 +56,30 @@ def every_combination() -> list[Combination]:
     return rows
 
 
-def covering_pairs(rows: list[Combination]) -> list[Combination]:
-    """A part of `rows` in which every pair of values of two columns occurs; greedy, in order."""
-    missing = {pair for row in rows for pair in _pairs(row)}
+def covering_choices(rows: list[Combination]) -> list[Combination]:
+    """A part of `rows` in which every value of every column occurs; greedy, in order."""
+    missing = {choice for row in rows for choice in enumerate(row)}
     chosen = []
     while missing:
-        best = max(rows, key=lambda row: len(missing & _pairs(row)))
-        missing -= _pairs(best)
+        best = max(rows, key=lambda row: len(missing & set(enumerate(row))))
+        missing -= set(enumerate(best))
         chosen.append(best)
     return chosen
-
-
-def _pairs(row: Combination) -> set[tuple[tuple[int, str], tuple[int, str]]]:
-    columns = list(enumerate(row))
-    return {(a, b) for i, a in enumerate(columns) for b in columns[i + 1 :]}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "combination" in metafunc.fixturenames:
         is_all = metafunc.config.getoption("--every-combination")
-        metafunc.parametrize(
-            "combination",
-            every_combination() if is_all else covering_pairs(ALL_PAIRS_OF),
-            ids="-".join,
-        )
+        rows = every_combination()
+        rows = rows if is_all else covering_choices(rows)
+        metafunc.parametrize("combination", rows, ids="-".join)
 
 
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
     """The second one has a mirrored cache: its swapped KV is copied beside the steps."""
-    folder = demo_model_folder()
-    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS, is_mirrored=True)
+    mirrored = load_runner(demo_model_folder(), NUM_DRAFTS, is_mirrored=True)
+    return demo_runners()[0], mirrored
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +155,7 @@ def small_runner() -> ModelRunner:
 
 
 @pytest.mark.covers("S09")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE_METHODS)
 @pytest.mark.parametrize("mode", MODES)
 def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
     mode: str,
@@ -187,7 +182,7 @@ def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
 
 
 @pytest.mark.covers("S09")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE_METHODS)
 def test_continuing_on_a_node_without_local_prefill(
     method: str,
     small_runner: ModelRunner,

@@ -65,7 +65,7 @@ class Decoding:
         return drawing
 
     def go_on(self) -> Drawing:
-        """Queue the step behind the last one: its tokens are read on the card."""
+        """Queue the step after the last one: its tokens are read on the card."""
         rows, ways = self._rows, self._ways
         assert rows is not None
         assert ways is not None

@@ -45,7 +45,7 @@ def shipped(capability: int) -> list[KernelSpec]:
 def _launch_quantised(recorder: SpecRecorder) -> None:
     """Launch every product of quantised weights, of a step and of a prompt."""
     model = Model.of(recorder)
-    for form in (Form.FP8, Form.INT4):
+    for form in (Form.FP8, Form.INT4, Form.Q4_0, Form.Q8_0):
         make = model.launches(recorder, form=form)
         layer = make.weights.layers[0]
         for rows in (1, 16, 32, 64, 4096):

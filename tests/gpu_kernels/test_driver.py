@@ -12,6 +12,7 @@ import pytest
 from common.errors import ConfigError
 from engine.runner.gpu import cuda_driver
 from engine.runner.gpu.cache.card_pool import GpuCardPool, OpenedCache
+from engine.runner.gpu.cache.copies import CardSide
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, Memory, load_driver
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
@@ -135,6 +136,26 @@ def test_a_captured_step_has_nine_launches_a_layer(
     assert "cuStreamEndCapture" in library.calls
 
 
+@pytest.mark.parametrize("is_out", [True, False])
+def test_a_copy_of_blocks_waits_for_every_step_that_is_queued(
+    library: RecordingLibrary, device: Device, is_out: bool
+) -> None:
+    """A step that was begun early may still write a block that has another owner by then."""
+    pool = KVPool(1, NUM_BLOCKS, BLOCK, 64)
+    side = CardSide(
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: None, 7
+    )
+    ours, theirs = np.array([3, 5]), np.array([0, 1])
+    host = np.zeros((2, 4, pool.piece_bytes), np.uint8)
+    library.calls.clear()
+    if is_out:
+        side.begin_out(0, ours, host, theirs)
+    else:
+        side.begin_in(0, ours, side.gather(host, theirs, ours))
+    calls = [c for c in library.calls if c.startswith(("cuEventRecord", "cuStream", "cuLaunch"))]
+    assert calls == ["cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuEventRecord"]
+
+
 def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
     library: RecordingLibrary, device: Device
 ) -> None:
@@ -215,7 +236,7 @@ def test_tiles_divide_the_inputs_and_fit_the_card(rows: int, inputs: int, capabi
             ranges = 1 if form is Form.BF16 else num_ranges(weights)
             assert inputs // ranges % tile.depth == 0
             assert tile.prefetch <= inputs // ranges
-            size = {Form.BF16: 2.0, Form.FP8: 1.0, Form.INT4: 0.5}[form]
+            size = form.bits / 8
             stages = tile.stages
             if tile.is_together:
                 stages = ranges * (stages - 1)

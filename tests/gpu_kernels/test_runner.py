@@ -11,73 +11,22 @@ from pathlib import Path
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
+from tests.gpu_kernels.interpreted_runner import FAMILIES, PROMPT, TABLE, computed, on_card  # isort: skip
 
 import numpy as np
 import pytest
 
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
-from engine.runner.gpu.back_end import GpuBackEnd
 from engine.runner.gpu.cache import pool
 from engine.runner.gpu.cache.card_pool import GpuCardPool
-from engine.runner.gpu.card import Card
-from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.model_runner import ModelRunner
-from engine.runner.start import choose
 from tests.support.models.running import host_draw, load, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
-PROMPT = prompt_of(40)
-TABLE = [5, 3, 1]
+pytestmark = pytest.mark.usefixtures("interpreted_card")
 OTHERS = [[6, 7, 8], [10, 11, 12], [13, 14, 15]]
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
-FAMILIES = {
-    "llama": CONFIGS["llama"],
-    "qwen2": CONFIGS["qwen2"],
-    "qwen3": CONFIGS["qwen3"],
-    "ernie": CONFIGS["ernie"],
-}
-
-
-class InterpretedCard(Card):
-    """A card whose kernels are interpreted."""
-
-    def kernel(self, spec: KernelSpec) -> Any:
-        return InterpretedKernel(spec)
-
-    def compile(self, specs: Sequence[KernelSpec]) -> None:
-        assert len(specs) > 10
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_card(ordinal: int) -> Card:
-        device: Any = InterpretedDevice()
-        return InterpretedCard(device, 1, {})
-
-    backs = dict(choose._BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}
-    monkeypatch.setattr(choose, "_BACK_ENDS", backs)
-
-
-def on_card(folder: Path, **engine: Any) -> ModelRunner:
-    """A runner with a cache of 16 blocks of 16 tokens."""
-    settings: dict[str, Any] = {
-        "attention_backend": "triton", "kv_cache_memory": 1 << 18, "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-    }  # fmt: skip
-    runner = load(folder, 64, **(settings | engine))
-    assert runner.num_blocks >= 16
-    return runner
-
-
-def computed(runner: ModelRunner, tokens: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
-    """The logits after `tokens`, in chunks that end at `cuts`."""
-    start = 0
-    for end in (*cuts, len(tokens)):
-        [last] = logits_of(runner, scheduled(tokens[start:end], start, TABLE))
-        start = end
-    return last
 
 
 @pytest.fixture(params=list(FAMILIES))

@@ -85,7 +85,7 @@ def test_decoded_rows_have_the_same_bits(
     step.close()
 
 
-def test_a_step_behind_another_takes_its_tokens_on_the_card(
+def test_a_step_after_another_takes_its_tokens_on_the_card(
     tiny: TinyDecoder, whole: np.ndarray
 ) -> None:
     """In another order of the rows, and with a row of the host's beside them."""
@@ -123,7 +123,7 @@ def test_chunks_beside_each_other_have_the_same_bits(tiny: TinyDecoder, whole: n
     assert np.array_equal(steps.logits(2)[1], whole)
 
 
-@pytest.mark.parametrize("form", [Form.FP8, Form.INT4])
+@pytest.mark.parametrize("form", [form for form in Form if form is not Form.BF16])
 def test_quantised_weights_have_the_same_bits_in_every_tile(form: Form) -> None:
     tiny = TinyDecoder(form)
     whole = in_chunks(tiny, tiny.launches(WIDE))

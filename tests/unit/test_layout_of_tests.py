@@ -20,7 +20,7 @@ TOUCHING = {
     "tests/contract/kv_connector/test_kv_addresses.py": 6,
     "tests/contract/kv_connector/test_kv_endings.py": 4,
     "tests/contract/kv_connector/test_kv_late_copies.py": 11,
-    "tests/contract/kv_connector/test_kv_queued_calls.py": 8,
+    "tests/contract/kv_connector/test_kv_queued_calls.py": 6,
     "tests/contract/kv_connector/test_kv_restarts.py": 2,
     "tests/contract/kv_connector/test_kv_shm.py": 1,
     "tests/contract/kv_connector/test_kv_threads.py": 2,

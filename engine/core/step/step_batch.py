@@ -29,7 +29,7 @@ class StepBatch(Sequence[ScheduledSequence]):
 
     The runner writes what it found of `prompt_rows` into `prompt_logprobs`, by entry.
 
-    It may begin a step behind this one, before anybody knows the tokens of this one: a plain step
+    It may begin a step after this one, before anybody knows the tokens of this one: a plain step
     of the entries `going_on` (None: it may not), at their next positions, for which they have
     blocks. It sets `has_gone_on` before `on_queued` if it does. That step's results are asked for
     by a batch with `continues`: its entry i is entry `going_on[continues[i]]` of the batch before.

@@ -42,13 +42,13 @@ class RowDraw(Protocol):
 
 
 class PlainSteps(Protocol):
-    """Computes plain steps from their rows to their tokens, and goes on behind them."""
+    """Computes plain steps from their rows to their tokens, and goes on after them."""
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Any:
-        """Begin a plain step, unless that was done behind the step before; return `hidden`.
+        """Begin a plain step, unless that was done after the step before; return `hidden`.
 
         `hidden` is the decoder's, and the runner's `RowDraw` has the step's tokens. May begin the
-        step behind it, too: then it sets `batch.has_gone_on`.
+        step after it, too: then it sets `batch.has_gone_on`.
         """
 
 

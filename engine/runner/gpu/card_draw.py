@@ -64,18 +64,18 @@ class CardDraw:
         self._launches: dict[tuple[int, bool], tuple[Bound, ...]] = {}
         self._read = device.allocate_pinned(4 * most_rows)
         self._tokens = self._read.host_bytes().view(np.int32)
-        self._behind: Hidden | None = None
-        """The step that was begun behind the latest one."""
+        self._after: Hidden | None = None
+        """The step that was begun after the latest one."""
 
     def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
-        """Begin a plain step, unless that was done, and go on behind it where that is offered."""
+        """Begin a plain step, unless that was done, and go on after it where that is offered."""
         seats, rows = batch.seats, batch.rows
         ways = seats.sampling.take(rows)
         indices = seats.num_known.take(rows) - seats.num_prompt.take(rows)
-        behind, self._behind = self._behind, None
-        if behind is not None and batch.continues is not None:
+        following, self._after = self._after, None
+        if following is not None and batch.continues is not None:
             self._device.use()
-            hidden = _taken(behind, flat, batch.continues)
+            hidden = _taken(following, flat, batch.continues)
         else:
             hidden = self._decoder.begin(flat, _draw_ways(ways, indices))
         may_go_on = batch.going_on is not None and hidden.drawing is not None
@@ -85,7 +85,7 @@ class CardDraw:
         return hidden
 
     def _go_on(self, hidden: Hidden, flat: FlatBatch, batch: StepBatch, ways: DrawWays) -> None:
-        """Begin the step behind the one of `hidden`, whose logits are lost by that."""
+        """Begin the step after the one of `hidden`, whose logits are lost by that."""
         going, size = batch.going_on, self._block_size
         assert going is not None
         positions, tables = flat.positions[going] + 1, flat.block_tables[going]
@@ -103,7 +103,7 @@ class CardDraw:
             single_tables=tables,
             sources=going if hidden.rows.places is None else hidden.rows.places[going],
         )
-        self._behind = self._decoder.begin_rows(rows, ways.take(going))
+        self._after = self._decoder.begin_rows(rows, ways.take(going))
         batch.has_gone_on = True
 
     def draw(
@@ -214,17 +214,17 @@ def _draw_ways(ways: np.ndarray, indices: np.ndarray) -> DrawWays:
     return DrawWays(shown, np.ascontiguousarray(ways["seed"]), indices)
 
 
-def _taken(behind: Hidden, flat: FlatBatch, places: np.ndarray) -> Hidden:
+def _taken(following: Hidden, flat: FlatBatch, places: np.ndarray) -> Hidden:
     """Return the step that was begun, as the step of the rows that lie at `places` of it.
 
     Raises `InternalError` if it computes another thing than these rows.
     """
-    rows = behind.rows
+    rows = following.rows
     if not np.array_equal(rows.slots[places], flat.slots):
         raise InternalError(
             f"the step that was begun writes slots {rows.slots[places]}: wanted {flat.slots}"
         )
-    return replace(behind, rows=replace(rows, places=places))
+    return replace(following, rows=replace(rows, places=places))
 
 
 def needs_host(

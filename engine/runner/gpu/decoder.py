@@ -125,15 +125,24 @@ class GpuDecoder:
     def bind_all(self) -> None:
         """Bind every kind of launch that a step can have: asks for every kernel."""
         for size in self.steps.sizes:
-            self.steps.launches(size, num_layers=1)
+            self.steps.launches(size, self._kinds_of_layers())
             self._list_pieces(size)
         for num_rows in (1, 32, 64, 256, 1024, self._most_rows):
             if num_rows <= self._most_rows:
                 self._embed(num_rows)
-                self._layer(0, num_rows, 1, 1)
-        for count in (1, 17, 33, 65, self.most_logits_rows):
+                for layer in self._kinds_of_layers():
+                    self._layer(layer, num_rows, 1, 1)
+        for count in (1, 9, 17, 33, 65, self.most_logits_rows):
             if count <= self.most_logits_rows:
                 self._head(count, is_gathered=True)
+
+    def _kinds_of_layers(self) -> list[int]:
+        """Return one layer of each kind: those of a file may have weights in different forms."""
+        kinds = {
+            (layer.qkv.form, layer.output.form, layer.gate_up.form, layer.down.form): index
+            for index, layer in enumerate(self.launches.weights.layers)
+        }
+        return list(kinds.values())
 
     def begin(self, batch: FlatBatch, ways: DrawWays | None = None) -> Hidden:
         """Send the rows; a step without chunks is computed to its last layer.
@@ -152,7 +161,7 @@ class GpuDecoder:
         return Hidden(rows, num_rows)
 
     def begin_rows(self, rows: StepRows, ways: DrawWays | None) -> Hidden:
-        """Queue a step without chunks, behind all that is queued."""
+        """Queue a step without chunks, after all that is queued."""
         return Hidden(rows, rows.count, self.steps.begin(rows, ways))
 
     def has_pieces_for(self, positions: np.ndarray) -> bool:

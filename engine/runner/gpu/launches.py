@@ -18,7 +18,7 @@ from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
-from engine.runner.gpu.weights import GROUP_INPUTS, DecoderWeights, Form, Matrix
+from engine.runner.gpu.weights import BLOCK_INPUTS, DecoderWeights, Form, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -26,7 +26,7 @@ Bound = Callable[[int], None]
 
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
-_INPUTS_A_WORD = {Form.FP8: 2, Form.INT4: 4}
+_WORD_BITS = 16
 _LINE_WORDS = 64
 """Words of 16 bits that come into the L2 cache together."""
 FEW_SEQUENCES = 2
@@ -40,10 +40,8 @@ _PRODUCT = {
     "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "num_rows": "i32",
     "stored": "*bf16",
 }  # fmt: skip
-_QUANTISED = {
-    Form.FP8: _PRODUCT | {"weights": "*u16", "scales": "*fp32"},
-    Form.INT4: _PRODUCT | {"weights": "*u16", "scales": "*bf16"},
-}
+_QUANTISED = _PRODUCT | {"weights": "*u16"}
+_SCALES = {Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64"}
 _ROWS = {
     "tokens": "*i32", "sources": "*i32", "drawn": "*i32", "table": "*bf16", "weight": "*bf16",
     "hidden": "*bf16", "normed": "*bf16", "epsilon": "fp32",
@@ -163,9 +161,10 @@ class Launches:
     ) -> Bound:  # fmt: skip
         """Return y = x @ weights.T, plus the residual if one is given; y is bfloat16 or float32."""
         tile = tile or self._choose_product(num_rows, weights.num_outputs, weights)
+        result = {"y": "*fp32"} if is_float else {}
         if weights.form is not Form.BF16:
-            return self._ranged(tile, x, weights, (y, residual), num_rows, is_gated=False)
-        types = _PRODUCT | ({"y": "*fp32"} if is_float else {})
+            return self._ranged(tile, x, weights, (y, residual), num_rows, result)
+        types = _PRODUCT | result
         constants = {"HAS_RESIDUAL": residual != 0}
         return self._product(
             products.product, products.described_product, types, constants, tile, x, weights,
@@ -179,7 +178,7 @@ class Launches:
         num_outputs = weights.num_outputs // 2
         tile = tile or self._choose_gate_up(num_rows, num_outputs, weights)
         if weights.form is not Form.BF16:
-            return self._ranged(tile, x, weights, (y, 0), num_rows, is_gated=True)
+            return self._ranged(tile, x, weights, (y, 0), num_rows, {}, is_gated=True)
         return self._product(
             products.gate_up_product, products.described_gate_up, _PRODUCT, {}, tile, x, weights,
             (y,), num_rows, num_outputs,
@@ -212,28 +211,27 @@ class Launches:
         )  # fmt: skip
 
     def _ranged(
-        self, tile: Tile, x: int, weights: Matrix, results: tuple[int, int], num_rows: int, *,
-        is_gated: bool,
+        self, tile: Tile, x: int, weights: Matrix, results: tuple[int, int], num_rows: int,
+        result: Mapping[str, str], *, is_gated: bool = False,
     ) -> Bound:  # fmt: skip
-        """Return a product of quantised weights, whose inputs are in ranges; y is bfloat16."""
+        """Return a product of quantised weights, whose inputs are in ranges."""
         width = 2 if is_gated else 1
         num_outputs = weights.num_outputs // width
         tile = suited(tile, self._card, width, weights)
         function = ranged_products.ranges_in_turn
         if tile.is_together:
             function = ranged_products.ranges_together
-        ahead = tile.prefetch // _INPUTS_A_WORD[weights.form]
+        ahead = tile.prefetch * weights.form.bits // _WORD_BITS
         constants = {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
             "GROUP": _GROUP, "RANGES": self.num_ranges(weights),
-            "UNROLLED": tile.depth // GROUP_INPUTS, "FORM": int(weights.form),
+            "UNROLLED": tile.depth // BLOCK_INPUTS, "FORM": int(weights.form),
             "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
             "PREFETCH": ahead if ahead >= _LINE_WORDS else 0,
             "HAS_PTX": True,
         }  # fmt: skip
-        kernel = self.kernel(
-            function, _QUANTISED[weights.form], constants, tile.num_warps, tile.stages
-        )
+        types = {**_QUANTISED, "scales": _SCALES[weights.form], **result}
+        kernel = self.kernel(function, types, constants, tile.num_warps, tile.stages)
         grid = (tile.programs(num_rows, num_outputs),)
         return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)
 

@@ -307,7 +307,9 @@ def test_a_part_over_the_limit_costs_its_sender_the_connection(
         raw.send(frames.Ping(()))
         if raw.socket.poll(200):
             break
-    assert isinstance(raw.answer(), frames.Rejected)
+    answer = raw.answer()
+    assert isinstance(answer, frames.Rejected)
+    assert answer.code == frames.NO_SESSION, answer
     assert decode.connector.statistics().bytes_received == 0
     assert_others_are_served(zmq_cluster, decode)
 

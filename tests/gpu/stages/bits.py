@@ -88,7 +88,7 @@ def _stored_forms(card: Any, found: Findings, model: Model, buffers: tuple[int, 
     """Check the products of quantised weights against float64, in several tiles."""
     differing = []
     x, y = buffers
-    for form in (Form.FP8, Form.INT4):
+    for form in (Form.FP8, Form.INT4, Form.Q4_0, Form.Q8_0):
         make = model.launches(card, form=form)
         weights = make.weights.layers[0].output
         reference = None
@@ -120,10 +120,19 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
         codes = raw.reshape(count, groups, 64, 2).transpose(0, 1, 3, 2).reshape(count, inputs)
         scales = np.frombuffer(card.device.download(weights.scales, 4 * groups), np.float32)
         return _e4m3()[codes] * np.repeat(scales.astype(np.float64), 128)
-    packed = np.frombuffer(card.device.download(weights.address, count * inputs // 2), np.uint16)
-    words = packed.reshape(count, groups, 32)
-    numbers = np.concatenate([words >> (4 * part) & 15 for part in range(4)], axis=2) - 8.0
-    scales = card.floats(weights.scales, count * groups).reshape(count, groups, 1)
+    raw = card.device.download(weights.address, count * inputs * weights.form.bits // 8)
+    if weights.form is Form.Q8_0:
+        pairs = np.frombuffer(raw, np.int8).reshape(count, groups, 2, 32, 2)
+        numbers = pairs.transpose(0, 1, 2, 4, 3).reshape(count, groups, 4, 32).astype(float)
+    else:
+        words = np.frombuffer(raw, np.uint16).reshape(count, groups, 1, 32)
+        numbers = (words >> np.arange(0, 16, 4).reshape(4, 1) & 15).astype(float) - 8.0
+    if weights.form is Form.INT4:
+        floats = card.floats(weights.scales, count * groups)
+        scales = floats.astype(float).reshape(count, groups, 1, 1)
+    else:
+        raw = card.device.download(weights.scales, 8 * count * groups)
+        scales = np.frombuffer(raw, np.float16).astype(float).reshape(count, groups, 4, 1)
     scaled: np.ndarray = numbers * scales
     return scaled.reshape(count, inputs)
 

@@ -1,20 +1,17 @@
-"""Products in the tiles that are shipped and in others, and whole steps in each."""
+"""Quantised products in the tiles that are shipped and in others, and whole steps in each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, Bound, Launches
-from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
 from engine.runner.gpu.weights import Form, Matrix
-from tests.gpu.kernels import gate_up_thirds
 from tests.gpu.stages.model import (
     CONTEXT,
     QWEN3_8B,
@@ -28,11 +25,10 @@ from tests.gpu.stages.steps import started_step
 _NAMES = ("qkv", "output", "gate_up", "down")
 _SECONDS_OF_PRODUCTS = 45.0
 _SECONDS_OF_STEPS = 70.0
+_FORMS = (Form.Q4_0, Form.Q8_0, Form.INT4, Form.FP8)
 _FEW_MATRICES = 8
 _ROOM = 1 << 26
 """Bytes of results, after which their residual is, of zeros."""
-_THIRDS = ((128, 64, 8, 5), (128, 64, 4, 5), (128, 128, 8, 2), (64, 64, 4, 3), (64, 128, 4, 3))
-"""Rows, depth, warps and stages of programs with 96 outputs of gate and up."""
 
 
 @dataclass
@@ -42,18 +38,11 @@ class _Way:
     label: str
     tiles: dict[tuple[Form, str, int], Tile] = field(default_factory=dict)
     ranges: dict[tuple[Form, str], int] = field(default_factory=dict)
-    ahead: int = 0
-    gate_ahead: int = 0
-    attention: AttentionShape = field(default_factory=AttentionShape)
 
     def tile(self, num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
         tile = self.tiles.get((weights.form, _name(weights), num_rows))
         if tile is None:
             tile = _shipped(num_rows, _name(weights), weights)
-        if tile.is_described and self.ahead:
-            tile = replace(tile, prefetch=self.ahead)
-        if self.gate_ahead and weights.num_outputs == 2 * QWEN3_8B.intermediate_size:
-            tile = replace(tile, prefetch=self.gate_ahead)
         return tile
 
 
@@ -77,50 +66,26 @@ def _shipped(rows: int, name: str, weights: Matrix) -> Tile:
     return product_tile(rows, weights.num_outputs, weights)
 
 
-def _before(rows: int, name: str, form: Form) -> tuple[int, Tile]:
-    """Return the ranges and the tile of quantised weights before these."""
-    ranges, width = (4, 2) if name == "gate_up" else (8, 1)
-    if rows <= 32:
-        size = 8 if rows <= 8 else 16 if rows <= 16 else 32
-        stages = (6 if ranges <= 4 else 3) // (width * max(size // 16, 1))
-        warps = 2 * ranges if size * width > 32 else ranges
-        return ranges, Tile(size, 16, 128, warps, max(stages, 3), 256, is_together=True)
-    if rows <= 64 or width == 2:
-        return ranges, Tile(64, 64, 128, 4, 3)
-    return ranges, Tile(128, 64, 128, 8, 3)
-
-
 def _others(rows: int, name: str, form: Form) -> Iterator[tuple[int, Tile]]:
     """Yield ranges and tiles of quantised weights."""
-    ranges = 4 if form is Form.FP8 else 8
+    ranges = 4 if form.bits == 8 else 8
     if rows <= 16 or (rows == 32 and name != "gate_up"):
         size = 8 if rows <= 8 else rows
         shapes = [(16, 128, 3), (32, 128, 3)]
         if rows <= 16:
-            shapes += [(16, 256, 3), (16, 128, 6), (32, 256, 3)][: 4 if form is Form.FP8 else 5]
+            shapes += [(16, 256, 3), (16, 128, 6), (32, 256, 3)][: 4 if form.bits == 8 else 5]
         for outputs, depth, stages in shapes:
             for each in (ranges, 12 - ranges):
                 yield each, Tile(size, outputs, depth, each, stages, 256, is_together=True)
     if rows >= 16:
         for size, outputs, warps, stages in (
-            (16, 64, 4, 4), (32, 64, 4, 4), (32, 64, 4, 6), (32, 32, 4, 4), (32, 128, 8, 4),
-            (64, 64, 4, 4), (64, 64, 8, 4), (64, 128, 8, 4), (128, 64, 8, 4),
+            (16, 64, 4, 4), (32, 64, 4, 4), (32, 64, 4, 6), (32, 128, 8, 4), (64, 64, 4, 4),
+            (64, 64, 8, 4), (64, 128, 8, 4), (128, 64, 8, 4),
         ):  # fmt: skip
             if rows // 8 <= size <= rows and not (rows == 512 and size < 64):
                 yield ranges, Tile(size, outputs, 128, warps, stages)
     if rows in (64, 128):
         yield 12 - ranges, Tile(32, 64, 128, 4, 4)
-
-
-def _plain(rows: int, name: str) -> Iterator[Tile]:
-    """Yield tiles of bfloat16, each with weights read ahead."""
-    if rows in (32, 64, 128):
-        for size, outputs, depth, warps, stages in (
-            (min(rows, 64), 64, 128, 8, 6), (min(rows, 64), 64, 64, 4, 12),
-            (min(rows, 64), 64, 64, 4, 4), (rows, 64, 128, 8, 4), (rows, 64, 128, 4, 3),
-            (rows, 128, 64, 8, 4), (rows, 64, 64, 4, 6), (rows, 64, 64, 4, 4),
-        ):  # fmt: skip
-            yield Tile(size, outputs, depth, warps, stages, 256, is_described=True)
 
 
 def _launch(
@@ -140,14 +105,13 @@ def tile_forms(card: Any, found: Findings) -> None:
         card.device.fill(y.address + _ROOM, 0, _ROOM, card.stream)
     best = _Way("best")
     until = time.monotonic() + _SECONDS_OF_PRODUCTS
-    for rows in (128, 1, 32, 8, 64, 16, 512):
-        for form in (Form.INT4, Form.FP8, Form.BF16):
+    for rows in (1, 128, 32, 8, 512, 64, 16):
+        for form in _FORMS:
             for name in _NAMES:
                 if time.monotonic() < until:
                     _time(card, found, model, (form, name, rows), (x.address, y.address), best)
                 else:
                     print(f"{form.name} {name} {rows}: out of time", flush=True)
-    _time_thirds(card, found, model, (x.address, y.address))
     x.close()
     y.close()
     _time_steps(card, found, model, best)
@@ -166,14 +130,9 @@ def _time(
     )  # fmt: skip
     matrices = [getattr(layer, name) for layer in make.weights.layers]
     matrices = matrices[: _FEW_MATRICES if rows > 128 else len(matrices)]
-    own = 1 if form is Form.BF16 else num_ranges(matrices[0])
-    shipped = (own, _shipped(rows, name, matrices[0]))
+    shipped = (num_ranges(matrices[0]), _shipped(rows, name, matrices[0]))
     ways = [shipped]
-    if form is Form.BF16:
-        ways += [(shipped[0], replace(shipped[1], prefetch=ahead)) for ahead in (128, 256, 512)]
-        ways += [(shipped[0], tile) for tile in _plain(rows, name)]
-    else:
-        ways += [_before(rows, name, form), *_others(rows, name, form)]
+    ways += _others(rows, name, form)
     timed: list[tuple[float, int, Tile]] = []
     wanted: dict[int, np.ndarray] = {}
     outputs = matrices[0].num_outputs // (2 if name == "gate_up" else 1)
@@ -201,68 +160,30 @@ def _keep(
     found: Findings, what: tuple[Form, str, int], timed: list[tuple[float, int, Tile]],
     shipped: tuple[int, Tile], best: _Way,
 ) -> None:  # fmt: skip
-    """Print the shipped tile, the one before, and the fastest; remember the fastest."""
+    """Print the shipped tile and the fastest; remember the fastest."""
     form, name, rows = what
     lines = {
         (ranges, tile): f"{us} r{ranges} {tile_name(tile)} p{tile.prefetch}"
         for us, ranges, tile in timed
     }
-    before = lines.get(_before(rows, name, form), "") if form is not Form.BF16 else ""
     fastest = sorted(timed, key=lambda one: one[0])
     found.setdefault("all_forms", {})[f"{form.name} {name} {rows}"] = [
         lines[ranges, tile] for _, ranges, tile in fastest
     ]
     best.tiles[what] = next(tile for _, ranges, tile in fastest if ranges == shipped[0])
     print(
-        f"{form.name} {name} {rows}: shipped {lines.get(shipped)} | before {before} | "
+        f"{form.name} {name} {rows}: shipped {lines.get(shipped)} | "
         f"{[lines[ranges, tile] for _, ranges, tile in fastest[:4]]}", flush=True,
     )  # fmt: skip
 
 
-def _time_thirds(card: Any, found: Findings, model: Model, buffers: tuple[int, int]) -> None:
-    """Time gate and up in programs of 96 outputs, beside tiles of 64."""
-    matrices = [layer.gate_up for layer in model.weights.layers]
-    outputs, inputs = matrices[0].num_outputs // 2, matrices[0].num_inputs
-    for num_rows in (64, 128):
-        for rows, depth, warps, stages in _THIRDS:
-            types = {
-                "x": f"tensordesc<bf16[{rows},{depth}]>", "y": "*bf16", "num_rows": "i32",
-                "weights": f"tensordesc<bf16[64,{depth}]>",
-            }  # fmt: skip
-            constants = {"N": outputs, "K": inputs, "BM": rows, "BK": depth}
-            kernel = card.kernel(
-                KernelSpec(gate_up_thirds, types, constants | {"IS_PROGRAMMATIC": True}, warps,
-                           stages, is_programmatic=True)
-            )  # fmt: skip
-            if rows > num_rows:
-                continue
-            x = MatrixView(buffers[0], num_rows, inputs)
-            launches = [
-                kernel.bind((outputs // 96 * (num_rows // rows),), x,
-                            MatrixView(one.address, 2 * outputs, inputs), buffers[1], num_rows)
-                for one in matrices
-            ]  # fmt: skip
-            if card.is_real:
-                spent = 1e3 * card.graph_milliseconds(launches, 3) / len(launches)
-                label = f"gate_up {num_rows} thirds {rows}x96x{depth} w{warps} s{stages}"
-                found.setdefault("thirds", {})[label] = round(spent, 1)
-                print(label, round(spent, 1), flush=True)
-
-
 def _time_steps(card: Any, found: Findings, model: Model, best: _Way) -> None:
-    """Time whole steps, of bfloat16 with weights read ahead too."""
+    """Time whole steps."""
     until = time.monotonic() + _SECONDS_OF_STEPS
     results = found.setdefault("steps", {})
-    wide = AttentionShape(programs=264, stages=5)
-    for count in (128, 1, 32, 8, 64):
-        for form in (Form.BF16, Form.INT4, Form.FP8):
-            ways = [_Way("shipped"), best]
-            if form is Form.BF16:
-                ways += [_Way(f"ahead {ahead}", ahead=ahead) for ahead in (128, 256, 512)]
-                ways += [_Way("gate ahead 256", gate_ahead=256)] if count <= 8 else []
-                ways += [_Way("attention 264 s5", attention=wide)] if count > 2 else []
-            else:
-                ways.append(_ways_before(form, count))
+    for count in (1, 8, 32, 64, 128):
+        for form in Form:
+            ways = [_Way("shipped")] if form is Form.BF16 else [_Way("shipped"), best]
             line = {}
             for way in ways:
                 if time.monotonic() < until:
@@ -272,18 +193,10 @@ def _time_steps(card: Any, found: Findings, model: Model, best: _Way) -> None:
                 print(f"step {form.name} {count}: {line}", flush=True)
 
 
-def _ways_before(form: Form, count: int) -> _Way:
-    ways = {name: _before(count, name, form) for name in _NAMES}
-    return _Way(
-        "before", {(form, name, count): tile for name, (_, tile) in ways.items()},
-        {(form, name): ranges for name, (ranges, _) in ways.items()},
-    )  # fmt: skip
-
-
 def _step_ms(card: Any, model: Model, form: Form, count: int, way: _Way) -> float:
     make = _Launches(
         card.kernel, card.device.properties, QWEN3_8B, model.stored(card, form), model.pool,
-        way.attention, choose_product=way.tile, choose_gate_up=way.tile,
+        AttentionShape(), choose_product=way.tile, choose_gate_up=way.tile,
     )  # fmt: skip
     make.way = way
     step = started_step(card, make, count, CONTEXT)

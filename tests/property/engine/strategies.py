@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.property.engine.workload import Arrival
 from tests.support.engine.build import Engine
+from tests.support.engine.choices import METHODS, MODES, ORDERS, REQUEUES, RESERVATIONS
 
 fixed = settings(derandomize=True, deadline=None, database=None)
 
@@ -18,7 +19,7 @@ fixed = settings(derandomize=True, deadline=None, database=None)
 def engines(draw: st.DrawFn, *, least_blocks: int = 2) -> Engine:
     """Small engines, so that seats, blocks and tokens run out all the time."""
     seats = draw(st.integers(1, 5))
-    method = draw(st.sampled_from(["none", "ngram", "suffix", "mtp", "grammar"]))
+    method = draw(st.sampled_from(METHODS))
     num_drafts = 0 if method == "none" else draw(st.integers(1, 4))
     least_budget = seats * (1 + num_drafts)
     return Engine(
@@ -39,16 +40,12 @@ def engines(draw: st.DrawFn, *, least_blocks: int = 2) -> Engine:
 def policies(draw: st.DrawFn) -> dict[str, Any]:
     """Every choice that a configuration offers."""
     return {
-        "reservation_policy": draw(
-            st.sampled_from(["none", "fixed_blocks", "token_ratio", "global_ratio", "learned"])
-        ),
-        "preemption_policy": draw(
-            st.sampled_from(["last_in_first_out", "shortest_output", "priority"])
-        ),
-        "preemption_mode": draw(st.sampled_from(["recompute", "swap"])),
+        "reservation_policy": draw(st.sampled_from(RESERVATIONS)),
+        "preemption_policy": draw(st.sampled_from(ORDERS)),
+        "preemption_mode": draw(st.sampled_from(MODES)),
         "num_host_blocks": draw(st.sampled_from([2, 64])),
         "num_copy_polls": draw(st.sampled_from([None, 0, 1, 3])),
-        "requeue": draw(st.sampled_from(["arrival", "tail"])),
+        "requeue": draw(st.sampled_from(REQUEUES)),
         "enable_priority_scheduling": draw(st.booleans()),
         "skip_ahead_window": draw(st.integers(0, 3)),
         "skip_ahead_limit": draw(st.integers(1, 4)),

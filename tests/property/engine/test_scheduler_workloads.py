@@ -12,6 +12,7 @@ from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, Schedule
 from tests.property.engine.strategies import engines, fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine.build import Engine
+from tests.support.engine.choices import MODES
 from tests.support.engine.hash_runner import HashRunner
 from tests.support.examples import everyday
 
@@ -46,7 +47,7 @@ def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -
 
 def test_preempted_prompts_are_scored_once() -> None:
     arrivals = [Arrival(0, family, 8, 12, 1, prompt_logprobs=1) for family in range(4)]
-    for mode in ("recompute", "swap"):
+    for mode in MODES:
         engine = Engine(
             num_blocks=6,
             seats=4,

@@ -28,6 +28,7 @@ def engines(draw: st.DrawFn) -> Engine:
     )
 
 
+@pytest.mark.covers("S61")
 @settings(fixed, max_examples=everyday(150, of=500))
 @given(st.data())
 def test_every_answer_is_right_though_steps_begin_early(data: st.DataObject) -> None:

@@ -96,9 +96,9 @@ class HashRunner:
         self.copies: list[LateCopy] = []
         """Copies that were begun and have not ended, in order."""
         self.goes_on: str = ""
-        """When it computes a step that is offered behind another one: `early`, with that one;
-        `late`, when something else is asked for; empty: with the step's own batch, as any other."""
-        self._behind: _StepBehind | None = None
+        """The moment at which it computes a step that is offered after another one: `early`, with
+        that one; `late`, when something else is asked for; empty: never before its own batch."""
+        self._after: _StepAfter | None = None
         self.num_begun = self.num_forgotten = 0
 
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
@@ -122,7 +122,7 @@ class HashRunner:
 
     def begin_copy(self, copy: CacheCopy) -> LateCopy:
         """Copy as on a device with memory of its own, after `num_copy_polls` more looks."""
-        self._end_behind()
+        self._end_after()
         late = LateCopy(self, copy, self.fail_next_copy)
         self.fail_next_copy = False
         self.copies.append(late)
@@ -130,7 +130,7 @@ class HashRunner:
 
     def copy_now(self, copy: CacheCopy) -> None:
         """Copy between the cache and host memory."""
-        self._end_behind()
+        self._end_after()
         host = self.host_cache if copy.host_block_ids else self.kv_bytes
         ours, theirs = list(copy.block_ids), list(copy.host_block_ids or copy.block_ids)
         if copy.kind.is_out:
@@ -140,12 +140,12 @@ class HashRunner:
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy blocks into host memory."""
-        self._end_behind()
+        self._end_after()
         self.host_cache[:, :, list(host_block_ids)] = self.cache[:, :, list(block_ids)]
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy blocks back from host memory."""
-        self._end_behind()
+        self._end_after()
         self.cache[:, :, list(block_ids)] = self.host_cache[:, :, list(host_block_ids)]
 
     def execute(
@@ -157,11 +157,11 @@ class HashRunner:
         """Write the new tokens' KV, layer by layer; draw from all of it where asked to."""
         self.batches.append(list(batch))
         together = batch if isinstance(batch, StepBatch) else batch_of(batch)
-        self._end_behind()
-        behind, self._behind = self._behind, None
-        if together.continues is not None and behind is not None:
+        self._end_after()
+        following, self._after = self._after, None
+        if together.continues is not None and following is not None:
             found: list[DrawnTokens | None] = [
-                behind.result_of(place, scheduled)
+                following.result_of(place, scheduled)
                 for place, scheduled in zip(together.continues.tolist(), batch, strict=True)
             ]
             self._go_on(together, found)
@@ -173,7 +173,7 @@ class HashRunner:
                     on_layer(layer)
             return found
         assert together.continues is None, "a step that was never begun"
-        self.num_forgotten += behind is not None
+        self.num_forgotten += following is not None
         pending = self._grammars.begin(together)
         if on_queued is not None and not (self.goes_on and together.going_on is not None):
             on_queued()
@@ -201,7 +201,7 @@ class HashRunner:
         return results
 
     def _go_on(self, batch: StepBatch, results: Sequence[DrawnTokens | None]) -> None:
-        """Begin the step behind `batch`, as a device does that has drawn its tokens."""
+        """Begin the step after `batch`, as a device does that has drawn its tokens."""
         if not self.goes_on or batch.going_on is None or batch.seats.has_grammar[batch.rows].any():
             return
         entries = []
@@ -218,16 +218,16 @@ class HashRunner:
             )
             table = list(before.block_table)
             entries.append(ScheduledSequence(0, drawn.token_ids, start, table, sample))
-        self._behind = _StepBehind(entries)
+        self._after = _StepAfter(entries)
         self.num_begun += 1
         batch.has_gone_on = True
         if self.goes_on == "early":
-            self._behind.compute(self)
+            self._after.compute(self)
 
-    def _end_behind(self) -> None:
-        """Compute the step that was begun, if there is one: all else is queued behind it."""
-        if self._behind is not None:
-            self._behind.compute(self)
+    def _end_after(self) -> None:
+        """Compute the step that was begun, if there is one: all else is queued after it."""
+        if self._after is not None:
+            self._after.compute(self)
 
     def _compute(self, scheduled: ScheduledSequence) -> list[bytes]:
         """Return the KV of all tokens up to each new one, from the token before the first on."""
@@ -375,7 +375,7 @@ def _masks(batch: StepBatch, pending: PendingMasks | None) -> list[list[np.ndarr
     return [[next(masks) for _ in range(count)] for count in counts]
 
 
-class _StepBehind:
+class _StepAfter:
     """A step that the runner began by itself."""
 
     def __init__(self, entries: list[ScheduledSequence]) -> None:

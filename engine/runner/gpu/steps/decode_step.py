@@ -8,6 +8,7 @@ seen them. Whether a row's token comes from the host or from the step before, it
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows
 
 _SIDES = 2
-"""Steps whose tokens the host has not read yet: one that it waits for, and the one behind."""
+"""Steps whose tokens the host has not read yet: one that it waits for, and the one after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class DecodeSteps:
         return Drawing(side, rows.count)
 
     def tokens(self, drawing: Drawing) -> np.ndarray:
-        """Wait for a step's tokens, -1 where logits are not finite, and for nothing behind it."""
+        """Wait for a step's tokens, -1 where logits are not finite, and for nothing after it."""
         self._events[drawing.side].wait()
         return self._read[drawing.side, : drawing.count].copy()
 
@@ -153,8 +154,8 @@ class DecodeSteps:
             self._graphs[num_rows] = self._device.capture(self._stream, launch)
         return self._graphs[num_rows]
 
-    def launches(self, num_rows: int, num_layers: int | None = None) -> list[Bound]:
-        """Return a step's launches, of all layers or of the first ones.
+    def launches(self, num_rows: int, layers: Iterable[int] | None = None) -> list[Bound]:
+        """Return a step's launches, of all layers or of these.
 
         The list of pieces and the embedding come first, then nine for each layer, and the head and
         the draw, three in all.
@@ -170,7 +171,7 @@ class DecodeSteps:
                 drawn=(staging["sources"], memory["drawn"]),
             ),
         ]  # fmt: skip
-        for index in range(make.spec.num_layers if num_layers is None else num_layers):
+        for index in range(make.spec.num_layers) if layers is None else layers:
             found += make.layer(
                 index, memory, num_rows, staging["positions"], staging["slots"],
                 lambda layer: attend_singles(

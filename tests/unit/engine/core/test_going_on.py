@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.core.planner_contract import StopRule
-from engine.core.planning.going_on import rows_behind
+from engine.core.planning.going_on import rows_after
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
@@ -42,6 +42,7 @@ def check_answers(engine: Engine, *sequences: Sequence) -> None:
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("S61")
 @WHEN
 def test_all_steps_of_a_steady_load_but_the_first_two_are_begun_ahead(goes_on: str) -> None:
     engine = engine_that(goes_on)
@@ -78,6 +79,7 @@ def test_a_runner_that_does_not_go_on_is_offered_nothing_and_given_no_block_earl
     assert held == {"": 2, "early": 2}
 
 
+@pytest.mark.covers("S61")
 @WHEN
 def test_one_that_its_token_ends_is_left_out_of_the_step_that_runs_with_it(goes_on: str) -> None:
     engine = engine_that(goes_on)
@@ -143,6 +145,7 @@ def test_an_aborted_sequence_is_left_out(goes_on: str) -> None:
     check_answers(engine, stays)
 
 
+@pytest.mark.covers("S61")
 @WHEN
 def test_an_arrival_waits_for_one_step_and_is_computed_in_the_next(goes_on: str) -> None:
     engine = engine_that(goes_on)
@@ -162,6 +165,7 @@ def test_an_arrival_waits_for_one_step_and_is_computed_in_the_next(goes_on: str)
     check_answers(engine, first, second)
 
 
+@pytest.mark.covers("S61")
 @WHEN
 def test_a_landing_waits_for_one_step(goes_on: str) -> None:
     engine = engine_that(goes_on)
@@ -200,6 +204,7 @@ def test_with_priorities_nobody_who_waits_is_kept_waiting(goes_on: str) -> None:
     check_answers(engine, *load)
 
 
+@pytest.mark.covers("S61")
 @WHEN
 @pytest.mark.parametrize("num_blocks", [6, 7, 8])
 def test_blocks_given_early_preempt_nobody_and_make_nobody_wait(
@@ -251,7 +256,7 @@ def behind(step: PlannedStep, engine: Engine, **given: Any) -> list[int] | None:
         "num_running": len(step.sequences), "num_waiting": 0, "has_seat": True,
         "num_available": 9, "block_size": 4,
     }  # fmt: skip
-    rows = rows_behind(step, engine.scheduler.seats, **(settings | given))
+    rows = rows_after(step, engine.scheduler.seats, **(settings | given))
     return None if rows is None else rows.entries.tolist()
 
 
@@ -269,6 +274,7 @@ def step(engine: Engine) -> PlannedStep:
     return engine.plan()
 
 
+@pytest.mark.covers("S61")
 def test_what_prevents_that_a_step_goes_on(engine: Engine, step: PlannedStep) -> None:
     assert behind(step, engine) == [0, 1]
     assert behind(step, engine, num_running=3) is None, "one that runs is not in it"

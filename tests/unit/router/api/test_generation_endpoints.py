@@ -167,20 +167,27 @@ async def test_the_models_own_defaults_apply(tmp_path: Any) -> None:
     assert (second.temperature, second.top_k) == (1.5, 0)
 
 
-async def test_harmless_fields_are_accepted() -> None:
-    extra = {
-        "user": "u",
-        "metadata": {"a": "b"},
-        "store": False,
-        "service_tier": "auto",
-        "response_format": {"type": "text"},
-        "tools": [],
-        "tool_choice": "auto",
-        "logit_bias": {},
-        "parallel_tool_calls": True,
-        "stop": None,
-    }
-    await call_of(CHAT_PATH, CHAT | extra)
+HARMLESS: dict[str, Any] = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "auto",
+    "logit_bias": {},
+    "parallel_tool_calls": True,
+    "stop": None,
+}
+
+
+@pytest.mark.parametrize("field", [*HARMLESS, "all of them"])
+async def test_a_harmless_field_changes_nothing(field: str) -> None:
+    extra = {field: HARMLESS[field]} if field in HARMLESS else HARMLESS
+    asked = CHAT | {"seed": 7}
+    plain, call = await call_of(CHAT_PATH, asked), await call_of(CHAT_PATH, asked | extra)
+    assert call.sampling == plain.sampling
+    assert call.prompt_token_ids == plain.prompt_token_ids
 
 
 async def test_choices_have_seeds_of_their_own() -> None:
