@@ -1,7 +1,8 @@
 """Triton's interpreter on numpy memory, with neither torch nor a card.
 
-The interpreter of Triton 3.6 multiplies and rounds bfloat16 wrongly, needs numpy before 2.4 for
-loops, and copies torch tensors: the patches below are for these. The dot adds k after k, as the
+The interpreter of Triton 3.6 multiplies and rounds bfloat16 wrongly, rounds twice where a product
+and a sum are fused, needs numpy before 2.4 for loops, and copies torch tensors: the patches below
+are for these. The dot adds k after k, as the
 matrix unit's chain along K does, so that an order that depends on a tile shows in the bits.
 
 TRITON_INTERPRET is read when a kernel is decorated: import this before any kernel.
@@ -25,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.runner.gpu.cuda_driver import DeviceProperties, Memory
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.tensor_map import MatrixView
+from tests.gpu_kernels.played_sharing import PlayedSharing
 
 _plain_patch = interpreter._patch_lang_tensor
 
@@ -71,6 +73,11 @@ def _convert(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.nd
     return converted
 
 
+def _fused(_: Any, x: Any, y: Any, z: Any) -> Any:
+    exact = x.data.astype(np.float64) * y.data
+    return interpreter.TensorHandle((exact + z.data).astype(np.float32), z.dtype.scalar)
+
+
 class _ElementType(str):
     """A type's name in Triton, with the size that its descriptors ask for."""
 
@@ -90,6 +97,7 @@ class _Array:
 interpreter._patch_lang_tensor = _patch_index
 interpreter._convert_float = _convert
 interpreter.InterpreterBuilder.create_dot = _chained_dot
+interpreter.InterpreterBuilder.create_fma = _fused
 interpreter.GridExecutor._init_args_hst = lambda self, args, kwargs: (args, kwargs)
 interpreter.GridExecutor._restore_args_dev = lambda self, *_: None
 
@@ -173,8 +181,10 @@ class InterpretedDevice:
 
     allocated_bytes = most_allocated_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int = 0) -> None:
         self._arrays: list[np.ndarray] = []
+        self.call = PlayedSharing()
+        self.ordinal = ordinal
 
     def allocate(self, num_bytes: int) -> Memory:
         array = np.full(num_bytes + 256, 0xFF, np.uint8)  # NaN in every type
@@ -205,10 +215,10 @@ class InterpretedDevice:
     def register(self, address: int, num_bytes: int) -> Memory:
         return Memory(address, num_bytes, lambda: None, address)
 
-    def stream(self) -> int:
+    def stream(self, *, is_urgent: bool = False) -> int:
         return 1
 
-    def event(self) -> InterpretedEvent:
+    def event(self, *, is_blocking: bool = False) -> InterpretedEvent:
         return InterpretedEvent()
 
     def capture(self, stream: int, work: Callable[[], None]) -> InterpretedGraph:

@@ -60,6 +60,7 @@ class Storm:
             prefill=self._size(method),
             decode=self._size(method),
             is_async=is_async,
+            goes_on=("", "early", "late")[seed // 2 % 3] if is_async else "",
         )
         self.world.network.is_one_sided = seed % 3 == 0
         for node in self.world.nodes.values():

@@ -8,13 +8,16 @@
     cache/        the KV cache on the card, and its way to host memory
     steps/        how a step's rows lie on the card
     load_weights  a folder's weights onto the card
+    weight_plan   in which form a product has its weights, by what the files have
+    repacking     blocks of weights as kernels read them
     launches      a layer's kernels, with their arguments in place
     tiles         which tile a product takes; it never enters the bits
     weights       a decoder's weights on the card; random ones, for measurements
     kernels/      products, attention, rows, the draw
     launcher      compiles a kernel and launches it through the driver
     tensor_map    matrices as the copy engine wants them described
-    cuda_driver   the driver's calls: memory, streams, events, graphs, memory between processes
+    cuda_driver   the driver's calls: memory, streams, events, graphs
+    shareable     memory that other processes map
 
 The page docs/gpu.md says how sums are ordered, and what was measured. Its modules import `triton`,
 which is an extra.
@@ -30,6 +33,11 @@ products of one row and cost a second sum in prefill. `docs/gpu.md` has the figu
 
 The driver is called through ctypes. One file serves every version of it, where `cuda-bindings`
 follows CUDA's major versions and costs more a call.
+
+A step's tokens stay on the card, and the embedding of the next one reads them there. The host sends
+all other numbers of a row again, in one copy of a few KB; a kernel that moves rows on would need no
+copy. But so rows may leave, change their order and get blocks, and a step that is begun early is
+like any other. The scheduler decides which one is, since a runner knows neither queue nor pool.
 
 The card draws where a temperature is all that a row asks for, with noise of the CPU's Philox words;
 two launches and four bytes a row. Rows under filters, penalties, grammars or other rules, and those

@@ -498,4 +498,5 @@ def test_a_plan_without_some_sequences_counts_what_is_left() -> None:
 def test_every_rule_has_its_test_here() -> None:
     assert {rule.value for rule in AheadRule} == {
         "taken", "no_step", "drafts", "blocks", "nothing_left", "failed", "new_work", "prefix",
+        "begun",  # in test_going_on.py
     }  # fmt: skip
