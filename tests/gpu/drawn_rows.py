@@ -95,33 +95,42 @@ class DrawnRows:
         raw = self._device.download(self.memory["tokens"], 4 * len(logits))
         return [int(token) for token in np.frombuffer(raw, np.int32)]
 
+    def close(self) -> None:
+        """Free memory and staging."""
+        self.staging.close()
+        self.memory.close()
+
 
 class Plain(NamedTuple):
-    """What was drawn, and what was kept."""
+    """What was drawn, and of how many tokens the filters have to look at the ranks."""
 
     token: int
-    kept: np.ndarray
+    num_listed: int
 
 
 def plain_draw(logits: np.ndarray, way: np.void, index: int) -> Plain:
     """Return what the host draws from a row, by sorting and adding all of its tokens."""
-    vocab_size, largest = len(logits), logits.max()
     if way["temperature"] < GREEDY_BELOW:
-        return Plain(int(logits.argmax()), np.array([logits.argmax()]))
-    depths = (largest - logits) / np.float32(way["temperature"])
-    ranked = np.lexsort((np.arange(vocab_size), depths))
-    has_top_k = 0 < way["top_k"] < vocab_size
-    kept = ranked[: int(way["top_k"])] if has_top_k else ranked
+        return Plain(int(logits.argmax()), 1)
+    depths = (logits.max() - logits) / np.float32(way["temperature"])
+    kept = np.argsort(depths, kind="stable")
+    num_listed = len(kept)
+    has_top_k = 0 < way["top_k"] < len(kept)
+    if has_top_k:
+        kept = kept[: int(way["top_k"])]
+        num_listed = len(kept)
     if way["top_p"] < 1.0:
         reached = np.cumsum(exponentials(-depths[kept]), dtype=np.float64)
         before = np.concatenate(([-1.0], reached[:-1]))
         kept = kept[before < way["top_p"] * reached[-1]]
+        num_listed = num_listed if has_top_k else len(kept)
     if way["min_p"] > 0.0:
         kept = kept[depths[kept].astype(np.float64) <= -math.log(way["min_p"])]
+        num_listed = num_listed if has_top_k and way["top_p"] < 1.0 else len(kept)
     kept = np.sort(kept)
     uniform = (philox_words(kept, int(way["seed"]), index).astype(np.float64) + 0.5) / 2**32
     scores = -np.log(-np.log(uniform)) - depths[kept].astype(np.float64)
-    return Plain(int(kept[scores.argmax()]), kept)
+    return Plain(int(kept[scores.argmax()]), num_listed)
 
 
 def philox_words(tokens: np.ndarray, seed: int, index: int) -> np.ndarray:

@@ -108,6 +108,12 @@ class _NoDevice:
     def allocate(self, num_bytes: int) -> Memory:
         return Memory(0, num_bytes, lambda: None)
 
+    def allocate_pinned(self, num_bytes: int) -> Memory:
+        return Memory(0, num_bytes, lambda: None)
+
+    def event(self) -> None:
+        pass
+
     def upload(self, to: int, data: bytes) -> None:
         pass
 

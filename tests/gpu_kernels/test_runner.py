@@ -155,21 +155,22 @@ def test_tokens_drawn_on_the_card_are_those_of_the_host(filled: ModelRunner) -> 
 def test_only_rows_under_rules_are_read(
     filled: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four bytes of each other row leave the card."""
+    """Four bytes of each other row leave the card; rows that lie together are one copy."""
     reads: list[int] = []
-    device: Any = filled._row_draw._device  # type: ignore[attr-defined]
-    download = device.download
+    decoder: Any = filled._decoder
+    device: Any = decoder._device
+    copy, logits = device.copy, decoder.memory["logits"]
 
-    def counted(address: int, size: int) -> bytearray:
-        reads.append(size)
-        found: bytearray = download(address, size)
-        return found
+    def counted(to: int, source: int, size: int, stream: int) -> None:
+        if logits <= source < logits + 4 * 4 * filled.vocab_size:
+            reads.append(size)
+        copy(to, source, size, stream)
 
-    monkeypatch.setattr(device, "download", counted)
-    filled.execute(behind_prompts(*WAYS[:2]))
+    monkeypatch.setattr(device, "copy", counted)
+    filled.execute(behind_prompts(*WAYS[:3]))
     assert reads == []
-    filled.execute(behind_prompts(*WAYS))
-    assert reads == [4 * filled.vocab_size] * 2
+    filled.execute(behind_prompts(WAYS[3], WAYS[2], WAYS[3], WAYS[3]))
+    assert reads == [4 * filled.vocab_size, 8 * filled.vocab_size]
 
 
 def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:

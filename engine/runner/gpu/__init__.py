@@ -4,7 +4,8 @@
     compiling     kernels compiled in several processes
     card          the card that a node computes on
     decoder       a decoder's three parts, as launches; decoding steps are graphs
-    card_draw     draws where a temperature is all that a row asks for
+    card_draw     draws where a temperature and filters are all that a row asks for
+    filter_launches  the launches of draws under filters
     cache/        the KV cache on the card, and its way to host memory
     steps/        how a step's rows lie on the card
     load_weights  a folder's weights onto the card
@@ -31,8 +32,11 @@ products of one row and cost a second sum in prefill. `docs/gpu.md` has the figu
 The driver is called through ctypes. One file serves every version of it, where `cuda-bindings`
 follows CUDA's major versions and costs more a call.
 
-The card draws where a temperature is all that a row asks for, with noise of the CPU's Philox words;
-two launches and four bytes a row. Rows under filters, penalties, grammars or other rules, and those
-with log probabilities, are drawn on the host from their own logits. A row's way depends on its own
-request alone, so a request has the same tokens in every batch.
+The card draws where a temperature, top-k, top-p and min-p are all that a row asks for, with noise
+of the CPU's Philox words; two launches, four more under filters, and four bytes a row. Rows under
+penalties, grammars or other rules, and those with log probabilities, are drawn on the host from
+their own logits. So are rows of which filters keep more tokens than a list has room for, and rows
+whose last kept token would depend on the order in which weights are added. A row's way depends on
+its own request and logits alone, and the filters are the host's to the bit, so a request has the
+same tokens in every batch and either way.
 """

@@ -124,7 +124,8 @@ def compared(shape: Shape) -> list[Asked]:
     they tell logits apart whose tokens are the same.
     """
     greedy, drawn = {"temperature": 0}, {"temperature": 0.8}
-    ways = (greedy | {"logprobs": 0}, drawn, greedy, drawn | {"top_p": 0.95})
+    filtered = drawn | {"top_k": 50, "top_p": 0.95}
+    ways = (greedy | {"logprobs": 0}, filtered, greedy, drawn | {"presence_penalty": 0.1})
     return [
         Asked(
             prompt=prompt_of(shape, shape.bits_lengths[n % len(shape.bits_lengths)] + n, n),

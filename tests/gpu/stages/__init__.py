@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.stages.bits import bits
+from tests.gpu.stages.draws import draws
 from tests.gpu.stages.machine import ceilings, ipc, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
@@ -26,6 +27,7 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "attention": attention,
     "step": step,
     "step_forms": step_forms,
+    "draws": draws,
     "prefill": prefill,
     "price": price,
     "host": host,
