@@ -12,7 +12,7 @@ PINNED_EXTRAS := node cpu gpu rdma local keys otel bench dev
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help env up demo demo-model model compiled-kernels test test-equality test-kernels test-gpu test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv fuzz-http sbom check check-format check-lint check-types \
+.PHONY: help env up demo demo-model model compiled-kernels test test-quick test-equality test-kernels test-gpu test-examples test-models test-rdma test-endurance test-soak test-upgrade test-clients test-page test-compose test-chart fuzz-kv fuzz-http sbom check check-format check-lint check-types \
 	check-imports check-protos check-docs format protos docs pins clean
 
 help:  ## list these targets
@@ -37,8 +37,13 @@ model: env  ## download the model MODEL, unless it is cached, and say what it is
 compiled-kernels: env demo-model
 	@$(BIN)/python -m tests.support.compiled_kernels
 
-test: compiled-kernels  ## run the everyday tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+# More processes than two cores can run at once: most integration and contract tests wait most of
+# the time, for processes that start, leases that end and peers that are silent.
+test: compiled-kernels  ## run the everyday tests, some 8 minutes
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations=15 $(ARGS)
+
+test-quick: env  ## run the unit tests without those of kernels and benchmarks, at most 2 minutes
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/unit --quick $(ARGS)
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
@@ -56,11 +61,13 @@ test-models: env  ## test tiny models that are odd, and Qwen2.5-Coder-0.5B-Instr
 test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine with two software devices
 	$(BIN)/python -m tests.rdma.vm --timeout 1080
 
+EXAMPLES = tests/property tests/simulation $(shell grep -rl --include='test_*.py' 'tests.support.examples import' tests/unit)
+
 test-examples: env  ## run the property tests and simulations with all examples and seeds, of which make test takes a part
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --hypothesis-profile=thorough tests/property tests/simulation $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --hypothesis-profile=thorough $(EXAMPLES) $(ARGS)
 
 test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
-	$(BIN)/python -m pytest tests/integration tests/contract --endurance $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/integration tests/contract --endurance $(ARGS)
 
 test-soak: env  ## run a real cluster under mixed load, with one random fault every 20 s, for 5 minutes
 	$(BIN)/python -m tests.soak $(ARGS)

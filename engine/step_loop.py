@@ -8,7 +8,8 @@ A step may run on a thread of its own, across the end of a turn. While it runs n
 scheduler, so the running step can read it: as soon as the step needs little of the interpreter,
 this thread reports the step before and decides, without taking anything, what the next step could
 run. The next turn applies the results first, and handles messages and deadlines; only then the next
-step takes what it needs and begins.
+step takes what it needs and begins. The runner may have begun it already, if the plan of the step
+before offered it (`core/planning/going_on.py`): then its sequences are those that are left of it.
 """
 
 from __future__ import annotations

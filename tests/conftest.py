@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -12,6 +13,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support.stores.redis_server import RedisServer, redis_server
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_QUICK = ("tests/unit/engine/runner/", "tests/unit/bench/")
+"""Folders of unit tests that compute with kernels, or replay benchmarks."""
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:
@@ -55,6 +60,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--endurance", action="store_true", help="those marked endurance, and no others"
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="without the folders whose tests take a kernel or minutes",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore what a quick run leaves out, before its modules are imported."""
+    folder = f"{collection_path.relative_to(ROOT).as_posix()}/"
+    return True if config.getoption("--quick") and folder.startswith(NOT_QUICK) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -75,36 +91,47 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-COMPILING = ("tests/unit/engine/runner/",)
-"""Folders whose tests compile kernels that the demo model does not use, where none are cached yet;
-those of the demo model are compiled before (`tests.support.compiled_kernels`)."""
-LONGEST = ("tests/equality/", "tests/integration/", "tests/contract/", "tests/simulation/")
+TOGETHER = (
+    "tests/integration/on_shared_clusters/",
+    "tests/unit/engine/runner/",
+    "tests/equality/",
+)
+"""Folders that one process takes as a whole, the one that takes longest first. Tests of the first
+share clusters of up to five processes. Those of the second compile kernels that the demo model does
+not use, where none are cached yet (`tests.support.compiled_kernels` compiles those of the demo
+model before): several processes that need one at once would each compile it, a minute of CPU time
+each. Those of the last share runners of the demo model."""
+LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
+
+
+def _folder_of(nodeid: str) -> str | None:
+    """Return the folder of `TOGETHER` that a test is in."""
+    return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
 
 def _place(nodeid: str) -> int:
     """Return a test's place in a run: what takes longest begins first, so that processes end
     together."""
-    return 0 if nodeid.startswith(COMPILING) else 1 if nodeid.startswith(LONGEST) else 2
+    if folder := _folder_of(nodeid):
+        return TOGETHER.index(folder)
+    return len(TOGETHER) + (not nodeid.startswith(LONGEST))
 
 
-class KernelsInOneProcess(LoadFileScheduling):  # type: ignore[misc]
-    """Give each process whole files in the order of collection, and one all that compile kernels.
-
-    Several processes that need the same kernel at once each compile it: a minute of CPU time each.
-    """
+class WholeFolders(LoadFileScheduling):  # type: ignore[misc]
+    """Give each process whole files in the order of collection, and the folders of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "kernels" if nodeid.startswith(COMPILING) else super()._split_scope(nodeid)
+        return _folder_of(nodeid) or super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> KernelsInOneProcess | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFolders | None:
     """Replace `--dist loadfile`; None leaves other ways of distribution to xdist."""
     if config.getvalue("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False  # by numbers of tests, which do not say how long
-    return KernelsInOneProcess(config, log)
+    return WholeFolders(config, log)
 
 
 @pytest.fixture(scope="session")

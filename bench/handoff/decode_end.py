@@ -30,7 +30,9 @@ class DecodeEnd:
         self._pool[:] = 1  # so that no page is allocated during the measurement
         self._me = Incarnation("decode", 1)
         self._events: queue.SimpleQueue[ConnectorEvent] = queue.SimpleQueue()
-        model = cast(LoadedModel, SimpleNamespace(kv_bytes=self._pool, layout=layout))
+        model = cast(
+            LoadedModel, SimpleNamespace(kv_bytes=self._pool, layout=layout, card_pool=None)
+        )
         self._connector = KVPlane(case.config(Role.DECODE)).connect(
             model, self._me, self._events.put
         )

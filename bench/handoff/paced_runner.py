@@ -92,7 +92,8 @@ class PacedRunner:
     def warm_up(self) -> None:
         """Do nothing: nothing is compiled."""
 
-    needs_staging = False
+    needs_staging = stages_landings = can_go_on = False
+    card_pool = None
 
     def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
         raise NotImplementedError("the pool is host memory")

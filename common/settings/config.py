@@ -237,8 +237,8 @@ class HandoffConfig(Section):
     kv_transport: str = setting(
         "auto",
         "how KV travels",
-        note="auto: shm on one host, else rdma where both nodes have it, else zmq",
-        one_of=("auto", "shm", "rdma", "zmq"),
+        note="auto: on one host ipc between GPUs, else shm, else rdma where both have it, else zmq",
+        one_of=("auto", "ipc", "shm", "rdma", "zmq"),
     )
     kv_verify: str = setting(
         "auto",

@@ -114,12 +114,16 @@ class StopRule(Enum):
     NO_VICTIM = "no_victim"
     COPYING = "copying"
     """What is needed comes when copies to host memory have ended."""
+    BEGUN = "begun"
+    """The step had begun before the one before it ended, so no admission was tried."""
 
 
 class AheadRule(Enum):
     """Whether a step was planned while the one before it ran, or what prevented that."""
 
     TAKEN = "taken"
+    BEGUN = "begun"
+    """The runner had begun the step already (`planning.going_on`)."""
     NO_STEP = "no_step"
     """No step was running, or steps are not planned ahead."""
     DRAFTS = "drafts"

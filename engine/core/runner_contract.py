@@ -133,6 +133,9 @@ class Runner(Protocol):
         `on_queued` is called at most once, when the rest of the step needs little of the
         interpreter: on a device, when most of its work is queued there. Before that another thread
         that computes in Python would delay the step.
+
+        A runner that can go on may begin the step after this one, see `StepBatch`. Its tokens are
+        those that it would draw in a step of its own.
         """
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:

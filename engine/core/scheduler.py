@@ -55,6 +55,7 @@ from engine.core.step.step_in_flight import (
     SwapCopy,
 )
 from engine.core.step.step_results import StepResults
+from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
 
 
@@ -73,8 +74,12 @@ class Scheduler:
         speculation: Speculation | None = None,
         num_host_blocks: int = 0,
         swaps_late: bool = False,
+        can_go_on: bool = False,
     ) -> None:
-        """Make it. With `swaps_late`, KV is copied beside the steps and `end_copy` is called."""
+        """Make it. With `swaps_late`, KV is copied beside the steps and `end_copy` is called.
+
+        With `can_go_on` the runner may begin a step before the one before it has ended.
+        """
         config = config or SchedulingConfig()
         self.limits = limits
         self.pool = BlockPool(num_blocks)
@@ -96,6 +101,9 @@ class Scheduler:
         self._speculation = speculation
         self._ahead: PlanAhead | None = None
         self._why_not_ahead = AheadRule.NO_STEP
+        self._after: StepAfter | None = None
+        if can_go_on and speculation is None:  # drafts are found in the tokens of the step before
+            self._after = StepAfter(held, limits, has_priorities=self.has_priorities)
         self._highest_num_bypassed = 0
         self._prefixes = PrefixIndex(
             self.pool,
@@ -166,20 +174,27 @@ class Scheduler:
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
         by_id = self.running.by_id
-        has_drafts = self._draft()
-        plan = self._take_ahead(by_id.keys(), has_drafts=has_drafts)
-        if plan is None:
-            plan = self._decide()
+        plan = None if self._after is None else self._after.plan()
+        if plan is not None:
+            self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
+        else:
+            has_drafts = self._draft()
+            plan = self._take_ahead(by_id.keys(), has_drafts=has_drafts) or self._decide()
         self._counters.on_plan(plan)
         step = self._take(plan, by_id)
         ratio_before = self.reservation.ratio
         self._adapt_reservation(plan)
         if plan.preempted:
             step.preempted = self._preempted(plan, step.num_lost_tokens, ratio_before)
+        if self._after is not None:
+            self._after.on_taken(step)
         return step
 
     def plan_ahead(self, step: PlannedStep) -> None:
         """Decide, while `step` runs, what the next `plan` takes if it still can; take nothing."""
+        if step.batch.has_gone_on:
+            self._why_not_ahead = AheadRule.NOTHING_LEFT  # if none of its sequences goes on
+            return
         if step.has_drafts:
             self._why_not_ahead = AheadRule.DRAFTS
             return

@@ -75,12 +75,18 @@ class ModelRunner:
         self._limits = limits
         self._widest = widest
         self._row_draw = loaded.row_draw or HostDraw(loaded.decoder, limits.vocab_size)
+        self._plain_steps = loaded.plain_steps
         self._mtp = loaded.mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
         self._host_pool = HostBlockArrays(cache, swap_space)
         self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it begins steps that are offered to it after others (`StepBatch`)."""
+        return self._plain_steps is not None
 
     @property
     def has_grammars(self) -> bool:
@@ -122,6 +128,19 @@ class ModelRunner:
         """Whether KV that is written to `kv_bytes` must be staged in before a step reads it."""
         return self._cache.is_mirrored
 
+    @property
+    def card_pool(self) -> object | None:
+        """See `cache.contract.Cache.card_pool`."""
+        return self._cache.card_pool
+
+    @property
+    def stages_landings(self) -> bool:
+        """Whether a flow has what lands staged in, and what is sent staged out.
+
+        No: where the connector moves KV to and from the card itself.
+        """
+        return self.needs_staging and self.card_pool is None
+
     def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
         """Begin a copy between a mirrored cache and host memory, beside the steps.
 
@@ -159,7 +178,7 @@ class ModelRunner:
     ) -> list[DrawnTokens | None]:
         """Compute the batch's tokens and draw where asked; return one entry per sequence.
 
-        `on_layer(l)` is called for each layer of the cache as soon as `kv_bytes` holds the step's
+        `on_layer(l)` is called for each layer of the cache as soon as transfers can read the step's
         keys and values in it, layer 0 first, an MTP layer after the draw. `on_queued` is called
         before the layers on a CPU, whose kernels need no interpreter, and before the draw on a
         device, which then has all layers to compute.
@@ -174,7 +193,10 @@ class ModelRunner:
         flat = flatten(batch, self._limits)
         pending = None if self.grammars is None else self.grammars.begin(batch)
         layers = self._cache.layers_out(flat.slots, on_layer)
-        hidden = self._decoder.begin(flat)
+        if self._plain_steps is not None and batch.is_plain:
+            hidden = self._plain_steps.begin(flat, batch)
+        else:
+            hidden = self._decoder.begin(flat)
         if on_queued is not None and not self.needs_staging:
             on_queued()
         for index in range(self._decoder.num_layers):

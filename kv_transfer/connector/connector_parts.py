@@ -9,9 +9,16 @@ from typing import cast
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock
+from kv_transfer.connector.card_mirror import CardMirror
 from kv_transfer.connector.transfer_metrics import TransferMetrics
 from kv_transfer.connector.workers import Workers
-from kv_transfer.lanes.lane import CopyingLane, Lane, LateCopyingLane, OneSidedLane
+from kv_transfer.lanes.lane import (
+    CopyingLane,
+    Lane,
+    LateCopyingLane,
+    LateSummingLane,
+    OneSidedLane,
+)
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.receiving.effects import ReceiverEffect
 from kv_transfer.sending.effects import SenderEffect
@@ -26,7 +33,8 @@ Effect = SenderEffect | ReceiverEffect
 class ConnectorParts:
     """Queue, lanes, threads and settings of a connector.
 
-    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto.
+    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. With `mirror`
+    blocks are on a card, and `pool` is their mirror in host memory.
     """
 
     pool: Pool
@@ -39,6 +47,7 @@ class ConnectorParts:
     limits: Limits
     metrics: TransferMetrics
     workers: Workers
+    mirror: CardMirror | None = None
     effects: deque[Effect] = field(default_factory=deque)
 
     @property
@@ -63,3 +72,9 @@ class ConnectorParts:
         """The lanes whose copies are completed later."""
         lanes = self.lanes.items()
         return {name: lane for name, lane in lanes if isinstance(lane, LateCopyingLane)}
+
+    @property
+    def summing_late(self) -> dict[str, LateSummingLane]:
+        """The lanes whose sums are known later."""
+        lanes = self.lanes.items()
+        return {name: lane for name, lane in lanes if isinstance(lane, LateSummingLane)}

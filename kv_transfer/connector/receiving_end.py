@@ -47,6 +47,7 @@ class ReceivingEnd:
         self._clock = parts.clock
         self._effects = parts.effects
         self._workers = parts.workers
+        self._mirror = parts.mirror
         slabs = (lane.blocks_per_slab for lane in self._one_sided.values())
         self._machine = Receiver(
             parts.incarnation,
@@ -203,10 +204,12 @@ class ReceivingEnd:
             damaged = pieces.damaged_ordinals(write.data, found)
             if damaged:
                 detail = pieces.describe_damage(write.data, found)
-                return partial(self._on_corrupt, write, damaged, detail)
+                # The other pieces of the frame count.
+                record = partial(self._on_corrupt, write, damaged, detail)
+                return self._when_on_card(write, record)
         num_blocks = len(write.target_blocks)
         sums = pieces.block_sums(found, num_blocks) if write.verify == "commit" else None
-        return partial(self._on_written, write, sums)
+        return self._when_on_card(write, partial(self._on_written, write, sums))
 
     def _sums_of_written(self, write: Write) -> pieces.Sums:
         """Return the sums of what the sender wrote by itself."""
@@ -216,6 +219,20 @@ class ReceivingEnd:
         return self._rows.sums(self._pool, write.data.layer, write.target_blocks, ordinals)
 
     # Results of copies.
+
+    def _when_on_card(self, write: Write, record: Finish) -> Finish:
+        """Return what has pieces recorded when the card has them too, if there is one."""
+        mirror = self._mirror
+        if mirror is None or not mirror.serves(write.lane):
+            return record
+
+        def on_copied(error: HandoffFailed | None) -> None:
+            if error is None:
+                record()
+            else:
+                self._on_failed(write, error)
+
+        return lambda: mirror.copy_in(write.data.layer, write.target_blocks, on_copied)
 
     def _on_written(self, write: Write, sums: BlockSums | None) -> None:
         with self._lock:

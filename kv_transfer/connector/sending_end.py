@@ -68,6 +68,8 @@ class SendingEnd:
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._one_sided = parts.one_sided
+        self._summing_late = parts.summing_late
+        self._mirror = parts.mirror
         self._verify = parts.verify
         self._metrics = parts.metrics
         self._clock = parts.clock
@@ -276,10 +278,32 @@ class SendingEnd:
             return  # The link broke in this turn: the chunk is sent again on the next one.
         prepared = _Prepared(effect, lane)
         self._prepared.setdefault(effect.peer, deque()).append(prepared)
-        if self._machine.is_sending(effect.lease_token):
-            self._workers.run(lambda: self._prepare(prepared))
-        else:
+        summing = self._summing_late.get(lane.name) if effect.verify != "off" else None
+        if not self._machine.is_sending(effect.lease_token):
             self._on_prepared(prepared, Payload())
+        elif summing is not None:
+            finished = partial(self._on_late_payload, prepared)
+            summing.begin_payload(
+                effect.chunk, lambda payload: self._workers.post(partial(finished, payload))
+            )
+        elif self._mirror is not None and self._mirror.serves(lane.name):
+            chunk = effect.chunk
+            on_copied = partial(self._on_copied_out, prepared)
+            self._mirror.copy_out(chunk.layer, chunk.source_blocks, on_copied)
+        else:
+            self._workers.run(lambda: self._prepare(prepared))
+
+    def _on_late_payload(self, prepared: _Prepared, payload: Payload | HandoffFailed) -> None:
+        """Send a chunk whose sums are known. Raises an error of the card: the node has to end."""
+        if isinstance(payload, HandoffFailed):
+            raise payload
+        self._on_prepared(prepared, payload)
+
+    def _on_copied_out(self, prepared: _Prepared, error: HandoffFailed | None) -> None:
+        """Read and hash a chunk that is in the mirror. Raises an error of the card, as above."""
+        if error is not None:
+            raise error
+        self._workers.run(lambda: self._prepare(prepared))
 
     def _prepare(self, prepared: _Prepared) -> Finish:
         """Read and hash a chunk; runs on any thread."""

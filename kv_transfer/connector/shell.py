@@ -19,6 +19,7 @@ from typing import assert_never
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock
+from kv_transfer.connector.card_mirror import CardMirror
 from kv_transfer.connector.connector_parts import ConnectorParts, Effect
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.sending_end import SendingEnd
@@ -37,6 +38,7 @@ from kv_transfer.contract import (
     Ticket,
     TransferEnded,
 )
+from kv_transfer.lanes.card_pool import CardPool
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Pool, as_pool
 from kv_transfer.receiving.effects import (
@@ -85,15 +87,17 @@ class TransportConnector:
         *,
         transport: Transport,
         lanes: Sequence[Lane],
+        card: CardPool | None = None,
         verify: str = VERIFY_AUTO,
         clock: Clock,
         limits: Limits,
     ) -> None:
         """Start the connector's thread.
 
-        `lanes` are offered to decode nodes and accepted from prefill nodes; `verify` is a mode of
-        `shared.lanes` or auto. The transport is the connector's: it is closed with it, and where
-        making the connector fails.
+        `lanes` are offered to decode nodes and accepted from prefill nodes. With `card` blocks are
+        pushed and land there, and `pool` is its mirror. `verify` is a mode of `shared.lanes` or
+        auto. The transport is the connector's: it is closed with it, and where making the connector
+        fails.
         """
         self._on_event = on_event
         self._transport = transport
@@ -107,6 +111,9 @@ class TransportConnector:
             on_failure.callback(transport.close)
             self._workers = Workers(limits.num_workers, transport.wake)
             on_failure.callback(self._workers.close)
+            self._mirror = CardMirror(card, self._workers.post) if card is not None else None
+            if self._mirror is not None:
+                on_failure.callback(self._mirror.close)
             parts = ConnectorParts(
                 pool=as_pool(pool, layout),
                 layout=layout,
@@ -118,6 +125,7 @@ class TransportConnector:
                 limits=limits,
                 metrics=self._metrics,
                 workers=self._workers,
+                mirror=self._mirror,
             )
             self._effects = parts.effects
             self._sending = SendingEnd(parts)
@@ -125,6 +133,7 @@ class TransportConnector:
             for lane in parts.one_sided.values():
                 lane.attach(transport.wake)
             for late in parts.copying_late.values():
+                on_failure.callback(late.close)
                 late.attach(transport.wake)
             self._thread = threading.Thread(target=self._run, name="pdserve-kv", daemon=True)
             self._thread.start()
@@ -242,6 +251,9 @@ class TransportConnector:
         for lane in self._lanes.values():
             with _logging_errors():
                 lane.close()
+        if self._mirror is not None:
+            with _logging_errors():
+                self._mirror.close()
         with _logging_errors():
             # `close` of the lanes waited for these: an ABORT after the last write reports the end.
             self._sending.take_written()

@@ -15,8 +15,8 @@ Job = Callable[[], Finish]
 class Workers:
     """`count` threads; with none each job runs at once, on the thread that has it.
 
-    Only the connector's thread calls this. Jobs begin in order and end in any order. `turn` is set
-    to the number of that thread's turn.
+    Only the connector's thread calls this, but for `post`. Jobs begin in order and end in any
+    order. `turn` is set to the number of that thread's turn.
     """
 
     def __init__(self, count: int, wake: Callable[[], None]) -> None:
@@ -42,6 +42,11 @@ class Workers:
             self._jobs.put(job)
         else:
             job()()
+
+    def post(self, finish: Finish) -> None:
+        """Leave something to do to the connector's thread; called on any thread."""
+        self._done.append(finish)
+        self._wake()
 
     @property
     def oldest_turn(self) -> int:

@@ -1,9 +1,11 @@
-"""How the bytes get from pool to pool, and three ways for it.
+"""How the bytes get from pool to pool, and four ways for it.
 
 lane         what a lane is
 inline_lane  after the header, on the same connection
+ipc/         copied from card to card
 shm/         copied out of the sender's pool, which is shared memory
 rdma/        written into the receiver's registered pool
+card_pool    what is asked of a pool on a card
 pool_memory  a pool: memory of the host or of a device, its addresses and aliases
 pieces       the pool's bytes: checksums, and the one write
 piece_rows   the same in one pass, where fused_copy can: a kernel that copies and hashes
@@ -24,5 +26,11 @@ The layout says how many planes and bytes a layer has, and every lane asks it. A
 has one plane, and layers of other models differ in size. A pool is memory at an address in the
 shape of its layout, on the host or on a device: lanes need addresses, and only what copies or sums
 with the processor needs bytes. A lane may complete a copy later, as a device does; then its frame
-is acknowledged, its landing lands and its blocks are released after the copy.
+is acknowledged, its landing lands and its blocks are released after the copy. Sums may be late
+too: a card's kernels share the card with steps, and of two processes in turns, so the connector's
+thread must not wait for each.
+
+A card's sum is its own, not XXH3, which goes through a piece from its beginning to its end: a piece
+would be one program's work, and cards want hundreds. Here each word is mixed with its index and all
+are added up, in any order. The block's place in its ticket is added on the host.
 """

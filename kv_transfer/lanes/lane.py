@@ -1,9 +1,9 @@
 """Lanes: how the bytes of DATA frames get from a sender's pool into a receiver's.
 
 Every pair of nodes has one control connection (`transport`), in order, with all frames. HELLO and
-WELCOME agree on the lane for the bytes: after the header (`inline_lane`), through shared memory
-(`shm`) or by RDMA (`rdma`). A lane object serves one connector, in both directions, on the
-connector's thread unless a method says otherwise.
+WELCOME agree on the lane for the bytes: after the header (`inline_lane`), between cards (`ipc`),
+through shared memory (`shm`) or by RDMA (`rdma`). A lane object serves one connector, in both
+directions, on the connector's thread unless a method says otherwise.
 """
 
 from __future__ import annotations
@@ -120,6 +120,24 @@ class LateCopyingLane(Lane, Protocol):
 
     def take_copied(self) -> list[Copied]:
         """Return the copies that are over, each once, in any order. `close` waits for the rest."""
+
+
+OnPayload = Callable[[Payload | HandoffFailed], None]
+
+
+@runtime_checkable
+class LateSummingLane(Lane, Protocol):
+    """A lane on which a sender's sums are known later, for example because a device computes them.
+
+    A frame is sent when its sums are known, in the order of the frames.
+    """
+
+    def begin_payload(self, chunk: LayerChunk, on_payload: OnPayload) -> None:
+        """Begin to sum a chunk; `on_payload` is called, on any thread, with the payload.
+
+        It is called with the error if the sums cannot be had. Raises `HandoffFailed` if that is
+        known at once.
+        """
 
 
 @dataclass(frozen=True, slots=True)

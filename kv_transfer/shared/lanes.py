@@ -1,6 +1,7 @@
 """The lanes: the ways in which the bytes of DATA frames get into a pool.
 
     loopback, zmq   the bytes travel after the header; the receiver copies them into its pool
+    ipc             the receiver's card copies them out of the sender's pool, which is on a card
     shm             the receiver copies them out of the sender's pool, which is shared memory
     rdma            the sender writes them into the receiver's pool, then sends the header
 
@@ -12,12 +13,15 @@ its bytes are verified.
 from __future__ import annotations
 
 INLINE_LANES = ("loopback", "zmq")
-LANES_BY_SPEED = ("shm", "rdma", *INLINE_LANES)
+LANES_BY_SPEED = ("ipc", "shm", "rdma", *INLINE_LANES)
 """The order in which a receiver chooses among the lanes that both sides support."""
-PULLING_LANES = frozenset({"shm"})
+PULLING_LANES = frozenset({"ipc", "shm"})
 ONE_SIDED_LANES = frozenset({"rdma"})
+CARD_LANES = frozenset({"ipc"})
+"""Lanes between pools on cards; the others are between pools in host memory."""
 
 LANE_NEEDS = {
+    "ipc": "ipc wants both nodes on GPUs of one host, as one user, with kv_transport auto or ipc",
     "shm": "shm wants both nodes on one host, as one user, with kv_transport auto or shm",
     "rdma": "rdma wants RDMA devices on both nodes, with kv_transport auto or rdma",
 }

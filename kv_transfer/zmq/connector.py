@@ -9,6 +9,7 @@ from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.card_pool import CardPool
 from kv_transfer.lanes.inline_lane import InlineLane
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Bytes, Pool, as_pool
@@ -23,7 +24,8 @@ class ZmqConnector(TransportConnector):
 
     `host` is bound; `advertised_host` (default: the same) goes into tickets, so other nodes must be
     able to reach it. `lanes` are faster lanes, used where a pair supports them; without
-    `has_inline` a pair that supports none of them is refused. `verify` is a mode of `shared.lanes`.
+    `has_inline` a pair that supports none of them is refused. With `card` blocks are pushed and
+    land there, and `pool` is its mirror in host memory. `verify` is a mode of `shared.lanes`.
     With `keys` only nodes that hold the same pair can connect, and all frames here are encrypted.
 
     At most `window_bytes` of data per decode node are unacknowledged, times `kv_lanes`; transfers
@@ -47,6 +49,7 @@ class ZmqConnector(TransportConnector):
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         kv_lanes: int = 1,
         lanes: Sequence[Lane] = (),
+        card: CardPool | None = None,
         has_inline: bool = True,
         verify: str = VERIFY_AUTO,
         keys: CurveKeys | None = None,
@@ -69,6 +72,7 @@ class ZmqConnector(TransportConnector):
             on_event,
             transport=ZmqTransport(host, port, advertised_host or host, layout, limits, keys),
             lanes=all_lanes,
+            card=card,
             verify=verify,
             limits=limits,
             clock=clock or MonotonicClock(),

@@ -13,7 +13,7 @@ The blocks that a step completes are known before it runs, so they are sent laye
 runs. Blocks that were pushed are not changed or freed until the connector reports the end of the
 transfer: a prompt is never preempted, and a step that fails ends its transfers.
 
-Where transfers read other memory than steps compute in (on a GPU), cached blocks are copied there
+Where transfers read other memory than steps compute in (Paddle on a GPU), cached blocks go there
 beside the steps. They are pushed when their copy has ended, and the commit follows the last push. A
 transfer that ends earlier keeps its blocks until its copies have ended.
 """

@@ -36,7 +36,7 @@ def decode_flow_maker(config: Config) -> MakeFlow:
                 lease_s=config.handoff.lease_s,
             ),
             new_lease_token=new_lease_token,
-            needs_staging=model.needs_staging,
+            needs_staging=model.stages_landings,
         )
 
     return make

@@ -35,6 +35,8 @@ class SchedulableModel(Protocol):
     def step_costs(self) -> StepCosts: ...
     @property
     def needs_staging(self) -> bool: ...
+    @property
+    def can_go_on(self) -> bool: ...
 
 
 class RunningModel(Protocol):
@@ -112,4 +114,5 @@ def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
         speculation=make_speculation(speculation, model.step_costs),
         num_host_blocks=model.num_host_blocks,
         swaps_late=model.needs_staging,
+        can_go_on=model.can_go_on and plans_ahead(config, model),
     )

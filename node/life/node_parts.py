@@ -34,6 +34,10 @@ class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
     @property
     def memory(self) -> MemoryPlan | None: ...
     @property
+    def stages_landings(self) -> bool:
+        """Whether its flow has copied to a device what lands, and from it what is sent."""
+
+    @property
     def has_grammars(self) -> bool: ...
     def grammar_statistics(self) -> GrammarStatistics | None: ...
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:

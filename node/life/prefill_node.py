@@ -24,7 +24,7 @@ def prefill_flow_maker(config: Config) -> MakeFlow:
             flow_limits(config, model),
             fingerprint=model.layout.fingerprint,
             kv_description=kv_description(config, model),
-            needs_staging=model.needs_staging,
+            needs_staging=model.stages_landings,
         )
 
     return make

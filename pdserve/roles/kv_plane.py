@@ -9,13 +9,15 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ConfigError
+from common.errors import ConfigError, HandoffFailed
 from common.files.keys_folder import Keys
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.nodes import Role
 from common.settings.config import Config
 from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.card_pool import CardPool
+from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import Pool, host_pool
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
@@ -45,7 +47,8 @@ class KVPlane:
         self._host = advertised_kv_host(config.server)
         transport = config.handoff.kv_transport
         is_paired = config.role is not Role.MIXED
-        self._is_shm_only = transport == "shm"
+        self._is_ipc_only, self._is_shm_only = transport == "ipc", transport == "shm"
+        self._takes_ipc = is_paired and transport in ("auto", "ipc")
         self._takes_shm = is_paired and transport in ("auto", "shm")
         self._shared: SharedPool | None = None
         key = keys.kv_key_path if keys else config.handoff.kv_key
@@ -89,7 +92,9 @@ class KVPlane:
         from engine.runner.model_runner import ModelRunner
 
         config = self._config
-        pool = host_pool(cast(ModelRunner, model).kv_bytes, model.layout)
+        runner = cast(ModelRunner, model)
+        pool = host_pool(runner.kv_bytes, model.layout)
+        card = cast(CardPool | None, runner.card_pool)
         return ZmqConnector(
             pool,
             model.layout,
@@ -100,11 +105,28 @@ class KVPlane:
             advertised_host=self._host,
             window_bytes=config.handoff.kv_window,
             kv_lanes=config.handoff.kv_lanes,
-            lanes=self._lanes(pool, model.layout),
-            has_inline=not self._is_shm_only,
+            lanes=[*self._card_lanes(card, model.layout), *self._lanes(pool, model.layout)],
+            card=card,
+            has_inline=not (self._is_shm_only or self._is_ipc_only),
             verify=config.handoff.kv_verify,
             keys=self._keys,
         )
+
+    def _card_lanes(self, card: CardPool | None, layout: KVLayout) -> list[Lane]:
+        """Return the lane between cards. Raises `ConfigError` where only that one is wanted."""
+        if not self._takes_ipc:
+            return []
+        try:
+            if card is None:
+                raise HandoffFailed("the KV cache is not on a GPU with attention_backend triton")
+            return [IpcLane(layout, card, is_offered=self._config.role is Role.PREFILL)]
+        except HandoffFailed as error:
+            if self._is_ipc_only:
+                raise ConfigError(
+                    f"kv_transport is ipc, but {error}; --kv-transport auto does without"
+                ) from None
+            log.debug("KV does not travel between cards: %s", error)
+            return []
 
     def _lanes(self, pool: Pool, layout: KVLayout) -> list[Lane]:
         lanes: list[Lane] = []

@@ -49,16 +49,16 @@ class BodyReceiver:
         """Return the next message. Raises `BodyLetGo`, and what `on_whole` raises."""
         if self._is_over:
             return await self._receive()
-        if self._arrival is None:
-            self._arrival = self._bodies.begin(self._owner, self._let_go)
+        arrival = self._arrival
+        if arrival is None:
+            arrival = self._arrival = self._bodies.begin(self._owner, self._let_go)
         message = await self._next()
         is_part = message["type"] == "http.request"
         if is_part:
-            self._bodies.grow(self._arrival, len(message.get("body", b"")))
+            self._bodies.grow(arrival, len(message.get("body", b"")))
             if self._is_let_go:
                 raise BodyLetGo
         if not is_part or not message.get("more_body", False):
-            self._is_over = True
             self.end()
             if is_part:
                 self._on_whole()
@@ -66,8 +66,11 @@ class BodyReceiver:
 
     def end(self) -> None:
         """Give the place back. Idempotent."""
-        if self._arrival is not None:
-            self._bodies.end(self._arrival)
+        self._is_over = True
+        # Dropped, because it holds this receiver: each request would be a cycle.
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            self._bodies.end(arrival)
 
     async def _next(self) -> Message:
         waiting = self._waiting = asyncio.current_task()

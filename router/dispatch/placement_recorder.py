@@ -79,9 +79,11 @@ class PlacementRecorder:
             self._has_pending.clear()
             self._renew()
             self._retry()
-            while self._pending:
+            # What comes meanwhile waits for others in its turn.
+            for _ in range(0, len(self._pending), BATCH):
                 await self._write(self._take_batch())
-            self._is_idle.set()
+            if not self._pending:
+                self._is_idle.set()
 
     @property
     def _pause_s(self) -> float:
@@ -124,6 +126,8 @@ class PlacementRecorder:
         return changes
 
     async def _write(self, changes: list[tuple[AttemptId, Placement | None]]) -> None:
+        if not changes:  # removed before they were written
+            return
         placed = [record for _, record in changes if record is not None]
         gone = [attempt for attempt, record in changes if record is None]
         try:

@@ -26,7 +26,7 @@ def main() -> None:
     hide_wide_registers()
     # Imported now: these modules read the features.
     from engine.runner.kernels.products.byte_dot import available
-    from tests.integration.test_demo_logits import digest_of
+    from tests.support.models.demo_digests import digest_of
 
     print(*available())
     for activation_dtype in ("float32", "int8"):

@@ -25,8 +25,14 @@ from router.tools.definitions import Tool, ToolUse
 from router.tools.formats import HERMES
 from router.tools.grammars import GrammarWriter
 from router.tools.thinking import ThinkingFormat
-from tests.equality.test_under_pressure import NUM_DRAFTS, pressed
-from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
+from tests.equality.combinations import pressed
+from tests.support.engine.choices import METHODS, MODES
+from tests.support.models.pressure import (
+    Node,
+    answer_together,
+    answer_with_handoff,
+    demo_runners,
+)
 
 pytestmark = pytest.mark.timeout(300)
 """The first test computes all answers alone."""
@@ -71,16 +77,8 @@ WAYS_TO_DRAW = [
     SamplingParams(max_tokens=32, temperature=0.0),
 ]
 """Without a penalty rows are drawn without a mask and then checked, unless drafts follow them."""
-METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
-MODES = ("recompute", "swap")
-WAYS = [
-    ("none", "recompute", "sync"),
-    ("ngram", "swap", "async"),
-    ("suffix", "recompute", "sync"),
-    ("mtp", "swap", "sync"),
-    ("grammar", "recompute", "async"),
-]
-HANDOFFS = [("mtp", "recompute"), ("grammar", "swap")]
+WAYS = [("mtp", "swap", "sync"), ("grammar", "recompute", "async")]
+HANDOFFS = [("grammar", "swap")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -96,15 +94,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def runners(requests: list[GenerationRequest]) -> tuple[ModelRunner, ModelRunner]:
     """They have compiled the grammars of all requests, as a node has when it hears of one."""
-    folder = demo_model_folder()
-    both = load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
-    for runner in both:
+    for runner in demo_runners():
         for request in requests:
             grammar = request.sampling.grammar
             compiled = None if grammar is None else runner.prepare_grammar(grammar)
             if compiled is not None:
                 compiled.result(60)
-    return both
+    return demo_runners()
 
 
 @pytest.fixture(scope="module")

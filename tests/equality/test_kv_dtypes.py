@@ -13,27 +13,33 @@ from common.request import GenerationRequest
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.equality.test_under_pressure import (
-    NUM_DRAFTS,
+from tests.equality.combinations import (
     Combination,
     check_pressure,
     is_async,
     pressed,
     requests,
 )
-from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
+from tests.support.models.pressure import (
+    NUM_DRAFTS,
+    Node,
+    answer_together,
+    answer_with_handoff,
+    load_runner,
+)
 
 __all__ = ["requests"]
 WITH_LAYER: Combination = ("token_ratio", "shortest_output", "swap", "mtp", "sync")
 IN_BYTES, WIDE = ("int8", "int8"), ("float32", "bfloat16")
 """What products take, and what the KV cache stores."""
-COMBINATIONS: tuple[tuple[tuple[str, str], Combination], ...] = (
+Case = tuple[tuple[str, str], Combination]
+EVERYDAY: tuple[Case, ...] = ((IN_BYTES, WITH_LAYER),)
+FURTHER: tuple[Case, ...] = (
     (IN_BYTES, ("none", "last_in_first_out", "recompute", "mtp", "sync")),
-    (IN_BYTES, WITH_LAYER),
     (IN_BYTES, ("fixed_blocks", "priority", "swap", "none", "async")),
     (WIDE, WITH_LAYER),
+    *((("float32", dtype), WITH_LAYER) for dtype in ("float32", "int8")),
 )
-FURTHER = tuple((("float32", dtype), WITH_LAYER) for dtype in ("float32", "int8"))
 """With `--every-combination`."""
 
 
@@ -41,11 +47,11 @@ Runners = tuple[ModelRunner, ModelRunner]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The other pairs of arithmetic and KV cache only with `--every-combination`."""
+    """All but one only with `--every-combination`."""
     is_all = metafunc.config.getoption("--every-combination")
     metafunc.parametrize(
         ("runners", "combination"),
-        COMBINATIONS + (FURTHER if is_all else ()),
+        EVERYDAY + (FURTHER if is_all else ()),
         indirect=["runners"],
         ids=str,
     )

@@ -17,6 +17,7 @@ from engine.runner.memory_meter import HostMeter
 from engine.runner.start.load import load_model_runner
 from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.checkpoints.speculative_model import resolve_speculation
+from tests.support.engine.choices import FREE_METHODS
 from tests.support.models.pressure import BLOCK_SIZE, Node, answer_together
 
 NUM_SEATS = 8
@@ -35,8 +36,8 @@ class Host(HostMeter):
         return DeviceMemory(self.peak_bytes() + KV_BYTES, "the memory of this test", 1.0)
 
 
-EVERY_CASE = list(product(("none", "ngram", "suffix", "mtp"), (True, False)))
-EVERYDAY_CASES = [("none", True), ("ngram", False), ("suffix", True), ("mtp", False)]
+EVERY_CASE = list(product(FREE_METHODS, (True, False)))
+EVERYDAY_CASES = [("mtp", False)]
 """Each method once, and each size of steps twice."""
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.equality import narrow_registers
-from tests.integration import test_demo_logits
+from tests.support.models import demo_digests
 
-pytestmark = [test_demo_logits.pytestmark, pytest.mark.timeout(300)]
+pytestmark = [demo_digests.WITH_FMA, pytest.mark.timeout(300)]
 
 
 def test_logits_without_avx_512(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -26,5 +26,5 @@ def test_logits_without_avx_512(request: pytest.FixtureRequest, tmp_path: Path) 
         text=True,
         check=True,
     ).stdout.splitlines()
-    digests = [f"{dtype} {digest}" for dtype, digest in test_demo_logits.DIGESTS.items()]
+    digests = [f"{dtype} {digest}" for dtype, digest in demo_digests.DIGESTS.items()]
     assert printed == ["avx2 plain", *digests]

@@ -22,8 +22,13 @@ from engine.core.step.step_batch import batch_of
 from engine.runner.flat_batch import flatten
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.equality.test_under_pressure import NUM_DRAFTS, pressed
-from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
+from tests.equality.combinations import pressed
+from tests.support.models.pressure import (
+    Node,
+    answer_together,
+    answer_with_handoff,
+    demo_runners,
+)
 
 COUNT = Grammar(GrammarKind.REGEX, "([a-z]{2,5} ){9,12}the end")
 NUM_TOPS = (0, 3, 20, None, 1)
@@ -37,13 +42,11 @@ WAYS = [
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
     """They have compiled the grammar of a request, as a node has when it hears of one."""
-    folder = demo_model_folder()
-    both = load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
-    for runner in both:
+    for runner in demo_runners():
         compiled = runner.prepare_grammar(COUNT)
         if compiled is not None:
             compiled.result(60)
-    return both
+    return demo_runners()
 
 
 @pytest.fixture(scope="module")

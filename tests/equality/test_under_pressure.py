@@ -1,9 +1,9 @@
 """The demo model answers alike however it is scheduled: policy × order × mode × method × steps.
 
 Pools hold about half of what is asked for, so sequences are preempted all the time. Everyday runs
-take a part in which every pair of choices occurs; `--every-combination` takes all of them, half
-with steps planned ahead. A decode node without local prefill recomputes in steps of its own size,
-for each method.
+take a part in which every choice occurs; `--every-combination` takes all of them, half with steps
+planned ahead. A decode node without local prefill recomputes in steps of its own size, for each
+method.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from tokenizers import Tokenizer
 
-from common.ids import AttemptId
 from common.kv.token_budget import get_max_chunk_tokens
 from common.nodes import Role
-from common.request import GenerationRequest, SamplingParams
+from common.request import GenerationRequest
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.runner.model_runner import ModelRunner
 from pdserve.checkpoints.demo_model import demo_model_folder
-from tests.support.models.pressure import Node, answer_together, answer_with_handoff, load_runner
-
-NUM_DRAFTS = 3
-NUM_OUTPUT = 20
-LEAST_OUTPUT = 16
-NUM_SEATS = 4
-RESERVATIONS = ("none", "fixed_blocks", "token_ratio", "global_ratio", "learned")
-ORDERS = ("last_in_first_out", "shortest_output", "priority")
-MODES = ("recompute", "swap")
-METHODS = ("none", "ngram", "suffix", "mtp")
-STEPS = ("sync", "async")
-COLUMNS = (RESERVATIONS, ORDERS, MODES, METHODS)
-Combination = tuple[str, str, str, str, str]
-ALL_PAIRS_OF = list(product(*COLUMNS, STEPS))
-PROMPTS = (
-    "one two three four one two three four one two three four one two three",
-    "The river was cold and the boat was old. The river was cold and the",
-    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
-    "Red, green, blue, red, green, blue, red, green, blue, red,",
+from tests.equality.combinations import (
+    LEAST_OUTPUT,
+    NUM_OUTPUT,
+    Combination,
+    check_pressure,
+    is_async,
+    pressed,
 )
+from tests.equality.combinations import requests as requests
+from tests.support.engine.choices import FREE_METHODS, MODES, ORDERS, RESERVATIONS
+from tests.support.models.pressure import (
+    NUM_DRAFTS,
+    Node,
+    answer_together,
+    answer_with_handoff,
+    demo_runners,
+    load_runner,
+)
+
+NUM_SEATS = 4
+STEPS = ("sync", "async")
+COLUMNS = (RESERVATIONS, ORDERS, MODES, FREE_METHODS)
 
 
 def every_combination() -> list[Combination]:
@@ -56,69 +56,30 @@ def every_combination() -> list[Combination]:
     return rows
 
 
-def covering_pairs(rows: list[Combination]) -> list[Combination]:
-    """A part of `rows` in which every pair of values of two columns occurs; greedy, in order."""
-    missing = {pair for row in rows for pair in _pairs(row)}
+def covering_choices(rows: list[Combination]) -> list[Combination]:
+    """A part of `rows` in which every value of every column occurs; greedy, in order."""
+    missing = {choice for row in rows for choice in enumerate(row)}
     chosen = []
     while missing:
-        best = max(rows, key=lambda row: len(missing & _pairs(row)))
-        missing -= _pairs(best)
+        best = max(rows, key=lambda row: len(missing & set(enumerate(row))))
+        missing -= set(enumerate(best))
         chosen.append(best)
     return chosen
-
-
-def _pairs(row: Combination) -> set[tuple[tuple[int, str], tuple[int, str]]]:
-    columns = list(enumerate(row))
-    return {(a, b) for i, a in enumerate(columns) for b in columns[i + 1 :]}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "combination" in metafunc.fixturenames:
         is_all = metafunc.config.getoption("--every-combination")
-        metafunc.parametrize(
-            "combination",
-            every_combination() if is_all else covering_pairs(ALL_PAIRS_OF),
-            ids="-".join,
-        )
+        rows = every_combination()
+        rows = rows if is_all else covering_choices(rows)
+        metafunc.parametrize("combination", rows, ids="-".join)
 
 
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
     """The second one has a mirrored cache: its swapped KV is copied beside the steps."""
-    folder = demo_model_folder()
-    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS, is_mirrored=True)
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[GenerationRequest]:
-    """Greedy and sampled, with and without penalties; priorities differ.
-
-    One has a least length, and many stop tokens: those of its prompt.
-    """
-    tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
-    stop_token_ids = tuple(sorted(set(tokenizer.encode(PROMPTS[1]).ids)))
-    ways = (
-        SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True),
-        SamplingParams(
-            max_tokens=NUM_OUTPUT, temperature=0.7, seed=3,
-            min_tokens=LEAST_OUTPUT, stop_token_ids=stop_token_ids,
-        ),
-        SamplingParams(max_tokens=NUM_OUTPUT, temperature=0.0, ignore_eos=True, logprobs=2),
-        SamplingParams(
-            max_tokens=NUM_OUTPUT, temperature=0.5, seed=9, ignore_eos=True,
-            repetition_penalty=1.05, frequency_penalty=0.1,
-        ),
-    )  # fmt: skip
-    return [
-        GenerationRequest(
-            id=AttemptId(f"r{i}", 1),
-            prompt_token_ids=tuple(tokenizer.encode(text).ids),
-            sampling=sampling,
-            deadline_s=60.0,
-            priority=i % 2,
-        )
-        for i, (text, sampling) in enumerate(zip(PROMPTS, ways, strict=True))
-    ]
+    mirrored = load_runner(demo_model_folder(), NUM_DRAFTS, is_mirrored=True)
+    return demo_runners()[0], mirrored
 
 
 @pytest.fixture(scope="module")
@@ -139,43 +100,6 @@ def undisturbed(
         assert node.scheduler.statistics().counters.num_preemptions == 0
     assert LEAST_OUTPUT < len(answers[1]) <= NUM_OUTPUT
     return answers
-
-
-def pressed(combination: Combination) -> tuple[SchedulingConfig, SpeculationConfig]:
-    """Return a configuration that keeps few blocks back, so that the pool runs out."""
-    reservation, order, mode, method, _ = combination
-    config = SchedulingConfig(
-        reservation_policy=reservation,
-        preemption_policy=order,
-        preemption_mode=mode,
-        init_new_token_ratio=0.02,
-        min_new_token_ratio=0.01,
-        reserve_output_block_num_for_decode_when_schedule_new_prefill=0,
-        retract_extra_tokens=0,
-        retract_decode_steps=1,
-        min_progress_tokens=2,
-    )
-    drafts = 0 if method == "none" else NUM_DRAFTS
-    return config, SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts)
-
-
-def is_async(combination: Combination) -> bool:
-    """Return whether steps are planned ahead."""
-    return combination[4] == "async"
-
-
-def check_pressure(node: Node, combination: Combination) -> None:
-    """Check that the run preempted, swapped, speculated and planned ahead."""
-    statistics = node.scheduler.statistics()
-    assert statistics.counters.num_preemptions > 0, "the pool was large enough: nothing was shown"
-    assert (statistics.counters.num_swapped_out > 0) == (combination[2] == "swap")
-    assert (statistics.counters.num_drafted > 0) == (combination[3] != "none")
-    plans = statistics.counters.plans_ahead
-    drafts = combination[3] != "none"
-    assert (plans["drafts"] > 0) == (drafts and is_async(combination))
-    assert (plans["blocks"] > 0) <= is_async(combination)
-    if not drafts:
-        assert (plans["taken"] > 0) == (plans["blocks"] > 0) == is_async(combination)
 
 
 def test_one_node(
@@ -231,7 +155,7 @@ def small_runner() -> ModelRunner:
 
 
 @pytest.mark.covers("S09")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE_METHODS)
 @pytest.mark.parametrize("mode", MODES)
 def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
     mode: str,
@@ -258,7 +182,7 @@ def test_recomputing_in_the_steps_of_a_node_without_local_prefill(
 
 
 @pytest.mark.covers("S09")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE_METHODS)
 def test_continuing_on_a_node_without_local_prefill(
     method: str,
     small_runner: ModelRunner,

@@ -99,8 +99,14 @@ class SpecRecorder:
         return lambda stream: None
 
 
+class _NoEvent:
+    def close(self) -> None:
+        pass
+
+
 class _NoDevice:
     def __init__(self, capability: int) -> None:
+        self._pinned: list[np.ndarray] = []
         self.properties = DeviceProperties(
             "none", capability, 132, (163 if capability < 90 else 227) << 10, 80 << 30
         )
@@ -109,10 +115,12 @@ class _NoDevice:
         return Memory(0, num_bytes, lambda: None)
 
     def allocate_pinned(self, num_bytes: int) -> Memory:
-        return Memory(0, num_bytes, lambda: None)
+        array = np.zeros(num_bytes, np.uint8)
+        self._pinned.append(array)
+        return Memory(0, num_bytes, lambda: None, array.ctypes.data)
 
-    def event(self) -> None:
-        pass
+    def event(self) -> Any:
+        return _NoEvent()
 
     def upload(self, to: int, data: bytes) -> None:
         pass

@@ -25,6 +25,7 @@ from tests.gpu.measuring import SpecRecorder
 from tests.gpu.stages.draws import draws
 from tests.gpu.stages.model import Findings, Model
 from tests.gpu.stages.products import products
+from tests.gpu.stages.sharing import ipc
 from tests.gpu.stages.steps import prefill, step
 
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -36,7 +37,7 @@ _MATRIX = re.compile(r"(wgmma|mma\.sync|tcgen05)(?:\.mma|\.aligned)")
 def shipped(capability: int) -> list[KernelSpec]:
     """Return every kernel that an 8B model's steps launch on such a card."""
     recorder = SpecRecorder(capability)
-    for stage in (products, step, prefill, draws):
+    for stage in (products, step, prefill, ipc, draws):
         stage(recorder, Findings())
     _launch_quantised(recorder)
     return recorder.specs
@@ -45,7 +46,7 @@ def shipped(capability: int) -> list[KernelSpec]:
 def _launch_quantised(recorder: SpecRecorder) -> None:
     """Launch every product of quantised weights, of a step and of a prompt."""
     model = Model.of(recorder)
-    for form in (Form.FP8, Form.INT4):
+    for form in (Form.FP8, Form.INT4, Form.Q4_0, Form.Q8_0):
         make = model.launches(recorder, form=form)
         layer = make.weights.layers[0]
         for rows in (1, 16, 32, 64, 4096):

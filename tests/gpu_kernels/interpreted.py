@@ -26,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.runner.gpu.cuda_driver import DeviceProperties, Memory
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.tensor_map import MatrixView
+from tests.gpu_kernels.played_sharing import PlayedSharing
 
 _plain_patch = interpreter._patch_lang_tensor
 
@@ -186,8 +187,10 @@ class InterpretedDevice:
 
     allocated_bytes = most_allocated_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int = 0) -> None:
         self._arrays: list[np.ndarray] = []
+        self.call = PlayedSharing()
+        self.ordinal = ordinal
 
     def allocate(self, num_bytes: int) -> Memory:
         array = np.full(num_bytes + 256, 0xFF, np.uint8)  # NaN in every type
@@ -218,10 +221,10 @@ class InterpretedDevice:
     def register(self, address: int, num_bytes: int) -> Memory:
         return Memory(address, num_bytes, lambda: None, address)
 
-    def stream(self) -> int:
+    def stream(self, *, is_urgent: bool = False) -> int:
         return 1
 
-    def event(self) -> InterpretedEvent:
+    def event(self, *, is_blocking: bool = False) -> InterpretedEvent:
         return InterpretedEvent()
 
     def capture(self, stream: int, work: Callable[[], None]) -> InterpretedGraph:

@@ -11,13 +11,14 @@ import pytest
 
 from common.errors import ConfigError
 from engine.runner.gpu import cuda_driver
+from engine.runner.gpu.cache.copies import CardSide
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, load_driver
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
-from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
+from tests.gpu.decoding import Decoding
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, NUM_BLOCKS, SHAPE, SPEC
 
 
@@ -28,6 +29,7 @@ class RecordingLibrary:
         self.calls: list[str] = []
         self.failing: dict[str, int] = {}
         self._next = 1 << 20
+        self._pinned: list[Any] = []
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         def call(*arguments: Any) -> int:
@@ -47,6 +49,9 @@ class RecordingLibrary:
             self._next += -(-arguments[1].value // 256) * 256
         elif name == "cuDeviceGetAttribute":
             arguments[0]._obj.value = {16: 132, 75: 9, 76: 0, 97: 227 << 10}[arguments[1]]
+        elif name == "cuMemHostAlloc":
+            self._pinned.append(ctypes.create_string_buffer(arguments[1].value))
+            arguments[0]._obj.value = ctypes.addressof(self._pinned[-1])
         elif name == "cuGetErrorString":
             arguments[1]._obj.value = b"no memory"
 
@@ -92,32 +97,62 @@ def launches_on(device: Device) -> Launches:
     )
 
 
-def decode_step(device: Device) -> DecodeStep:
-    return DecodeStep(device, launches_on(device), 7, 4, MAX_LEN)
-
-
-def test_a_steady_step_is_one_launch_of_a_graph(library: RecordingLibrary, device: Device) -> None:
-    step = decode_step(device)
+def decoding(device: Device) -> Decoding:
+    step = Decoding(device, launches_on(device), 7, 4, MAX_LEN)
     step.set_rows(
-        np.zeros(4, int), np.array([3, 5, -1, -1]), np.zeros((4, step.table_width), int), BLOCK
-    )
-    step.capture()
-    library.calls.clear()
+        np.zeros(4, int), np.array([3, 5, -1, -1]), np.zeros((4, step.table_width), int)
+    )  # fmt: skip
+    return step
+
+
+def test_a_step_and_the_one_behind_it_are_one_launch_of_a_graph_each(
+    library: RecordingLibrary, device: Device
+) -> None:
+    """Rows to the card, the graph, tokens to the host; the host waits when both are queued."""
+    step = decoding(device)
+    step.begin()
+    drawing = step.go_on()
     for _ in range(3):
-        step.run()
-    assert library.calls == ["cuGraphLaunch"] * 3
+        library.calls.clear()
+        following = step.go_on()
+        step.tokens(drawing)
+        drawing = following
+        assert library.calls == [
+            "cuEventSynchronize", "cuMemcpyAsync", "cuEventRecord",  # the copy before the last
+            "cuGraphLaunch", "cuMemcpyAsync", "cuEventRecord", "cuEventSynchronize",
+        ]  # fmt: skip
 
 
 def test_a_captured_step_has_nine_launches_a_layer(
     library: RecordingLibrary, device: Device
 ) -> None:
-    step = decode_step(device)
+    step = decoding(device)
     library.calls.clear()
     step.capture()
     # The list of pieces and the embedding; the head, the draw in two.
     assert library.calls.count("cuLaunchKernelEx") == 2 + 9 * SPEC.num_layers + 3
     assert library.calls[0] == "cuStreamBeginCapture_v2"
     assert "cuStreamEndCapture" in library.calls
+
+
+@pytest.mark.parametrize("is_out", [True, False])
+def test_a_copy_of_blocks_waits_for_every_step_that_is_queued(
+    library: RecordingLibrary, device: Device, is_out: bool
+) -> None:
+    """A step that was begun early may still write a block that has another owner by then."""
+    pool = KVPool(1, NUM_BLOCKS, BLOCK, 64)
+    side = CardSide(
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: None, 7
+    )
+    ours, theirs = np.array([3, 5]), np.array([0, 1])
+    host = np.zeros((2, 4, pool.piece_bytes), np.uint8)
+    library.calls.clear()
+    if is_out:
+        side.begin_out(0, ours, host, theirs)
+    else:
+        side.begin_in(0, ours, side.gather(host, theirs, ours))
+    calls = [c for c in library.calls if c.startswith(("cuEventRecord", "cuStream", "cuLaunch"))]
+    assert calls == ["cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuEventRecord"]
 
 
 def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
@@ -133,7 +168,7 @@ def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
 
 
 def test_a_failed_launch_ends_the_recording(library: RecordingLibrary, device: Device) -> None:
-    step = decode_step(device)
+    step = decoding(device)
     library.failing |= {"cuLaunchKernelEx": 2, "cuStreamEndCapture": 901}
     with pytest.raises(GpuError, match=r"cuLaunchKernelEx: no memory \(2\)"):
         step.capture()
@@ -171,7 +206,7 @@ def test_tiles_divide_the_inputs_and_fit_the_card(rows: int, inputs: int, capabi
             ranges = 1 if form is Form.BF16 else num_ranges(weights)
             assert inputs // ranges % tile.depth == 0
             assert tile.prefetch <= inputs // ranges
-            size = {Form.BF16: 2.0, Form.FP8: 1.0, Form.INT4: 0.5}[form]
+            size = form.bits / 8
             stages = tile.stages
             if tile.is_together:
                 stages = ranges * (stages - 1)

@@ -12,6 +12,7 @@ from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Matrix
 from tests.gpu_kernels.interpreted import rounded, widened
 from tests.gpu_kernels.tiny_decoder import TinyDecoder
+from tests.gpu_kernels.uploaded import upload
 
 INPUTS = 256
 ROWS = 5
@@ -20,12 +21,6 @@ ROWS = 5
 @pytest.fixture(scope="module")
 def tiny() -> TinyDecoder:
     return TinyDecoder()
-
-
-def upload(device: InterpretedDevice, values: np.ndarray) -> int:
-    memory = device.allocate(values.nbytes)
-    device.upload(memory.address, np.ascontiguousarray(values).tobytes())
-    return memory.address
 
 
 def stored(device: InterpretedDevice, outputs: int) -> tuple[Matrix, np.ndarray]:

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
+from engine.runner.gpu.repacking import repacked
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
-from engine.runner.gpu.weights import GROUP_INPUTS, Form, Matrix
+from engine.runner.gpu.weights import BLOCK_INPUTS, Form, Matrix
+from engine.runner.weights.stored_formats import dequantise
+from engine.runner.weights.stored_tensor import BlockTensor
 from tests.gpu_kernels.interpreted import rounded, widened
-from tests.gpu_kernels.test_products import upload
 from tests.gpu_kernels.tiny_decoder import TinyDecoder
+from tests.gpu_kernels.uploaded import upload
 
 ROWS = 5
-QUANTISED = [Form.FP8, Form.INT4]
+QUANTISED = [form for form in Form if form is not Form.BF16]
 SHAPES = [(40, 1024, 8), (40, 512, 4), (136, 768, 2), (40, 384, 1)]
-"""Outputs that no tile divides, inputs, and the ranges that these have."""
+"""Outputs that no tile divides, inputs, and the ranges that these have in INT4."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,9 @@ def stored(
     that another order of additions shows in the few bits of a result.
     """
     rng = np.random.default_rng(int(form))
-    groups = inputs // GROUP_INPUTS
+    if form in (Form.Q4_0, Form.Q8_0):
+        return stored_blocks(device, form, outputs, inputs)
+    groups = inputs // BLOCK_INPUTS
     half = groups // 2
     if form is Form.FP8:
         codes = rng.integers(0, 256, (outputs, groups, 2, 64), dtype=np.uint8)
@@ -72,10 +77,32 @@ def stored(
     return matrix, values.reshape(outputs, inputs)
 
 
+def stored_blocks(
+    device: InterpretedDevice, form: Form, outputs: int, inputs: int
+) -> tuple[Matrix, np.ndarray]:
+    """Return weights in blocks of a GGUF file, whose every four scales differ."""
+    rng = np.random.default_rng(int(form))
+    size = 2 + 4 * form.bits
+    blocks = rng.integers(0, 256, (outputs, inputs // 32, size), dtype=np.uint8)
+    scales = rng.standard_normal((outputs, inputs // 32)).astype(np.float16)
+    blocks[..., :2] = scales[..., None].view(np.uint8).reshape(outputs, -1, 2)
+    blocks = mirrored(blocks.reshape(outputs, -1, 4 * size))
+    half = blocks.shape[1] // 2
+    # The highest bit of a float16 is its sign.
+    blocks[:, blocks.shape[1] - half :, 1::size] ^= 0x80
+    rows = np.ascontiguousarray(blocks.reshape(outputs, -1))
+    words, halves = repacked(form, rows)
+    matrix = Matrix(upload(device, words), outputs, inputs, form, upload(device, halves))
+    assert matrix.weight_bytes == words.nbytes
+    assert matrix.scale_bytes == halves.nbytes
+    values = dequantise(BlockTensor(form.name, (outputs, inputs), rows))
+    return matrix, values.astype(np.float64)
+
+
 def rows_of(count: int, inputs: int) -> np.ndarray:
     """Return rows [count, inputs] whose last groups repeat the first ones but for a few bits."""
     bits = rounded(np.random.default_rng(5).standard_normal((count, inputs)).astype(np.float32))
-    grouped = mirrored(bits.reshape(count, inputs // GROUP_INPUTS, GROUP_INPUTS))
+    grouped = mirrored(bits.reshape(count, inputs // BLOCK_INPUTS, BLOCK_INPUTS))
     grouped[:, 0, ::64] ^= 1
     return bits
 
@@ -99,7 +126,7 @@ def test_every_tile_has_the_same_bits(
 ) -> None:
     device = tiny.device
     matrix, exact = stored(device, form, outputs * (2 if is_gated else 1), inputs)
-    assert num_ranges(matrix) == ranges
+    assert num_ranges(matrix) == min(ranges, 4 if form.bits == 8 else 8)
     bits = rows_of(ROWS, inputs)
     before = rounded(np.random.default_rng(6).standard_normal((ROWS, outputs)).astype(np.float32))
     before[:, ::2] = 0  # so that a residual hides no bit of those
@@ -143,11 +170,29 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(tiny: TinyDecoder, for
 
 
 @pytest.mark.parametrize("form", QUANTISED)
+def test_results_in_float32_are_exact_sums(tiny: TinyDecoder, form: Form) -> None:
+    """A head's logits, which nothing rounds."""
+    device, outputs, inputs = tiny.device, 40, 384
+    matrix, exact = stored(device, form, outputs, inputs)
+    bits = rows_of(3, inputs)
+    y = device.allocate(4 * 3 * outputs)
+    tile = product_tile(3, outputs, matrix)
+    make = tiny.launches(tile)
+    make.product(upload(device, bits), matrix, y.address, 3, is_float=True, tile=tile)(0)
+    raw = device.download(y.address, 4 * 3 * outputs)
+    found = np.frombuffer(raw, np.float32).reshape(3, outputs)
+    sizes = np.abs(widened(bits)) @ np.abs(exact).T
+    assert (np.abs(found - widened(bits) @ exact.T) <= 1e-6 * sizes).all()
+
+
+@pytest.mark.parametrize("form", QUANTISED)
 def test_inputs_are_whole_groups(form: Form) -> None:
     with pytest.raises(ConfigError, match=r"200 inputs.*multiple of 128"):
         product_tile(1, 64, Matrix(0, 64, 200, form))
 
 
-def test_wide_products_have_fewer_ranges() -> None:
-    assert num_ranges(Matrix(0, 24576, 4096, Form.INT4)) == 4
-    assert num_ranges(Matrix(0, 4096, 4096, Form.INT4)) == 8
+@pytest.mark.parametrize("outputs", [1024, 4096, 24576])
+def test_ranges_depend_on_the_form_and_the_inputs_alone(outputs: int) -> None:
+    assert num_ranges(Matrix(0, outputs, 4096, Form.INT4)) == 8
+    assert num_ranges(Matrix(0, outputs, 4096, Form.FP8)) == 4
+    assert num_ranges(Matrix(0, outputs, 2560, Form.INT4)) == 4

@@ -11,72 +11,22 @@ from pathlib import Path
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
+from tests.gpu_kernels.interpreted_runner import FAMILIES, PROMPT, TABLE, computed, on_card  # isort: skip
 
 import numpy as np
 import pytest
 
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
-from engine.runner.gpu.back_end import GpuBackEnd
 from engine.runner.gpu.cache import pool
-from engine.runner.gpu.card import Card
-from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.cache.card_pool import GpuCardPool
 from engine.runner.model_runner import ModelRunner
-from engine.runner.start import choose
 from tests.support.models.running import host_draw, load, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
-PROMPT = prompt_of(40)
-TABLE = [5, 3, 1]
+pytestmark = pytest.mark.usefixtures("interpreted_card")
 OTHERS = [[6, 7, 8], [10, 11, 12], [13, 14, 15]]
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
-FAMILIES = {
-    "llama": CONFIGS["llama"],
-    "qwen2": CONFIGS["qwen2"],
-    "qwen3": CONFIGS["qwen3"],
-    "ernie": CONFIGS["ernie"],
-}
-
-
-class InterpretedCard(Card):
-    """A card whose kernels are interpreted."""
-
-    def kernel(self, spec: KernelSpec) -> Any:
-        return InterpretedKernel(spec)
-
-    def compile(self, specs: Sequence[KernelSpec]) -> None:
-        assert len(specs) > 10
-
-
-@pytest.fixture(autouse=True)
-def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_card(ordinal: int) -> Card:
-        device: Any = InterpretedDevice()
-        return InterpretedCard(device, 1, {})
-
-    backs = dict(choose._BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}
-    monkeypatch.setattr(choose, "_BACK_ENDS", backs)
-
-
-def on_card(folder: Path, **engine: Any) -> ModelRunner:
-    """A runner with a cache of 16 blocks of 16 tokens."""
-    settings: dict[str, Any] = {
-        "attention_backend": "triton", "kv_cache_memory": 1 << 18, "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-    }  # fmt: skip
-    runner = load(folder, 64, **(settings | engine))
-    assert runner.num_blocks >= 16
-    return runner
-
-
-def computed(runner: ModelRunner, tokens: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
-    """The logits after `tokens`, in chunks that end at `cuts`."""
-    start = 0
-    for end in (*cuts, len(tokens)):
-        [last] = logits_of(runner, scheduled(tokens[start:end], start, TABLE))
-        start = end
-    return last
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -205,7 +155,7 @@ def test_drafts_are_verified_as_one_by_one(filled: ModelRunner) -> None:
 def test_blocks_go_out_and_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    """What a step wrote is in host memory when its layer is told, and serves another cache."""
+    """What a step wrote goes to the mirror and from another mirror to another cache."""
     monkeypatch.setattr(pool, "_MOST_PINNED_SHARE", share)
     folder = write_checkpoint(tmp_path, FAMILIES["qwen3"])
     ours, theirs = on_card(folder), on_card(folder)
@@ -213,10 +163,32 @@ def test_blocks_go_out_and_come_back(
     ours.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)], told.append)
     assert told == [0, 1]
     moved = [2, 8, 0]
-    theirs.kv_bytes[:, :, moved] = ours.kv_bytes[:, :, TABLE]
-    copy = theirs._cache.begin_copy(moved, theirs.kv_bytes, moved, is_out=False)
-    while not copy.is_done():
-        pass
+    assert isinstance(ours.card_pool, GpuCardPool)
+    assert isinstance(theirs.card_pool, GpuCardPool)
+    for layer in range(2):
+        ours.card_pool.begin_out(layer, np.array(TABLE)).wait()
+        theirs.kv_bytes[layer][:, moved] = ours.kv_bytes[layer][:, TABLE]
+        theirs.card_pool.begin_in(layer, np.array(moved)).wait()
     [here] = logits_of(ours, scheduled(PROMPT[39:], 39, TABLE))
     [there] = logits_of(theirs, scheduled(PROMPT[39:], 39, moved))
     assert np.array_equal(here, there)
+
+
+def test_blocks_that_wait_in_host_memory_come_back(tmp_path: Path) -> None:
+    """As swapped blocks do, beside the steps."""
+    runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen3"]))
+    runner.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)])
+    [before] = logits_of(runner, scheduled(PROMPT[39:], 39, TABLE))
+    host, places, moved = np.zeros_like(runner.kv_bytes), [4, 0, 2], [2, 8, 0]
+    for block_ids, is_out in ((TABLE, True), (moved, False)):
+        copy = runner._cache.begin_copy(block_ids, host, places, is_out=is_out)
+        while not copy.is_done():
+            pass
+    [after] = logits_of(runner, scheduled(PROMPT[39:], 39, moved))
+    assert np.array_equal(before, after)
+
+
+def test_flows_stage_nothing_where_connectors_reach_the_card(tmp_path: Path) -> None:
+    runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen3"]))
+    assert runner.needs_staging
+    assert not runner.stages_landings

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pdserve.commands.http_client import fetch_json
 from pdserve.local_cluster.free_ports import free_loopback_port
+from tests.integration.running_up import PDSERVE, running_up
 
 ANSWER = "The answer to this question is Paris."
-PDSERVE = (sys.executable, "-m", "pdserve")
-
-
-@contextmanager
-def running_up(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`pdserve up`, with its temporary files under `folder`."""
-    process = subprocess.Popen(
-        [*PDSERVE, "up", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": str(folder)},
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def status_of_a_drain(url: str, headers: dict[str, str]) -> int:

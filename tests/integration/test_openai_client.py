@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 
 import openai
 import pytest
@@ -13,11 +13,11 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PoolExhausted
 from router.api.answers.answer import PING_S
 from router.core.generation import TokenChunk
+from tests.integration.openai_clients import client_of
 from tests.support.clocks.stopped_time import StoppedTime
 from tests.support.http.http_edge import (
     TURNS_TO_THE_CLIENT,
     Call,
-    Edge,
     chunks,
     fails,
     hangs_after,
@@ -28,20 +28,6 @@ from tests.support.http.http_edge import (
 from tests.support.http.http_server import served
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hi"}]
-
-
-@asynccontextmanager
-async def client_of(edge: Edge, api_key: str = "unused") -> AsyncIterator[openai.AsyncOpenAI]:
-    async with (
-        served(edge.app) as port,
-        openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1",
-            api_key=api_key,
-            max_retries=0,
-            timeout=20,
-        ) as client,
-    ):
-        yield client
 
 
 async def test_chat() -> None:

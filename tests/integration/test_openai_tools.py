@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from common.request import FinishReason
 from router.tools.formats import HERMES
-from tests.integration.test_openai_client import client_of
+from tests.integration.openai_clients import client_of
 from tests.support.http import tool_models
 from tests.support.http.http_edge import Edge, make_edge, says
 from tests.support.http.tool_models import hermes_model

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.integration.test_cli import running_up
+from tests.integration.running_up import running_up
 from tests.support.models.tiny_model import make_tiny_model
 
 WORDS = "config.json says: answers mean nothing; load_format random ignores"

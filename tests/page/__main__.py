@@ -33,7 +33,7 @@ def main() -> int:
     except CannotInstall as error:
         print(f"skipped: no Chromium here: {error}", flush=True)
         return 0
-    command = [sys.executable, "-m", "pytest", "tests/page", *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", "tests/page", "--page", *sys.argv[1:]]
     return subprocess.run(command, check=False).returncode
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from common.grammar import Grammar
-from tests.simulation.test_drain import Cluster
+from tests.simulation.drained_cluster import Cluster
 from tests.simulation.world import NodeSize, World, right_answer
 from tests.support.engine.build import make_request
+from tests.support.engine.choices import METHODS
 from tests.support.engine.tool_grammars import GRAMMARS
 from tests.support.examples import everyday
-
-METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 
 
 @pytest.mark.covers("G03", "G05")
@@ -46,7 +45,7 @@ def test_handoffs_and_continued_answers_follow_the_grammar(
 def test_a_killed_node_changes_no_constrained_answer(method: str, threshold: int | None) -> None:
     """All that it said and nobody has read is lost with it; another node continues."""
     num_continued = 0
-    for num_steps in range(2, 40, everyday(12, of=1)):
+    for num_steps in range(2, 40, everyday(19, of=1)):
         world = Cluster(threshold=threshold, size=NodeSize(budget=12, method=method, num_drafts=2))
         clients: list[Any] = [
             world.ask(5 + i, name=f"c{i}", seed=i, max_tokens=24, temperature=1.0, grammar=grammar)

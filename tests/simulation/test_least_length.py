@@ -9,12 +9,12 @@ import pytest
 from common.request import MAX_STOP_TOKEN_IDS
 from tests.simulation.world import NodeSize, World, assert_finished
 from tests.support.engine.build import make_request
+from tests.support.engine.choices import FREE_METHODS
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, expected_tokens
 
 LEAST = 25
 STOPS = tuple(range(0, 16 * MAX_STOP_TOKEN_IDS, 16))
 ASKED: dict[str, Any] = {"max_tokens": 60, "stop_token_ids": STOPS}
-METHODS = ["none", "ngram", "suffix", "mtp"]
 
 
 def check_length(answer: list[int], least: int) -> None:
@@ -25,7 +25,7 @@ def check_length(answer: list[int], least: int) -> None:
     assert answer[-1] in ends
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE_METHODS)
 @pytest.mark.parametrize("seed", [1, 3, 5, 8])
 def test_a_handoff_withholds_ends_on_both_nodes(method: str, seed: int) -> None:
     size = NodeSize(method=method, num_drafts=0 if method == "none" else 3)
@@ -56,7 +56,7 @@ def test_the_first_token_is_no_end() -> None:
         assert len(asked.answer()) > 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE_METHODS)
 @pytest.mark.parametrize("num_known", [1, 7, LEAST - 1, LEAST])
 def test_a_continued_answer_counts_what_another_node_gave(method: str, num_known: int) -> None:
     num_drafts = 0 if method == "none" else 3

@@ -16,6 +16,7 @@ from kv_transfer.contract import Ticket
 from node.flow.messages import CallRefused
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
+from tests.support.engine.choices import MODES, ORDERS, REQUEUES
 
 MANY = NodeSize(num_blocks=60, seats=8)
 METHODS = ["none", "mtp"]
@@ -37,9 +38,9 @@ def ask(world: World, length: int = 9, **given: Any) -> Asked:
 
 @pytest.mark.covers("S39")
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("policy", ["last_in_first_out", "shortest_output", "priority"])
-@pytest.mark.parametrize("requeue", ["arrival", "tail"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", ORDERS)
+@pytest.mark.parametrize("requeue", REQUEUES)
 def test_a_pool_too_small_changes_no_answer(
     method: str, mode: str, policy: str, requeue: str
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from common.ids import Incarnation
 from common.prompt_logprobs import PromptLogprobs
 from node.flow.messages import RouterGone
-from tests.simulation.test_drain import Cluster
+from tests.simulation.drained_cluster import Cluster
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter
 from tests.support.engine.build import check_idle
 from tests.support.engine.hash_runner import expected_prompt_logprobs

@@ -73,6 +73,7 @@ class Node:
             block_size=BLOCK_SIZE,
             num_host_blocks=size.num_host_blocks,
         )
+        self.runner.goes_on = world.goes_on
         self.scheduler = size.make_scheduler(self.runner)
         self.connector = world.network.join(me, self.runner.kv_bytes, self.inbox.put)
         self.flow = make_flow(self.scheduler, size)
@@ -204,6 +205,7 @@ class NodeSize:
             speculation=make_speculation(speculation, runner.step_costs),
             num_host_blocks=self.num_host_blocks,
             swaps_late=runner.needs_staging,
+            can_go_on=runner.can_go_on,
         )
 
 
@@ -214,7 +216,8 @@ _: type[Runner] = HashRunner
 class World:
     """One router and its nodes. `threshold` None makes the decode node a mixed one, alone.
 
-    With `is_async`, a step that a turn begins ends in the node's next turn.
+    With `is_async`, a step that a turn begins ends in the node's next turn. With `goes_on`, runners
+    begin steps by themselves (`HashRunner.goes_on`).
     """
 
     def __init__(
@@ -224,8 +227,10 @@ class World:
         prefill: NodeSize | None = None,
         decode: NodeSize | None = None,
         is_async: bool = False,
+        goes_on: str = "",
     ) -> None:
         self.is_async = is_async
+        self.goes_on = goes_on
         self.clock = ManualClock()
         self.network = FakeKVNetwork(self.clock)
         self.to_nodes: list[tuple[Incarnation, Message]] = []

@@ -30,7 +30,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.unit.test_tidy import name_of, python_files
+from tests.unit.tree import name_of, python_files
 
 # Not part of what a caller can expect: bugs, and the end of an iterator.
 UNNAMED = frozenset(

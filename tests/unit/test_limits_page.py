@@ -220,7 +220,7 @@ KV = {
         f"{size(HANDOFF.kv_window)} (`--kv-window`) times `--kv-lanes`; "
         f"with more than {kv.WINDOWS_PER_NODE} that send, "
         f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)} times `--kv-lanes`; "
-        "on shm and rdma twice as much"
+        "on ipc, shm and rdma twice as much"
     ),
     "messages that wait to be read": f"{RECEIVER_HIGH_WATER_MARK} from each sender",
 }

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine")
 OTHERS = ("grammars", "placement", "http_serving", "protos")
+SUPPORT = ("tests/support",)
 MOST_ROUTER_ROOMS = 12
 MOST_MODULES = 15
 ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
@@ -18,6 +19,10 @@ ENTRY = re.compile(r"^ {0,8}(\w+)(?:/|  )", re.MULTILINE)
 
 def packages(tops: tuple[str, ...] = MAPPED) -> list[Path]:
     return sorted(init.parent for top in tops for init in (ROOT / top).rglob("__init__.py"))
+
+
+def mapped() -> list[Path]:
+    return packages((*MAPPED, *SUPPORT))
 
 
 def children(package: Path) -> list[str]:
@@ -41,13 +46,13 @@ def maps_over(package: Path) -> str:
     return "\n".join(map_of(ROOT / one) for one in above if (ROOT / one / "__init__.py").exists())
 
 
-@pytest.mark.parametrize("package", packages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("package", mapped(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_map_names_every_module_of_its_package(package: Path) -> None:
     named = set(re.findall(r"\w+", maps_over(package)))
     assert [name for name in children(package) if name not in named] == []
 
 
-@pytest.mark.parametrize("package", packages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("package", mapped(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_map_names_no_module_that_is_gone(package: Path) -> None:
     entries = ENTRY.findall(map_of(package))
     there = {path.stem for path in package.rglob("*.py")}
@@ -92,7 +97,7 @@ def test_every_top_package_has_a_map() -> None:
 
 def test_a_package_is_seen_at_a_glance() -> None:
     """A longer list hides what belongs together: it has rooms."""
-    tops = (*MAPPED, *OTHERS)
+    tops = (*MAPPED, *OTHERS, *SUPPORT)
     modules = {p: len([m for m in p.glob("*.py") if m.stem[0] != "_"]) for p in packages(tops)}
     assert {one: count for one, count in modules.items() if count > MOST_MODULES} == {}
 

@@ -16,7 +16,7 @@ from tests.unit.covered import ids_by_test, ids_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "scheduling.md"
-LAST = {"S": 60, "B": 29, "C": 31, "E": 84}
+LAST = {"S": 61, "B": 29, "C": 31, "E": 84}
 
 
 @cache

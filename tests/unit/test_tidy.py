@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.tree import all_files, name_of, python_files
+
 MOST_LINES = 450
 MOST_TEST_LINES = 600
 MOST_FUNCTION_LINES = 70
@@ -21,9 +20,6 @@ LONG_FILES: dict[str, str] = {
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 
-GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
-# What is built, downloaded or somebody's own. In a git worktree `.git` is a file.
-IGNORED = re.compile(r"\.git|\.venv|\.\w+_cache|\.hypothesis|__pycache__|build|dist|.+\.egg-info")
 TEXT_SUFFIXES = frozenset(
     {
         "",
@@ -52,25 +48,8 @@ UNWANTED = re.compile(
 )
 
 
-@cache
-def all_files() -> tuple[Path, ...]:
-    found = []
-    for folder, folders, files in os.walk(ROOT):
-        folders[:] = sorted(name for name in folders if not IGNORED.fullmatch(name))
-        found += [Path(folder) / name for name in sorted(files) if not IGNORED.fullmatch(name)]
-    return tuple(found)
-
-
 def text_files() -> list[Path]:
     return [path for path in all_files() if path.suffix in TEXT_SUFFIXES]
-
-
-def python_files() -> list[Path]:
-    return [p for p in all_files() if p.suffix == ".py" and not p.name.endswith(GENERATED)]
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def most_lines(name: str) -> int:

@@ -28,6 +28,12 @@ class StepBatch(Sequence[ScheduledSequence]):
     last known token, without drafts, and draws the next one.
 
     The runner writes what it found of `prompt_rows` into `prompt_logprobs`, by entry.
+
+    It may begin a step after this one, before anybody knows the tokens of this one: a plain step
+    of the entries `going_on` (None: it may not), at their next positions, for which they have
+    blocks. It sets `has_gone_on` before `on_queued` if it does. That step's results are asked for
+    by a batch with `continues`: its entry i is entry `going_on[continues[i]]` of the batch before.
+    The others have ended. Any other batch means that the step is forgotten.
     """
 
     def __init__(
@@ -52,6 +58,9 @@ class StepBatch(Sequence[ScheduledSequence]):
         self.is_decode = np.zeros(len(self.rows), np.bool_)
         self.num_proposals: Ints = np.zeros(len(self.rows), np.int64)
         self.is_plain = is_plain
+        self.going_on: Ints | None = None
+        self.has_gone_on = False
+        self.continues: Ints | None = None
         self._view = view
         self._views: list[ScheduledSequence] = []
 

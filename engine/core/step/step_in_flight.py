@@ -148,7 +148,10 @@ class PlannedStep:
     preempted: Preempted | None = None
     """What the step's preemptions changed; None if there were none."""
     took_s: float = 0.0
-    """Seconds that the runner took; 0 if they are not known, or the step failed in part."""
+    """Seconds that the runner took; 0 if they are not known, or the step failed in part.
+
+    Of a step that was begun after another one it is the time from the end of that one on.
+    """
     stopped_by: StopRule = StopRule.NOTHING_WAITS
     """The rule that ended the admissions."""
 

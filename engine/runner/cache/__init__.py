@@ -19,9 +19,12 @@ own rows from the cache too. Kernels take the cache as bytes and recognise the t
 slot: one compilation serves all types. Layout, handoff, swap and prefix cache only see blocks of
 other sizes.
 
-A cache on another device is mirrored in host memory, because connectors move host bytes. A step's
-KV is copied out after each layer, on a separate stream through pinned memory, and is sent when the
-copy has ended. The thread that feeds the device stays at most a few layers ahead; otherwise
+A cache on another device is mirrored in host memory. Of one on a card with kernels of this project
+connectors move the blocks themselves (`engine/runner/gpu/cache/card_pool.py`), so steps and flows
+copy nothing. Of one that Paddle computes in they move the mirror's bytes, as the rest of this
+describes: Paddle has one current stream in a process, so the step thread begins all copies. KV of a
+step is copied out after each layer, on a separate stream through pinned memory, and is sent when
+the copy has ended. The thread that feeds the device stays at most a few layers ahead; otherwise
 everything would be sent at the end.
 
 Landings, cached prefixes that are sent, and swapped blocks are copied in one way

@@ -33,6 +33,14 @@ class Cache(Protocol):
     host_bytes: np.ndarray
     """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable."""
 
+    @property
+    def card_pool(self) -> object | None:
+        """What a connector moves blocks of a cache on a card by (`kv_transfer.lanes.card_pool`).
+
+        Blocks land and are sent on the card then, and `host_bytes` is what it uses for some lanes.
+        None: transfers read and write `host_bytes`.
+        """
+
     def allocate(
         self, memory_bytes: int, *, host_memory: HostMemory | None = None, is_touched: bool = True
     ) -> None:
@@ -46,7 +54,7 @@ class Cache(Protocol):
         """Return the reporter of layers for a step that computes into `slots`.
 
         A slot is block * block_size + offset in the block. `on_layer` is called for each computed
-        layer when `host_bytes` holds these blocks in that layer.
+        layer when transfers can read these blocks in that layer.
         """
 
     def begin_copy(

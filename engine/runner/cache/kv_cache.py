@@ -41,6 +41,8 @@ class KVCache:
     float (`kv_formats`).
     """
 
+    card_pool: object | None = None
+
     def __init__(
         self,
         layout: KVLayout,

@@ -16,6 +16,7 @@ from common.request import TokenLogprobs
 from engine.core.runner_contract import DrawnTokens, SampleInput
 from engine.core.step.step_batch import StepBatch
 from engine.runner.drawing.sampler import SampledRows
+from engine.runner.flat_batch import FlatBatch
 
 
 @dataclass(slots=True)
@@ -37,6 +38,17 @@ class RowDraw(Protocol):
         """Draw from the logits after rows `sampled` of `hidden`, in the way that `rows` describes.
 
         `batch` is the step whose rows they are.
+        """
+
+
+class PlainSteps(Protocol):
+    """Computes plain steps from their rows to their tokens, and goes on after them."""
+
+    def begin(self, flat: FlatBatch, batch: StepBatch) -> Any:
+        """Begin a plain step, unless that was done after the step before; return `hidden`.
+
+        `hidden` is the decoder's, and the runner's `RowDraw` has the step's tokens. May begin the
+        step after it, too: then it sets `batch.has_gone_on`.
         """
 
 

@@ -9,6 +9,8 @@
     cache/        the KV cache on the card, and its way to host memory
     steps/        how a step's rows lie on the card
     load_weights  a folder's weights onto the card
+    weight_plan   in which form a product has its weights, by what the files have
+    repacking     blocks of weights as kernels read them
     launches      a layer's kernels, with their arguments in place
     tiles         which tile a product takes; it never enters the bits
     weights       a decoder's weights on the card; random ones, for measurements
@@ -31,6 +33,11 @@ products of one row and cost a second sum in prefill. `docs/gpu.md` has the figu
 
 The driver is called through ctypes. One file serves every version of it, where `cuda-bindings`
 follows CUDA's major versions and costs more a call.
+
+A step's tokens stay on the card, and the embedding of the next one reads them there. The host sends
+all other numbers of a row again, in one copy of a few KB; a kernel that moves rows on would need no
+copy. But so rows may leave, change their order and get blocks, and a step that is begun early is
+like any other. The scheduler decides which one is, since a runner knows neither queue nor pool.
 
 The card draws where a temperature, top-k, top-p and min-p are all that a row asks for, with noise
 of the CPU's Philox words; two launches, four more under filters, and four bytes a row. Rows under

@@ -1,4 +1,4 @@
-"""The back end `triton`: this project's kernels on an NVIDIA GPU, in bfloat16."""
+"""The back end `triton`: this project's kernels on an NVIDIA GPU, with activations in bfloat16."""
 
 from __future__ import annotations
 
@@ -134,10 +134,14 @@ class GpuBackEnd:
     def arithmetic(self, model: ModelConfig, files: ModelFiles) -> Arithmetic:
         """Return the arithmetic: a card's matrix instructions add in an order of their own."""
         from engine.runner.gpu.launches import AttentionShape
+        from engine.runner.gpu.weight_plan import orders_of_sums
 
         capability = self.card.device.properties.capability
         operators = f"triton, compute capability {capability / 10}, {AttentionShape().piece} keys"
-        return Arithmetic("bfloat16", operators, stored_formats(files.spec, files.weights))
+        return Arithmetic(
+            "bfloat16", operators, stored_formats(files.spec, files.weights),
+            orders=orders_of_sums(files.spec, files.weights),
+        )  # fmt: skip
 
     def new_cache(
         self, layout: KVLayout, memory_bytes: int, host_memory: HostMemory | None
@@ -163,11 +167,14 @@ class GpuBackEnd:
         from engine.runner.gpu.decoder import GpuDecoder
         from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
         from engine.runner.gpu.load_weights import load_weights
+        from engine.runner.gpu.weight_plan import refusals
 
         assert isinstance(cache, GpuCache)
         card, begun_s = self.card, time.monotonic()
         weights = load_weights(card.device, files.weights, files.spec, max_len)
         loaded_s = time.monotonic()
+        if why := refusals(files.spec, files.weights):
+            _logger.warning("quantised weights are computed in bfloat16: %s", why)
         multiprocessors = card.device.properties.num_multiprocessors
         attention = AttentionShape(
             programs=_PROGRAMS_EACH * multiprocessors,
@@ -189,10 +196,12 @@ class GpuBackEnd:
         row_draw = CardDraw(card.device, decoder)
         decoder.bind_all()
         row_draw.bind_all()
+        for spec in cache.card_pool.kernel_specs:
+            needed.kernel(spec)
         card.compile(needed.specs)
         make_kernel = card.kernel
         decoder.use_pool(cache.pool)
-        decoder.record_graphs()
+        decoder.steps.record_graphs()
         _logger.info(
             "%s: weights were sent in %.1f s, kernels and graphs made in %.1f s",
             card.device.properties.name, loaded_s - begun_s, time.monotonic() - loaded_s,
@@ -201,11 +210,12 @@ class GpuBackEnd:
         def use_cache(moved: Cache) -> None:
             assert isinstance(moved, GpuCache)
             decoder.use_pool(moved.pool)
-            decoder.record_graphs()
+            decoder.steps.record_graphs()
 
         return LoadedDecoder(
             decoder=decoder,
             row_draw=row_draw,
+            plain_steps=row_draw,
             step_buffer_bytes=decoder.num_bytes,
             use_cache=use_cache,
         )

@@ -8,13 +8,18 @@ way depends on its own request and logits alone, and it draws the same token eit
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from common.errors import InternalError
 from common.request import GREEDY_BELOW
+from engine.core.sequences.seats import Seats
 from engine.core.step.step_batch import StepBatch
 from engine.runner.drawing.host_draw import add_draws
 from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.drawing.verification import Draws
+from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.decoder import GpuDecoder, Hidden
 from engine.runner.gpu.filter_launches import (
@@ -27,32 +32,28 @@ from engine.runner.gpu.filter_launches import (
     staged_shapes,
 )
 from engine.runner.gpu.launches import Bound
+from engine.runner.gpu.steps.decode_step import DrawWays
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
+from engine.runner.gpu.steps.step_rows import StepRows
 
 _DOWNLOADED_ROWS = 16
 """Rows of logits that come to the host at a time: 10 MB of pinned memory at 152,000 tokens."""
 
 
 class CardDraw:
-    """A `verification.RowDraw`."""
+    """A `verification.RowDraw`, and `verification.PlainSteps` of the same decoder."""
 
     def __init__(self, device: Device, decoder: GpuDecoder) -> None:
         """Allocate for groups of as many rows as the decoder has logits at a time."""
         self._device, self._decoder = device, decoder
         self._most_rows = most_rows = decoder.most_logits_rows
-        vocab_size = decoder.spec.vocab_size
-        self._sampler = Sampler(vocab_size)
-        self._row_bytes = 4 * vocab_size
+        self._block_size = decoder.launches.pool.block_size
+        self._vocab_size = decoder.spec.vocab_size
+        self._sampler = Sampler(self._vocab_size)
+        self._row_bytes = 4 * self._vocab_size
         self._downloaded = device.allocate_pinned(_DOWNLOADED_ROWS * self._row_bytes)
-        slices = decoder.launches.num_slices
-        self._memory = StepMemory(
-            device,
-            {
-                "best_scores": 8 * most_rows * slices, "best_tokens": 4 * most_rows * slices,
-                "tokens": 4 * most_rows, **buffer_sizes(most_rows, slices),
-            },
-        )  # fmt: skip
+        self._memory = StepMemory(device, buffer_sizes(most_rows, decoder.launches.num_slices))
         self._staging = Staging(
             device,
             {
@@ -63,42 +64,89 @@ class CardDraw:
         self._launches: dict[tuple[int, bool], tuple[Bound, ...]] = {}
         self._read = device.allocate_pinned(4 * most_rows)
         self._tokens = self._read.host_bytes().view(np.int32)
+        self._after: Hidden | None = None
+        """The step that was begun after the latest one."""
+
+    def begin(self, flat: FlatBatch, batch: StepBatch) -> Hidden:
+        """Begin a plain step, unless that was done, and go on after it where that is offered."""
+        seats, rows = batch.seats, batch.rows
+        ways = seats.sampling.take(rows)
+        indices = seats.num_known.take(rows) - seats.num_prompt.take(rows)
+        following, self._after = self._after, None
+        if following is not None and batch.continues is not None:
+            self._device.use()
+            hidden = _taken(following, flat, batch.continues)
+        else:
+            hidden = self._decoder.begin(flat, _draw_ways(ways, indices))
+        may_go_on = batch.going_on is not None and hidden.drawing is not None
+        needs_more = has_filters(ways, self._vocab_size) | needs_host(ways, indices, seats, rows)
+        if may_go_on and not needs_more.any():
+            self._go_on(hidden, flat, batch, _draw_ways(ways, indices + 1))
+        return hidden
+
+    def _go_on(self, hidden: Hidden, flat: FlatBatch, batch: StepBatch, ways: DrawWays) -> None:
+        """Begin the step after the one of `hidden`, whose logits are lost by that."""
+        going, size = batch.going_on, self._block_size
+        assert going is not None
+        positions, tables = flat.positions[going] + 1, flat.block_tables[going]
+        held = batch.seats.num_blocks.take(batch.rows[going])
+        if (positions >= held * size).any():
+            raise InternalError("a step was offered without a block for every row")
+        if not self._decoder.has_pieces_for(positions):
+            return
+        blocks = tables[np.arange(len(going)), positions // size]
+        rows = StepRows(
+            tokens=np.zeros(len(going), np.int64),
+            positions=positions,
+            slots=blocks * size + positions % size,
+            num_singles=len(going),
+            single_tables=tables,
+            sources=going if hidden.rows.places is None else hidden.rows.places[going],
+        )
+        self._after = self._decoder.begin_rows(rows, ways.take(going))
+        batch.has_gone_on = True
 
     def draw(
         self, hidden: Hidden, sampled: np.ndarray, rows: SampledRows, batch: StepBatch
     ) -> Draws:
         """Draw from the logits after rows `sampled` of the batch."""
         draws = Draws()
-        on_host = needs_host(rows, batch)
+        on_host = needs_host(rows.ways, rows.output_indices, batch.seats, rows.histories)
+        is_filtered = has_filters(rows.ways, self._vocab_size) & ~on_host
         for first in range(0, len(sampled), self._most_rows):
             group = np.arange(first, min(first + self._most_rows, len(sampled)))
-            self._decoder.queue_logits(hidden, sampled[group])
-            tokens = self._drawn(rows, group, on_host[group])
+            places = group - first
+            if hidden.drawing is None or is_filtered[group].any():
+                if hidden.drawing is None:
+                    self._decoder.queue_logits(hidden, sampled[group])
+                tokens = self._drawn(rows, group, is_filtered[group])
+            else:
+                if hidden.rows.places is not None:
+                    places = hidden.rows.places[group]
+                tokens = self._decoder.steps.tokens(hidden.drawing)[places]
             draws.token_ids += np.maximum(tokens, 0).tolist()
             draws.is_drawn += (tokens >= 0).tolist()
-            left = group[on_host[group] | (tokens == LEFT_TO_HOST)]
+            left = (on_host[group] | (tokens == LEFT_TO_HOST)).nonzero()[0]
             if len(left):
-                self._draw_on_host(rows, left, first, draws)
+                self._draw_on_host(rows, group[left], places[left], draws)
         return draws
 
-    def _drawn(self, rows: SampledRows, group: np.ndarray, on_host: np.ndarray) -> np.ndarray:
+    def _drawn(self, rows: SampledRows, group: np.ndarray, is_filtered: np.ndarray) -> np.ndarray:
         """Return the token of each row of the group; -1 where logits are not finite."""
-        ways, staging, stream = rows.ways[group], self._staging, self._decoder.stream
-        vocab_size = self._decoder.spec.vocab_size
-        temperatures = ways["temperature"]
-        is_greedy = temperatures < GREEDY_BELOW
-        is_filtered = has_filters(ways, vocab_size) & ~is_greedy & ~on_host
+        staging, stream = self._staging, self._decoder.stream
+        ways = _draw_ways(rows.ways[group], rows.output_indices[group])
         staging.wait()
-        shown = np.where(is_greedy | is_filtered, 0.0, temperatures).astype(np.float32)
+        shown = np.where(is_filtered, np.float32(0.0), ways.temperatures)
         staging.put("temperatures", shown.view(np.int32))
-        staging.put("seeds", np.ascontiguousarray(ways["seed"]).view(np.int32).reshape(-1, 2))
-        staging.put("indices", rows.output_indices[group])
+        staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
+        staging.put("indices", ways.indices)
         if is_filtered.any():
-            put_filters(staging, ways, is_filtered, vocab_size)
+            put_filters(staging, rows.ways[group], is_filtered, self._vocab_size)
         staging.send(stream)
         for launch in self._bound(len(group), with_filters=bool(is_filtered.any())):
             launch(stream)
-        self._device.copy(self._read.address, self._memory["tokens"], 4 * len(group), stream)
+        drawn = self._decoder.memory["drawn"]
+        self._device.copy(self._read.address, drawn, 4 * len(group), stream)
         self._device.synchronize(stream)
         return self._tokens[: len(group)].copy()
 
@@ -109,39 +157,41 @@ class CardDraw:
         return self._launches[key]
 
     def _bind(self, num_rows: int, *, with_filters: bool) -> tuple[Bound, ...]:
-        staging, memory, make = self._staging, self._memory, self._decoder.launches
+        staging, memory, make = self._staging, self._decoder.memory, self._decoder.launches
         logits, best = (
-            self._decoder.memory["logits"],
+            memory["logits"],
             (memory["best_scores"], memory["best_tokens"]),
         )
         ways = (staging["temperatures"], staging["seeds"], staging["indices"])
-        find, choose = make.draw_rows(logits, ways, best, memory["tokens"], num_rows)
+        find, choose = make.draw_rows(logits, ways, best, memory["drawn"], num_rows)
         if not with_filters:
             return find, choose
         filtered = FilteredDraw(
             logits, staging["filter_temperatures"], staging["seeds"], staging["indices"],
             staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
         )  # fmt: skip
-        return find, *bind_filters(make, filtered, memory, num_rows), choose
+        return find, *bind_filters(make, filtered, self._memory, num_rows), choose
 
     def bind_all(self) -> None:
         """Ask for every kernel of the draws."""
         self._bind(1, with_filters=True)
 
-    def _draw_on_host(self, rows: SampledRows, left: np.ndarray, first: int, draws: Draws) -> None:
-        """Draw for rows of a group that begins at row `first`, from their logits."""
+    def _draw_on_host(
+        self, rows: SampledRows, left: np.ndarray, places: np.ndarray, draws: Draws
+    ) -> None:
+        """Draw for the rows `left`, from their logits, which lie at `places`."""
         for start in range(0, len(left), _DOWNLOADED_ROWS):
-            some = left[start : start + _DOWNLOADED_ROWS]
+            some = slice(start, start + _DOWNLOADED_ROWS)
             found = Draws()
-            add_draws(found, self._sampler, self._logits(some - first), rows.take(some))
-            for number, row in enumerate(some.tolist()):
+            add_draws(found, self._sampler, self._logits(places[some]), rows.take(left[some]))
+            for number, row in enumerate(left[some].tolist()):
                 draws.token_ids[row] = found.token_ids[number]
                 draws.is_drawn[row] = found.is_drawn[number]
                 if number in found.logprobs:
                     draws.logprobs[row] = found.logprobs[number]
 
     def _logits(self, places: np.ndarray) -> np.ndarray:
-        """Return the logits of a few rows of the group, which the next call overwrites."""
+        """Return the logits of a few rows, which the next call overwrites."""
         ends = [*(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
         start = 0
         for end in ends:  # rows that lie together are one copy
@@ -157,14 +207,38 @@ class CardDraw:
         return raw.view(np.float32).reshape(len(places), -1)
 
 
-def needs_host(rows: SampledRows, batch: StepBatch) -> np.ndarray:
-    """Return which rows need more than a temperature and filters, bool `[rows]`."""
-    seats = batch.seats
+def _draw_ways(ways: np.ndarray, indices: np.ndarray) -> DrawWays:
+    """Return how rows with these `SAMPLING_COLUMNS` are drawn where a temperature is all."""
+    temperatures = ways["temperature"]
+    shown = np.where(temperatures < GREEDY_BELOW, 0.0, temperatures).astype(np.float32)
+    return DrawWays(shown, np.ascontiguousarray(ways["seed"]), indices)
+
+
+def _taken(following: Hidden, flat: FlatBatch, places: np.ndarray) -> Hidden:
+    """Return the step that was begun, as the step of the rows that lie at `places` of it.
+
+    Raises `InternalError` if it computes another thing than these rows.
+    """
+    rows = following.rows
+    if not np.array_equal(rows.slots[places], flat.slots):
+        raise InternalError(
+            f"the step that was begun writes slots {rows.slots[places]}: wanted {flat.slots}"
+        )
+    return replace(following, rows=replace(rows, places=places))
+
+
+def needs_host(
+    ways: np.ndarray, output_indices: np.ndarray, seats: Seats, histories: np.ndarray
+) -> np.ndarray:
+    """Return which rows need more than a temperature and filters, bool `[rows]`.
+
+    A row that does not need more needs no more later in its output.
+    """
     found: np.ndarray = (
-        (rows.ways["has_penalties"] != 0)
-        | (rows.ways["num_logprobs"] >= 0)
-        | (np.diff(rows.withheld_starts) > 0)
-        | seats.has_rules[rows.histories]
-        | seats.has_grammar[rows.histories]
+        (ways["has_penalties"] != 0)
+        | (ways["num_logprobs"] >= 0)
+        | (output_indices < ways["min_tokens"])
+        | seats.has_rules[histories]
+        | seats.has_grammar[histories]
     )
     return found

@@ -35,11 +35,12 @@ _ATTRIBUTES = {
 _MAX_DYNAMIC_SHARED = 8
 _PROGRAMMATIC_LAUNCH = 6
 _LARGEST_STATIC_SHARED = 48 << 10
-_IPC_LAZY_PEER_ACCESS = 1
+_EVENT_BLOCKING = 1
 _EVENT_DISABLE_TIMING = 2
-_EVENT_INTERPROCESS = 4
 _CAPTURE_THREAD_LOCAL = 1
 _NON_BLOCKING_STREAM = 1
+_MOST_URGENT = -100
+"""The driver takes its most urgent priority for it."""
 _HOST_PORTABLE_MAPPED = 3
 _NOT_READY = 600
 
@@ -62,12 +63,6 @@ class _LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.POINTER(_LaunchAttribute)),
         ("num_attributes", c_uint),
     )
-
-
-class IpcHandle(ctypes.Structure):
-    """64 bytes that another process opens: of an allocation or of an event."""
-
-    _fields_ = (("reserved", ctypes.c_char * 64),)
 
 
 class Driver:
@@ -169,6 +164,11 @@ class Device:
         """Make the card's context current in this thread."""
         self.call("cuCtxSetCurrent", self._context)
 
+    @property
+    def ordinal(self) -> int:
+        """The card's number in this process."""
+        return self._device.value
+
     def close(self) -> None:
         """Give the context back: all that was allocated in it is gone."""
         self.call("cuDevicePrimaryCtxRelease_v2", self._device)
@@ -230,10 +230,14 @@ class Device:
             found.value, num_bytes, lambda: self.call("cuMemHostUnregister", host), address
         )
 
-    def stream(self) -> int:
-        """Return a new stream that does not wait for the default one."""
+    def stream(self, *, is_urgent: bool = False) -> int:
+        """Return a new stream that does not wait for the default one.
+
+        What is queued on an urgent one goes before other streams' work that has not begun.
+        """
         handle = c_void_p()
-        self.call("cuStreamCreate", byref(handle), _NON_BLOCKING_STREAM)
+        priority = _MOST_URGENT if is_urgent else 0
+        self.call("cuStreamCreateWithPriority", byref(handle), _NON_BLOCKING_STREAM, priority)
         return handle.value or 0
 
     def synchronize(self, stream: int) -> None:
@@ -272,11 +276,11 @@ class Device:
             c_void_p(stream),
         )  # fmt: skip
 
-    def event(self, *, timed: bool = False, shared: bool = False) -> Event:
-        """Return a new event; a shared one can be opened by another process."""
+    def event(self, *, timed: bool = False, is_blocking: bool = False) -> Event:
+        """Return a new event; waiting for a blocking one keeps no processor busy."""
         flags = 0 if timed else _EVENT_DISABLE_TIMING
         handle = c_void_p()
-        self.call("cuEventCreate", byref(handle), flags | (_EVENT_INTERPROCESS if shared else 0))
+        self.call("cuEventCreate", byref(handle), flags | (_EVENT_BLOCKING if is_blocking else 0))
         return Event(self, handle)
 
     def load_function(self, cubin: bytes, name: str, shared_bytes: int) -> c_void_p:
@@ -287,28 +291,6 @@ class Device:
         if shared_bytes > _LARGEST_STATIC_SHARED:
             self.call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared_bytes)
         return function
-
-    def export_memory(self, memory: Memory) -> bytes:
-        """Return a handle by which another process opens the allocation."""
-        handle = IpcHandle()
-        self.call("cuIpcGetMemHandle", byref(handle), c_uint64(memory.address))
-        return bytes(handle)
-
-    def open_memory(self, handle: bytes, num_bytes: int) -> Memory:
-        """Map another process's allocation. Its owner has to outlive the mapping."""
-        address = c_uint64()
-        self.call(
-            "cuIpcOpenMemHandle_v2", byref(address), IpcHandle.from_buffer_copy(handle),
-            _IPC_LAZY_PEER_ACCESS,
-        )  # fmt: skip
-        found = address.value
-        return Memory(found, num_bytes, lambda: self.call("cuIpcCloseMemHandle", c_uint64(found)))
-
-    def open_event(self, handle: bytes) -> Event:
-        """Open another process's event."""
-        event = c_void_p()
-        self.call("cuIpcOpenEventHandle", byref(event), IpcHandle.from_buffer_copy(handle))
-        return Event(self, event)
 
     def capture(self, stream: int, work: Callable[[], None]) -> Graph:
         """Record what `work` launches on the stream, and return it as a graph; nothing runs."""
@@ -357,12 +339,6 @@ class Event:
         found = ctypes.c_float()
         self._device.call("cuEventElapsedTime", byref(found), earlier._handle, self._handle)
         return found.value
-
-    def export(self) -> bytes:
-        """Return a handle by which another process opens the event."""
-        handle = IpcHandle()
-        self._device.call("cuIpcGetEventHandle", byref(handle), self._handle)
-        return bytes(handle)
 
     def close(self) -> None:
         self._device.call("cuEventDestroy_v2", self._handle)

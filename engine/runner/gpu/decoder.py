@@ -1,13 +1,12 @@
 """A decoder on a card: the three parts of a `decoder.Decoder`, as launches.
 
-A step in which every sequence has one row is one graph: its rows are padded to the next size for
-which there is one, and it is launched as soon as the rows are on the card. Steps with chunks are
-launched layer by layer, while the ones before compute. Either way a row has the same bits.
+A step in which every sequence has one row is one graph (`steps/decode_step.py`), launched as soon
+as the rows are on the card. Steps with chunks are launched layer by layer, while the ones before
+compute. Either way a row has the same bits.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,12 +14,19 @@ import numpy as np
 
 from engine.runner.back_end import StepShape
 from engine.runner.flat_batch import FlatBatch
-from engine.runner.gpu.cuda_driver import Device, Graph
+from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.kernels.gathering import gather_rows
 from engine.runner.gpu.launches import Bound, KVPool, Launches, PieceList
+from engine.runner.gpu.steps.decode_step import (
+    DecodeSteps,
+    Drawing,
+    DrawWays,
+    attend_singles,
+    draw_sizes,
+)
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
-from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows, lay_out
+from engine.runner.gpu.steps.step_rows import NO_ROW, Chunks, StepRows, lay_out
 from engine.runner.weights.model_spec import DecoderSpec
 
 _MOST_PIECES = 8192
@@ -36,17 +42,14 @@ MakeLaunches = Callable[[KVPool], Launches]
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The rows of a step; `num_rows` of them with padding. Without chunks a graph computes them."""
+    """The rows of a step, `num_rows` with padding if it has chunks; else a graph computes them.
+
+    `drawing`: its tokens, which the graph draws, if that was asked for.
+    """
 
     rows: StepRows
     num_rows: int
-
-
-def graph_sizes(most: int) -> list[int]:
-    """Return the numbers of sequences for which a graph is recorded: none pads by over a third."""
-    sizes = [size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if size < most]
-    sizes += range(192, most, 64)
-    return [*sizes, most]
+    drawing: Drawing | None = None
 
 
 class GpuDecoder:
@@ -65,20 +68,21 @@ class GpuDecoder:
         """Allocate the buffers of the largest step, of sequences of at most `max_len` tokens."""
         self.num_layers, self.spec, self.stream = spec.num_layers, spec, stream
         self._device, self._make_launches, self._shape = device, make_launches, shape
-        self._graphs: dict[int, Graph] = {}
         self._heads: dict[tuple[int, bool], list[Bound]] = {}
         # All sequences of a decoding step at once, so that the head is read once.
         self.most_logits_rows = max(min(shape.num_seqs, _LOGITS_ROWS), shape.num_logits_rows)
         self._first_places = np.arange(self.most_logits_rows)
-        self.use_pool(pool)
-        make = self.launches
-        self._sizes = graph_sizes(shape.num_seqs)
+        self.launches = make = make_launches(pool)
         self._width = -(-max_len // pool.block_size)
         self._tile = make.shape.chunk_rows // (spec.num_heads // spec.num_kv_heads)
         per_seq = -(-max_len // make.shape.piece)
         self._most_pieces = min(shape.num_seqs * per_seq, max(_MOST_PIECES, per_seq))
         self._most_rows = -(-shape.num_tokens // _STEP_ROWS) * _STEP_ROWS
         self.memory = StepMemory(device, self._buffer_sizes(make))
+        self.steps = DecodeSteps(
+            device, self.memory, stream, shape.num_seqs, self._width, self.most_logits_rows
+        )
+        self.steps.use(make)
         self.staging = Staging(device, self._staged_shapes())
         self._pieces = PieceList(*(self.memory[name] for name in PieceList._fields))
 
@@ -93,12 +97,12 @@ class GpuDecoder:
             "piece_sequences": 4 * pieces, "piece_starts": 4 * pieces, "piece_lasts": 4 * pieces,
             "piece_blocks": 4 * pieces * (make.shape.piece // make.pool.block_size),
             "totals": 4 * heads * spec.head_dim, "tops": 8 * heads,
+            **draw_sizes(make.num_slices, logits),
         }  # fmt: skip
 
     def _staged_shapes(self) -> dict[str, tuple[int, ...]]:
         seqs, rows, width = self._shape.num_seqs, self._most_rows, self._width
         tiles = seqs + -(-rows // self._tile)
-        # Those of a decoding step first and together, so that little lies between them.
         return {
             "tokens": (rows,), "positions": (rows,), "slots": (rows,),
             "single_tables": (seqs, width),
@@ -110,66 +114,70 @@ class GpuDecoder:
     @property
     def num_bytes(self) -> int:
         """Bytes of all buffers on the card."""
-        return self.memory.num_bytes + self.staging.num_bytes
+        return self.memory.num_bytes + self.staging.num_bytes + self.steps.staging.num_bytes
 
     def use_pool(self, pool: KVPool) -> None:
         """Keep keys and values in `pool` from now on."""
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
         self._heads.clear()
         self.launches = self._make_launches(pool)
-
-    def record_graphs(self) -> None:
-        """Record the graphs of all sizes."""
-        for size in self._sizes:
-            self._graph(size)
+        self.steps.use(self.launches)
 
     def bind_all(self) -> None:
         """Bind every kind of launch that a step can have: asks for every kernel."""
-        for size in self._sizes:
+        for size in self.steps.sizes:
+            self.steps.launches(size, self._kinds_of_layers())
             self._list_pieces(size)
-            self._embed(size)
-            self._layer(0, size, size, 0)
         for num_rows in (1, 32, 64, 256, 1024, self._most_rows):
             if num_rows <= self._most_rows:
-                self._layer(0, num_rows, 1, 1)
-        for count in (1, 17, 33, 65, self.most_logits_rows):
+                self._embed(num_rows)
+                for layer in self._kinds_of_layers():
+                    self._layer(layer, num_rows, 1, 1)
+        for count in (1, 9, 17, 33, 65, self.most_logits_rows):
             if count <= self.most_logits_rows:
                 self._head(count, is_gathered=True)
 
-    def begin(self, batch: FlatBatch) -> Hidden:
-        """Send the rows; a step without chunks is computed to its last layer."""
+    def _kinds_of_layers(self) -> list[int]:
+        """Return one layer of each kind: those of a file may have weights in different forms."""
+        kinds = {
+            (layer.qkv.form, layer.output.form, layer.gate_up.form, layer.down.form): index
+            for index, layer in enumerate(self.launches.weights.layers)
+        }
+        return list(kinds.values())
+
+    def begin(self, batch: FlatBatch, ways: DrawWays | None = None) -> Hidden:
+        """Send the rows; a step without chunks is computed to its last layer.
+
+        With `ways` it is computed to its tokens, if so many rows are drawn at once.
+        """
         self._device.use()
-        shape = self.launches.shape
-        rows = lay_out(batch, self._tile, shape.piece, self._most_pieces)
-        is_whole = rows.chunks is None
-        num_rows = self._padded(rows.count, is_whole=is_whole)
-        self._send(rows, num_rows)
-        if is_whole:
-            self._graph(num_rows).launch(self.stream)
-        else:
-            self._embed(num_rows)(self.stream)
-            if rows.num_singles:
-                self._list_pieces(rows.num_singles)(self.stream)
+        rows = lay_out(batch, self._tile, self.launches.shape.piece, self._most_pieces)
+        if rows.chunks is None:
+            return self.begin_rows(rows, ways)
+        num_rows = -(-rows.count // _STEP_ROWS) * _STEP_ROWS
+        self._send(rows, rows.chunks, num_rows)
+        self._embed(num_rows)(self.stream)
+        if rows.num_singles:
+            self._list_pieces(rows.num_singles)(self.stream)
         return Hidden(rows, num_rows)
 
-    def _padded(self, count: int, *, is_whole: bool) -> int:
-        if is_whole:
-            return self._sizes[bisect.bisect_left(self._sizes, count)]
-        return -(-count // _STEP_ROWS) * _STEP_ROWS
+    def begin_rows(self, rows: StepRows, ways: DrawWays | None) -> Hidden:
+        """Queue a step without chunks, after all that is queued."""
+        return Hidden(rows, rows.count, self.steps.begin(rows, ways))
 
-    def _send(self, rows: StepRows, num_rows: int) -> None:
-        staging, chunks = self.staging, rows.chunks
+    def has_pieces_for(self, positions: np.ndarray) -> bool:
+        """Return whether rows at these positions can be a step without chunks."""
+        return bool((positions // self.launches.shape.piece + 1).sum() <= self._most_pieces)
+
+    def _send(self, rows: StepRows, chunks: Chunks, num_rows: int) -> None:
+        staging = self.staging
         staging.wait()
         staging.put("tokens", rows.tokens, num_rows)
         staging.put("positions", rows.positions, num_rows, NO_ROW)
         staging.put("slots", rows.slots, num_rows, NO_ROW)
         staging.put("single_tables", rows.single_tables)
-        if chunks is not None:
-            for name in ("first_rows", "num_rows", "last_positions", "tile_chunks", "tile_rows"):
-                staging.put(name, getattr(chunks, name))
-            staging.put("chunk_tables", chunks.tables)
+        for name in ("first_rows", "num_rows", "last_positions", "tile_chunks", "tile_rows"):
+            staging.put(name, getattr(chunks, name))
+        staging.put("chunk_tables", chunks.tables)
         staging.send(self.stream)
 
     def run_layer(self, index: int, hidden: Hidden) -> None:
@@ -178,20 +186,6 @@ class GpuDecoder:
             return
         for launch in self._layer(index, hidden.num_rows, rows.num_singles, len(chunks.tile_rows)):
             launch(self.stream)
-
-    def _graph(self, num_rows: int) -> Graph:
-        """Return the graph of a step of so many sequences, recorded at its first use."""
-        if num_rows not in self._graphs:
-            launches = [self._list_pieces(num_rows), self._embed(num_rows)]
-            for layer in range(self.num_layers):
-                launches += self._layer(layer, num_rows, num_rows, 0)
-
-            def launch() -> None:
-                for one in launches:
-                    one(self.stream)
-
-            self._graphs[num_rows] = self._device.capture(self.stream, launch)
-        return self._graphs[num_rows]
 
     def _list_pieces(self, num_singles: int) -> Bound:
         staging = self.staging
@@ -221,10 +215,9 @@ class GpuDecoder:
         memory, staging, make = self.memory, self.staging, self.launches
         found: list[Bound] = []
         if num_singles:
-            found += make.attend_pieces(
-                layer, memory["queries"], staging["positions"], self._pieces,
-                (memory["totals"], memory["tops"]), memory["attended"], num_singles, 1,
-            )  # fmt: skip
+            found += attend_singles(
+                make, memory, self._pieces, staging["positions"], layer, num_singles
+            )
         if num_tiles:
             found.append(
                 make.attend_chunk(
@@ -277,7 +270,6 @@ class GpuDecoder:
 
     def close(self) -> None:
         """Free graphs and buffers."""
-        for graph in self._graphs.values():
-            graph.close()
+        self.steps.close()
         self.staging.close()
         self.memory.close()

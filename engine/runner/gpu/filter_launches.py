@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.request import GREEDY_BELOW
 from engine.runner.gpu.kernels import filters
 from engine.runner.gpu.launches import DRAW_SLICE, Bound, Launches
 from engine.runner.gpu.steps.staging import Staging
@@ -65,8 +66,8 @@ def buffer_sizes(num_rows: int, num_slices: int) -> dict[str, int]:
 
 
 def has_filters(ways: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return which rows of `SAMPLING_COLUMNS` have a filter, bool `[rows]`; greedy ones may."""
-    found: np.ndarray = (
+    """Return which rows of `SAMPLING_COLUMNS` are drawn under a filter, bool `[rows]`."""
+    found: np.ndarray = (ways["temperature"] >= GREEDY_BELOW) & (
         ((ways["top_k"] > 0) & (ways["top_k"] < vocab_size))
         | (ways["top_p"] < 1.0)
         | (ways["min_p"] > 0.0)

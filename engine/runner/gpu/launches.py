@@ -18,7 +18,7 @@ from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.tensor_map import MatrixView
 from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile, suited
-from engine.runner.gpu.weights import GROUP_INPUTS, DecoderWeights, Form, Matrix
+from engine.runner.gpu.weights import BLOCK_INPUTS, DecoderWeights, Form, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 
 Bound = Callable[[int], None]
@@ -26,7 +26,7 @@ Bound = Callable[[int], None]
 
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
-_INPUTS_A_WORD = {Form.FP8: 2, Form.INT4: 4}
+_WORD_BITS = 16
 _LINE_WORDS = 64
 """Words of 16 bits that come into the L2 cache together."""
 FEW_SEQUENCES = 2
@@ -38,14 +38,13 @@ _ROTATED_ROWS = 8
 
 _PRODUCT = {
     "x": "*bf16", "weights": "*bf16", "y": "*bf16", "residual": "*bf16", "num_rows": "i32",
+    "stored": "*bf16",
 }  # fmt: skip
-_QUANTISED = {
-    Form.FP8: _PRODUCT | {"weights": "*u16", "scales": "*fp32"},
-    Form.INT4: _PRODUCT | {"weights": "*u16", "scales": "*bf16"},
-}
+_QUANTISED = _PRODUCT | {"weights": "*u16"}
+_SCALES = {Form.FP8: "*fp32", Form.INT4: "*bf16", Form.Q4_0: "*u64", Form.Q8_0: "*u64"}
 _ROWS = {
-    "tokens": "*i32", "table": "*bf16", "weight": "*bf16", "hidden": "*bf16", "normed": "*bf16",
-    "epsilon": "fp32",
+    "tokens": "*i32", "sources": "*i32", "drawn": "*i32", "table": "*bf16", "weight": "*bf16",
+    "hidden": "*bf16", "normed": "*bf16", "epsilon": "fp32",
 }  # fmt: skip
 _ROTATE = {
     "qkv": "*bf16", "bias": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16",
@@ -63,8 +62,6 @@ _ATTENTION = {
 _DRAW = {
     "logits": "*fp32", "temperatures": "*fp32", "seeds": "*i64", "indices": "*i32",
     "best_scores": "*fp64", "best_tokens": "*i32", "slices": "i32", "tokens": "*i32",
-    "last_positions": "*i32", "slots": "*i32", "tables": "*i32", "table_width": "i32",
-    "history": "*i32", "history_length": "i32",
 }  # fmt: skip
 
 
@@ -164,9 +161,10 @@ class Launches:
     ) -> Bound:  # fmt: skip
         """Return y = x @ weights.T, plus the residual if one is given; y is bfloat16 or float32."""
         tile = tile or self._choose_product(num_rows, weights.num_outputs, weights)
+        result = {"y": "*fp32"} if is_float else {}
         if weights.form is not Form.BF16:
-            return self._ranged(tile, x, weights, (y, residual), num_rows, is_gated=False)
-        types = _PRODUCT | ({"y": "*fp32"} if is_float else {})
+            return self._ranged(tile, x, weights, (y, residual), num_rows, result)
+        types = _PRODUCT | result
         constants = {"HAS_RESIDUAL": residual != 0}
         return self._product(
             products.product, products.described_product, types, constants, tile, x, weights,
@@ -180,7 +178,7 @@ class Launches:
         num_outputs = weights.num_outputs // 2
         tile = tile or self._choose_gate_up(num_rows, num_outputs, weights)
         if weights.form is not Form.BF16:
-            return self._ranged(tile, x, weights, (y, 0), num_rows, is_gated=True)
+            return self._ranged(tile, x, weights, (y, 0), num_rows, {}, is_gated=True)
         return self._product(
             products.gate_up_product, products.described_gate_up, _PRODUCT, {}, tile, x, weights,
             (y,), num_rows, num_outputs,
@@ -195,10 +193,9 @@ class Launches:
         grid = (tile.programs(num_rows, num_outputs),)
         constants |= {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
-            "BK": tile.depth, "GROUP": _GROUP,
+            "BK": tile.depth, "GROUP": _GROUP, "PREFETCH": tile.prefetch,
         }  # fmt: skip
         if not tile.is_described:
-            constants |= {"PREFETCH": tile.prefetch}
             kernel = self.kernel(plain, types, constants, tile.num_warps, tile.stages)
             return kernel.bind(grid, x, weights.address, *results, num_rows)
         types = {
@@ -210,32 +207,31 @@ class Launches:
         return kernel.bind(
             grid, MatrixView(x, num_rows, weights.num_inputs),
             MatrixView(weights.address, weights.num_outputs, weights.num_inputs), *results,
-            num_rows,
+            num_rows, weights.address,
         )  # fmt: skip
 
     def _ranged(
-        self, tile: Tile, x: int, weights: Matrix, results: tuple[int, int], num_rows: int, *,
-        is_gated: bool,
+        self, tile: Tile, x: int, weights: Matrix, results: tuple[int, int], num_rows: int,
+        result: Mapping[str, str], *, is_gated: bool = False,
     ) -> Bound:  # fmt: skip
-        """Return a product of quantised weights, whose inputs are in ranges; y is bfloat16."""
+        """Return a product of quantised weights, whose inputs are in ranges."""
         width = 2 if is_gated else 1
         num_outputs = weights.num_outputs // width
         tile = suited(tile, self._card, width, weights)
         function = ranged_products.ranges_in_turn
         if tile.is_together:
             function = ranged_products.ranges_together
-        ahead = tile.prefetch // _INPUTS_A_WORD[weights.form]
+        ahead = tile.prefetch * weights.form.bits // _WORD_BITS
         constants = {
             "N": num_outputs, "K": weights.num_inputs, "BM": tile.rows, "BN": tile.outputs,
             "GROUP": _GROUP, "RANGES": self.num_ranges(weights),
-            "UNROLLED": tile.depth // GROUP_INPUTS, "FORM": int(weights.form),
+            "UNROLLED": tile.depth // BLOCK_INPUTS, "FORM": int(weights.form),
             "IS_GATED": is_gated, "HAS_RESIDUAL": results[1] != 0,
             "PREFETCH": ahead if ahead >= _LINE_WORDS else 0,
             "HAS_PTX": True,
         }  # fmt: skip
-        kernel = self.kernel(
-            function, _QUANTISED[weights.form], constants, tile.num_warps, tile.stages
-        )
+        types = {**_QUANTISED, "scales": _SCALES[weights.form], **result}
+        kernel = self.kernel(function, types, constants, tile.num_warps, tile.stages)
         grid = (tile.programs(num_rows, num_outputs),)
         return kernel.bind(grid, x, weights.address, weights.scales, *results, num_rows)
 
@@ -279,13 +275,19 @@ class Launches:
             self.norm(hidden, following, normed, num_rows),
         ]
 
-    def embed(self, tokens: int, hidden: int, normed: int, num_rows: int) -> Bound:
-        """Return the embedding of tokens, with the norm of the first layer."""
-        size = self.spec.hidden_size
-        kernel = self.kernel(rows.embed, _ROWS, self._columns(size), 8, 1)
+    def embed(
+        self, tokens: int, hidden: int, normed: int, num_rows: int,
+        drawn: tuple[int, int] | None = None,
+    ) -> Bound:  # fmt: skip
+        """Return the embedding of tokens, with the norm of the first layer.
+
+        `drawn`: sources and tokens of the step before, which come first.
+        """
+        constants = {**self._columns(self.spec.hidden_size), "HAS_DRAWN": drawn is not None}
+        kernel = self.kernel(rows.embed, _ROWS, constants, 8, 1)
         weight = self.weights.layers[0].input_norm
         return kernel.bind(
-            (num_rows,), tokens, self.weights.embedding, weight, hidden, normed,
+            (num_rows,), tokens, *(drawn or (0, 0)), self.weights.embedding, weight, hidden, normed,
             self.spec.rms_epsilon,
         )  # fmt: skip
 
@@ -407,23 +409,3 @@ class Launches:
         constants = {"VOCABULARY": self.spec.vocab_size, "SLICE": DRAW_SLICE}
         find = self.kernel(draw.draw_slices, _DRAW, constants, 4, 1)
         return find.bind((num_rows, self.num_slices), logits, *ways, *best, self.num_slices)
-
-    def draw(
-        self, logits: int, state: Mapping[str, int], table_width: int, history_length: int,
-        num_rows: int,
-    ) -> tuple[Bound, Bound]:  # fmt: skip
-        """Return the draw of every row, and what sets up the next step."""
-        slices = self.num_slices
-        parts = 1 << (slices - 1).bit_length()
-        finish = self.kernel(
-            draw.advance, _DRAW, {"PARTS": parts, "BLOCK": self.pool.block_size}, 1, 1
-        )
-        ways = (state["temperatures"], state["seeds"], state["indices"])
-        best = (state["best_scores"], state["best_tokens"])
-        first = self._draw_slices(logits, ways, best, num_rows)
-        second = finish.bind(
-            (num_rows,), state["best_scores"], state["best_tokens"], slices, state["tokens"],
-            state["last_positions"], state["indices"], state["slots"], state["tables"],
-            table_width, state["history"], history_length,
-        )  # fmt: skip
-        return first, second

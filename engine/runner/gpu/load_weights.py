@@ -1,22 +1,26 @@
-"""A folder's weights onto the card, in bfloat16, one matrix for each product."""
+"""A folder's weights onto the card, one matrix for each product."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device, Memory
-from engine.runner.gpu.weights import DecoderWeights, LayerWeights, Matrix
+from engine.runner.gpu.repacking import repacked
+from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned
+from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first, rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
 
 _ELEMENT = 2
 _MOST_THREADS = 8
+_PART_BYTES = 8 << 20
+"""Bytes of stored rows that are repacked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class _Upload:
     address: int
     num_bytes: int
     rotated: int = 0
+    form: Form = Form.BF16
+    scales: int = 0
 
 
 class _Loader:
@@ -51,8 +57,25 @@ class _Loader:
         return memory.address, sum(shape[0] for shape in shapes)
 
     def matrix(self, names: Sequence[str], rotated: Sequence[int] = ()) -> Matrix:
-        address, outputs = self.joined(names, rotated)
-        return Matrix(address, outputs, self._source.shape(names[0])[1])
+        """Return the matrix of these tensors, in the form that `planned` says."""
+        plan = planned(self._source, names).matrix
+        if plan.form is Form.BF16:
+            return replace(plan, address=self.joined(names, rotated)[0])
+        words, scales = (
+            self._device.allocate(size) for size in (plan.weight_bytes, plan.scale_bytes)
+        )
+        self.memories += [words, scales]
+        address, scale_address = words.address, scales.address
+        for place, name in enumerate(names):
+            outputs = self._source.shape(name)[0]
+            part = replace(plan, num_outputs=outputs)
+            turned = rotated[place] if place < len(rotated) else 0
+            self.uploads.append(
+                _Upload(name, address, part.weight_bytes, turned, plan.form, scale_address)
+            )
+            address += part.weight_bytes
+            scale_address += part.scale_bytes
+        return replace(plan, address=words.address, scales=scales.address)
 
     def vector(self, name: str) -> int:
         return self.joined([name])[0]
@@ -61,22 +84,23 @@ class _Loader:
         spec = self._spec
         # Rotary pairs of neighbours become pairs of halves, which the kernel rotates.
         rotated = (spec.head_dim,) * 2 if spec.is_rope_interleaved else ()
-        attention = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+        names = layer_matrices(prefix)
         bias = query_norm = key_norm = 0
         if spec.has_qkv_bias:
-            bias = self.joined([f"{name}.bias" for name in attention], rotated)[0]
+            biases = [f"{prefix}self_attn.{name}_proj.bias" for name in "qkv"]
+            bias = self.joined(biases, rotated)[0]
         if spec.has_head_norms:
             query_norm = self.vector(f"{prefix}self_attn.q_norm.weight")
             key_norm = self.vector(f"{prefix}self_attn.k_norm.weight")
         return LayerWeights(
             input_norm=self.vector(f"{prefix}input_layernorm.weight"),
-            qkv=self.matrix([f"{name}.weight" for name in attention], rotated),
+            qkv=self.matrix(names["qkv"], rotated),
             query_norm=query_norm,
             key_norm=key_norm,
-            output=self.matrix([f"{prefix}self_attn.o_proj.weight"]),
+            output=self.matrix(names["output"]),
             middle_norm=self.vector(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self.matrix([f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up")]),
-            down=self.matrix([f"{prefix}mlp.down_proj.weight"]),
+            gate_up=self.matrix(names["gate_up"]),
+            down=self.matrix(names["down"]),
             qkv_bias=bias,
         )
 
@@ -84,14 +108,30 @@ class _Loader:
         """Read and send all tensors, several at a time."""
 
         def send(one: _Upload) -> None:
-            values = self._bfloat16(one)
             self._device.use()
-            self._device.upload_array(one.address, values)
+            if one.form is Form.BF16:
+                self._device.upload_array(one.address, self._bfloat16(one))
+            else:
+                self._send_blocks(one)
 
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
             # The largest first, so that none of them is sent alone at the end.
             largest_first = sorted(self.uploads, key=lambda one: -one.num_bytes)
             list(threads.map(send, largest_first))
+
+    def _send_blocks(self, one: _Upload) -> None:
+        """Send a tensor's words and scales, some rows at a time."""
+        rows = self._source.blocks(one.name).rows
+        if one.rotated:
+            rows = halves_first(rows, one.rotated)
+        step = max(1, _PART_BYTES // rows.shape[1])
+        address, scale_address = one.address, one.scales
+        for first in range(0, len(rows), step):
+            words, scales = repacked(one.form, np.ascontiguousarray(rows[first : first + step]))
+            self._device.upload_array(address, words)
+            self._device.upload_array(scale_address, scales)
+            address += words.nbytes
+            scale_address += scales.nbytes
 
     def _bfloat16(self, one: _Upload) -> np.ndarray:
         """Return a tensor as bfloat16 bits, C-contiguous."""
@@ -119,15 +159,17 @@ def load_weights(
     spec: DecoderSpec,
     max_len: int,
 ) -> DecoderWeights:
-    """Read a folder's weights; norms and biases are rounded to bfloat16 too.
+    """Read a folder's weights; what has no form of its own is rounded to bfloat16.
 
     Raises `CheckpointError` for a truncated file.
     """
     loader = _Loader(device, source, spec)
-    embedding = loader.matrix(["model.embed_tokens.weight"])
+    # Tokens are looked up in bfloat16, whatever the file has.
+    address, vocabulary = loader.joined([EMBEDDING])
+    embedding = Matrix(address, vocabulary, spec.hidden_size)
     layers = tuple(loader.layer(f"model.layers.{index}.") for index in range(spec.num_layers))
     final_norm = loader.vector("model.norm.weight")
-    head = embedding if spec.has_tied_embeddings else loader.matrix(["lm_head.weight"])
+    head = embedding if spec.has_tied_embeddings else loader.matrix([HEAD])
     loader.upload()
     angles = np.concatenate(rotary_tables(spec, max_len), axis=1).astype(np.float32)
     angle_memory = device.allocate(angles.nbytes)

@@ -1,7 +1,7 @@
 """Which tile a product takes, by its shape and its number of rows.
 
 Tiles change the time and never the bits: each output is one chain over K whatever the tile, or
-chains of quantised weights' groups in ranges, whose number depends on the weights' shape alone.
+chains of quantised weights' groups in ranges, whose number depends on their form and shape alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from common.errors import ConfigError
 from engine.runner.gpu.cuda_driver import DeviceProperties
-from engine.runner.gpu.weights import GROUP_INPUTS, Form, Matrix
+from engine.runner.gpu.weights import BLOCK_INPUTS, Form, Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,19 @@ _MOST_RESULTS_A_WARP = 2048
 _MOST_RANGED_A_WARP = 512
 _MOST_STAGES_BEFORE = 4
 _OTHER_SHARED = 4096
-_RANGES = 8
-_RANGES_OF_WIDE = 4
+_RANGES = {8: 4, 4: 8}
+"""Ranges by bits of a weight: the fewer there are, the more chains keep memory busy."""
 _MOST_ROWS_TOGETHER = 32
+_TOGETHER = {
+    (8, 8): ((16, 256, 3), (16, 128, 6), (16, 256, 3)),
+    (8, 16): ((16, 128, 3), (16, 256, 3), (16, 128, 3)),
+    (8, 32): ((32, 128, 3), (16, 128, 3)),
+    (4, 8): ((32, 128, 3), (32, 256, 3), (32, 128, 3)),
+    (4, 16): ((32, 128, 3), (32, 256, 3), (32, 128, 3)),
+    (4, 32): ((32, 128, 3), (32, 128, 3)),
+}  # fmt: skip
+"""Outputs, depth and stages by bits of a weight and rows: of products with more outputs than
+inputs, with others, and of gate and up."""
 _LEAST_DEPTH = 16
 """Inputs that one matrix instruction multiplies."""
 
@@ -69,16 +79,16 @@ def _product_tile(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
         return Tile(16, 16, 256, 4, 6, prefetch=512)
     if num_rows <= 32:
         if is_wide:
-            return Tile(32, 128, 128, 4, 3, is_described=True)
-        return Tile(32, 64, 128, 4, 6, is_described=True)
+            return Tile(32, 128, 128, 4, 3, 256, is_described=True)
+        return Tile(32, 64, 128, 4, 6, 256, is_described=True)
     if num_rows <= 64:
-        return Tile(64, 64, 128, 4, 4 if is_wide else 6, is_described=True)
+        return Tile(64, 64, 128, 4, 4 if is_wide else 6, 256, is_described=True)
     if num_rows <= 256:
         if is_wide:
-            return Tile(128, 128, 128, 4, 3, is_described=True)
+            return Tile(128, 128, 128, 4, 3, 256, is_described=True)
         if num_outputs > weights.num_inputs:
-            return Tile(128, 64, 128, 4, 4, is_described=True)
-        return Tile(64, 64, 128, 4, 6, is_described=True)
+            return Tile(128, 64, 128, 4, 4, 256, is_described=True)
+        return Tile(64, 64, 128, 4, 6, 256, is_described=True)
     if num_rows <= _MANY_ROWS:
         return Tile(128, 128, 64, 8, 4, is_described=True)
     if num_outputs > weights.num_inputs:
@@ -97,37 +107,41 @@ def _gate_up_tile(num_rows: int, weights: Matrix) -> Tile:
     if num_rows <= 16:
         return Tile(16, 64, 128, 4, 4, prefetch=512)
     if num_rows <= 32:
-        return Tile(32, 64, 128, 4, 4, is_described=True)
+        return Tile(32, 64, 128, 4, 4, 256, is_described=True)
     if num_rows <= 64:
-        return Tile(64, 64, 128, 4, 4, is_described=True)
+        return Tile(64, 64, 128, 4, 4, 256, is_described=True)
     if num_rows <= 256:
-        return Tile(128, 64, 128, 4, 3, is_described=True)
+        return Tile(128, 64, 128, 4, 3, 256, is_described=True)
     return Tile(128, 128, 64, 8, 3, is_described=True)
 
 
 def num_ranges(weights: Matrix) -> int:
     """Return into how many ranges a product of quantised weights divides its inputs.
 
-    It enters the bits, so it depends on the weights alone; a range is a number of whole groups.
+    It enters the bits, so it depends on the weights alone; a range is a number of whole blocks.
     """
-    ranges = _RANGES_OF_WIDE if weights.num_outputs >= _WIDE_OUTPUTS else _RANGES
-    while weights.num_inputs // GROUP_INPUTS % ranges:
+    ranges = _RANGES[weights.form.bits]
+    while weights.num_inputs // BLOCK_INPUTS % ranges:
         ranges //= 2
     return ranges
 
 
 def _ranged_tile(num_rows: int, weights: Matrix, width: int = 1) -> Tile:
     """Return the tile of quantised weights; `width` is 2 for a gate and an up sum."""
-    ranges = num_ranges(weights)
-    if num_rows <= _MOST_ROWS_TOGETHER:
-        rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
-        stages = (6 if ranges <= 4 else 3) // (width * max(rows // 16, 1))
-        # Two sums of 32 rows need two warps' registers for each range.
-        warps = 2 * ranges if rows * width > 32 else max(ranges, 2)
-        return Tile(rows, 16, GROUP_INPUTS, warps, max(stages, 3), 256, is_together=True)
-    if num_rows <= 64 or width == 2:
-        return Tile(64, 64, GROUP_INPUTS, 4, 3)
-    return Tile(128, 64, GROUP_INPUTS, 8, 3)
+    is_deep, bits = weights.num_outputs <= weights.num_inputs, weights.form.bits
+    if num_rows > 16 and width == 2:
+        if num_rows <= 64:
+            return Tile(32, 64, BLOCK_INPUTS, 4, 6 if num_rows <= 32 and bits == 8 else 4)
+        has_short_groups = weights.form.group_inputs < BLOCK_INPUTS
+        return Tile(64, 64, BLOCK_INPUTS, 8 if has_short_groups else 4, 4)
+    if num_rows > _MOST_ROWS_TOGETHER:
+        if num_rows <= 64 or (bits == 8 and is_deep and num_rows <= 256):
+            return Tile(32, 64, BLOCK_INPUTS, 4, 6)
+        return Tile(64, 64, BLOCK_INPUTS, 4, 4) if bits == 8 else Tile(64, 128, BLOCK_INPUTS, 8, 4)
+    rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32
+    outputs, depth, stages = _TOGETHER[bits, rows][2 if width == 2 else int(is_deep)]
+    warps = max(num_ranges(weights), 2)
+    return Tile(rows, outputs, depth, warps, stages, 256, is_together=True)
 
 
 def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> Tile:
@@ -156,14 +170,13 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
 
 
 def _stage_bytes(tile: Tile, width: int, form: Form) -> int:
-    size = {Form.BF16: 4, Form.FP8: 2, Form.INT4: 1}[form]
-    return (size * width * tile.outputs + 4 * tile.rows) * tile.depth // 2
+    return (form.bits // 4 * width * tile.outputs + 4 * tile.rows) * tile.depth // 2
 
 
 def _fitted(tile: Tile, weights: Matrix) -> Tile:
     """Return the tile with a depth that divides the number of inputs, and no more read ahead."""
     is_plain = weights.form is Form.BF16
-    least = _LEAST_DEPTH if is_plain else GROUP_INPUTS
+    least = _LEAST_DEPTH if is_plain else BLOCK_INPUTS
     if weights.num_inputs % least:
         raise ConfigError(
             f"a product of {weights.num_inputs} inputs with weights in {weights.form.name}: "

@@ -1,4 +1,4 @@
-"""A decoder's weights on the card, in bfloat16: one matrix for each product."""
+"""A decoder's weights on the card: one matrix for each product, in bfloat16 or quantised."""
 
 from __future__ import annotations
 
@@ -27,10 +27,22 @@ class Form(IntEnum):
     BF16 = 0
     FP8 = 1
     INT4 = 2
+    Q4_0 = 3
+    Q8_0 = 4
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight, without its scale."""
+        return {Form.BF16: 16, Form.INT4: 4, Form.Q4_0: 4}.get(self, 8)
+
+    @property
+    def group_inputs(self) -> int:
+        """Inputs that share a scale."""
+        return 32 if self in (Form.Q4_0, Form.Q8_0) else BLOCK_INPUTS
 
 
-GROUP_INPUTS = 128
-"""Inputs that share a scale."""
+BLOCK_INPUTS = 128
+"""Inputs that a product of quantised weights reads together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +56,23 @@ class Matrix:
     scales: int = 0
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights without their scales."""
+        return self.num_outputs * self.num_inputs * self.form.bits // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales."""
+        blocks = self.num_inputs // BLOCK_INPUTS
+        if self.form is Form.FP8:
+            return 4 * (-(-self.num_outputs // BLOCK_INPUTS)) * blocks
+        each = {Form.BF16: 0, Form.INT4: 2}.get(self.form, 8)
+        return each * self.num_outputs * blocks
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that a product reads, scales included."""
-        size, groups = self.num_outputs * self.num_inputs, self.num_inputs // GROUP_INPUTS
-        if self.form is Form.FP8:
-            return size + 4 * (-(-self.num_outputs // GROUP_INPUTS)) * groups
-        if self.form is Form.INT4:
-            return size // 2 + 2 * self.num_outputs * groups
-        return _ELEMENT * size
+        return self.weight_bytes + self.scale_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +132,9 @@ class _RandomMaker:
         self._fill_floats = make_kernel(
             KernelSpec(fill_normal, types | {"out": "*fp32"}, {"SIZE": _BLOCK})
         )
+        self._fill_halves = make_kernel(
+            KernelSpec(fill_normal, types | {"out": "*fp16"}, {"SIZE": _BLOCK})
+        )
         self._fill_bytes = make_kernel(
             KernelSpec(fill_bytes, {"out": "*u32", "seed": "i64", "count": "i64", "mask": "i64"},
                        {"SIZE": _BLOCK})
@@ -124,16 +148,14 @@ class _RandomMaker:
         if form is Form.BF16:
             address = self._normal(self._fill, num_outputs * num_inputs, _ELEMENT, deviation)
             return Matrix(address, num_outputs, num_inputs)
-        groups = num_inputs // GROUP_INPUTS
-        if form is Form.FP8:
-            # Bytes of e4m3 with the highest bit of the exponent cleared: numbers below 2.
-            address = self._bytes(num_outputs * num_inputs, 0xBFBFBFBF)
-            scales = self._normal(
-                self._fill_floats, -(-num_outputs // GROUP_INPUTS) * groups, 4, 2 * deviation
-            )
-        else:
-            address = self._bytes(num_outputs * num_inputs // 2, 0xFFFFFFFF)
-            scales = self._normal(self._fill, num_outputs * groups, _ELEMENT, deviation / 4)
+        asked = Matrix(0, num_outputs, num_inputs, form)
+        # Bytes of e4m3 with the highest bit of the exponent cleared: numbers below 2.
+        address = self._bytes(asked.weight_bytes, 0xBFBFBFBF if form is Form.FP8 else 0xFFFFFFFF)
+        fill, size = {Form.FP8: (self._fill_floats, 4), Form.INT4: (self._fill, 2)}.get(
+            form, (self._fill_halves, 2)
+        )
+        share = {Form.FP8: 2, Form.Q8_0: 1 / 64}.get(form, 1 / 4)
+        scales = self._normal(fill, asked.scale_bytes // size, size, share * deviation)
         return Matrix(address, num_outputs, num_inputs, form, scales)
 
     def ones(self, size: int) -> int:

@@ -1,6 +1,7 @@
 """From a body to prompts, sampling parameters and the form of the answer.
 
 body_planner      where a body is planned: on the event loop, a thread, or by another process
+turns             how many are planned in one turn of the event loop
 process           the router's side of that process: its queue, its starts and ends
 child             what runs in that process
 messages          what travels between the two: bodies, plans, errors

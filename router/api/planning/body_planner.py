@@ -22,6 +22,7 @@ from router.api.bodies.kinds import RequestKind
 from router.api.planning.planner import Planner
 from router.api.planning.process import LargeBodies
 from router.api.planning.request_plan import RequestPlan
+from router.api.planning.turns import PlanningTurns
 from router.text.text_model import TextModel
 
 INLINE_BODY_BYTES = 8 << 10
@@ -60,6 +61,7 @@ class BodyPlanner:
         self._model = text_model
         self._large_bodies = large_bodies
         self._trials = trials
+        self._turns = PlanningTurns()
         # One thread: each further one would hold the interpreter's lock as often as the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
         self._followed: dict[Grammar, Grammar] = {}
@@ -102,13 +104,16 @@ class BodyPlanner:
     ) -> RequestPlan:
         if len(body) > MAX_THREAD_BODY_BYTES:
             return await self._large_bodies.plan(kind, body, max_model_len)
+        is_inline = len(body) <= INLINE_BODY_BYTES
+        if is_inline:
+            await self._turns.next(len(body))
         planner = Planner(
             self._model,
             max_model_len,
             draw_seed=lambda: secrets.randbits(64),
             translate=translate,
         )
-        if len(body) <= INLINE_BODY_BYTES:
+        if is_inline:
             return planner.plan(kind, body)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, planner.plan, kind, body)

@@ -10,9 +10,9 @@ import zmq
 
 from common.ids import Incarnation
 from kv_transfer.contract import Ticket
-from kv_transfer.lanes.pieces import packed_sums, piece_sum
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import PULLING_LANES
 from kv_transfer.transport import FromPeer, Parts
 from kv_transfer.wire import frames
 from tests.support.kv.kinds import LoopbackKind
@@ -29,6 +29,7 @@ class RawSender:
         self.pool: Bytes = cluster.kind.pool(LAYOUT, 4)
         self.pool[:] = np.random.default_rng(99).integers(0, 256, self.pool.shape, np.uint8)
         self.lane = cluster.lane
+        self._kind = cluster.kind
         self._seq = 0
         is_loopback = isinstance(cluster.kind, LoopbackKind)
         self._line = _Loopback(cluster, decode) if is_loopback else _Dealer(decode)
@@ -58,7 +59,7 @@ class RawSender:
     def data(self, ticket: Ticket, *, generation: int, layer: int, ordinal: int) -> None:
         """Return one whole, well-formed piece of block 0 of the pool."""
         keys, values = (self.pool[layer, kind, 0].data for kind in (0, 1))
-        is_inline = self.lane != "shm"
+        is_inline = self.lane not in PULLING_LANES
         frame = frames.Data(
             seq=self._seq,
             lease_token=ticket.lease_token,
@@ -67,7 +68,7 @@ class RawSender:
             ordinals=(ordinal,),
             runs=(1,) if is_inline else (),
             source_blocks=() if is_inline else (0,),
-            sums=packed_sums(piece_sum(kind, layer, ordinal) for kind in (keys, values)),
+            sums=self._kind.sums((keys, values), layer, ordinal),
         )
         self._seq += 1
         self.send(frame, *((keys, values) if is_inline else ()))

@@ -90,8 +90,10 @@ def test_a_transfer_that_was_given_up_stops_within_one_frame(
     num_bytes = prefill.connector.statistics().bytes_sent
     # Of a frame that is not verified nothing waits: it may be a whole layer.
     frame_bytes = (3 if cluster.kind.is_one_sided else 2) * PAIR_BYTES
-    # With more lanes other threads may not even have read the first frame.
-    assert num_bytes == frame_bytes if cluster.kind.kv_lanes == 1 else num_bytes <= frame_bytes
+    # Other threads, or a card, may not even have read the first frame.
+    if cluster.kind.kv_lanes == 1 and not cluster.kind.is_read_beside:
+        assert num_bytes == frame_bytes
+    assert num_bytes <= frame_bytes
     if ending == "abort":
         # Nothing is missing on the connection: the next one goes over it.
         send(prefill, decode, again := cluster.ticket(decode, [1, 2, 3]), [7, 8, 9])
@@ -169,7 +171,7 @@ def test_revoke_tells_the_sender_and_releases_the_blocks(
 
 
 @pytest.mark.covers("F14")
-@pytest.mark.parametrize("kind", ["loopback", "zmq", "shm"])
+@pytest.mark.parametrize("kind", ["loopback", "zmq", "shm", "ipc", "card-zmq"])
 def test_revoke_between_check_and_write(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that passed its checks is still dropped when the landing is revoked."""
     checked, revoked = threading.Event(), threading.Event()

@@ -155,7 +155,7 @@ def draw_fault(kind: str, fault_kind: str, seed: int) -> Fault:
     )
 
 
-@pytest.mark.parametrize("kind", ["zmq", "shm"])
+@pytest.mark.parametrize("kind", ["zmq", "shm", "ipc", "card-zmq"])
 def test_no_fault(kind: str) -> None:
     """The control: the same checks, and everything lands."""
     assert min(stream_bytes(kind)) > OPENING_BYTES
@@ -164,7 +164,7 @@ def test_no_fault(kind: str) -> None:
 @pytest.mark.covers("F19", "F23", "F24", "F28")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("fault_kind", KINDS)
-@pytest.mark.parametrize("kind", ["zmq", "shm"])
+@pytest.mark.parametrize("kind", ["zmq", "shm", "ipc", "card-zmq"])
 def test_one_fault_on_the_wire(kind: str, fault_kind: str, seed: int) -> None:
     fault = draw_fault(kind, fault_kind, seed)
     with _scene(kind, fault) as scene:

@@ -45,7 +45,7 @@ from tests.support.kv.kv_cluster import (
 BLOCKS = (1, 2, 3)
 
 
-@pytest.fixture(params=["loopback", "zmq", "shm"])
+@pytest.fixture(params=["loopback", "zmq", "shm", "ipc", "card-zmq"])
 def two_sided(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Kinds in which the receiver is the only writer of its pool."""
     with contextlib.closing(cluster_of(request.param)) as cluster:

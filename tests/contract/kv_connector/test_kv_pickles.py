@@ -11,13 +11,13 @@ import pytest
 
 from kv_transfer.receiving.effects import DropReason
 from kv_transfer.wire.header_seal import seal
-from tests.contract.kv_connector.test_kv_hostile_peers import (
+from tests.contract.kv_connector.raw_peer import (
     Raw,
     assert_others_are_served,
     dropped,
 )
-from tests.contract.kv_connector.test_kv_hostile_peers import decode as decode
-from tests.contract.kv_connector.test_kv_hostile_peers import raw as raw
+from tests.contract.kv_connector.raw_peer import decode as decode
+from tests.contract.kv_connector.raw_peer import raw as raw
 from tests.support.kv.kv_cluster import Cluster, Node
 
 

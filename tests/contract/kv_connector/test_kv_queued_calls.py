@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,10 +141,14 @@ def test_what_is_queued_when_the_connector_closes_ends_once(
 def test_nothing_is_queued_behind_a_close(cluster: Cluster) -> None:
     prefill, _, ticket = begin(cluster)
     prefill.connector.close()
+    commit = commit_for(ticket)
+    num_references = sys.getrefcount(commit)
     prefill.push_all(ticket, [4, 5, 6])
-    prefill.connector.commit(ticket.lease_token, commit_for(ticket))
+    prefill.connector.commit(ticket.lease_token, commit)
     prefill.connector.abort(ticket.lease_token)
-    assert not prefill.connector._sending._calls
+    assert sys.getrefcount(commit) == num_references, "nobody keeps it"
+    assert prefill.connector.statistics().bytes_sent == 0
+    assert_ended_once(prefill)
 
 
 def test_calls_that_fail_end_everything_all_the_same(

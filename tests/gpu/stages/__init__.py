@@ -7,16 +7,23 @@ from typing import Any
 
 from tests.gpu.stages.bits import bits
 from tests.gpu.stages.draws import draws
-from tests.gpu.stages.machine import ceilings, ipc, launch_cost
+from tests.gpu.stages.machine import ceilings, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
 from tests.gpu.stages.quantised import quantised
+from tests.gpu.stages.quantised_runner import runner_quantised
 from tests.gpu.stages.runner import runner_bits, runner_steps
+from tests.gpu.stages.sharing import ipc, ipc_lane
 from tests.gpu.stages.step_forms import step_forms
 from tests.gpu.stages.steps import attention, host, prefill, step
+from tests.gpu.stages.tile_forms import tile_forms
 
-UNASKED = frozenset({"sweep", "step_forms", "runner_bits", "runner_steps"})
-"""Stages that run only when they are named; those of the runner need a node's environment."""
+UNASKED = frozenset(
+    {"sweep", "step_forms", "tile_forms", "ipc_lane", "runner_bits", "runner_steps",
+     "runner_quantised"}
+)  # fmt: skip
+"""Stages that run only when they are named; those of the runner and the lane need a node's
+environment."""
 
 STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "ceilings": ceilings,
@@ -27,12 +34,15 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "attention": attention,
     "step": step,
     "step_forms": step_forms,
+    "tile_forms": tile_forms,
     "draws": draws,
     "prefill": prefill,
     "price": price,
     "host": host,
     "launch_cost": launch_cost,
     "ipc": ipc,
+    "ipc_lane": ipc_lane,
     "runner_bits": runner_bits,
     "runner_steps": runner_steps,
+    "runner_quantised": runner_quantised,
 }

@@ -8,11 +8,10 @@ import numpy as np
 
 from engine.runner.gpu.launches import AttentionShape
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
-from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.tiles import Tile
 from engine.runner.gpu.weights import Form, Matrix
+from tests.gpu.decoding import Decoding
 from tests.gpu.stages.model import (
-    BLOCK,
     QWEN3_8B,
     Findings,
     Model,
@@ -89,7 +88,7 @@ def _stored_forms(card: Any, found: Findings, model: Model, buffers: tuple[int, 
     """Check the products of quantised weights against float64, in several tiles."""
     differing = []
     x, y = buffers
-    for form in (Form.FP8, Form.INT4):
+    for form in (Form.FP8, Form.INT4, Form.Q4_0, Form.Q8_0):
         make = model.launches(card, form=form)
         weights = make.weights.layers[0].output
         reference = None
@@ -121,10 +120,19 @@ def exact_rows(card: Any, weights: Matrix, count: int) -> np.ndarray:
         codes = raw.reshape(count, groups, 64, 2).transpose(0, 1, 3, 2).reshape(count, inputs)
         scales = np.frombuffer(card.device.download(weights.scales, 4 * groups), np.float32)
         return _e4m3()[codes] * np.repeat(scales.astype(np.float64), 128)
-    packed = np.frombuffer(card.device.download(weights.address, count * inputs // 2), np.uint16)
-    words = packed.reshape(count, groups, 32)
-    numbers = np.concatenate([words >> (4 * part) & 15 for part in range(4)], axis=2) - 8.0
-    scales = card.floats(weights.scales, count * groups).reshape(count, groups, 1)
+    raw = card.device.download(weights.address, count * inputs * weights.form.bits // 8)
+    if weights.form is Form.Q8_0:
+        pairs = np.frombuffer(raw, np.int8).reshape(count, groups, 2, 32, 2)
+        numbers = pairs.transpose(0, 1, 2, 4, 3).reshape(count, groups, 4, 32).astype(float)
+    else:
+        words = np.frombuffer(raw, np.uint16).reshape(count, groups, 1, 32)
+        numbers = (words >> np.arange(0, 16, 4).reshape(4, 1) & 15).astype(float) - 8.0
+    if weights.form is Form.INT4:
+        floats = card.floats(weights.scales, count * groups)
+        scales = floats.astype(float).reshape(count, groups, 1, 1)
+    else:
+        raw = card.device.download(weights.scales, 8 * count * groups)
+        scales = np.frombuffer(raw, np.float16).astype(float).reshape(count, groups, 4, 1)
     scaled: np.ndarray = numbers * scales
     return scaled.reshape(count, inputs)
 
@@ -162,7 +170,7 @@ def _steps_agree(card: Any, found: Findings, model: Model) -> None:
             (f"decoded, {count}", AttentionShape()),
             (f"decoded, {count}, attention of 64 rows", AttentionShape(tile_rows=64, programs=100)),
         ):
-            step = DecodeStep(card.device, model.launches(card, shape), card.stream, count, 1024)
+            step = Decoding(card.device, model.launches(card, shape), card.stream, count, 1024)
             tables: np.ndarray = np.tile(np.arange(80, 80 + step.table_width), (count, 1))
             tables += np.arange(count)[:, None] * 12
             mine = count - 1
@@ -172,15 +180,13 @@ def _steps_agree(card: Any, found: Findings, model: Model) -> None:
                 tokens[mine] = prompt[place]
                 lasts = rng.integers(100, 700, count)
                 lasts[mine] = place
-                step.set_rows(tokens, lasts, tables, BLOCK)
-                step.launch()
-            card.device.synchronize(card.stream)
+                step.set_rows(tokens, lasts, tables)
+                if card.is_real:
+                    step.tokens(step.begin())
+                else:
+                    step.launch()
             if card.is_real:
-                raw = card.device.download(
-                    step.memory["logits"] + 4 * mine * QWEN3_8B.vocab_size,
-                    4 * QWEN3_8B.vocab_size,
-                )
-                logits[label] = np.frombuffer(raw, np.float32).copy()
+                logits[label] = step.logits()[mine].copy()
             step.close()
     if not card.is_real:
         return

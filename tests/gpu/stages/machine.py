@@ -1,9 +1,7 @@
-"""What the card itself gives: memory, matrix units, launches, and memory between processes."""
+"""What the card itself gives: memory, matrix units and launches."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -99,29 +97,3 @@ def launch_cost(card: Any, found: Findings) -> None:
         found["ctypes_record_us"] = round(1e3 * (time.perf_counter() - begun), 2)
         print({key: found[key] for key in found if key.endswith("_us")}, flush=True)
     fixed.close()
-
-
-def ipc(card: Any, found: Findings) -> None:
-    """Memory of one process read by another: 302 MB, a prompt of 2,048 tokens."""
-    if not card.is_real:
-        return
-    size = 302 << 20
-    memory = card.device.allocate(size)
-    card.device.fill(memory.address, 0x5A, size, card.stream)
-    event = card.device.event(shared=True)
-    event.record(card.stream)
-    card.device.synchronize(card.stream)
-    own = card.device.allocate(size)
-    alone = card.milliseconds(
-        lambda: card.device.copy(own.address, memory.address, size, card.stream), 10
-    )
-    handles = [card.device.export_memory(memory).hex(), event.export().hex()]
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.ipc_reader", str(size), *handles],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    found["ipc"] = child.stdout.strip() or child.stderr[-600:]
-    found["device_copy_gb_s"] = round(2 * size / alone / 1e6)
-    print(f"copy alone {found['device_copy_gb_s']} GB/s; {found['ipc']}", flush=True)
-    own.close()
-    memory.close()

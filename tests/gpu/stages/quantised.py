@@ -1,21 +1,18 @@
-"""Products of quantised weights: the bits of every tile, times of a few, and whole steps."""
+"""Products of quantised weights: the bits of every tile that is shipped, and whole steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from engine.runner.gpu.launches import AttentionShape, Bound, Launches
-from engine.runner.gpu.tiles import Tile, gate_up_tile, num_ranges, product_tile
+from engine.runner.gpu.launches import Bound, Launches
+from engine.runner.gpu.tiles import Tile, gate_up_tile, product_tile
 from engine.runner.gpu.weights import Form, Matrix
 from tests.gpu.stages.bits import exact_rows
 from tests.gpu.stages.model import (
     CONTEXT,
-    QWEN3_8B,
     Findings,
     Model,
     rows_and_results,
@@ -24,25 +21,15 @@ from tests.gpu.stages.model import (
 from tests.gpu.stages.steps import started_step, time_step
 
 _NAMES = ("qkv", "output", "gate_up", "down")
-_FORMS = (Form.INT4, Form.FP8)
+_FORMS = (Form.INT4, Form.FP8, Form.Q4_0, Form.Q8_0)
 _BUCKETS = (700, 128, 64, 32, 16, 8, 1)
 _MOST_ERROR = 4e-3
 """The error of a result that is rounded to bfloat16, beside float64."""
-_SECONDS_OF_BITS = 16.0
-_SECONDS_OF_TIMES = 12.0
-
-
-class _OtherRanges(Launches):
-    """Launches with another number of ranges, to time them."""
-
-    ranges = 0
-
-    def num_ranges(self, weights: Matrix) -> int:
-        return self.ranges or num_ranges(weights)
+_SECONDS_OF_BITS = 24.0
 
 
 def quantised(card: Any, found: Findings) -> None:
-    """Bits of the tiles that are shipped, steps in them, and times of others."""
+    """Bits of the tiles that are shipped, and steps in them."""
     model = Model.of(card)
     x, y = rows_and_results(card)
     buffers = (x.address, y.address)
@@ -54,8 +41,6 @@ def quantised(card: Any, found: Findings) -> None:
             if card.is_real:
                 time_step(card, found, step, model.stored(card, form), f"{count} {form.name}")
             step.close()
-    for form in _FORMS:
-        _time_others(card, found, model, form, buffers)
     x.close()
     y.close()
     differing = [f"{form.name}: {found[f'bits_{form.name}']}" for form in _FORMS]
@@ -137,59 +122,3 @@ def _report(differing: list[str], label: str, values: np.ndarray, wanted: np.nda
     )
     differing.append(line)
     print(line, flush=True)
-
-
-def _others(tile: Tile, name: str) -> Iterator[Tile]:
-    """The shipped tile and what is near it."""
-    yield tile
-    if tile.is_together:
-        for stages in {3, 4, 6} - {tile.stages}:
-            yield replace(tile, stages=stages)
-        yield replace(tile, outputs=32)
-        yield replace(tile, depth=256)
-    else:
-        yield replace(tile, stages=4)
-        if name != "gate_up":
-            yield replace(tile, rows=32, outputs=64, num_warps=4, stages=4)
-    if tile.rows == 32:
-        yield Tile(32, 64, 128, 4, 4)
-
-
-def _time_others(
-    card: Any, found: Findings, model: Model, form: Form, buffers: tuple[int, int]
-) -> None:
-    """Time all layers' product in several tiles and numbers of ranges."""
-    make = _OtherRanges(
-        card.kernel, card.device.properties, QWEN3_8B, model.stored(card, form), model.pool,
-        AttentionShape(),
-    )  # fmt: skip
-    until = time.monotonic() + _SECONDS_OF_TIMES / len(_FORMS)
-    results = found.setdefault("quantised", {})
-    for rows in (1, 32, 128):
-        for name in _NAMES:
-            matrices = [getattr(layer, name) for layer in make.weights.layers]
-            timed = []
-            own = num_ranges(matrices[0])
-            for ranges in (own, 12 - own):
-                make.ranges = ranges
-                for tile in _others(_chosen(rows, name, matrices[0]), name):
-                    if time.monotonic() > until:
-                        break
-                    warps = tile.num_warps * ranges // own if tile.is_together else tile.num_warps
-                    tile = replace(tile, num_warps=warps)
-                    try:
-                        launches = [
-                            _launch(make, name, one, rows, tile, buffers) for one in matrices
-                        ]
-                        if card.is_real:
-                            spent = card.graph_milliseconds(launches, 2) / len(launches)
-                            timed.append((round(1e3 * spent, 1), f"r{ranges} {tile_name(tile)}"))
-                    except Exception as error:
-                        print(f"{name} {rows} {tile_name(tile)}: {error!r}"[:160], flush=True)
-            if timed:
-                shipped = timed[0]
-                timed.sort()
-                rate = round(matrices[0].num_bytes / timed[0][0] / 1e3)
-                results[f"{form.name} {name} {rows}"] = [shipped, *timed[:4]]
-                print(f"{form.name} {name} {rows}: {rate} GB/s; shipped {shipped}; {timed[:4]}",
-                      flush=True)  # fmt: skip

@@ -69,10 +69,21 @@ def runner_bits(card: Any, found: Findings) -> None:
     runner._row_draw = host_draw(runner)
     on_host = [runner.execute([step]) for step in steps]
     assert on_card == on_host, (on_card, on_host)
+    _check_going_on(other)
     begun = time.monotonic()
     other.warm_up()
     found["runner_step_costs"] = [other.step_costs.rows, other.step_costs.step_s]
     print(f"warm-up {time.monotonic() - begun:.1f} s: {found['runner_step_costs']}", flush=True)
+
+
+def _check_going_on(runner: Any) -> None:
+    """Rows that end in the middle, greedy or drawn: the same tokens, begun ahead or not."""
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, 4000, 100 + 37 * place).tolist() for place in range(12)]
+    alone, _ = _decoded(runner, prompts, 150, goes_on=False)
+    ahead, times = _decoded(runner, prompts, 150, goes_on=True)
+    assert ahead == alone, "other tokens when steps are begun ahead"
+    assert len(times) > 100
 
 
 def runner_steps(card: Any, found: Findings) -> None:
@@ -102,6 +113,13 @@ def runner_steps(card: Any, found: Findings) -> None:
         )  # fmt: skip
         found[f"runner_step_{count}_ms"] = _median_ms(runner, batch, 20)
         print(count, "sequences:", found[f"runner_step_{count}_ms"], "ms", flush=True)
+    for count in (1, 8, 32, 64, 128):
+        prompts = np.random.default_rng(count).integers(0, 1000, (count, CONTEXT - 30)).tolist()
+        for label, goes_on in (("planned", False), ("begun", True)):
+            _, times = _decoded(runner, prompts, 60, goes_on=goes_on, is_even=True)
+            key = f"runner_{label}_{count}_ms"
+            found[key] = round(1e3 * statistics.median(np.diff(times)), 3)
+            print(count, f"sequences, steps {label} ahead:", found[key], "ms", flush=True)
     for length in (512, 4096):
         sample = SampleInput(greedy, 0, history[:length], [])
         chunk = ScheduledSequence(0, history[:length], 0, range(length // _BLOCK), sample)
@@ -111,6 +129,48 @@ def runner_steps(card: Any, found: Findings) -> None:
             f"prefill of {length}: {found[f'runner_prefill_{length}_ms']} ms; with its blocks to "
             f"the host {found[f'runner_exported_{length}_ms']} ms", flush=True,
         )  # fmt: skip
+
+
+def _decoded(
+    runner: Any, prompts: Sequence[Sequence[int]], num_tokens: int, *, goes_on: bool,
+    is_even: bool = False,
+) -> tuple[list[list[int]], list[float]]:  # fmt: skip
+    """Answer prompts as a node does; return the outputs, and when each step's tokens were there.
+
+    Times are those of plain steps, or of those that were begun ahead. With `is_even` all outputs
+    are as long, and else each one differs.
+    """
+    from engine.core.planner_contract import StepLimits
+    from engine.core.scheduler import Scheduler
+    from engine.core.sequences.sequence import Sequence as Answer
+    from tests.support.engine.build import make_request
+
+    scheduler = Scheduler(
+        limits=StepLimits(
+            max_num_seqs=len(prompts), max_num_batched_tokens=4096, block_size=_BLOCK,
+            max_model_len=runner.max_model_len,
+        ),
+        num_blocks=runner.num_blocks, fingerprint=runner.layout.fingerprint,
+        eos_token_ids=frozenset(), enable_prefix_caching=False, can_go_on=goes_on,
+    )  # fmt: skip
+    outputs: dict[int, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        length = num_tokens if is_even else num_tokens - 9 * place
+        request = make_request(
+            tuple(prompt), seed=place, max_tokens=length, temperature=float(place % 2)
+        )
+        outputs[place] = []
+        scheduler.add(Answer(place, request))
+    times = []
+    while scheduler.running or scheduler.waiting:
+        step = scheduler.plan()
+        results = runner.execute(step.batch)
+        if step.batch.is_plain and (step.batch.continues is not None) == goes_on:
+            times.append(time.monotonic())
+        scheduler.plan_ahead(step)
+        for output in scheduler.apply(step, results):
+            outputs[output.sequence.sequence_id] += output.token_ids
+    return list(outputs.values()), times
 
 
 def _median_ms(runner: Any, batch: Any, repeats: int, on_layer: Any = None) -> float:
@@ -130,8 +190,8 @@ def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
     return ScheduledSequence(0, prompt[699:], 699, table, SampleInput(way, 0, list(prompt), []))
 
 
-def _loaded(shape: dict[str, int], max_len: int) -> Any:
-    """Return a runner with random weights of this shape."""
+def _loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> Any:
+    """Return a runner with random weights of this shape, quantised if they are to be."""
     from common.settings.config import EngineConfig, ModelConfig
     from engine.runner.start.load import load_model_runner
 
@@ -144,7 +204,8 @@ def _loaded(shape: dict[str, int], max_len: int) -> Any:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(config))
         return load_model_runner(
-            ModelConfig(model=name, load_format="random", max_model_len=max_len),
+            ModelConfig(model=name, load_format="random", max_model_len=max_len,
+                        quantization=quantization),
             EngineConfig(
                 attention_backend="triton", max_num_seqs=128,
                 kv_cache_memory=24 << 30 if shape is _LARGE else 1 << 28,

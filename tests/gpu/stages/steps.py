@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from engine.runner.gpu.launches import AttentionShape, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
-from engine.runner.gpu.steps.decode_step import DecodeStep
 from engine.runner.gpu.weights import DecoderWeights
+from tests.gpu.decoding import Decoding
 from tests.gpu.stages.model import (
     BLOCK,
     CONTEXT,
@@ -26,22 +25,25 @@ from tests.gpu.stages.model import (
 
 def decode_step(
     card: Any, model: Model, count: int, context: int, shape: AttentionShape, **options: Any
-) -> DecodeStep:
+) -> Decoding:
     chosen = {"choose_product": Chosen.product, "choose_gate_up": Chosen.gate_up}
     return started_step(card, model.launches(card, shape, **chosen | options), count, context)
 
 
-def started_step(card: Any, make: Launches, count: int, context: int) -> DecodeStep:
+def started_step(card: Any, make: Launches, count: int, context: int) -> Decoding:
     """Return a step of `count` rows with some context each."""
-    step = DecodeStep(card.device, make, card.stream, count, context + 200)
+    step = Decoding(card.device, make, card.stream, count, context + 200)
     blocks = -(-(context + 200) // BLOCK)
     tables = np.arange(count * blocks).reshape(count, blocks) % NUM_BLOCKS
     rng = np.random.default_rng(1)
-    # Timing runs some 120 steps, whose contexts have `context` tokens on average.
     step.set_rows(
-        rng.integers(0, 1000, count), np.full(count, context - 60), tables, BLOCK,
-        np.full(count, 1.0), np.arange(count),
+        rng.integers(0, 1000, count), np.full(count, context - 1), tables, np.full(count, 1.0),
+        np.arange(count),
     )  # fmt: skip
+    if card.is_real:
+        step.tokens(step.begin())
+    else:
+        step.launch()
     return step
 
 
@@ -73,10 +75,10 @@ def step(card: Any, found: Findings) -> None:
 
 
 def time_step(
-    card: Any, found: Findings, fixed: DecodeStep, weights: DecoderWeights, label: str
+    card: Any, found: Findings, fixed: Decoding, weights: DecoderWeights, label: str
 ) -> float:
     """Capture the step, time it, and keep it beside its floor."""
-    count = fixed.num_sequences
+    count = fixed.count
     bytes_read = weights.step_bytes + count * CONTEXT * 36 * 2 * 8 * 128 * 2
     floor = bytes_read / found.get("read_gb_s", 3000) / 1e6
     fixed.capture()
@@ -188,37 +190,20 @@ def host(card: Any, found: Findings) -> None:
             alone = card.milliseconds(fixed.run, 20, 3)
             results[f"{count}"] = {
                 "alone_ms": round(alone, 3),
-                "read_ms": round(_read_steps(card, fixed, 60), 3),
+                "read_ms": round(_read_steps(fixed, 60), 3),
             }
             print(f"host, {count}: {results[f'{count}']}", flush=True)
         fixed.close()
 
 
-def _read_steps(card: Any, fixed: DecodeStep, num_steps: int) -> float:
+def _read_steps(fixed: Decoding, num_steps: int) -> float:
     """Run steps, reading each step's tokens while the next one runs; return milliseconds a step."""
-    size = 4 * fixed.num_sequences
-    pinned = card.device.allocate_pinned(2 * size)
-    events = [card.device.event(), card.device.event()]
-    tokens = np.ctypeslib.as_array(
-        (ctypes.c_int32 * (2 * fixed.num_sequences)).from_address(pinned.host)
-    )
-    read = 0
-
-    def start(step: int) -> None:
-        fixed.run()
-        side = step % 2
-        card.device.copy(pinned.address + side * size, fixed.memory["tokens"], size, card.stream)
-        events[side].record(card.stream)
-
-    start(0)
+    drawing, num_read = fixed.begin(), 0
     begun = time.perf_counter()
-    for step in range(1, num_steps + 1):
-        start(step)
-        events[(step - 1) % 2].wait()
-        read += int(
-            tokens[(step - 1) % 2 * fixed.num_sequences :][: fixed.num_sequences].sum() >= 0
-        )
+    for _ in range(num_steps):
+        following = fixed.go_on()
+        num_read += bool((fixed.tokens(drawing) >= 0).all())
+        drawing = following
     spent = (time.perf_counter() - begun) * 1e3 / num_steps
-    card.device.synchronize(card.stream)
-    pinned.close()
-    return spent if read == num_steps else float("nan")
+    fixed.tokens(drawing)
+    return spent if num_read == num_steps else float("nan")

@@ -14,16 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.request import SamplingParams
-from tests.property.engine.test_scheduler_workloads import engines, fixed
+from tests.property.engine.strategies import engines, fixed
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine import hash_grammars
 from tests.support.engine.build import Engine
+from tests.support.engine.choices import METHODS, MODES
 from tests.support.engine.hash_grammars import NUMBERS, PERSON
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, expected_tokens
 from tests.support.engine.tool_grammars import GRAMMARS
 from tests.support.examples import everyday
-
-METHODS = ("none", "ngram", "suffix", "mtp", "grammar")
 
 
 @st.composite
@@ -70,7 +69,7 @@ def test_whole_answers_follow_their_schema(seed: int, min_tokens: int) -> None:
 @pytest.mark.covers("G01")
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("mode", MODES)
 def test_preempted_answers_follow_their_grammars(mode: str, method: str, is_ahead: bool) -> None:
     """The pool holds a third of what six requests need, so they preempt each other."""
     for family in range(everyday(1, of=3)):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.sequences.sequence import Sequence
-from tests.property.engine.test_scheduler_workloads import fixed, policies, workloads
+from tests.property.engine.strategies import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine.build import Engine
 from tests.support.engine.hash_runner import VOCAB_SIZE, expected_tokens

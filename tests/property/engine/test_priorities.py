@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from tests.support.engine.build import Engine, make_request
+from tests.support.engine.choices import MODES, REQUEUES
 from tests.support.engine.hash_runner import expected_tokens
 
 fixed = settings(derandomize=True, deadline=None, database=None)
@@ -32,9 +33,9 @@ def engines(draw: st.DrawFn) -> Engine:
 def policies(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "reservation_policy": draw(st.sampled_from(["none", "global_ratio"])),
-        "preemption_mode": draw(st.sampled_from(["recompute", "swap"])),
+        "preemption_mode": draw(st.sampled_from(MODES)),
         "num_host_blocks": 64,
-        "requeue": draw(st.sampled_from(["arrival", "tail"])),
+        "requeue": draw(st.sampled_from(REQUEUES)),
         "skip_ahead_window": draw(st.integers(0, 2)),
         "skip_ahead_limit": draw(st.integers(1, 4)),
         "priority_pass_limit": draw(st.integers(1, 4)),

@@ -26,15 +26,17 @@ from common.settings.config import (
 )
 from engine.core.planning.decode_plan import new_blocks
 from engine.core.policies.growth import growth_blocks
+from engine.core.policies.reservation import RESERVATION_POLICIES
+from engine.core.policies.reserve import Summed
 from engine.core.policies.victims import (
     VICTIM_ORDERS,
     headroom_blocks,
     spare_recently_resumed,
 )
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
+from tests.support.engine.choices import FREE_METHODS
 from tests.support.engine.planner_views import growth_columns
-from tests.support.engine.policy_views import SummedReservation, View, summed
-from tests.unit.engine.core.policies.test_victims import Decode
+from tests.support.engine.policy_views import Decode, SummedReservation, View, summed
 
 fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
 
@@ -80,7 +82,12 @@ def configs(draw: st.DrawFn, *names: str) -> SchedulingConfig:
     return config
 
 
-POLICIES = ("none", "fixed_blocks", "token_ratio", "global_ratio")
+POLICIES = tuple(
+    name
+    for name, made in RESERVATION_POLICIES.items()
+    if isinstance(made(SchedulingConfig(reservation_policy=name), 16, 1), Summed)
+)
+"""Those whose sequences' demands are added up."""
 EVENTS = st.lists(st.one_of(st.integers(1, 30), st.lists(views(), max_size=3)), max_size=8)
 """A number of decode steps, or the sequences that a preemption leaves."""
 
@@ -306,7 +313,7 @@ def nodes(draw: st.DrawFn) -> Config:
         handoff=HandoffConfig(local_prefill_threshold=draw(st.sampled_from([0, 64]))),
         scheduling=SchedulingConfig(chunk_granularity=draw(st.sampled_from([1, 16, 64]))),
         speculation=SpeculationConfig(
-            speculative_method=draw(st.sampled_from(["none", "ngram", "suffix", "mtp"])),
+            speculative_method=draw(st.sampled_from(FREE_METHODS)),
             num_speculative_tokens=draw(st.integers(0, 8)),
         ),
     )

@@ -8,6 +8,7 @@ hash_runner        a runner without a model that notices every KV mistake
 mirrored_cache     a KV cache that plays to be on a device
 planner_views      sequences and pools for the planner, and `plan`
 policy_views       sequences as policies see them
+scripted_loop      a step loop whose flow, inbox and runner are scripted
 speculation_views  sequences as a drafter sees them
 tool_grammars      grammars of calls and thinking, over the same tokens
 """

@@ -168,7 +168,8 @@ class Engine:
     """A scheduler and a hash runner over one pool; remote KV is written by a runner of its own.
 
     With `is_ahead`, the next step is planned before the results of a step are recorded. With
-    `num_copy_polls`, blocks are swapped beside the steps, and a copy lasts so many steps.
+    `num_copy_polls`, blocks are swapped beside the steps, and a copy lasts so many steps. With
+    `goes_on`, the runner begins steps by itself (`HashRunner.goes_on`).
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class Engine:
         pairs_per_token: int = 0,
         is_ahead: bool = False,
         num_copy_polls: int | None = None,
+        goes_on: str = "",
         **scheduling: Any,
     ) -> None:
         self.is_ahead = is_ahead
@@ -202,6 +204,7 @@ class Engine:
             num_host_blocks=num_host_blocks,
         )
         self.runner.num_copy_polls = num_copy_polls or 0
+        self.runner.goes_on = goes_on
         self._copies: list[tuple[SwapCopy, LateCopy]] = []
         speculation = SpeculationConfig(
             speculative_method=method, num_speculative_tokens=num_drafts
@@ -225,6 +228,7 @@ class Engine:
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             enable_prefix_caching=caching,
             swaps_late=num_copy_polls is not None,
+            can_go_on=bool(goes_on),
         )
         self.outputs: dict[int, list[int]] = {}
         self._ids = count(1)
@@ -243,7 +247,7 @@ class Engine:
         """Begin a step, with its invariants checked."""
         scheduler = self.scheduler
         self._take_copies()
-        ahead, num_taken = scheduler._ahead, self.plans_ahead.get("taken", 0)
+        ahead, num_ahead = scheduler._ahead, self._num_ahead()
         as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool)
         plan_now = None
         if ahead is not None and as_foreseen:
@@ -255,12 +259,16 @@ class Engine:
             copy = CacheCopy(kind, swap.block_ids, swap.host_block_ids)
             self._copies.append((swap, self.runner.begin_copy(copy)))
         check_books(scheduler)
-        self.was_ahead = self.plans_ahead.get("taken", 0) > num_taken
+        self.was_ahead = self._num_ahead() > num_ahead
         if self.was_ahead and plan_now is not None:
             assert ahead is not None
             assert ahead._plan == plan_now, "another plan, though nothing unforeseen happened"
             self.num_as_foreseen += 1
         return step
+
+    def _num_ahead(self) -> int:
+        counted = self.plans_ahead
+        return counted.get("taken", 0) + counted.get("begun", 0)
 
     def _take_copies(self) -> None:
         """Let the scheduler take the copies that have ended."""
@@ -286,9 +294,10 @@ class Engine:
             self.runner.swap_out(copy.block_ids, copy.host_block_ids)
         for copy in step.swap_ins:
             self.runner.swap_in(copy.host_block_ids, copy.block_ids)
+        results = self.runner.execute(step.batch)
         if self.is_ahead and step.batch:
             self.plan_ahead(step)
-        outputs = self.scheduler.apply(step, self.runner.execute(step.batch))
+        outputs = self.scheduler.apply(step, results)
         check_books(self.scheduler)
         for output in outputs:
             tokens = self.outputs.setdefault(output.sequence.sequence_id, [])

@@ -9,8 +9,10 @@ computed changes the answer; `expected_tokens` says what it must be, computed wi
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 
@@ -93,6 +95,11 @@ class HashRunner:
         self.fail_next_copy = False
         self.copies: list[LateCopy] = []
         """Copies that were begun and have not ended, in order."""
+        self.goes_on: str = ""
+        """The moment at which it computes a step that is offered after another one: `early`, with
+        that one; `late`, when something else is asked for; empty: never before its own batch."""
+        self._after: _StepAfter | None = None
+        self.num_begun = self.num_forgotten = 0
 
     def prepare_grammar(self, grammar: Grammar) -> Future[None] | None:
         """Begin to compile a grammar; None: it is compiled."""
@@ -105,10 +112,17 @@ class HashRunner:
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
-    needs_staging = True
+    needs_staging = stages_landings = True
+    card_pool = None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it begins steps by itself."""
+        return bool(self.goes_on)
 
     def begin_copy(self, copy: CacheCopy) -> LateCopy:
         """Copy as on a device with memory of its own, after `num_copy_polls` more looks."""
+        self._end_after()
         late = LateCopy(self, copy, self.fail_next_copy)
         self.fail_next_copy = False
         self.copies.append(late)
@@ -116,6 +130,7 @@ class HashRunner:
 
     def copy_now(self, copy: CacheCopy) -> None:
         """Copy between the cache and host memory."""
+        self._end_after()
         host = self.host_cache if copy.host_block_ids else self.kv_bytes
         ours, theirs = list(copy.block_ids), list(copy.host_block_ids or copy.block_ids)
         if copy.kind.is_out:
@@ -125,10 +140,12 @@ class HashRunner:
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy blocks into host memory."""
+        self._end_after()
         self.host_cache[:, :, list(host_block_ids)] = self.cache[:, :, list(block_ids)]
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy blocks back from host memory."""
+        self._end_after()
         self.cache[:, :, list(block_ids)] = self.host_cache[:, :, list(host_block_ids)]
 
     def execute(
@@ -140,8 +157,25 @@ class HashRunner:
         """Write the new tokens' KV, layer by layer; draw from all of it where asked to."""
         self.batches.append(list(batch))
         together = batch if isinstance(batch, StepBatch) else batch_of(batch)
+        self._end_after()
+        following, self._after = self._after, None
+        if together.continues is not None and following is not None:
+            found: list[DrawnTokens | None] = [
+                following.result_of(place, scheduled)
+                for place, scheduled in zip(together.continues.tolist(), batch, strict=True)
+            ]
+            self._go_on(together, found)
+            if on_queued is not None:
+                on_queued()
+            for layer in range(NUM_LAYERS):
+                if on_layer is not None:
+                    self._stage_layer_out(layer, batch)
+                    on_layer(layer)
+            return found
+        assert together.continues is None, "a step that was never begun"
+        self.num_forgotten += following is not None
         pending = self._grammars.begin(together)
-        if on_queued is not None:
+        if on_queued is not None and not (self.goes_on and together.going_on is not None):
             on_queued()
         computed = [self._compute(scheduled) for scheduled in batch]
         for layer in range(NUM_LAYERS):
@@ -161,7 +195,39 @@ class HashRunner:
         ]
         if pending is not None:
             self._grammars.propose(together, results)
+        self._go_on(together, results)
+        if on_queued is not None and self.goes_on and together.going_on is not None:
+            on_queued()
         return results
+
+    def _go_on(self, batch: StepBatch, results: Sequence[DrawnTokens | None]) -> None:
+        """Begin the step after `batch`, as a device does that has drawn its tokens."""
+        if not self.goes_on or batch.going_on is None or batch.seats.has_grammar[batch.rows].any():
+            return
+        entries = []
+        for entry in batch.going_on.tolist():
+            before, drawn = batch[entry], results[entry]
+            assert drawn is not None
+            assert before.sample is not None
+            start = before.start + 1
+            assert start < len(before.block_table) * self.block_size, "no block to go on in"
+            sample = replace(
+                before.sample,
+                output_index=before.sample.output_index + 1,
+                output_token_ids=[*before.sample.output_token_ids, *drawn.token_ids],
+            )
+            table = list(before.block_table)
+            entries.append(ScheduledSequence(0, drawn.token_ids, start, table, sample))
+        self._after = _StepAfter(entries)
+        self.num_begun += 1
+        batch.has_gone_on = True
+        if self.goes_on == "early":
+            self._after.compute(self)
+
+    def _end_after(self) -> None:
+        """Compute the step that was begun, if there is one: all else is queued after it."""
+        if self._after is not None:
+            self._after.compute(self)
 
     def _compute(self, scheduled: ScheduledSequence) -> list[bytes]:
         """Return the KV of all tokens up to each new one, from the token before the first on."""
@@ -307,6 +373,33 @@ def _masks(batch: StepBatch, pending: PendingMasks | None) -> list[list[np.ndarr
         return [[None] * count for count in counts]
     masks = iter(hash_grammars.allowed_in(pending))
     return [[next(masks) for _ in range(count)] for count in counts]
+
+
+class _StepAfter:
+    """A step that the runner began by itself."""
+
+    def __init__(self, entries: list[ScheduledSequence]) -> None:
+        self._entries = entries
+        self._results: list[DrawnTokens | None] = []
+        self._lock = threading.Lock()
+
+    def compute(self, runner: HashRunner) -> None:
+        """Write keys and values, and draw, once."""
+        with self._lock:
+            for entry in self._entries[len(self._results) :]:
+                states = runner._compute(entry)
+                for layer in range(NUM_LAYERS):
+                    runner._write(layer, entry, states[-1])
+                self._results.append(runner._draw(entry, states, [None]))
+
+    def result_of(self, place: int, scheduled: ScheduledSequence) -> DrawnTokens | None:
+        """Return what was drawn at a place, which a batch takes for this entry."""
+        ours = self._entries[place]
+        assert (tuple(ours.token_ids), ours.start) == (
+            tuple(scheduled.token_ids), scheduled.start
+        ), "another step than the one that was begun"  # fmt: skip
+        assert ours.block_table == list(scheduled.block_table)[: len(ours.block_table)]
+        return self._results[place]
 
 
 class LateCopy:

@@ -51,3 +51,14 @@ def policy(
     for _ in range(num_steps):
         reservation = reservation.after_decode_step()
     return reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    name: str
+    num_output: int
+    num_prompt: int
+    priority: int
+    arrival: int
+    sequence_id: int = 0
+    num_output_since_resume: int | None = None

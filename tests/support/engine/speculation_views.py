@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from engine.core.speculation.draft_length import Acceptance
+from engine.core.runner_contract import StepCosts
+from engine.core.speculation.draft_length import (
+    Acceptance,
+)
 
 
 @dataclass
@@ -41,3 +44,15 @@ def text_of(tokens: Iterable[int]) -> str:
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 """Few letters: every short run occurs again and again."""
+
+
+COSTS = StepCosts(
+    (1, 2, 3, 4, 6, 8, 16, 32, 64, 128),
+    (0.0188, 0.0194, 0.0201, 0.0227, 0.0228, 0.0338, 0.0488, 0.0876, 0.161, 0.328),
+)
+MTP_COSTS = StepCosts(COSTS.rows, COSTS.step_s, draft_s=0.0014)
+
+
+def powers(probability: float, num: int) -> list[float]:
+    """Chances of `num` drafts that are accepted with `probability` each."""
+    return [probability**j for j in range(1, num + 1)]

@@ -1,5 +1,7 @@
 """KV transfer: connectors of every kind, lanes and networks in memory, proxies that break one.
 
+card_sums            the sum that a card makes of a block, in numpy
+fake_card            a pool on a card, in memory, its work under the test's control
 fake_engine          a transfer engine in memory
 fake_kv_network      connectors joined in memory, every frame under the test's control
 fake_late_lane       a lane whose copies are completed later
@@ -10,6 +12,9 @@ kv_cluster           nodes on one network, over each connector
 kv_relay             a decode node that names a relay as its KV endpoint
 links                proxies that cut, delay or throttle
 loopback_connector   the reference connector: a network that loses nothing
+many_peers           a sending machine with many receivers
 pool_shapes          pools that are described by their numbers alone
+receiver_events      a receiving machine, and the events of one sender
+sender_events        a sending machine, and the events of one receiver
 tcp_proxy            the common part of the proxies: sockets and threads
 """

@@ -19,11 +19,16 @@ from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock
 from kv_transfer.connector.shell import TransportConnector
 from kv_transfer.contract import OnEvent
+from kv_transfer.lanes.ipc.ipc_lane import IpcLane, placed_sums
 from kv_transfer.lanes.lane import Lane
+from kv_transfer.lanes.pieces import Sums, packed_sums, piece_sum
 from kv_transfer.lanes.pool_memory import Bytes, host_pool
+from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import VERIFY_AUTO
 from kv_transfer.zmq.connector import ZmqConnector
+from tests.support.kv.card_sums import bytes_sum
+from tests.support.kv.fake_card import FakeCard
 from tests.support.kv.fake_late_lane import Copier, FakeLateLane
 from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
 from tests.support.kv.loopback_connector import (
@@ -49,12 +54,14 @@ class Kind:
     """Makes the pools and connectors of one cluster.
 
     `lane` is the one that its pairs agree on, with `kv_lanes` connections. `is_one_sided`: blocks
-    of a landing that ended early may be released later.
+    of a landing that ended early may be released later. `is_read_beside`: a frame is sent when
+    something other than the connector's thread has read its bytes.
     """
 
     lane = ""
     is_one_sided = False
     kv_lanes = 1
+    is_read_beside = False
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         """Return `pool_shape`, or uint8 `[num_bytes]` where layers differ."""
@@ -66,6 +73,10 @@ class Kind:
     def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
         """Return the HELLO's offer of `lane`, for bytes out of `pool`."""
         return b""
+
+    def sums(self, planes: Sequence[Any], layer: int, ordinal: int) -> Sums:
+        """Return the sums of a block's pieces as `lane` sends them."""
+        return packed_sums(piece_sum(plane, layer, ordinal) for plane in planes)
 
     def silent_endpoint(self) -> str:
         """Return an endpoint that accepts connections and never sends."""
@@ -157,9 +168,17 @@ class ZmqKind(Kind):
         """Return the lanes that are offered besides the inline one."""
         return []
 
+    def card(self, pool: Bytes) -> FakeCard | None:
+        """Return the card that has the pool."""
+        return None
+
+    def host_bytes(self, pool: Bytes) -> Bytes:
+        """Return the connector's pool: where a card has `pool`, the mirror of it."""
+        return pool
+
     def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         return ZmqConnector(
-            pool,
+            self.host_bytes(pool),
             options.layout,
             options.incarnation,
             on_event,
@@ -169,6 +188,7 @@ class ZmqKind(Kind):
             peer_timeout_s=options.peer_timeout_s,
             clock=options.clock,
             lanes=self.lanes(pool, options.layout),
+            card=self.card(pool),
             verify=options.verify,
             kv_lanes=self.kv_lanes,
         )
@@ -209,6 +229,63 @@ class ShmKind(ZmqKind):
         return offer
 
 
+class CardKind(ZmqKind):
+    """Pools on cards, which the connector's lanes of the host reach through mirrors."""
+
+    is_read_beside = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cards: dict[int, tuple[FakeCard, Bytes]] = {}
+
+    def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        shape = shape_of_bytes(layout, num_blocks)
+        mirror = np.full(shape, 0xEE, np.uint8)
+        card = FakeCard(layout, num_blocks, mirror)
+        self.cards[card.content.ctypes.data] = card, mirror
+        return card.content.reshape(shape)
+
+    def card(self, pool: Bytes) -> FakeCard:
+        return self.cards[pool.ctypes.data][0]
+
+    def host_bytes(self, pool: Bytes) -> Bytes:
+        return self.cards[pool.ctypes.data][1]
+
+    def close(self) -> None:
+        super().close()
+        for card, _ in self.cards.values():
+            card.close()
+
+
+class IpcKind(CardKind):
+    """Frames over TCP, bytes from card to card."""
+
+    lane = "ipc"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offering: list[IpcLane] = []
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        return [IpcLane(layout, self.card(pool), is_offered=True)]
+
+    def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
+        self.offering.append(IpcLane(layout, self.card(pool), is_offered=True))
+        self.offering[-1].attach(lambda: None)
+        offer = self.offering[-1].offer(Peer("", Incarnation("anyone", 1)))
+        assert offer is not None
+        return offer
+
+    def sums(self, planes: Sequence[Any], layer: int, ordinal: int) -> Sums:
+        sums = np.array([[bytes_sum(np.frombuffer(one, np.uint8))] for one in planes], np.uint64)
+        return placed_sums(sums, layer, as_blocks([ordinal]))
+
+    def close(self) -> None:
+        for lane in self.offering:
+            lane.close()
+        super().close()
+
+
 def shape_of_bytes(layout: KVLayout, num_blocks: int) -> tuple[int, ...]:
     """Return `pool_shape`, or `[num_bytes]` where layers differ, as `host_pool` takes it."""
     is_equal = all(layer == layout.layers[0] for layer in layout.layers)
@@ -226,6 +303,8 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "fake-late": FakeLateKind,
     "zmq": ZmqKind,
     "shm": ShmKind,
+    "ipc": IpcKind,
+    "card-zmq": CardKind,
     "loopback-2": lambda: _with_lanes(LoopbackKind(), 2),
     "zmq-4": lambda: _with_lanes(ZmqKind(), 4),
 }
@@ -234,5 +313,6 @@ KINDS: dict[str, Callable[[], Kind]] = {
 MORE_KINDS: dict[str, Callable[[], Kind]] = {
     "zmq-2": lambda: _with_lanes(ZmqKind(), 2),
     "shm-2": lambda: _with_lanes(ShmKind(), 2),
+    "ipc-2": lambda: _with_lanes(IpcKind(), 2),
 }
 """Single tests name these."""

@@ -1,5 +1,6 @@
 """Small models: checkpoints made in no time, runners on them, and a slow reference.
 
+demo_digests       digests of the demo model's logits
 draws              single draws, and what they must be
 mtp_running        sequences that decode on a runner with an MTP layer
 odd_models         folders of models that are odd in one way

@@ -12,7 +12,9 @@ from engine.core.runner_contract import SampleInput
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.stop_rules import withheld_token_ids
 from engine.runner.drawing.sampler import SampledRows, Sampler, token_logprobs
-from tests.unit.engine.runner.kernels.sampling.test_filters import noise_of, reference_kept
+from engine.runner.kernels.sampling.draw import gumbel_noise
+from engine.runner.kernels.sampling.filters import kept_prefix
+from engine.runner.kernels.sampling.philox import philox_blocks
 
 
 def rows_of(
@@ -96,3 +98,39 @@ def _penalise(row: np.ndarray, one: SampleInput) -> None:
     for token_id in set(one.output_token_ids):
         count = list(one.output_token_ids).count(token_id)
         row[token_id] -= np.float32(params.frequency_penalty * count + params.presence_penalty)
+
+
+def reference_kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The ids that the filters keep, in the order of their ranks; sorting everything."""
+    ranked = sorted(range(len(depths)), key=lambda v: (depths[v], v))
+    if top_k > 0:
+        ranked = ranked[:top_k]
+    weights = {v: float(np.exp(-depths[v])) for v in ranked}
+    if top_p < 1:
+        wanted, reached, kept = top_p * math.fsum(weights.values()), 0.0, []
+        for v in ranked:
+            kept.append(v)
+            reached += weights[v]
+            if reached >= wanted:
+                break
+        ranked = kept
+    if min_p > 0:
+        ranked = [v for v in ranked if depths[v] <= -math.log(min_p)]
+    return ranked
+
+
+def kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+    weights = np.exp(-depths)
+    last_depth, last_id = kept_prefix(
+        depths, weights, float(weights.sum(dtype=np.float64)), top_k, top_p, min_p
+    )
+    ids = np.arange(len(depths))
+    is_kept = (depths < last_depth) | ((depths == last_depth) & (ids <= last_id))
+    return [int(v) for v in np.flatnonzero(is_kept)]
+
+
+def noise_of(vocab_size: int, seed: int, output_index: int) -> np.ndarray:
+    words = np.empty((4, -(-vocab_size // 4)), np.uint32)
+    philox_blocks(words, np.uint32(0), np.uint32(output_index), np.uint64(seed))
+    in_order = words.T.reshape(-1)[:vocab_size]
+    return np.array([gumbel_noise(word) for word in in_order])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from contextlib import nullcontext
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
+from pdserve.checkpoints.demo_model import demo_model_folder
 from pdserve.checkpoints.speculative_model import resolve_speculation
 from tests.support.engine.build import check_books, check_idle
 from tests.support.engine.mirrored_cache import mirrored_caches
 
 BLOCK_SIZE = 16
+NUM_DRAFTS = 3
 _MOST_STEPS = 2000
 COPY_STEPS = 3
 """How many steps the copy of a swapped sequence takes on a mirrored cache."""
@@ -67,6 +70,13 @@ def load_runner(
         )
     runner.warm_up()
     return runner
+
+
+@cache
+def demo_runners() -> tuple[ModelRunner, ModelRunner]:
+    """Load two runners of the demo model, once in a process: nodes leave nothing in them."""
+    folder = demo_model_folder()
+    return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
 
 
 COSTS = StepCosts((1, 8, 64), (0.02, 0.03, 0.1), draft_s=0.001)

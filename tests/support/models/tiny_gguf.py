@@ -122,3 +122,9 @@ def write_wide(folder: Path, config: Mapping[str, Any], values: Mapping[str, np.
     in_order = {name: values[name] for name in expected_shapes(read_decoder_spec(folder))}
     write_safetensors(folder / "model.safetensors", in_order)
     return folder
+
+
+FORMATS = {
+    "embed_tokens": "Q8_0", "q_proj": "Q5_0", "k_proj": "Q4_1", "v_proj": "F16",
+    "o_proj": "Q4_0", "gate_proj": "Q5_1", "up_proj": "Q8_0", "down_proj": "Q4_1",
+}  # fmt: skip

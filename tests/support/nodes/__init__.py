@@ -1,6 +1,8 @@
 """One node in the process of the test, and a router's stream to it.
 
 control_server  the control service, with an inbox that answers by itself
+drained_node    a node that is drained while a router asks it
 node_caller     a router's stream to a node
+node_views      nodes as placement sees them
 running_node    a whole engine node over a hash runner
 """

@@ -15,8 +15,7 @@ from engine.runner.weights.quantised_source import QuantisedSource
 from engine.runner.weights.stored_formats import dequantise, quantise
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
-from tests.support.models.tiny_gguf import write_gguf
-from tests.unit.engine.runner.weights.test_gguf_models import FORMATS
+from tests.support.models.tiny_gguf import FORMATS, write_gguf
 
 PROMPT = prompt_of(60)
 WEIGHT = "model.layers.1.mlp.up_proj.weight"

@@ -21,7 +21,7 @@ from engine.core.runner_contract import (
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep, Pushes
 from engine.step_loop import StepLoop
 from tests.support.clocks.manual_clock import ManualClock
-from tests.unit.engine.test_step_loop import (
+from tests.support.engine.scripted_loop import (
     ScriptedFlow,
     ScriptedInbox,
     ScriptedRunner,

@@ -1,4 +1,4 @@
-"""The KV cache on a card, in bfloat16; its bytes for transfers are a mirror in host memory."""
+"""The KV cache on a card, in bfloat16, with a mirror in host memory for lanes that need one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,34 @@ from common.kv.kv_layout import KVLayout
 from engine.core.blocks.cache_copy import CopyUnderWay
 from engine.core.runner_contract import OnLayer
 from engine.runner.cache.contract import HostMemory, num_blocks_in
-from engine.runner.cache.device_copies import DeviceCopies, begin_layer_out, copying_thread
-from engine.runner.cache.layers_out import LayersOut, ThreadCopy
+from engine.runner.cache.device_copies import DeviceCopies
+from engine.runner.cache.layers_out import LayersOut
+from engine.runner.gpu.cache.card_pool import GpuCardPool
 from engine.runner.gpu.cache.copies import CardSide
 from engine.runner.gpu.cuda_driver import Device, GpuError, Memory
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.launches import KVPool
+from engine.runner.gpu.shareable import allocate_shareable
 
 _logger = logging.getLogger("pdserve.engine")
 
 _MOST_PINNED_SHARE = 0.25
 """The largest part of the machine's memory that is pinned."""
+
+
+class _Computed:
+    """A `layers_out.LayerCopy` of nothing: the end of what is queued on the stream."""
+
+    def __init__(self, device: Device, stream: int) -> None:
+        self._event = device.event(is_blocking=True)
+        self._event.record(stream)
+
+    def is_done(self) -> bool:
+        return self._event.is_reached()
+
+    def finish(self) -> None:
+        self._event.wait()
+        self._event.close()
 
 
 class GpuCache:
@@ -46,9 +63,12 @@ class GpuCache:
         self._pinned: Memory | None = None
         self.allocate(memory_bytes, host_memory=host_memory)
         self._side = CardSide(device, make_kernel, lambda: self.pool, lambda: self._pinned, stream)
-        self._submit = copying_thread()
         sizes = [layer.num_bytes for layer in layout.layers]
-        self._copies = DeviceCopies(self._side, block_bytes=sizes, submit=self._submit)
+        self._copies = DeviceCopies(self._side, block_bytes=sizes)
+        self.card_pool = GpuCardPool(
+            device, make_kernel, lambda: self.pool, self._whole, lambda: self.host_bytes,
+            self._side, stream,
+        )  # fmt: skip
 
     def allocate(
         self, memory_bytes: int, *, host_memory: HostMemory | None = None, is_touched: bool = True
@@ -60,7 +80,7 @@ class GpuCache:
         if self._memory is not None:
             self._device.synchronize(self._stream)
             self._memory.close()
-        self._memory = self._device.allocate(num_bytes)
+        self._memory = self._allocate(num_bytes)
         self._device.fill(self._memory.address, 0, num_bytes, self._stream)
         mirror = host_memory(num_bytes, False) if host_memory else None
         if mirror is None:
@@ -69,6 +89,18 @@ class GpuCache:
             self._pinned.close()
         self._pinned = self._pin(mirror)
         self.host_bytes = mirror.reshape(layout.pool_shape(self.num_blocks))
+
+    def _allocate(self, num_bytes: int) -> Memory:
+        """Return memory of the card, such as other processes can map where the driver has it."""
+        try:
+            return allocate_shareable(self._device, num_bytes)
+        except GpuError as error:
+            _logger.warning("other processes cannot map the KV cache: %s", error)
+            return self._device.allocate(num_bytes)
+
+    def _whole(self) -> Memory:
+        assert self._memory is not None
+        return self._memory
 
     def _pin(self, mirror: np.ndarray) -> Memory | None:
         """Pin the mirror, so that the card reaches it; None where that would take too much.
@@ -98,16 +130,10 @@ class GpuCache:
         return KVPool(self._memory.address, self.num_blocks, layout.block_size, piece_bytes)
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
+        """Tell of a layer when the card has computed it: a connector reads it there."""
         if on_layer is None:
             return LayersOut(None, None)
-        block_ids = np.unique(slots // self.layout.block_size)
-        return LayersOut(on_layer, lambda layer: self._start_copy(layer, block_ids))
-
-    def _start_copy(self, layer: int, block_ids: np.ndarray) -> ThreadCopy:
-        host = self.host_bytes[layer]
-        return ThreadCopy(
-            begin_layer_out(self._side, self._submit, layer, block_ids, host, block_ids)
-        )
+        return LayersOut(on_layer, lambda _: _Computed(self._device, self._stream))
 
     def begin_copy(
         self,

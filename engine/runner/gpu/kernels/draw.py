@@ -133,26 +133,3 @@ def _best(scores, tokens, slices, PARTS: tl.constexpr):
     found = tl.load(scores + part, mask=part < slices, other=-float("inf"))
     _, place = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
     return tl.load(tokens + place)
-
-
-@triton.jit
-def advance(best_scores, best_tokens, slices, tokens, last_positions, indices, slots, tables,
-            table_width, history, history_length, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-            IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Choose each row's token, record it, and set up the row of the next step. Program: row.
-
-    `history` [rows, history_length] is what the host reads: entry index % history_length.
-    """
-    begin(IS_PROGRAMMATIC)
-    row = tl.program_id(0).to(tl.int64)
-    token = _best(best_scores + row * slices, best_tokens + row * slices, slices, PARTS)
-    position = tl.load(last_positions + row)
-    if position >= 0:
-        index = tl.load(indices + row)
-        following = position + 1
-        block = tl.load(tables + row * table_width + following // BLOCK)
-        tl.store(history + row * history_length + index % history_length, token)
-        tl.store(tokens + row, tl.maximum(token, 0))
-        tl.store(indices + row, index + 1)
-        tl.store(last_positions + row, following)
-        tl.store(slots + row, block * BLOCK + following % BLOCK)

@@ -44,3 +44,36 @@ def copy_blocks(pool, block_ids, host, host_ids, num_blocks, num_host_blocks, WO
         tl.store(here, tl.load(there, mask=inside), mask=inside)
     else:
         tl.store(there, tl.load(here, mask=inside), mask=inside)
+
+
+@triton.jit
+def copy_and_sum(source, source_ids, target, target_ids, sums, num_source_blocks, num_blocks,
+                 WORDS: tl.constexpr, SIZE: tl.constexpr, IS_COPIED: tl.constexpr,
+                 IS_SUMMED: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Copy blocks of one layer between two pools, pairwise, and sum their bytes; or only sum them.
+
+    The pools are [2, blocks, WORDS] in words of 8 bytes; 2 is key, value. `sums` [2, number of ids,
+    parts] of what was read: each word and its place in the block through the finaliser of
+    SplitMix64, added modulo 2^64. Program: (index of a block, part of SIZE words, kind).
+    """
+    begin(IS_PROGRAMMATIC)
+    index = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    kind = tl.program_id(2).to(tl.int64)
+    word = part * SIZE + tl.arange(0, SIZE)
+    inside = word < WORDS
+    block = tl.load(source_ids + index).to(tl.int64)
+    from_there = source + (kind * num_source_blocks + block) * WORDS + word
+    values = tl.load(from_there, mask=inside, other=0)
+    if IS_COPIED:
+        target_block = tl.load(target_ids + index).to(tl.int64)
+        tl.store(target + (kind * num_blocks + target_block) * WORDS + word, values, mask=inside)
+    if IS_SUMMED:
+        place = (word + 1).to(tl.uint64)
+        mixed = values.to(tl.uint64, bitcast=True) + place * 0x9E3779B97F4A7C15
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
+        mixed = mixed ^ (mixed >> 31)
+        terms = tl.where(inside, mixed.to(tl.int64, bitcast=True), 0)
+        at = (kind * tl.num_programs(0) + index) * tl.num_programs(1) + part
+        tl.store(sums + at, tl.sum(terms, axis=0))

@@ -121,11 +121,17 @@ def gate_up_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
 
 
 @triton.jit
-def described_product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.constexpr,
+def described_product(x, weights, y, residual, num_rows, stored, N: tl.constexpr, K: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                      HAS_RESIDUAL: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Compute what `product` does, with tiles that the copy engine reads by their descriptions."""
+                      HAS_RESIDUAL: tl.constexpr, PREFETCH: tl.constexpr,
+                      IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+    """Compute what `product` does, with tiles that the copy engine reads by their descriptions.
+
+    `stored` is the weights' address, to ask for some ahead.
+    """
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    if PREFETCH > 0:
+        prefetch_rows(stored, sources_of(tile_n * BN + tl.arange(0, BN), N, BN), K, PREFETCH)
     begin(IS_PROGRAMMATIC)
     total = tl.zeros((BN, BM), tl.float32)
     for start in range(0, K, BK):
@@ -137,11 +143,15 @@ def described_product(x, weights, y, residual, num_rows, N: tl.constexpr, K: tl.
 
 
 @triton.jit
-def described_gate_up(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr,
+def described_gate_up(x, weights, y, num_rows, stored, N: tl.constexpr, K: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                      IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                      PREFETCH: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute what `gate_up_product` does, with tiles that the copy engine reads."""
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
+    if PREFETCH > 0:
+        sources = sources_of(tile_n * BN + tl.arange(0, BN), N, BN)
+        prefetch_rows(stored, sources, K, PREFETCH)
+        prefetch_rows(stored, sources + N, K, PREFETCH)
     begin(IS_PROGRAMMATIC)
     gate = tl.zeros((BN, BM), tl.float32)
     up = tl.zeros((BN, BM), tl.float32)

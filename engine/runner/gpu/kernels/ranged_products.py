@@ -1,6 +1,6 @@
 """Products of quantised weights and rows: `W @ x.T`, with the inputs in ranges of fixed length.
 
-A group of 128 inputs is a chain of matrix instructions, and the next group waits for its weights'
+A group of inputs is a chain of matrix instructions, and the next group waits for its weights'
 conversion. RANGES chains beside each other keep a multiprocessor busy, and the number of ranges
 depends on the weights' shape alone. A range's groups are added in ascending order, each times its
 scale; then the ranges' sums are added in ascending order. Who computes a range does not enter the
@@ -20,8 +20,8 @@ import triton.language as tl
 from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
 from engine.runner.gpu.kernels.products import sources_of, store_gated, store_sum, tile_of
 from engine.runner.gpu.kernels.stored_weights import (
-    GROUP_INPUTS,
-    group_product,
+    BLOCK_INPUTS,
+    add_block,
     row_words,
     scale_places,
 )
@@ -61,8 +61,8 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
                     IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute a tile, a range to each warp or two; N outputs, of gate and of up when IS_GATED."""
     WORDS: tl.constexpr = row_words(K, FORM)
-    WIDTH: tl.constexpr = row_words(GROUP_INPUTS, FORM)
-    GROUPS: tl.constexpr = K // RANGES // GROUP_INPUTS
+    WIDTH: tl.constexpr = row_words(BLOCK_INPUTS, FORM)
+    BLOCKS: tl.constexpr = K // RANGES // BLOCK_INPUTS
     tile_m, tile_n = tile_of(tl.program_id(0), num_rows, N, BM, BN, GROUP)
     rows = tile_m * BM + tl.arange(0, BM)
     outputs = tile_n * BN + tl.arange(0, BN)
@@ -70,35 +70,35 @@ def ranges_together(x, weights, scales, y, residual, num_rows, N: tl.constexpr, 
     lanes = tl.arange(0, RANGES)
     if PREFETCH > 0:
         begins = tl.reshape(sources[:, None] * RANGES + lanes[None, :], (BN * RANGES,))
-        prefetch_rows(weights, begins, GROUPS * WIDTH, PREFETCH)
+        prefetch_rows(weights, begins, BLOCKS * WIDTH, PREFETCH)
         if IS_GATED:
-            prefetch_rows(weights, begins + N * RANGES, GROUPS * WIDTH, PREFETCH)
+            prefetch_rows(weights, begins + N * RANGES, BLOCKS * WIDTH, PREFETCH)
     begin(IS_PROGRAMMATIC)
     places = (weights + sources[None, :, None].to(tl.int64) * WORDS
-              + lanes[:, None, None] * (GROUPS * WIDTH))  # fmt: skip
+              + lanes[:, None, None] * (BLOCKS * WIDTH))  # fmt: skip
     inputs = (x + rows[None, :, None].to(tl.int64) * K
-              + lanes[:, None, None] * (GROUPS * GROUP_INPUTS))  # fmt: skip
+              + lanes[:, None, None] * (BLOCKS * BLOCK_INPUTS))  # fmt: skip
     is_row = (rows < num_rows)[None, :, None]
-    at = scale_places(scales, sources[None, :], K, FORM) + lanes[:, None] * GROUPS
+    at = scale_places(scales, sources[None, :], K, FORM) + lanes[:, None] * BLOCKS
     total = tl.zeros((RANGES, BN, BM), tl.float32)
     scale = tl.load(at)
     if IS_GATED:
         above = tl.zeros((RANGES, BN, BM), tl.float32)
-        at_up = scale_places(scales, N + sources[None, :], K, FORM) + lanes[:, None] * GROUPS
+        at_up = scale_places(scales, N + sources[None, :], K, FORM) + lanes[:, None] * BLOCKS
         scale_up = tl.load(at_up)
-    for begin_of in range(0, GROUPS, UNROLLED):
+    for begin_of in range(0, BLOCKS, UNROLLED):
         for part_of in tl.static_range(UNROLLED):
-            group = begin_of + part_of
-            coming = tl.minimum(group + 1, GROUPS - 1)
+            block = begin_of + part_of
+            coming = tl.minimum(block + 1, BLOCKS - 1)
             next_scale = tl.load(at + coming)
-            here, there = places + group * WIDTH, inputs + group * GROUP_INPUTS
-            part = group_product(here, there, is_row, FORM, HAS_PTX, True)
-            total += part * scale.to(tl.float32)[:, :, None]
+            here, there = places + block * WIDTH, inputs + block * BLOCK_INPUTS
+            total = add_block(total, here, there, is_row, scale, FORM, HAS_PTX, True)
             scale = next_scale
             if IS_GATED:
                 next_up = tl.load(at_up + coming)
-                part = group_product(here + N * WORDS, there, is_row, FORM, HAS_PTX, True)
-                above += part * scale_up.to(tl.float32)[:, :, None]
+                above = add_block(
+                    above, here + N * WORDS, there, is_row, scale_up, FORM, HAS_PTX, True
+                )
                 scale_up = next_up
     result = _sum_of_ranges(total, RANGES, BN, BM)
     if IS_GATED:
@@ -113,24 +113,23 @@ def _in_turn(x_rows, weights, scales, is_row, sources, K: tl.constexpr, BM: tl.c
              BN: tl.constexpr, RANGES: tl.constexpr, UNROLLED: tl.constexpr, FORM: tl.constexpr,
              HAS_PTX: tl.constexpr):  # fmt: skip
     """Return the sum [BN, BM] of all ranges."""
-    WIDTH: tl.constexpr = row_words(GROUP_INPUTS, FORM)
-    GROUPS: tl.constexpr = K // RANGES // GROUP_INPUTS
+    WIDTH: tl.constexpr = row_words(BLOCK_INPUTS, FORM)
+    BLOCKS: tl.constexpr = K // RANGES // BLOCK_INPUTS
     places = weights + sources[:, None].to(tl.int64) * row_words(K, FORM)
     at = scale_places(scales, sources, K, FORM)
     total = tl.zeros((BN, BM), tl.float32)
     for number in range(RANGES):
-        first = number * GROUPS
+        first = number * BLOCKS
         scale = tl.load(at + first)
         ranged = tl.zeros((BN, BM), tl.float32)
-        for begin_of in range(0, GROUPS, UNROLLED):
+        for begin_of in range(0, BLOCKS, UNROLLED):
             for part_of in tl.static_range(UNROLLED):
-                group = begin_of + part_of
-                next_scale = tl.load(at + first + tl.minimum(group + 1, GROUPS - 1))
-                part = group_product(
-                    places + (first + group) * WIDTH, x_rows + (first + group) * GROUP_INPUTS,
-                    is_row, FORM, HAS_PTX, False,
+                block = begin_of + part_of
+                next_scale = tl.load(at + first + tl.minimum(block + 1, BLOCKS - 1))
+                ranged = add_block(
+                    ranged, places + (first + block) * WIDTH,
+                    x_rows + (first + block) * BLOCK_INPUTS, is_row, scale, FORM, HAS_PTX, False,
                 )  # fmt: skip
-                ranged += part * scale.to(tl.float32)[:, None]
                 scale = next_scale
         total += ranged
     return total

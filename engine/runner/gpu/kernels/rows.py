@@ -25,14 +25,23 @@ def _weighted(values, weights, kind: tl.constexpr):
 
 
 @triton.jit
-def embed(tokens, table, weight, hidden, normed, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr,
+def embed(tokens, sources, drawn, table, weight, hidden, normed, epsilon, N: tl.constexpr,
+          COLUMNS: tl.constexpr, HAS_DRAWN: tl.constexpr,
           IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
-    """Set hidden[row] = table[tokens[row]], and normed[row] to its norm. Program: row."""
+    """Set hidden[row] = table[tokens[row]], and normed[row] to its norm. Program: row.
+
+    With HAS_DRAWN the token is drawn[sources[row]] where that source is not -1; a token of -1, of
+    a row that was not finite, is taken for 0.
+    """
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     inside = columns < N
     token = tl.load(tokens + row).to(tl.int64)
+    if HAS_DRAWN:
+        source = tl.load(sources + row).to(tl.int64)
+        found = tl.load(drawn + source, mask=source >= 0, other=0).to(tl.int64)
+        token = tl.where(source >= 0, tl.maximum(found, 0), token)
     values = tl.load(table + token * N + columns, mask=inside, other=0.0)
     tl.store(hidden + row * N + columns, values, mask=inside)
     result = _normalised(

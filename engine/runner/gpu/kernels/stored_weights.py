@@ -1,11 +1,16 @@
-"""How a product reads quantised weights: one group of 128 inputs at a time.
+"""How a product reads quantised weights: one block of 128 inputs at a time.
 
-    FP8    [outputs, inputs / 2] words of 16 bits: of each group of 128 inputs, 64 words with input
+    FP8    [outputs, inputs / 2] words of 16 bits: of each block of 128 inputs, 64 words with input
            j in the low byte of word j and input 64 + j in the high byte, both e4m3; one float32
            scale for each 128 x 128 weights.
-    INT4   [outputs, inputs / 4] words of 16 bits: of each group, 32 words with the inputs j,
+    INT4   [outputs, inputs / 4] words of 16 bits: of each block, 32 words with the inputs j,
            32 + j, 64 + j and 96 + j in word j, the first in the lowest four bits, each 0 to 15 for
-           -8 to 7; one bfloat16 scale for each output and group.
+           -8 to 7; one bfloat16 scale for each output and block.
+    Q4_0   the words of INT4; four float16 scales for each output and block, of 32 inputs each,
+           the first in the lowest 16 of 64 bits.
+    Q8_0   [outputs, inputs / 2] words of 16 bits: of each block, 32 words with input j in the low
+           byte of word j and input 32 + j in the high byte, then 32 with 64 + j and 96 + j, all
+           int8; the scales of Q4_0.
 
 A word's parts are operands of their own, 64 or 32 inputs that follow each other. So a matrix
 instruction multiplies 16 inputs that follow each other in every tile: for operands that are read in
@@ -13,8 +18,9 @@ elements narrower than 16 bits the compiler gives `mma.sync` other 16 inputs tha
 results in a million differ.
 
 Quantised weights are exact in bfloat16, so their products are exact up to the matrix unit's own
-rounding. The scale multiplies the sum of a group: one multiplication for each accumulator and
-group, where scaling the weights would cost one for each weight.
+rounding. Inputs that share a scale are a group, of 128 or of 32. The scale multiplies the sum of a
+group: one multiplication for each accumulator and group, where scaling the weights would cost one
+for each weight.
 """
 
 from __future__ import annotations
@@ -23,43 +29,75 @@ import triton
 import triton.language as tl
 
 FP8: tl.constexpr = tl.constexpr(1)
-GROUP_INPUTS: tl.constexpr = tl.constexpr(128)
+INT4: tl.constexpr = tl.constexpr(2)
+Q4_0: tl.constexpr = tl.constexpr(3)
+Q8_0: tl.constexpr = tl.constexpr(4)
+BLOCK_INPUTS: tl.constexpr = tl.constexpr(128)
 
 
 @triton.constexpr_function
 def row_words(num_inputs, form):
     """Return the words that hold an output's weights."""
-    return num_inputs // 2 if form == 1 else num_inputs // 4
+    return num_inputs // 2 if form in (1, 4) else num_inputs // 4
 
 
 @triton.jit
-def group_product(places, inputs, is_row, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
-                  IS_BATCH: tl.constexpr):  # fmt: skip
-    """Return the products [.., BN, BM] of one group's weights and inputs, from zero.
+def add_block(total, places, inputs, is_row, scale, FORM: tl.constexpr, HAS_PTX: tl.constexpr,
+              IS_BATCH: tl.constexpr):  # fmt: skip
+    """Return `total` [.., BN, BM] and the products of one block, group after group.
 
-    `places` [.., BN, 1] and `inputs` [.., BM, 1] are where the group begins.
+    `places` [.., BN, 1] and `inputs` [.., BM, 1] are where the block begins, `scale` [.., BN] has
+    its scales.
     """
-    words = tl.load(places + _lanes(row_words(GROUP_INPUTS, FORM), IS_BATCH))
     if FORM == FP8:
-        low, high = _bytes(words, HAS_PTX)
+        low, high = _bytes(tl.load(places + _lanes(64, IS_BATCH)), HAS_PTX)
         part = tl.dot(low, _columns(inputs, is_row, 0, 64, IS_BATCH))
         part = tl.dot(high, _columns(inputs, is_row, 64, 64, IS_BATCH), part)
-    else:
-        first, second, third, fourth = _nibbles(words, HAS_PTX)
+        total += part * _wide(scale.to(tl.float32), IS_BATCH)
+    elif FORM == INT4:
+        first, second, third, fourth = _nibbles(tl.load(places + _lanes(32, IS_BATCH)), HAS_PTX)
         part = tl.dot(first, _columns(inputs, is_row, 0, 32, IS_BATCH))
         part = tl.dot(second, _columns(inputs, is_row, 32, 32, IS_BATCH), part)
         part = tl.dot(third, _columns(inputs, is_row, 64, 32, IS_BATCH), part)
         part = tl.dot(fourth, _columns(inputs, is_row, 96, 32, IS_BATCH), part)
-    return part
+        total += part * _wide(scale.to(tl.float32), IS_BATCH)
+    else:
+        if FORM == Q4_0:
+            first, second, third, fourth = _nibbles(tl.load(places + _lanes(32, IS_BATCH)), HAS_PTX)
+        else:
+            first, second = _integers(tl.load(places + _lanes(32, IS_BATCH)), HAS_PTX)
+            third, fourth = _integers(tl.load(places + 32 + _lanes(32, IS_BATCH)), HAS_PTX)
+        part = tl.dot(first, _columns(inputs, is_row, 0, 32, IS_BATCH))
+        total += part * _wide(_half(scale, 0), IS_BATCH)
+        part = tl.dot(second, _columns(inputs, is_row, 32, 32, IS_BATCH))
+        total += part * _wide(_half(scale, 16), IS_BATCH)
+        part = tl.dot(third, _columns(inputs, is_row, 64, 32, IS_BATCH))
+        total += part * _wide(_half(scale, 32), IS_BATCH)
+        part = tl.dot(fourth, _columns(inputs, is_row, 96, 32, IS_BATCH))
+        total += part * _wide(_half(scale, 48), IS_BATCH)
+    return total
+
+
+@triton.jit
+def _half(scales, SHIFT: tl.constexpr):
+    """Return one of the four float16 numbers in words of 64 bits, as float32."""
+    bits = (scales >> SHIFT).to(tl.uint16)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _wide(scale, IS_BATCH: tl.constexpr):
+    """Return scales [.., BN] for sums [.., BN, BM]."""
+    return scale[:, :, None] if IS_BATCH else scale[:, None]
 
 
 @triton.jit
 def scale_places(scales, sources, K: tl.constexpr, FORM: tl.constexpr):
     """Return where the first scale of each output lies."""
     if FORM == FP8:
-        places = scales + sources // GROUP_INPUTS * (K // GROUP_INPUTS)
+        places = scales + sources // BLOCK_INPUTS * (K // BLOCK_INPUTS)
     else:
-        places = scales + sources * (K // GROUP_INPUTS)
+        places = scales + sources * (K // BLOCK_INPUTS)
     return places
 
 
@@ -101,6 +139,37 @@ def _bytes(words, HAS_PTX: tl.constexpr):
     else:
         low = (words & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
         high = (words >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
+    return low, high
+
+
+@triton.jit
+def _integers(words, HAS_PTX: tl.constexpr):
+    """Return the low and the high bytes of words, int8, as bfloat16.
+
+    In PTX two words at once: 0x4300 | n is 128 + n for the lowest seven bits, and with the eighth
+    256, which is subtracted instead of 128.
+    """
+    if HAS_PTX:
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, c, d, up, minus;
+            mov.b32 minus, 0xbf80bf80;
+            shr.u32 up, $2, 8;
+            lop3.b32 a, $2, 0x007f007f, 0x43004300, 0xea;
+            lop3.b32 b, $2, 0x00800080, 0x43004300, 0xea;
+            lop3.b32 c, up, 0x007f007f, 0x43004300, 0xea;
+            lop3.b32 d, up, 0x00800080, 0x43004300, 0xea;
+            fma.rn.bf16x2 $0, b, minus, a; fma.rn.bf16x2 $1, d, minus, c;
+            }""",
+            "=&r,=&r,r",
+            [words],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low = (words & 255).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32).to(tl.bfloat16)
+        high = (words >> 8).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32).to(tl.bfloat16)
     return low, high
 
 

@@ -1,131 +1,212 @@
-"""A decoding step as one graph: rows of many sequences in, the next token of each appended.
+"""Steps of one row a sequence, as graphs: from rows on the host to tokens on the host.
 
-Everything that the next step reads is on the card and is advanced there by the last kernel, so a
-step is started without the host knowing the tokens of the one before.
+A graph holds the layers, the head and the draw. The tokens of a step stay on the card too, where
+the next step can read them: so that one is queued, in one copy and one launch, before the host has
+seen them. Whether a row's token comes from the host or from the step before, its bits are the same.
 """
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device, Graph
-from engine.runner.gpu.launches import DRAW_SLICE, Bound, Launches, PieceList
-from engine.runner.gpu.steps.step_memory import StepMemory, activation_sizes
+from engine.runner.gpu.launches import Bound, Launches, PieceList
+from engine.runner.gpu.steps.staging import Staging
+from engine.runner.gpu.steps.step_memory import StepMemory
+from engine.runner.gpu.steps.step_rows import NO_ROW, StepRows
 
-_NO_TOKEN = -1
+_SIDES = 2
+"""Steps whose tokens the host has not read yet: one that it waits for, and the one after."""
 
 
-class DecodeStep:
-    """Steps of up to `num_sequences` sequences with one row each; unused rows are padding."""
+@dataclass(frozen=True, slots=True)
+class DrawWays:
+    """How the token after each row is drawn: a temperature, 0 for the likeliest, and its noise."""
+
+    temperatures: np.ndarray
+    seeds: np.ndarray
+    indices: np.ndarray
+
+    def take(self, rows: np.ndarray) -> DrawWays:
+        """Return those of some rows."""
+        return DrawWays(self.temperatures[rows], self.seeds[rows], self.indices[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The tokens of a step on their way to the host, `count` of them."""
+
+    side: int
+    count: int
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Return the numbers of sequences for which a graph is recorded: none pads by over a third."""
+    sizes = [size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if size < most]
+    sizes += range(192, most, 64)
+    return [*sizes, most]
+
+
+def draw_sizes(num_slices: int, num_rows: int) -> dict[str, int]:
+    """Return the bytes of what a draw of so many rows writes."""
+    return {
+        "best_scores": 8 * num_rows * num_slices, "best_tokens": 4 * num_rows * num_slices,
+        "drawn": 4 * num_rows,
+    }  # fmt: skip
+
+
+class DecodeSteps:
+    """Steps of up to `num_sequences` rows; those of at most `most_drawn` are drawn on the card."""
 
     def __init__(
-        self, device: Device, launches: Launches, stream: int, num_sequences: int, max_len: int,
-        history_length: int = 64,
+        self, device: Device, memory: StepMemory, stream: int, num_sequences: int, table_width: int,
+        most_drawn: int,
     ) -> None:  # fmt: skip
-        self._device, self._stream = device, stream
-        self.num_sequences, self.history_length = num_sequences, history_length
-        spec, pool, shape = launches.spec, launches.pool, launches.shape
-        self.table_width = -(-max_len // pool.block_size)
-        slices = -(-spec.vocab_size // DRAW_SLICE)
-        pieces = num_sequences * -(-max_len // shape.piece)
-        heads = pieces * spec.num_kv_heads * max(launches.group_rows(1), shape.tile_rows)
-        rows = num_sequences
-        self.memory = StepMemory(
+        """Take the buffers of a step, with those of `draw_sizes`."""
+        self._device, self._memory, self._stream = device, memory, stream
+        self.sizes, self._width = graph_sizes(num_sequences), table_width
+        self._most_drawn = most_drawn
+        self._graphs: dict[int, Graph] = {}
+        self._make: Launches | None = None
+        self._pieces = PieceList(*(memory[name] for name in PieceList._fields))
+        rows = (num_sequences,)
+        self.staging = Staging(
             device,
-            activation_sizes(spec, rows)
-            | {
-                "logits": 4 * rows * spec.vocab_size,
-                "first_pieces": 4 * (rows + 1),
-                "piece_sequences": 4 * pieces, "piece_starts": 4 * pieces,
-                "piece_lasts": 4 * pieces,
-                "piece_blocks": 4 * pieces * (shape.piece // pool.block_size),
-                "totals": 4 * heads * spec.head_dim,
-                "tops": 8 * heads,
-                "tokens": 4 * rows, "last_positions": 4 * rows, "slots": 4 * rows,
-                "indices": 4 * rows, "temperatures": 4 * rows, "seeds": 8 * rows,
-                "tables": 4 * rows * self.table_width, "history": 4 * rows * history_length,
-                "best_scores": 8 * rows * slices, "best_tokens": 4 * rows * slices,
+            {
+                "tokens": rows, "sources": rows, "positions": rows, "slots": rows,
+                "temperatures": rows, "indices": rows, "seeds": (*rows, 2),
+                "tables": (*rows, table_width),
             },
         )  # fmt: skip
-        self.launches = self._plan(launches)
-        self._graph: Graph | None = None
+        self._pinned = device.allocate_pinned(4 * _SIDES * num_sequences)
+        self._read = self._pinned.host_bytes().view(np.int32).reshape(_SIDES, num_sequences)
+        self._events = [device.event() for _ in range(_SIDES)]
+        self._side = 0
 
-    def _plan(self, make: Launches) -> list[Bound]:
-        memory, rows = self.memory, self.num_sequences
-        pieces = PieceList(*(memory[name] for name in PieceList._fields))
+    def use(self, make: Launches) -> None:
+        """Make launches with `make` from now on."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+        self._make = make
 
-        def attend(layer: int) -> tuple[Bound, ...]:
-            return make.attend_pieces(
-                layer, memory["queries"], memory["last_positions"], pieces,
-                (memory["totals"], memory["tops"]), memory["attended"], rows, 1,
-            )  # fmt: skip
+    def record_graphs(self) -> None:
+        """Record the graphs of all sizes."""
+        for size in self.sizes:
+            self._graph(size)
 
-        names = (
-            "temperatures", "seeds", "indices", "best_scores", "best_tokens", "tokens",
-            "last_positions", "slots", "tables", "history",
-        )  # fmt: skip
-        state = {name: memory[name] for name in names}
-        return [
-            make.list_pieces(
-                memory["last_positions"], memory["tables"], self.table_width, pieces, rows
-            ),
-            make.embed(memory["tokens"], memory["hidden"], memory["normed"], rows),
-            *make.layers(memory, rows, memory["last_positions"], attend),
-            make.product(
-                memory["normed"], make.weights.head, memory["logits"], rows, is_float=True
-            ),
-            *make.draw(memory["logits"], state, self.table_width, self.history_length, rows),
-        ]
+    def size_of(self, count: int) -> int:
+        """Return the number of rows, with padding, of a step of `count`."""
+        return self.sizes[bisect.bisect_left(self.sizes, count)]
 
-    def set_rows(
-        self, tokens: np.ndarray, last_positions: np.ndarray, tables: np.ndarray, block_size: int,
-        temperatures: np.ndarray | None = None, seeds: np.ndarray | None = None,
-    ) -> None:  # fmt: skip
-        """Set every row. `tokens` are at `last_positions` [rows]; `tables` [rows, table_width]."""
-        rows = self.num_sequences
-        blocks = tables[np.arange(rows), np.maximum(last_positions, 0) // block_size]
-        slots = blocks * block_size + last_positions % block_size
-        slots = np.where(last_positions < 0, _NO_TOKEN, slots)
-        given = {
-            "tokens": tokens.astype(np.int32),
-            "last_positions": last_positions.astype(np.int32),
-            "slots": slots.astype(np.int32),
-            "tables": tables.astype(np.int32),
-            "indices": np.zeros(rows, np.int32),
-            "temperatures": np.zeros(rows, np.float32) if temperatures is None
-            else temperatures.astype(np.float32),
-            "seeds": np.zeros(rows, np.int64) if seeds is None else seeds.astype(np.int64),
-        }  # fmt: skip
-        self._device.synchronize(self._stream)
-        for name, values in given.items():
-            self._device.upload(self.memory[name], np.ascontiguousarray(values).tobytes())
+    def begin(self, rows: StepRows, ways: DrawWays | None) -> Drawing | None:
+        """Queue a step of rows without chunks.
 
-    def capture(self) -> None:
-        """Record the step as a graph."""
-        self._graph = self._device.capture(self._stream, self.launch)
+        Its tokens are read from the step before where `rows.sources` says so. Without `ways`, or
+        with too many rows to draw at once, nothing is read.
+        """
+        num_rows = self.size_of(rows.count)
+        self._send(rows, ways, num_rows)
+        self._graph(num_rows).launch(self._stream)
+        if ways is None or num_rows > self._most_drawn:
+            return None
+        side, self._side = self._side, (self._side + 1) % _SIDES
+        to = self._pinned.address + self._read.strides[0] * side
+        self._device.copy(to, self._memory["drawn"], 4 * rows.count, self._stream)
+        self._events[side].record(self._stream)
+        return Drawing(side, rows.count)
 
-    def launch(self) -> None:
-        """Launch every kernel of a step."""
-        for launch in self.launches:
-            launch(self._stream)
+    def tokens(self, drawing: Drawing) -> np.ndarray:
+        """Wait for a step's tokens, -1 where logits are not finite, and for nothing after it."""
+        self._events[drawing.side].wait()
+        return self._read[drawing.side, : drawing.count].copy()
 
-    def run(self) -> None:
-        """Start a step, which ends later."""
-        if self._graph is None:
-            self.launch()
+    def _send(self, rows: StepRows, ways: DrawWays | None, num_rows: int) -> None:
+        staging, count = self.staging, rows.count
+        staging.wait()
+        staging.put("tokens", rows.tokens, num_rows)
+        sources = np.full(count, NO_ROW) if rows.sources is None else rows.sources
+        staging.put("sources", sources, num_rows, NO_ROW)
+        staging.put("positions", rows.positions, num_rows, NO_ROW)
+        staging.put("slots", rows.slots, num_rows, NO_ROW)
+        if ways is None:
+            staging.put("temperatures", np.zeros(0, np.int32), num_rows)
         else:
-            self._graph.launch(self._stream)
+            staging.put("temperatures", ways.temperatures.view(np.int32), num_rows)
+            staging.put("indices", ways.indices, num_rows)
+            staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
+        staging.put("tables", rows.single_tables)
+        staging.send(self._stream)
 
-    def history(self) -> np.ndarray:
-        """Return the last tokens that were drawn, [rows, history_length], after all steps ended."""
-        self._device.synchronize(self._stream)
-        raw = self._device.download(
-            self.memory["history"], 4 * self.num_sequences * self.history_length
-        )
-        return np.frombuffer(raw, np.int32).reshape(self.num_sequences, self.history_length)
+    def _graph(self, num_rows: int) -> Graph:
+        """Return the graph of a step of so many sequences, recorded at its first use."""
+        if num_rows not in self._graphs:
+            launches = self.launches(num_rows)
+
+            def launch() -> None:
+                for one in launches:
+                    one(self._stream)
+
+            self._graphs[num_rows] = self._device.capture(self._stream, launch)
+        return self._graphs[num_rows]
+
+    def launches(self, num_rows: int, layers: Iterable[int] | None = None) -> list[Bound]:
+        """Return a step's launches, of all layers or of these.
+
+        The list of pieces and the embedding come first, then nine for each layer, and the head and
+        the draw, three in all.
+        """
+        make, memory, staging = self._make, self._memory, self.staging
+        assert make is not None
+        found = [
+            make.list_pieces(
+                staging["positions"], staging["tables"], self._width, self._pieces, num_rows
+            ),
+            make.embed(
+                staging["tokens"], memory["hidden"], memory["normed"], num_rows,
+                drawn=(staging["sources"], memory["drawn"]),
+            ),
+        ]  # fmt: skip
+        for index in range(make.spec.num_layers) if layers is None else layers:
+            found += make.layer(
+                index, memory, num_rows, staging["positions"], staging["slots"],
+                lambda layer: attend_singles(
+                    make, memory, self._pieces, staging["positions"], layer, num_rows
+                ),
+            )  # fmt: skip
+        if num_rows > self._most_drawn:
+            return found
+        return [
+            *found,
+            make.product(
+                memory["normed"], make.weights.head, memory["logits"], num_rows, is_float=True
+            ),
+            *make.draw_rows(
+                memory["logits"],
+                (staging["temperatures"], staging["seeds"], staging["indices"]),
+                (memory["best_scores"], memory["best_tokens"]), memory["drawn"], num_rows,
+            ),
+        ]  # fmt: skip
 
     def close(self) -> None:
-        """Free the graph and the buffers."""
-        if self._graph is not None:
-            self._graph.close()
-        self.memory.close()
+        """Free graphs and what was allocated here."""
+        for graph in self._graphs.values():
+            graph.close()
+        for event in self._events:
+            event.close()
+        self._pinned.close()
+        self.staging.close()
+
+
+def attend_singles(
+    make: Launches, memory: StepMemory, pieces: PieceList, positions: int, layer: int, count: int
+) -> tuple[Bound, Bound]:
+    """Return the attention of the first `count` rows, each of which is the last of a sequence."""
+    return make.attend_pieces(
+        layer, memory["queries"], positions, pieces, (memory["totals"], memory["tops"]),
+        memory["attended"], count, 1,
+    )  # fmt: skip

@@ -12,10 +12,11 @@ _ALIGNMENT = 16
 
 
 class Staging:
-    """Arrays of fixed shapes in one pinned allocation, and the same on the card.
+    """Arrays of fixed shapes in pinned memory, twice, and once on the card.
 
     `staging[name]` is an array's address on the card. What is put is on the card when `send` was
-    called and the stream has come there.
+    called and the stream has come there. Each `wait` turns to the other pinned memory: the next
+    numbers are written while the last ones wait for the step before.
     """
 
     def __init__(self, device: Device, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -24,26 +25,21 @@ class Staging:
         ends = np.cumsum([-(-4 * int(np.prod(shape)) // _ALIGNMENT) for shape in shapes.values()])
         self.num_bytes = int(ends[-1]) * _ALIGNMENT
         self._on_card = device.allocate(self.num_bytes)
-        self._pinned = device.allocate_pinned(self.num_bytes)
-        raw = self._pinned.host_bytes().view(np.int32)
-        self._offsets: dict[str, int] = {}
-        self._arrays: dict[str, np.ndarray] = {}
-        start = 0
-        for (name, shape), end in zip(shapes.items(), ends.tolist(), strict=True):
-            self._offsets[name] = start
-            count = int(np.prod(shape))
-            self._arrays[name] = raw[start // 4 : start // 4 + count].reshape(shape)
-            start = end * _ALIGNMENT
-        self._is_sent = device.event()
+        starts = [0, *(ends[:-1] * _ALIGNMENT).tolist()]
+        self._offsets = dict(zip(shapes, starts, strict=True))
+        self._sides = [_Side(device, self.num_bytes, shapes, self._offsets) for _ in range(2)]
+        self._side = self._sides[0]
         self._first, self._end = self.num_bytes, 0
 
     def __getitem__(self, name: str) -> int:
         return self._on_card.address + self._offsets[name]
 
     def wait(self) -> None:
-        """Wait until the last copy has read the pinned memory; new values may be put then."""
-        if self._end:
-            self._is_sent.wait()
+        """Wait until the copy before the last has read its memory; new values may be put then."""
+        self._sides.reverse()
+        self._side = self._sides[0]
+        if self._side.is_sent:
+            self._side.sent.wait()
         self._first, self._end = self.num_bytes, 0
 
     def put(self, name: str, values: np.ndarray, padded: int = 0, padding: int = 0) -> None:
@@ -51,7 +47,7 @@ class Staging:
 
         Of an array `[rows, width]`, rows may be shorter; what is behind them keeps its values.
         """
-        array, count = self._arrays[name], len(values)
+        array, count = self._side.arrays[name], len(values)
         if array.ndim == 1:
             array[:count] = values
             array[count:padded] = padding
@@ -66,12 +62,31 @@ class Staging:
         if self._end > self._first:
             first, size = self._first, self._end - self._first
             self._device.copy(
-                self._on_card.address + first, self._pinned.address + first, size, stream
+                self._on_card.address + first, self._side.pinned.address + first, size, stream
             )
-        self._is_sent.record(stream)
+        self._side.sent.record(stream)
+        self._side.is_sent = True
 
     def close(self) -> None:
-        """Free both memories."""
-        self._is_sent.close()
+        """Free all memory."""
         self._on_card.close()
-        self._pinned.close()
+        for side in self._sides:
+            side.sent.close()
+            side.pinned.close()
+
+
+class _Side:
+    """Pinned memory with its arrays, and the event of the last copy from it."""
+
+    def __init__(
+        self, device: Device, num_bytes: int, shapes: Mapping[str, tuple[int, ...]],
+        offsets: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self.pinned = device.allocate_pinned(num_bytes)
+        raw = self.pinned.host_bytes().view(np.int32)
+        self.arrays: dict[str, np.ndarray] = {}
+        for name, shape in shapes.items():
+            start, count = offsets[name] // 4, int(np.prod(shape))
+            self.arrays[name] = raw[start : start + count].reshape(shape)
+        self.sent = device.event()
+        self.is_sent = False

@@ -38,7 +38,8 @@ class StepRows:
 
     `places[r]` is where row r of the batch lies; None: where it is in the batch. The first
     `num_singles` rows are sequences of one row each, with `single_tables` `[num_singles, blocks]`.
-    `chunks` None: there are no others.
+    `chunks` None: there are no others. Where `sources[r]` is not NO_ROW, row r's token is the one
+    that was drawn in that row of the step before; None: all are `tokens`.
     """
 
     tokens: np.ndarray
@@ -48,6 +49,7 @@ class StepRows:
     single_tables: np.ndarray
     places: np.ndarray | None = None
     chunks: Chunks | None = None
+    sources: np.ndarray | None = None
 
     @property
     def count(self) -> int:

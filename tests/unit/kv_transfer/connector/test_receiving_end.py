@@ -22,7 +22,7 @@ from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.transport import Parts
 from kv_transfer.wire import frames
 from kv_transfer.wire.frames import Frame
-from tests.unit.kv_transfer.receiving.test_kv_receiver import (
+from tests.support.kv.receiver_events import (
     BEGIN,
     LAYOUT,
     LIMITS,

@@ -13,7 +13,7 @@ from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.limits import BESIDE_WINDOWS, MAX_FRAMES_IN_FLIGHT
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import DamagedHeader
-from tests.unit.kv_transfer.receiving.test_kv_receiver import (
+from tests.support.kv.receiver_events import (
     BEGIN,
     COMMIT,
     LAYOUT,

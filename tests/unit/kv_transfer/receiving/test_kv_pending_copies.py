@@ -6,7 +6,7 @@ from kv_transfer.contract import Landed, LandingFailed, Released
 from kv_transfer.receiving.effects import ReceiverEffect, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.receiving.test_kv_receiver import (
+from tests.support.kv.receiver_events import (
     BEGIN,
     COMMIT,
     LAYOUT,

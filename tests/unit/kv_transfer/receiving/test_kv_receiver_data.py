@@ -12,7 +12,7 @@ from kv_transfer.receiving.effects import Dropped, DropReason, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.chunks import BlockSums
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.receiving.test_kv_receiver import (
+from tests.support.kv.receiver_events import (
     BEGIN,
     COMMIT,
     LAYOUT,

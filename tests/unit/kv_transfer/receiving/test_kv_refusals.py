@@ -10,7 +10,7 @@ from kv_transfer.contract import LandingFailed, Released
 from kv_transfer.receiving.effects import Dropped, DropReason, SendBack, Write
 from kv_transfer.shared.effects import Emit
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.receiving.test_kv_receiver import (
+from tests.support.kv.receiver_events import (
     P,
     data,
     events,

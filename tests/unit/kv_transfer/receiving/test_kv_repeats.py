@@ -23,7 +23,8 @@ from kv_transfer.shared.limits import (
 )
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import SEAL_BYTES, DamagedHeader, seal
-from tests.unit.kv_transfer.receiving.test_kv_receiver import (
+from tests.support.kv import sender_events as sending
+from tests.support.kv.receiver_events import (
     BEGIN,
     COMMIT,
     LAYOUT,
@@ -37,7 +38,6 @@ from tests.unit.kv_transfer.receiving.test_kv_receiver import (
     replies,
     ticket,
 )
-from tests.unit.kv_transfer.sending import test_kv_sender as sending
 
 LAYERS = dataclasses.replace(LAYOUT, num_layers=2)
 SUMS = bytes(range(32))

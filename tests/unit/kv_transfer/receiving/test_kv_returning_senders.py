@@ -12,7 +12,7 @@ from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.limits import MAX_WAIT_S
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import DamagedHeader
-from tests.unit.kv_transfer.receiving.test_kv_receiver import (
+from tests.support.kv.receiver_events import (
     BEGIN,
     LAYOUT,
     LIMITS,

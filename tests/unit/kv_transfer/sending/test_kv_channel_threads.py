@@ -22,7 +22,7 @@ from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.sending.test_kv_sender import (
+from tests.support.kv.sender_events import (
     LAYOUT,
     LIMITS,
     ME,

@@ -8,7 +8,7 @@ from common.errors import HandoffFailed
 from kv_transfer.sending.links import Links
 from kv_transfer.shared.limits import WINDOWS_PER_NODE
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.test_kv_windows import (
+from tests.support.kv.many_peers import (
     LIMITS,
     PAIR_BYTES,
     connected,

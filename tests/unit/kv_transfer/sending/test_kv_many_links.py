@@ -14,7 +14,7 @@ from kv_transfer.shared.deadlines import MANY_OUTDATED, Deadlines
 from kv_transfer.shared.limits import WINDOWS_PER_NODE
 from kv_transfer.wire import frames
 from tests.support.clocks.lines_run import lines_run
-from tests.unit.kv_transfer.test_kv_windows import (
+from tests.support.kv.many_peers import (
     LIMITS,
     PAIR_BYTES,
     connected,

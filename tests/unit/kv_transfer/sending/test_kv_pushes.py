@@ -14,7 +14,7 @@ from kv_transfer.sending.machine import Sender
 from kv_transfer.sending.transfer import Transfer
 from kv_transfer.shared.limits import MAX_BLOCKS_PER_PART, Limits
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.sending.test_kv_sender import (
+from tests.support.kv.sender_events import (
     DECODE,
     LAYOUT,
     ME,

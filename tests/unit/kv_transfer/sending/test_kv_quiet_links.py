@@ -11,7 +11,7 @@ from kv_transfer.sending.effects import Disconnect, SendToPeer
 from kv_transfer.sending.machine import Sender
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.sending.test_kv_sender import (
+from tests.support.kv.sender_events import (
     LAYOUT,
     LIMITS,
     ME,

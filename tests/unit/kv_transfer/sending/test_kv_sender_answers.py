@@ -11,7 +11,7 @@ from kv_transfer.contract import TransferEnded
 from kv_transfer.sending.effects import SendToPeer
 from kv_transfer.sending.machine import Sender
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.sending.test_kv_sender import (
+from tests.support.kv.sender_events import (
     DECODE,
     LAYOUT,
     LIMITS,

@@ -7,7 +7,7 @@ import pytest
 from kv_transfer.contract import Commit, TransferEnded
 from kv_transfer.sending.effects import SendToPeer
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.sending.test_kv_sender import (
+from tests.support.kv.sender_events import (
     PEER,
     ends,
     one_sided,

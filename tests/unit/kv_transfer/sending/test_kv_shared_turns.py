@@ -12,7 +12,7 @@ from kv_transfer.sending.effects import SenderEffect
 from kv_transfer.sending.machine import Sender
 from kv_transfer.shared.limits import Limits
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.test_kv_windows import (
+from tests.support.kv.many_peers import (
     NUM_BLOCKS,
     PAIR_BYTES,
     connected,

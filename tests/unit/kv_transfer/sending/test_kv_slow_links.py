@@ -28,7 +28,7 @@ from kv_transfer.sending.machine import Sender
 from kv_transfer.sending.transfer_errors import TransferSlow
 from kv_transfer.shared.effects import Emit
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.test_kv_windows import (
+from tests.support.kv.many_peers import (
     LAYOUT,
     LIMITS,
     ME,

@@ -9,7 +9,7 @@ from kv_transfer.sending.machine import Sender
 from kv_transfer.sending.transfer import Source, Transfer
 from kv_transfer.sending.turns import Turns
 from kv_transfer.wire import frames
-from tests.unit.kv_transfer.sending.test_kv_sender import (
+from tests.support.kv.sender_events import (
     LAYOUT,
     LIMITS,
     ME,

@@ -20,7 +20,7 @@ from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import MAX_REMEMBERED_PEERS
 from kv_transfer.wire import frames
 from tests.support.clocks.lines_run import lines_run
-from tests.unit.kv_transfer.sending.test_kv_sender import (
+from tests.support.kv.sender_events import (
     LAYOUT,
     LIMITS,
     ME,

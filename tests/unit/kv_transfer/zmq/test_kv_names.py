@@ -110,6 +110,8 @@ def test_a_name_that_is_unknown(names: Names) -> None:
     names.may_answer.set()
     (error,) = names.take(1).values()
     assert isinstance(error, OSError)
+    assert str(error) == "unknown"
+    assert names.asked == ["nowhere.example"]
 
 
 def test_a_lookup_that_fails_in_an_unknown_way_keeps_no_place(

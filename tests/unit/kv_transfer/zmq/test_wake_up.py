@@ -82,7 +82,15 @@ def test_a_call_in_the_moment_before_a_wait_is_not_missed() -> None:
 
 
 def test_nothing_is_written_after_close() -> None:
+    """The number of the closed file may be that of another one by then."""
     wake_up = WakeUp()
+    number = wake_up.fileno()
     wake_up.before_wait(5.0)
     wake_up.close()
-    wake_up.wake()  # The file would not be there any more: an `OSError`.
+    other = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        assert other == number
+        wake_up.wake()
+        assert not is_ready(wake_up)
+    finally:
+        os.close(other)

@@ -76,24 +76,35 @@ def test_a_closed_inbox_refuses_requests_and_no_longer_waits() -> None:
     assert inbox.is_closed
     with pytest.raises(Draining, match="stopping"):
         inbox.put(submit())
-    inbox.wait(None)
+    assert has_ended(waiting(inbox, None))
+
+
+def waiting(inbox: Inbox, timeout_s: float | None) -> threading.Thread:
+    """Return a thread that waits; it does not outlive the test run."""
+    thread = threading.Thread(target=inbox.wait, args=(timeout_s,), daemon=True)
+    thread.start()
+    return thread
+
+
+def has_ended(thread: threading.Thread) -> bool:
+    thread.join(10)
+    return not thread.is_alive()
 
 
 def test_waiting_ends_at_once_when_something_is_there_or_no_time_is_left() -> None:
     inbox = Inbox(max_requests=5)
-    inbox.wait(0.0)
+    assert has_ended(waiting(inbox, 0.0))
     inbox.put(submit())
-    inbox.wait(None)
+    assert has_ended(waiting(inbox, None))
+    assert len(inbox.take_all()) == 1, "waiting takes nothing"
 
 
 @pytest.mark.parametrize("wake", ["put", "close"])
 def test_a_waiting_thread_is_woken(wake: str) -> None:
     inbox = Inbox(max_requests=5)
-    thread = threading.Thread(target=inbox.wait, args=(None,))
-    thread.start()
+    thread = waiting(inbox, None)
     if wake == "put":
         inbox.put(RouterGone(ROUTER))
     else:
         inbox.close()
-    thread.join(10)
-    assert not thread.is_alive()
+    assert has_ended(thread)

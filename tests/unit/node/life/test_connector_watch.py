@@ -24,3 +24,7 @@ def test_each_turn_starts_the_time_anew() -> None:
         for _ in range(NUM_LOOKS):
             watch.look(turn)
         assert not watch.is_hung
+    watch.look(turn)
+    assert not watch.is_hung
+    watch.look(turn)
+    assert watch.is_hung, "the last turn has its own whole limit"

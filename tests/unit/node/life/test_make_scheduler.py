@@ -129,3 +129,14 @@ def test_steps_are_planned_ahead_where_they_run_on_a_device(
     for needs_staging, wanted in ((True, on_a_device), (False, on_a_cpu)):
         model.needs_staging = needs_staging
         assert plans_ahead(given, model) is wanted
+
+
+@pytest.mark.parametrize("goes_on", ["", "early"])
+@pytest.mark.parametrize("chosen", ["auto", "on", "off"])
+def test_steps_begin_early_where_the_runner_can_and_steps_are_planned_ahead(
+    chosen: str, goes_on: str
+) -> None:
+    model = HashRunner(num_blocks=10, block_size=8)
+    model.goes_on = goes_on
+    scheduler = make_scheduler(config(Role.DECODE, async_scheduling=chosen), model)
+    assert (scheduler._after is not None) is (goes_on != "" and chosen != "off")

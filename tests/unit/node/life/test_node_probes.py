@@ -13,7 +13,7 @@ from node.life import engine_node
 from pdserve.local_cluster.free_ports import free_loopback_port
 from protos import pdserve_node_pb2 as pb
 from tests.support.http.http_server import eventually
-from tests.unit.node.control.test_node_drain import World, ends, rest_of
+from tests.support.nodes.drained_node import World, ends, rest_of
 
 
 async def probe(port: int, path: str) -> tuple[int, Any]:

@@ -12,7 +12,7 @@ from engine.core.runner_contract import ScheduledSequence
 from node.flow.node_flow import NodeFlow
 from node.life.step_thread import StepThread
 from tests.support.clocks.manual_clock import ManualClock
-from tests.unit.engine.test_step_loop import ScriptedFlow, ScriptedInbox, ScriptedRunner
+from tests.support.engine.scripted_loop import ScriptedFlow, ScriptedInbox, ScriptedRunner
 
 WAIT_S = 20.0
 

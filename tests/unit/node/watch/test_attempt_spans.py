@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from common.ids import Incarnation
-from engine.core.sequences.sequence import Sequence
 from kv_transfer.transfer_timing import TransferTiming
 from node.flow.attempt_table import HANDED_OFF, NodeAttempt
 from node.watch.attempt_spans import record_attempt
-from tests.support.engine.build import make_request
 from tests.support.observing.recorded_tracing import RecordedTracing
+from tests.unit.node.watch.attempts import PARENT, attempt_with
 
-PARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 TIMING = TransferTiming(
     lease_token=9,
     lane="shm",
@@ -27,22 +23,6 @@ TIMING = TransferTiming(
     committed_at_s=14.0,
     ended_at_s=14.5,
 )
-
-
-def attempt_with(
-    *,
-    is_exported: bool = False,
-    has_remote_kv: bool = False,
-    output_token_ids: tuple[int, ...] = (),
-    **fields: Any,
-) -> NodeAttempt:
-    request = make_request(20, max_tokens=9, output_token_ids=output_token_ids)
-    request = replace(request, traceparent=PARENT)
-    sequence = Sequence(1, request, is_exported=is_exported, has_remote_kv=has_remote_kv)
-    attempt = NodeAttempt(request.id, Incarnation("router", 1), sequence, 99.0, received_at_s=10.0)
-    for name, value in fields.items():
-        setattr(attempt, name, value)
-    return attempt
 
 
 def spans_of(attempt: NodeAttempt, ended_at_s: float = 20.0) -> RecordedTracing:

@@ -11,7 +11,7 @@ from common.observing.tracing import NO_TRACING
 from node.flow.attempt_table import AttemptTable
 from node.watch.attempt_watch import AttemptWatch
 from tests.support.clocks.manual_clock import ManualClock
-from tests.unit.node.watch.test_attempt_spans import attempt_with
+from tests.unit.node.watch.attempts import attempt_with
 
 LOGGER = "pdserve.node.attempts"
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigError
 from common.nodes import Role
@@ -26,6 +25,7 @@ from node.watch.metrics import NodeCollector
 from tests.support.engine.build import make_request
 from tests.support.engine.hash_runner import expected_tokens
 from tests.support.nodes.running_node import WAIT_S, node_config, running_node
+from tests.unit.node.watch.samples import samples
 
 STATISTICS = NodeStatistics(
     num_transfers=40,
@@ -133,16 +133,6 @@ SHOWN = {
     'pdserve_speculative_steps_total{method="suffix"}': 8,
     'pdserve_acceptance_length_tokens{method="suffix"}': 2.5,
 }
-
-
-def samples(text: str) -> dict[str, float]:
-    """Every sample by its name and labels, as the text format writes them."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
-            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
-    return found
 
 
 async def scraped(address: str, path: str = "/metrics") -> httpx.Response:

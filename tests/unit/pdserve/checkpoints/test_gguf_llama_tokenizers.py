@@ -9,24 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from common.errors import CheckpointError
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
 from pdserve.checkpoints.gguf_sentencepiece import merges_of_scores
+from tests.unit.pdserve.checkpoints.llama_tokenizers import (
+    LETTERS,
+    PIECES,
+    llama_3,
+    sentencepiece,
+)
 
 WriteGguf = Callable[..., Path]
 
-BYTE_LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
-# "Ġ" is a space, "Ċ" a line end. No merge leads to these words.
-LLAMA_3_WORDS = ["I", "'LL", "Ġpay", "Ġ", "123", "45", "ĊĊ", "(x", "ĠĠ", "!?Ċ", "Ġ--"]
 
-SPECIAL = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|user|>": 4}
-BYTES = [f"<0x{value:02X}>" for value in range(256)]
-# Best first, as SentencePiece numbers them: letters come last.
-PIECES = ["▁t", "he", "▁a", "ab", "▁the", "bab", "abab", "▁ab", "▁▁", "▁1", "12", "éa"]
 PIECES += ["<0", "x6", "<0x6", "1>"]
-LETTERS = [*"▁theab12é<0x6>"]
 
 
 def tokenizer_of(write_gguf: WriteGguf, folder: Path, metadata: dict[str, Any]) -> Tokenizer:
@@ -36,35 +34,6 @@ def tokenizer_of(write_gguf: WriteGguf, folder: Path, metadata: dict[str, Any]) 
     make_gguf_folder(path, folder)
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return tokenizer
-
-
-def llama_3(**changes: Any) -> dict[str, Any]:
-    tokens = ["<|begin|>", *dict.fromkeys([*BYTE_LETTERS, *LLAMA_3_WORDS]), "th", "the"]
-    return {
-        "tokenizer.ggml.pre": "llama-bpe",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3] + [1] * (len(tokens) - 1),
-        "tokenizer.ggml.merges": ["t h", "th e"],
-        **{f"tokenizer.ggml.{key}": value for key, value in changes.items()},
-    }
-
-
-def sentencepiece(**changes: Any) -> dict[str, Any]:
-    types = {**SPECIAL, **dict.fromkeys(BYTES, 6), **dict.fromkeys([*PIECES, *LETTERS], 1)}
-    num_marked = len(SPECIAL) + len(BYTES)
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": list(types),
-        "tokenizer.ggml.token_type": list(types.values()),
-        "tokenizer.ggml.scores": [0.0] * num_marked
-        + [-float(i) for i in range(len(PIECES) + len(LETTERS))],
-        "tokenizer.ggml.merges": None,
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        **{f"tokenizer.ggml.{key}": value for key, value in changes.items()},
-    }
 
 
 def best_score_first(text: str) -> list[str]:

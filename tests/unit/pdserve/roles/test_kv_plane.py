@@ -13,7 +13,7 @@ from typing import NoReturn, cast
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
+from common.errors import ConfigError, HandoffFailed
 from common.ids import AttemptId, Incarnation
 from common.kv.kv_layout import KVLayout
 from common.nodes import Role
@@ -27,6 +27,7 @@ from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 from node.life.node_parts import LoadedModel
 from pdserve.roles import kv_plane
 from pdserve.roles.kv_plane import KVPlane
+from tests.support.kv.fake_card import FakeCard
 from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
 
 WANTED = 1 << 20
@@ -132,21 +133,43 @@ LAYOUT = KVLayout(
 
 
 class Node:
-    """A node's end of the KV plane at `--kv-transport auto`, with a pool and no model."""
+    """A node's end of the KV plane, with a pool and no model; with `has_card` it is on a card."""
 
-    def __init__(self, role: Role, server: ServerConfig | None = None) -> None:
+    def __init__(
+        self,
+        role: Role,
+        server: ServerConfig | None = None,
+        *,
+        transport: str = "auto",
+        has_card: bool = False,
+        error: HandoffFailed | None = None,
+    ) -> None:
         self.events: queue.Queue[ConnectorEvent] = queue.Queue()
         self.incarnation = Incarnation(role.value, 1)
-        plane = KVPlane(replace(config(role, "auto"), server=server or ServerConfig()))
+        plane = KVPlane(replace(config(role, transport), server=server or ServerConfig()))
         memory = plane.host_memory(8 * LAYOUT.block_bytes, True)
         if memory is None:
             memory = np.zeros(8 * LAYOUT.block_bytes, np.uint8)
         self.pool = memory.reshape(LAYOUT.num_layers, 2, 8, LAYOUT.piece_bytes)
-        model = cast(LoadedModel, SimpleNamespace(kv_bytes=self.pool, layout=LAYOUT))
-        self.connector = cast(ZmqConnector, plane.connect(model, self.incarnation, self.events.put))
+        self.exit = contextlib.ExitStack()
+        card, mirror = None, self.pool
+        if has_card:
+            card = FakeCard(LAYOUT, 8, mirror)
+            card.fails = error
+            self.exit.callback(card.close)
+            self.pool = card.content.reshape(mirror.shape)
+        runner = SimpleNamespace(kv_bytes=mirror, layout=LAYOUT, card_pool=card)
+        model = cast(LoadedModel, runner)
+        with self.exit.pop_all() as at_error:
+            made = plane.connect(model, self.incarnation, self.events.put)
+            self.exit = at_error.pop_all()
+        if card is not None:
+            card.fails = None
+        self.connector = cast(ZmqConnector, made)
+        self.exit.callback(self.connector.close)
 
     def close(self) -> None:
-        self.connector.close()
+        self.exit.close()
 
 
 def lane_taken(prefill: Node, decode: Node) -> str:
@@ -210,6 +233,43 @@ def test_auto_takes_the_fastest_lane_that_the_pair_has(
         role = Role.DECODE
         with contextlib.closing(Node(role)) as decode:
             assert lane_taken(prefill, decode) == lane
+
+
+NO_SHARING = HandoffFailed("this card's memory cannot be shared")
+
+
+@pytest.mark.parametrize(
+    ("cards", "lane"),
+    [("both", "ipc"), ("one that shares nothing", "shm"), ("none", "shm")],
+)
+def test_nodes_on_cards_take_the_lane_between_cards(cards: str, lane: str) -> None:
+    """Where that one is impossible, KV gets to the card through the mirrors."""
+    error = NO_SHARING if cards == "one that shares nothing" else None
+    with (
+        contextlib.closing(Node(Role.PREFILL, has_card=cards != "none", error=error)) as prefill,
+        contextlib.closing(Node(Role.DECODE, has_card=cards != "none")) as decode,
+    ):
+        assert lane_taken(prefill, decode) == lane
+
+
+def test_a_lane_between_cards_that_was_asked_for() -> None:
+    with (
+        contextlib.closing(Node(Role.PREFILL, transport="ipc", has_card=True)) as prefill,
+        contextlib.closing(Node(Role.DECODE, transport="ipc", has_card=True)) as decode,
+    ):
+        assert lane_taken(prefill, decode) == "ipc"
+        assert list(prefill.connector.statistics().measured.lanes) == ["ipc"]
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_a_lane_between_cards_that_was_asked_for_without_a_card(role: Role) -> None:
+    with pytest.raises(ConfigError, match="kv_transport is ipc, but the KV cache is not on a GPU"):
+        Node(role, transport="ipc")
+
+
+def test_a_lane_between_cards_that_was_asked_for_and_cannot_share() -> None:
+    with pytest.raises(ConfigError, match="kv_transport is ipc, but this card's memory"):
+        Node(Role.PREFILL, transport="ipc", has_card=True, error=NO_SHARING)
 
 
 def test_the_kv_port_has_a_network_of_its_own() -> None:

@@ -22,6 +22,7 @@ from router.access.api_keys import add_api_key
 from router.cluster.drain import DrainingNode
 from router.http.routes import Access, RouteTable, open_to
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.examples import everyday
 from tests.support.http.http_edge import Edge, declared_routes, make_edge
 from tests.support.http.http_server import served
 from tests.support.http.other_paths import WAYS
@@ -168,15 +169,15 @@ async def asking_a_socket(world: World) -> AsyncIterator[Ask]:
         yield ask
 
 
-async def check_all(world: World, caller: str, ask: Ask) -> None:
-    """Every route by this caller, as it is and in every other way."""
+async def check_all(world: World, caller: str, ask: Ask, one_in: int = 1) -> None:
+    """Every route by this caller, as it is and in every other way, or in one way of so many."""
     num = 0
-    for method, path in routes(world.edge):
+    for number, (method, path) in enumerate(routes(world.edge)):
         body, before = body_of(method, path), world.done
         plain = await ask(world, caller, method, path, body)
         is_done = plain < 300
         assert is_done or world.done == before, (method, path)
-        for name, way in WAYS.items():
+        for name, way in list(WAYS.items())[number % one_in :: one_in]:
             target, before = way(path), world.done
             status = await ask(world, caller, method, target, body)
             where = f"{caller}: {method} {target} ({name}): {status}, and {plain} as it is"
@@ -190,7 +191,7 @@ async def check_all(world: World, caller: str, ask: Ask) -> None:
             if (other, path) not in routes(world.edge):
                 assert status in REFUSED, where
                 assert world.done == before, where
-    assert num > 1000
+    assert num * one_in > 1000
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -203,7 +204,7 @@ async def test_every_route_in_the_application(world: World, caller: str) -> None
 @pytest.mark.parametrize("caller", CALLERS)
 async def test_every_route_through_a_socket(world: World, caller: str) -> None:
     async with asking_a_socket(world) as ask:
-        await check_all(world, caller, ask)
+        await check_all(world, caller, ask, one_in=everyday(6, of=1))
     assert bool(world.drained) == (caller == "admin")
     assert bool(world.edge.generator.calls) == (caller == "admin")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded
 from common.request import TokenLogprobs
 from router.api.answers.shapes import ChatAnswer, ChatEvent, CompletionAnswer, CompletionEvent
 from router.core.generation import TokenChunk
-from router.http.described import ERRORS, ErrorAnswer, inlined, schema_of
+from router.http.described import ERRORS, ErrorAnswer, schema_of
+from tests.support.http.described import check, described_paths
 from tests.support.http.http_edge import Edge, events, fails, make_edge, plays, says, tiny_model
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
@@ -30,30 +30,6 @@ WISHES: list[dict[str, Any]] = [
     {"stop": "wor"},
     {"usage": True},
 ]
-
-
-def closed(schema: Any) -> Any:
-    """The schema without room for properties that it does not name."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    parts = {key: closed(part) for key, part in schema.items()}
-    if "properties" in parts:
-        parts["additionalProperties"] = False
-    return parts
-
-
-async def described_paths(edge: Edge) -> dict[str, Any]:
-    """The paths of `/openapi.json`, with the schemas in their places."""
-    async with edge.client() as client:
-        described = (await client.get("/openapi.json")).json()
-    paths: dict[str, Any] = inlined(described["paths"], described["components"]["schemas"])
-    return paths
-
-
-def check(answer: Any, schema: Any) -> None:
-    Draft202012Validator(closed(schema)).validate(answer)
 
 
 def with_logprobs() -> Edge:

@@ -15,30 +15,13 @@ from tests.support.http.http_edge import (
     CONTEXT,
     EOS,
     Call,
-    Edge,
     chunks,
     make_edge,
     plays,
     says,
-    tiny_model,
     write_model_folder,
 )
-
-MODEL = tiny_model()
-CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
-CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
-
-
-def encode(text: str, *, special: bool = False) -> tuple[int, ...]:
-    return MODEL.encode(text, add_special_tokens=special, param="text")
-
-
-async def post(edge: Edge, path: str, body: dict[str, Any]) -> Any:
-    async with edge.client() as client:
-        response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+from tests.unit.router.api.posted import CHAT, CHAT_PATH, MODEL, TEXT, TEXT_PATH, encode, post
 
 
 async def call_of(path: str, body: dict[str, Any]) -> Call:
@@ -184,20 +167,27 @@ async def test_the_models_own_defaults_apply(tmp_path: Any) -> None:
     assert (second.temperature, second.top_k) == (1.5, 0)
 
 
-async def test_harmless_fields_are_accepted() -> None:
-    extra = {
-        "user": "u",
-        "metadata": {"a": "b"},
-        "store": False,
-        "service_tier": "auto",
-        "response_format": {"type": "text"},
-        "tools": [],
-        "tool_choice": "auto",
-        "logit_bias": {},
-        "parallel_tool_calls": True,
-        "stop": None,
-    }
-    await call_of(CHAT_PATH, CHAT | extra)
+HARMLESS: dict[str, Any] = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "auto",
+    "logit_bias": {},
+    "parallel_tool_calls": True,
+    "stop": None,
+}
+
+
+@pytest.mark.parametrize("field", [*HARMLESS, "all of them"])
+async def test_a_harmless_field_changes_nothing(field: str) -> None:
+    extra = {field: HARMLESS[field]} if field in HARMLESS else HARMLESS
+    asked = CHAT | {"seed": 7}
+    plain, call = await call_of(CHAT_PATH, asked), await call_of(CHAT_PATH, asked | extra)
+    assert call.sampling == plain.sampling
+    assert call.prompt_token_ids == plain.prompt_token_ids
 
 
 async def test_choices_have_seeds_of_their_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 from common.request import FinishReason
 from tests.support.http.http_edge import CONTEXT, Call, make_edge, says, tiny_model
 from tests.support.http.tool_models import hermes_model
-from tests.unit.router.api.test_generation_endpoints import (
+from tests.unit.router.api.posted import (
     CHAT,
     CHAT_PATH,
     TEXT,

@@ -4,27 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from common.nodes import NodeRecord, Role
+from common.nodes import Role
 from router.cluster.layout_mismatches import MAX_WARNINGS, unpaired_prefill_nodes
-
-
-def record(
-    name: str, role: Role, fingerprint: str = "f", *, kv: str = "30 layers, without mtp"
-) -> NodeRecord:
-    return NodeRecord(
-        node_id=name,
-        epoch=1,
-        role=role,
-        control_address="127.0.0.1:1",
-        model="m",
-        fingerprint=fingerprint,
-        block_size=4,
-        num_blocks=100,
-        max_num_seqs=10,
-        max_model_len=1000,
-        kv_description=kv,
-    )
-
+from tests.unit.router.cluster.node_records import record
 
 DECODE = record("d0", Role.DECODE)
 

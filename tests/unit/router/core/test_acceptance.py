@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import Overloaded
 from router.core.effects import Accepted, SendAbort
-from tests.unit.router.core.test_request_flow import (
+from tests.unit.router.core.flow_events import (
     D0,
     D1,
     FIRST,

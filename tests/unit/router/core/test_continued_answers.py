@@ -11,7 +11,7 @@ from router.core.candidates import MAX_FAILURES, WAIT_S
 from router.core.effects import Choose, Finish, LegClosed, SendPrefill, SendReserve, Wait
 from router.core.generation import TokenChunk
 from router.core.request_flow import DecodeGrant, RequestFlow
-from tests.unit.router.core.test_request_flow import (
+from tests.unit.router.core.flow_events import (
     D0,
     D1,
     FIRST,

@@ -11,7 +11,7 @@ from router.core.attempt import State
 from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
-from tests.unit.router.core.test_request_flow import (
+from tests.unit.router.core.flow_events import (
     D0,
     D1,
     FIRST,
@@ -23,8 +23,8 @@ from tests.unit.router.core.test_request_flow import (
     prefilling,
     reserving,
     running,
+    suspected,
 )
-from tests.unit.router.core.test_second_attempts import suspected
 
 
 def test_tokens_of_a_running_answer_are_taken_in_order() -> None:

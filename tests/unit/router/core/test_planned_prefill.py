@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import Overloaded
 from router.core.effects import LegClosed, SendPrefill, SendReserve
-from tests.unit.router.core.test_request_flow import (
+from tests.unit.router.core.flow_events import (
     D0,
     FIRST,
     LOCAL,

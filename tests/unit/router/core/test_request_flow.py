@@ -25,8 +25,6 @@ from router.core.attempt import State
 from router.core.effects import (
     Accepted,
     Choose,
-    Effect,
-    Fail,
     Finish,
     LegClosed,
     PlaceRecord,
@@ -36,79 +34,25 @@ from router.core.effects import (
     Unplace,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import DecodeGrant, RequestFlow
-
-P0, P1 = Incarnation("p0", 1), Incarnation("p1", 1)
-D0, D1 = Incarnation("d0", 1), Incarnation("d1", 1)
-FIRST, SECOND = (AttemptId("req", number) for number in (1, 2))
-TICKET = DecodeGrant("ticket", 64)
-LOCAL = DecodeGrant(None, 32)
-
-
-def new_flow(max_tokens: int = 8, logprobs: int | None = None) -> RequestFlow:
-    sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
-    flow = RequestFlow("req", (1, 2, 3), sampling, deadline_at_s=60.0)
-    assert flow.start() == [Choose(None, frozenset())]
-    return flow
-
-
-def reserving(prefill: Incarnation | None = P0) -> RequestFlow:
-    flow = new_flow()
-    (reserve,) = flow.on_choice(D0, prefill, "why", 10.0)
-    assert isinstance(reserve, SendReserve)
-    assert (reserve.node, reserve.must_prefill_locally) == (D0, prefill is None)
-    return flow
-
-
-def prefilling() -> RequestFlow:
-    flow = reserving()
-    flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
-    assert flow.state is State.PREFILLING
-    return flow
-
-
-def running(*, first_token: bool = True) -> RequestFlow:
-    flow = prefilling()
-    if first_token:
-        flow.on_output(P0, output(FIRST, 0, 10))
-    flow.on_output(D0, output(FIRST, 1, is_started=True))
-    assert flow.state is State.RUNNING
-    return flow
-
-
-def output(
-    attempt: AttemptId,
-    first: int,
-    *token_ids: int,
-    finish: FinishReason | None = None,
-    is_started: bool = False,
-    error: PdserveError | None = None,
-    **counts: int,
-) -> RequestOutput:
-    return RequestOutput(
-        id=attempt,
-        first_index=first,
-        token_ids=token_ids,
-        finish_reason=FinishReason.ERROR if error else finish,
-        is_started=is_started,
-        error_code=error.code if error else "",
-        error_message=str(error or ""),
-        **counts,  # type: ignore[arg-type]
-    )
-
-
-def emitted(effects: list[Effect]) -> list[int]:
-    chunks = [effect for effect in effects if isinstance(effect, TokenChunk)]
-    return [token_id for chunk in chunks for token_id in chunk.token_ids]
-
-
-def failure(effects: list[Effect]) -> PdserveError:
-    (fail,) = [effect for effect in effects if isinstance(effect, Fail)]
-    return fail.error
-
-
-def aborts(effects: list[Effect]) -> set[tuple[Incarnation, AttemptId]]:
-    return {(e.node, e.attempt) for e in effects if isinstance(e, SendAbort)}
+from router.core.request_flow import RequestFlow
+from tests.unit.router.core.flow_events import (
+    D0,
+    D1,
+    FIRST,
+    LOCAL,
+    P0,
+    P1,
+    SECOND,
+    TICKET,
+    aborts,
+    emitted,
+    failure,
+    new_flow,
+    output,
+    prefilling,
+    reserving,
+    running,
+)
 
 
 @pytest.mark.covers("F84")

@@ -24,8 +24,7 @@ from router.core.effects import (
     SendReserve,
     Unplace,
 )
-from router.core.request_flow import RequestFlow
-from tests.unit.router.core.test_request_flow import (
+from tests.unit.router.core.flow_events import (
     D0,
     D1,
     FIRST,
@@ -41,22 +40,11 @@ from tests.unit.router.core.test_request_flow import (
     prefilling,
     reserving,
     running,
+    suspected,
 )
 
 D2 = Incarnation("d2", 1)
 THIRD = AttemptId("req", 3)
-
-
-def suspected() -> RequestFlow:
-    """Token 0 is emitted; d0 runs and is silent; d1 computes the same answer."""
-    flow = running()
-    assert flow.on_node_suspected(D0) == [Choose(None, frozenset({D0}))]
-    (reserve,) = flow.on_choice(D1, None, "another node", 10.0)
-    assert isinstance(reserve, SendReserve)
-    assert (reserve.node, reserve.request.id) == (D1, SECOND)
-    assert reserve.request.output_token_ids == (10,)
-    flow.on_reserve_reply(D1, SECOND, LOCAL, 10.0)
-    return flow
 
 
 def test_the_second_attempt_wins_where_it_sends_the_next_token_first() -> None:

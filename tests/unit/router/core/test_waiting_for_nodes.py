@@ -25,7 +25,7 @@ from router.core.candidates import (
 )
 from router.core.effects import Choose, Effect, SendReserve, Wait
 from router.core.request_flow import RequestFlow
-from tests.unit.router.core.test_request_flow import (
+from tests.unit.router.core.flow_events import (
     D0,
     D1,
     FIRST,

@@ -12,7 +12,7 @@ from router.core.policies.query import NodeView
 from router.dispatch.pair_placer import PairPlacer
 from router.watch.router_metrics import RouterMetrics
 from tests.support.clocks.manual_clock import ManualClock
-from tests.unit.router.core.test_placement import names, node, prefill, query
+from tests.support.nodes.node_views import names, node, prefill, query
 
 NO_CHOICE_YET = Choose(None, frozenset())
 

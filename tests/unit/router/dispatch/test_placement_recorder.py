@@ -13,6 +13,8 @@ from common.ids import AttemptId, Incarnation
 from placement.store import Placement, PlacementUnavailable
 from router.dispatch import placement_recorder
 from router.dispatch.placement_recorder import (
+    BATCH,
+    GATHER_S,
     MAX_PENDING,
     RENEWALS_PER_TTL,
     TTL_S,
@@ -20,6 +22,7 @@ from router.dispatch.placement_recorder import (
 )
 from router.watch.router_metrics import RouterMetrics
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.clocks.stopped_time import StoppedTime
 from tests.support.http.http_server import eventually
 from tests.support.stores.memory_store import MemoryStore
 
@@ -159,6 +162,39 @@ async def test_only_the_latest_word_of_an_attempt_is_written() -> None:
         await setup.recorder.wait_idle()
         assert setup.store.calls == ["place req-0/1"]
         assert (await setup.store.placements())[0].reason == "second"
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_changes_that_come_while_others_are_written_wait_for_more() -> None:
+    """Else a busy router calls the store again after each call, for attempts that soon end."""
+    time = StoppedTime()
+    async with running() as setup:
+        setup.recorder.place_nowait(placement(0))
+        await turns()
+        time.advance(GATHER_S)
+        await eventually(lambda: setup.store.calls == ["place req-0/1"])
+        setup.recorder.place_nowait(placement(1))
+        setup.recorder.place_nowait(placement(2))
+        setup.store.gate.set()
+        await turns()
+        setup.recorder.unplace_nowait(placement(1).attempt)
+        assert setup.store.calls == ["place req-0/1"]
+        time.advance(GATHER_S)
+        await setup.recorder.wait_idle()
+        assert setup.store.calls == ["place req-0/1", "place req-2/1"]
+
+
+async def test_all_that_waited_is_written_however_many_calls_that_takes() -> None:
+    async with running() as setup:
+        setup.store.gate.set()
+        for index in range(2 * BATCH + 1):
+            setup.recorder.place_nowait(placement(index))
+        await setup.recorder.wait_idle()
+        assert len(await setup.store.placements()) == 2 * BATCH + 1
 
 
 async def test_a_store_that_is_away_is_counted_and_forgotten() -> None:

@@ -23,9 +23,9 @@ from router.live.shapes import HistoryEvent, SnapshotEvent
 from router.text.text_model import TextModel
 from router.watch.recent_placements import RecentPlacements
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.described import check, described_paths
 from tests.support.http.http_edge import Edge, FakeCluster, make_edge
 from tests.support.observing.live_readings import node, placed, reading
-from tests.unit.router.api.test_described_answers import check, described_paths
 
 PROBES = {"/health", "/ready"}
 DRAIN = "/v1/cluster/drain"

@@ -45,10 +45,15 @@ async def test_a_client_that_leaves_as_the_work_ends_cancels_nothing_behind_it()
         await asyncio.sleep(0)  # the client is waited for before this work waits
         asyncio.get_running_loop().call_soon(client.leaves.set)
         await client.leaves.wait()
+        has_ended.append(True)
 
+    has_ended: list[bool] = []
     await while_client_waits(client.receive, work())
     for _ in range(3):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a late cancellation would be raised here
+    this = asyncio.current_task()
+    assert this is not None
+    assert (has_ended, this.cancelling()) == ([True], 0)
 
 
 async def test_a_cancelled_task_is_not_taken_for_a_client_that_left() -> None:

@@ -8,6 +8,7 @@ from engine.core.planner_contract import Admission, AheadRule, Chunk, StepPlan, 
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from tests.support.engine.build import STRICT, Engine, check_idle, make_request, status_of
+from tests.support.engine.choices import MODES
 from tests.support.engine.hash_runner import expected_tokens
 
 
@@ -227,7 +228,7 @@ def test_proposals_to_a_prompt_that_leaves_prevent_nothing() -> None:
 
 
 @pytest.mark.covers("S60")
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_preemption_prevents_it(mode: str) -> None:
     engine = Engine(
         num_blocks=6, seats=4, caching=False, is_ahead=True, num_host_blocks=20,
@@ -497,4 +498,5 @@ def test_a_plan_without_some_sequences_counts_what_is_left() -> None:
 def test_every_rule_has_its_test_here() -> None:
     assert {rule.value for rule in AheadRule} == {
         "taken", "no_step", "drafts", "blocks", "nothing_left", "failed", "new_work", "prefix",
+        "begun",  # in test_going_on.py
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.planner_contract import Chunk, Preemption, PreemptionReason, StopRule
+from tests.support.engine.choices import ORDERS
 from tests.support.engine.planner_views import (
     Pool,
     View,
@@ -270,6 +271,6 @@ def test_a_preemption_leaves_prefills_their_chunks_and_gives_them_the_tokens() -
 @pytest.mark.covers("S33")
 def test_where_priorities_count_the_important_one_goes_last_whatever_the_order_is() -> None:
     running = [decoding(1, 64), decoding(2, 64, priority=5), decoding(3, 64, priority=5)]
-    for order in ("last_in_first_out", "shortest_output", "priority"):
+    for order in ORDERS:
         assert victims(plan(running=running, pool=2, order=order, priorities=True)) == [1]
     assert victims(plan(running=running, pool=2, order="last_in_first_out")) == [3]

@@ -7,6 +7,7 @@ from math import ceil
 import pytest
 
 from engine.core.planner_contract import Preemption, PreemptionReason, StepPlan, StopRule
+from tests.support.engine.choices import ORDERS
 from tests.support.engine.planner_views import (
     Pool,
     admitted,
@@ -312,6 +313,6 @@ def test_the_next_in_line_may_when_the_head_is_seated() -> None:
 def test_equal_ones_are_told_apart_by_arrival() -> None:
     running = [decoding(i, 70) for i in (1, 2, 3)]
     queue = [waiting(9, 10, priority=1)]
-    for order in ("last_in_first_out", "shortest_output", "priority"):
+    for order in ORDERS:
         step = plan(running=running, queue=queue, seats=3, priorities=True, order=order)
         assert victims(step) == [3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -12,19 +12,7 @@ from engine.core.policies.victims import (
     headroom_blocks,
     spare_recently_resumed,
 )
-from tests.support.engine.policy_views import BLOCK_SIZE, View
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decode:
-    name: str
-    num_output: int
-    num_prompt: int
-    priority: int
-    arrival: int
-    sequence_id: int = 0
-    num_output_since_resume: int | None = None
-
+from tests.support.engine.policy_views import BLOCK_SIZE, Decode, View
 
 DECODES = [
     Decode(name="A", num_output=10, num_prompt=500, priority=1, arrival=1),

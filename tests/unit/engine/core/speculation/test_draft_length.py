@@ -16,17 +16,7 @@ from engine.core.speculation.draft_length import (
     DraftLength,
     moving_average,
 )
-
-COSTS = StepCosts(
-    (1, 2, 3, 4, 6, 8, 16, 32, 64, 128),
-    (0.0188, 0.0194, 0.0201, 0.0227, 0.0228, 0.0338, 0.0488, 0.0876, 0.161, 0.328),
-)
-MTP_COSTS = StepCosts(COSTS.rows, COSTS.step_s, draft_s=0.0014)
-
-
-def powers(probability: float, num: int) -> list[float]:
-    """Chances of `num` drafts that are accepted with `probability` each."""
-    return [probability**j for j in range(1, num + 1)]
+from tests.support.engine.speculation_views import COSTS, MTP_COSTS, powers
 
 
 def rate(costs: StepCosts, chances: list[list[float]], lengths: list[int]) -> float:

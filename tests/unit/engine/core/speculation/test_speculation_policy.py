@@ -10,8 +10,7 @@ from engine.core.speculation.draft_length import Acceptance
 from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.speculation import Speculation, make_speculation
 from engine.core.speculation.suffix import SuffixDrafter
-from tests.support.engine.speculation_views import View, text_of, view_of
-from tests.unit.engine.core.speculation.test_draft_length import COSTS, MTP_COSTS
+from tests.support.engine.speculation_views import COSTS, MTP_COSTS, View, text_of, view_of
 
 
 def make(method: str, num: int = 0, costs: StepCosts = COSTS) -> Speculation:

@@ -12,7 +12,7 @@ from bench.replay.step_cost import StepCost
 from engine.core.runner_contract import ScheduledSequence, StepCosts
 from engine.core.speculation.draft_length import DraftLength
 from engine.core.speculation.step_curve import StepCurve
-from tests.unit.engine.core.speculation.test_draft_length import powers
+from tests.support.engine.speculation_views import powers
 
 GPU = StepCost()
 CONTEXT = 1000

@@ -12,7 +12,7 @@ from engine.core.step.step_batch import batch_of
 from engine.runner.drawing.sampler import Sampler, sampled_rows
 from engine.runner.drawing.token_rules import AllowedMasks
 from engine.runner.grammars.allowed_tokens import AllowedTokens
-from tests.unit.engine.runner.drawing.test_verification import drawn_from
+from tests.unit.engine.runner.drawing.drawn import drawn_from
 
 VOCAB = 97
 

@@ -66,8 +66,11 @@ def test_it_is_found_behind_drafts_too() -> None:
 def test_logits_that_are_not_finite_are_a_bug(allowed: tuple[int, ...]) -> None:
     logits = logits_of(1)
     logits[0, 5] = np.nan
-    errors = errors_of([one(TokenRules(allowed_token_ids=allowed), [])], logits, {})
+    entries = [one(TokenRules(allowed_token_ids=allowed), []), one(TokenRules(), [])]
+    errors = errors_of(entries, np.concatenate((logits, logits_of(1))), {})
+    assert list(errors) == [0]
     assert isinstance(errors[0], InternalError)
+    assert str(errors[0]) == "logits are not finite, or no token can be drawn"
 
 
 def test_a_grammar_says_itself_why_it_failed() -> None:

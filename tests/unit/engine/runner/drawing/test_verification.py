@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 
 from common.request import SamplingParams, TokenLogprobs
-from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence, SequencesFailed
-from engine.core.step.step_batch import batch_of
-from engine.runner.decoder import Decoder
-from engine.runner.drawing.host_draw import HostDraw
-from engine.runner.drawing.sampler import sampled_rows
-from engine.runner.drawing.verification import accept_drafts
+from engine.core.runner_contract import DrawnTokens, SampleInput, SequencesFailed
 from engine.runner.model_runner import ModelRunner
 from tests.support.models.draws import sample_one
 from tests.support.models.mtp_running import ids, only, slots, step
 from tests.support.models.running import load
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
+from tests.unit.engine.runner.drawing.drawn import drawn_from
 
 PROMPT = prompt_of(21)
 TABLE = [12, 3, 5, 1, 8, 20, 9, 10, 2, 6]
@@ -119,36 +113,6 @@ def test_more_drafts_than_rows_of_logits_are_held(runner: ModelRunner) -> None:
     assert ids(first)[:31] == wanted[:31]
     assert ids(second)[0] == ids(only(runner.execute([step(prompt_of(4), 0, [30])])))[0]
     assert ids(third) == wanted
-
-
-class GivenLogits:
-    """A decoder whose logits are given."""
-
-    def __init__(self, logits: np.ndarray) -> None:
-        self._logits = logits
-
-    def logits(self, hidden: object, rows: np.ndarray) -> np.ndarray:
-        return np.asarray(self._logits[rows])
-
-
-def drawn_from(
-    logits: np.ndarray,
-    first: SampleInput,
-    drafts: Sequence[int],
-    eos_token_ids: frozenset[int] = frozenset(),
-) -> DrawnTokens | None:
-    """What a sequence draws from its rows of logits, one more than drafts; None if it cannot."""
-    known = [*first.prompt_token_ids, *first.output_token_ids]
-    entry = ScheduledSequence(
-        0, [known[-1], *drafts], len(known) - 1, range(9), first, num_drafts=len(drafts)
-    )
-    batch = batch_of([entry])
-    rows = sampled_rows(batch, logits.shape[1], eos_token_ids)
-    draw = HostDraw(cast(Decoder, GivenLogits(logits)), logits.shape[1])
-    draws = draw.draw(None, np.arange(len(drafts) + 1), rows, batch)
-    (result,), bad = accept_drafts(batch, draws)
-    assert (result is None) == (bad == [0])
-    return result
 
 
 def test_each_place_is_drawn_with_its_own_noise_and_history() -> None:

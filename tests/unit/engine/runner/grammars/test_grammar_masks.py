@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +17,7 @@ from llguidance import LLMatcher
 
 from common.errors import InternalError, InvalidRequest, PdserveError
 from common.grammar import Grammar, GrammarKind
-from common.request import SamplingParams
-from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
+from engine.core.runner_contract import DrawnTokens
 from engine.core.step.step_batch import StepBatch, batch_of
 from engine.runner.grammars import held_matcher
 from engine.runner.grammars.allowed_tokens import AllowedTokens
@@ -39,34 +37,7 @@ from tests.support.engine.tool_grammars import GRAMMARS, MAY_CALL, MUST_CALL, TH
 from tests.support.models.tiny_model import EOS_TOKEN_ID as TINY_EOS_TOKEN_ID
 from tests.support.models.tiny_model import VOCAB_SIZE as TINY_VOCAB_SIZE
 from tests.support.models.tiny_model import byte_tokens, make_tiny_model
-
-PROMPT = [1, 2, 3]
-
-
-def masks_of(*, proposes: bool = True) -> GrammarMasks:
-    return GrammarMasks(
-        hash_grammars.compiler(),
-        VOCAB_SIZE,
-        frozenset({EOS_TOKEN_ID}),
-        proposes=proposes,
-    )
-
-
-def entry(
-    grammar: Grammar | None, output: list[int], drafts: list[int] | None = None, **given: Any
-) -> ScheduledSequence:
-    """A decoding sequence, and its drafts."""
-    drafts = drafts or []
-    known = [*PROMPT, *output]
-    params = SamplingParams(max_tokens=100, grammar=grammar, **given)
-    return ScheduledSequence(
-        0,
-        [known[-1], *drafts],
-        len(known) - 1,
-        [0],
-        SampleInput(params, len(output), PROMPT, output),
-        len(drafts),
-    )
+from tests.unit.engine.runner.grammars.mask_rows import answers, entry, masks_of
 
 
 def allowed(masks: GrammarMasks, batch: StepBatch) -> list[np.ndarray | None]:
@@ -74,18 +45,6 @@ def allowed(masks: GrammarMasks, batch: StepBatch) -> list[np.ndarray | None]:
     pending = masks.begin(batch)
     assert pending is not None
     return hash_grammars.allowed_in(pending)
-
-
-def answers(grammar: Grammar, seed: int) -> list[int]:
-    """An output that the grammar allows, drawn at random, without its end."""
-    rng, output = np.random.default_rng(seed), list[int]()
-    while len(output) < 30:
-        ids = np.flatnonzero(allowed_after(grammar, output))
-        token_id = int(rng.choice(ids))
-        if token_id == EOS_TOKEN_ID:
-            break
-        output.append(token_id)
-    return output
 
 
 @pytest.mark.covers("G02")

@@ -23,7 +23,7 @@ from engine.runner.grammars.masks import GrammarMasks
 from tests.support.engine import hash_grammars
 from tests.support.engine.hash_grammars import EOS_TOKEN_ID, VOCAB_SIZE, allowed_after
 from tests.support.engine.tool_grammars import GRAMMARS
-from tests.unit.engine.runner.grammars.test_grammar_masks import answers, entry, masks_of
+from tests.unit.engine.runner.grammars.mask_rows import answers, entry, masks_of
 
 ENDS = frozenset({EOS_TOKEN_ID})
 

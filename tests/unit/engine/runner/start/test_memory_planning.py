@@ -27,6 +27,7 @@ from engine.runner.flat_batch import BatchLimits
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner
 from engine.runner.start.profile_step import profile_batches
+from tests.support.engine.choices import FREE_METHODS
 from tests.support.models.mtp_running import TARGETS, write_inside
 from tests.support.models.pressure import BLOCK_SIZE, Node
 from tests.support.models.running import logits_of, scheduled
@@ -40,7 +41,6 @@ OBJECTS_BYTES = 96 << 10
 """Objects of the interpreter in a step: a row of hidden states for each token would take more."""
 NUM_BLOCKS = 45
 """Fewer than all seats require, so that sequences are preempted."""
-METHODS = ("none", "ngram", "suffix", "mtp")
 CONFIG = CONFIGS[TARGETS["deepseek"]]
 HEAD_DIM = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
 
@@ -296,7 +296,7 @@ def fill_seats(node: Node, num_requests: int) -> None:
 
 
 @pytest.mark.parametrize("has_local_prefill", [True, False])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FREE_METHODS)
 def test_no_step_takes_more_memory_than_the_largest_one(
     folder: Path, method: str, has_local_prefill: bool
 ) -> None:

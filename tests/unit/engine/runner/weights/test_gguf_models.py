@@ -12,12 +12,8 @@ from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from tests.support.models.running import load, logits_in_chunks, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of
-from tests.support.models.tiny_gguf import FAMILIES, K_CONFIG, write_pair
+from tests.support.models.tiny_gguf import FAMILIES, FORMATS, K_CONFIG, write_pair
 
-FORMATS = {
-    "embed_tokens": "Q8_0", "q_proj": "Q5_0", "k_proj": "Q4_1", "v_proj": "F16",
-    "o_proj": "Q4_0", "gate_proj": "Q5_1", "up_proj": "Q8_0", "down_proj": "Q4_1",
-}  # fmt: skip
 K_FORMATS = {
     "embed_tokens": "Q6_K", "q_proj": "Q4_K", "k_proj": "Q5_K", "v_proj": "Q6_K",
     "o_proj": "Q5_K", "gate_proj": "Q4_K", "up_proj": "Q6_K", "down_proj": "Q6_K",

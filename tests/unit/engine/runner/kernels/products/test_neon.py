@@ -15,7 +15,7 @@ from engine.runner.kernels.products.byte_rows import RECORD_BYTES
 from engine.runner.kernels.vector_ir import LANES
 from tests.support.models.packing import BLOCK_FORMATS, normal, packed, stored
 from tests.unit.engine.runner.kernels.products.aarch64 import compiled, kernel_name
-from tests.unit.engine.runner.kernels.products.test_byte_products import (
+from tests.unit.engine.runner.kernels.products.byte_reference import (
     KINDS,
     in_int8,
     wanted_product,

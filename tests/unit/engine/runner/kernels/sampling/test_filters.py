@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.runner.kernels.sampling.draw import draw, gumbel_noise
+from engine.runner.kernels.sampling.draw import draw
 from engine.runner.kernels.sampling.filters import kept_prefix, likeliest
-from engine.runner.kernels.sampling.philox import philox_blocks
 from engine.runner.kernels.sampling.row_scan import BLOCK
+from tests.support.models.draws import kept, noise_of, reference_kept
 
 # Upper 0.1 % points of the chi-square distribution.
 CHI_SQUARE_0_999 = {3: 16.27, 7: 24.32, 9: 27.88}
@@ -26,35 +26,6 @@ DEPTHS = st.lists(
     min_size=1,
     max_size=80,
 ).map(lambda values: np.array([*values[:-1], 0.0], np.float32))
-
-
-def reference_kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The ids that the filters keep, in the order of their ranks; sorting everything."""
-    ranked = sorted(range(len(depths)), key=lambda v: (depths[v], v))
-    if top_k > 0:
-        ranked = ranked[:top_k]
-    weights = {v: float(np.exp(-depths[v])) for v in ranked}
-    if top_p < 1:
-        wanted, reached, kept = top_p * math.fsum(weights.values()), 0.0, []
-        for v in ranked:
-            kept.append(v)
-            reached += weights[v]
-            if reached >= wanted:
-                break
-        ranked = kept
-    if min_p > 0:
-        ranked = [v for v in ranked if depths[v] <= -math.log(min_p)]
-    return ranked
-
-
-def kept(depths: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
-    weights = np.exp(-depths)
-    last_depth, last_id = kept_prefix(
-        depths, weights, float(weights.sum(dtype=np.float64)), top_k, top_p, min_p
-    )
-    ids = np.arange(len(depths))
-    is_kept = (depths < last_depth) | ((depths == last_depth) & (ids <= last_id))
-    return [int(v) for v in np.flatnonzero(is_kept)]
 
 
 @settings(max_examples=500)
@@ -103,13 +74,6 @@ def depths_of(probabilities: list[float]) -> np.ndarray:
 def test_filters_by_hand(top_k: int, top_p: float, min_p: float, wanted: list[int]) -> None:
     depths = depths_of([0.2, 0.4, 0.0125, 0.2, 0.2])
     assert kept(depths, top_k, top_p, min_p) == wanted
-
-
-def noise_of(vocab_size: int, seed: int, output_index: int) -> np.ndarray:
-    words = np.empty((4, -(-vocab_size // 4)), np.uint32)
-    philox_blocks(words, np.uint32(0), np.uint32(output_index), np.uint64(seed))
-    in_order = words.T.reshape(-1)[:vocab_size]
-    return np.array([gumbel_noise(word) for word in in_order])
 
 
 def drawn(depths: np.ndarray, last_depth: float, last_id: int, seed: int, index: int) -> Any:

@@ -38,6 +38,17 @@ TIMEOUT_S = 10.0
 NODES = ("prefill-1", "decode-1")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _serves_on(_shared_keyed_cluster: Cluster) -> Iterator[None]:
+    """The cluster answers after all attacks what it answered before, and nothing has restarted."""
+    cluster = _shared_keyed_cluster
+    asked = {"max_tokens": 3, "ignore_eos": True, "temperature": 0}
+    with Api(cluster.url, "tiny", cluster.headers) as api:
+        before = api.complete("still here", **asked), cluster.chosen_nodes(cluster.url)
+        yield
+        assert (api.complete("still here", **asked), cluster.chosen_nodes(cluster.url)) == before
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The keys of another cluster."""
@@ -317,13 +328,6 @@ def test_redis_answers_noauth(keyed_redis: RedisServer) -> None:
             assert plain.recv(1024).startswith(b"-NOAUTH")
         plain.sendall(b"AUTH node wrong\r\n")
         assert plain.recv(1024).startswith(b"-WRONGPASS")
-
-
-# --- and after all of it --------------------------------------------------------------------------
-
-
-def test_the_cluster_serves_on(keyed_api: Api) -> None:
-    assert keyed_api.complete("still here", max_tokens=3, ignore_eos=True).tokens
 
 
 def test_keys_of_another_cluster_start_nothing(

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.cluster.cluster import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ADDRESS, MODEL = "http://127.0.0.1:8000", "SmolLM2-135M-Instruct"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.M | re.S)
 

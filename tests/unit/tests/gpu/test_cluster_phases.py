@@ -1,12 +1,9 @@
-"""The program that compares and measures a cluster on one card, run on this machine's CPU."""
+"""What the program that measures a cluster on one card makes of answers and of its time."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -14,15 +11,6 @@ from tests.gpu.cluster.phases import Said, require_same, steady
 from tests.gpu.cluster.streams import Answer, AnswerFailed, Asked, read_answer
 from tests.gpu.cluster.timed import OutOfTime, Phases, limited
 
-ON_CPU = (
-    sys.executable,
-    "-m",
-    "tests.gpu.cluster_on_card",
-    "--backend",
-    "numba",
-    "--shape",
-    "tiny",
-)
 ASKED = Asked(prompt=[1], max_tokens=3, fields={})
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
@@ -32,45 +20,6 @@ def event(*tokens: int) -> bytes:
     logprobs = {"token_logprobs": [-token / 4 for token in tokens]}
     choice = {"text": "x", "token_ids": tokens, "logprobs": logprobs}
     return b"data: %s\n\n" % json.dumps({"choices": [choice]}).encode()
-
-
-@pytest.mark.timeout(300)
-def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
-    out = tmp_path / "found.json"
-    limits = ("--start-s", "200", "--total-s", "280")
-    done = subprocess.run(
-        [*ON_CPU, *limits, "--out", out], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "11 passed, 0 failed"
-    found = json.loads(out.read_text())
-    assert found["failed"] == []
-    assert found["alone"] == {"answers": 4, "tokens": 4 * 96}
-    assert found["killed"]["moved"] >= 1
-    assert set(found["first"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (100, 300)}
-    assert all(one["median"] > 0 for one in found["first"].values())
-    assert set(found["tokens"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (1, 4)}
-    assert len(found["up"]["first token after, s"]) == 2
-    assert list(tmp_path.iterdir()) == [out]
-
-
-@pytest.mark.timeout(120)
-def test_nodes_that_do_not_start_end_their_phases_only(tmp_path: Path) -> None:
-    command = [*ON_CPU, "alone", "first", "--node-flags", "--max-model-len 32000"]
-    done = subprocess.run(
-        [*command, "--out", tmp_path / "found.json"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[-1] == "1 passed, 2 failed"
-    assert [line.partition(" (")[0] for line in lines if line.startswith("== ")] == [
-        *["== start: FAILED"] * 2,
-        "== left: ok",
-    ]
-    assert "max_model_len is 32000: wanted at most 4096" in done.stdout
-    logs = (tmp_path / "cluster_logs.txt").read_text()
-    assert logs.count("max_model_len is 32000") >= 4
-    assert json.loads((tmp_path / "found.json").read_text())["failed"] == ["start", "start"]
 
 
 def test_answers_that_differ_are_told_with_their_places() -> None:

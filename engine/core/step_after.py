@@ -1,0 +1,68 @@
+"""Offers a runner the step after a planned one, and takes that step if the runner has begun it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.holdings import Holdings
+from engine.core.planner_contract import PLAIN_DECODE, StepLimits, StepPlan, StopRule
+from engine.core.planning.going_on import rows_after
+from engine.core.step.step_in_flight import PlannedStep
+
+
+class StepAfter:
+    """What was offered after the latest planned step; see `planning.going_on`."""
+
+    def __init__(self, held: Holdings, limits: StepLimits, *, has_priorities: bool) -> None:
+        self._held, self._limits, self._has_priorities = held, limits, has_priorities
+        self._step: PlannedStep | None = None
+        """The step after which something was offered."""
+        self._entries: dict[int, int] = {}
+        """The entries in the offered step, by sequence id."""
+        self._is_begun = False
+
+    def plan(self) -> StepPlan | None:
+        """Return the plan of the step that was begun, if any of its sequences still runs."""
+        step, self._step = self._step, None
+        left: list[int] = []
+        if step is not None and step.batch.has_gone_on:
+            left = [one for one in self._held.running.by_id if one in self._entries]
+        self._is_begun = bool(left)
+        if not left:
+            return None
+        return StepPlan(
+            chunks=dict.fromkeys(left, PLAIN_DECODE),
+            num_decode_tokens=len(left),
+            stopped_by=StopRule.BEGUN if self._held.waiting else StopRule.NOTHING_WAITS,
+        )
+
+    def on_taken(self, step: PlannedStep) -> None:
+        """Tell the runner which begun step a planned one is, and offer it the one after."""
+        if self._is_begun:
+            entries = [self._entries[one.sequence_id] for one in step.sequences]
+            step.batch.continues = np.array(entries, np.int64)
+        self._offer(step)
+
+    def _offer(self, step: PlannedStep) -> None:
+        """Let the runner begin the step after `step` as soon as it can, if that costs nobody."""
+        held, size = self._held, self._limits.block_size
+        num_seated = len(held.running) + len(held.receiving)
+        rows = rows_after(
+            step,
+            held.seats,
+            num_running=len(held.running),
+            num_waiting=len(held.waiting),
+            has_seat=num_seated < self._limits.max_num_seqs or self._has_priorities,
+            num_available=held.pool.num_available,
+            block_size=size,
+        )
+        if rows is None:
+            return
+        going = [step.sequences[entry] for entry in rows.entries.tolist()]
+        for entry in rows.num_lacking.nonzero()[0].tolist():
+            block_ids = held.pool.allocate(int(rows.num_lacking[entry]), BlockUse.RUNNING)
+            held.seats.add_blocks(going[entry], block_ids)
+        step.batch.going_on = rows.entries
+        self._step = step
+        self._entries = {one.sequence_id: entry for entry, one in enumerate(going)}

@@ -1,0 +1,44 @@
+"""Blocks of quantised weights as files have them, in the order in which kernels read them.
+
+Nothing is rounded: the same numbers and scales, in other places (`kernels.stored_weights`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.runner.gpu.weights import BLOCK_INPUTS, Form
+
+Bytes = np.ndarray
+"""uint8."""
+
+FORMS = {"BF16": Form.BF16, "Q4_0": Form.Q4_0, "Q8_0": Form.Q8_0}
+"""The formats of files that kernels read as they are."""
+
+_PARTS = 4
+"""A block's groups of 32 inputs."""
+_SCALE_BYTES = 2
+
+
+def repacked(form: Form, rows: Bytes) -> tuple[Bytes, Bytes]:
+    """Return the words and the scales of rows of blocks, of Q4_0 or Q8_0.
+
+    All are [outputs, bytes]; a row has a multiple of 128 inputs.
+    """
+    outputs = len(rows)
+    group_bytes = _SCALE_BYTES + form.group_inputs * form.bits // 8
+    groups = rows.reshape(outputs, -1, _PARTS, group_bytes)
+    scales = np.ascontiguousarray(groups[..., :_SCALE_BYTES]).reshape(outputs, -1)
+    values = groups[..., _SCALE_BYTES:]
+    blocks = groups.shape[1]
+    words: Bytes = np.empty((outputs, blocks, form.bits * BLOCK_INPUTS // 16, 2), np.uint8)
+    if form is Form.Q8_0:
+        halves = words.reshape(outputs, blocks, 2, 32, 2)
+        halves[..., 0], halves[..., 1] = values[:, :, ::2], values[:, :, 1::2]
+        return words.reshape(outputs, -1), scales
+    # A group's byte has the inputs j and 16 + j; a word has one input of each group.
+    for place in range(2):
+        low, high = values[:, :, 2 * place], values[:, :, 2 * place + 1]
+        words[:, :, :16, place] = (low & 15) | (high << 4)
+        words[:, :, 16:, place] = (low >> 4) | (high & 0xF0)
+    return words.reshape(outputs, -1), scales

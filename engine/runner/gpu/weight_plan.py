@@ -1,0 +1,91 @@
+"""In which form each of a decoder's products has its weights on the card, by what the files have.
+
+A product whose weights are stored in a form of the kernels is computed from them as they are; any
+other weights are rounded to bfloat16 while they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.runner.gpu.repacking import FORMS
+from engine.runner.gpu.tiles import num_ranges
+from engine.runner.gpu.weights import BLOCK_INPUTS, Form, Matrix
+from engine.runner.weights.model_spec import DecoderSpec
+from engine.runner.weights.quantised_source import WIDE_FORMATS
+from engine.runner.weights.tensor_source import TensorSource
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMatrix:
+    """Tensors that are one matrix on the card, one behind the other; `address` of it is 0."""
+
+    names: tuple[str, ...]
+    matrix: Matrix
+    refusal: str = ""
+    """Why quantised weights are computed in bfloat16; empty if they are not."""
+
+    @property
+    def order_of_sums(self) -> str:
+        """What the bits of its products depend on, beside the weights; empty for BF16."""
+        form = self.matrix.form
+        if form is Form.BF16:
+            return ""
+        return f"{form.name} in {num_ranges(self.matrix)} ranges of groups of {form.group_inputs}"
+
+
+def layer_matrices(prefix: str) -> dict[str, tuple[str, ...]]:
+    """Return the tensors of each product of a layer."""
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    return {
+        "qkv": tuple(f"{attention}{name}_proj.weight" for name in "qkv"),
+        "output": (f"{attention}o_proj.weight",),
+        "gate_up": (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
+        "down": (f"{mlp}down_proj.weight",),
+    }
+
+
+def planned(source: TensorSource, names: Sequence[str]) -> PlannedMatrix:
+    """Return the matrix that these tensors become."""
+    found = [source.format_and_shape(name) for name in names]
+    outputs, inputs = sum(shape[0] for _, shape in found), found[0][1][1]
+    formats = sorted({name for name, _ in found})
+    form = FORMS.get(formats[0], Form.BF16) if len(formats) == 1 else Form.BF16
+    refusal = ""
+    if form is not Form.BF16 and inputs % BLOCK_INPUTS:
+        form, refusal = Form.BF16, f"{inputs} inputs, no multiple of {BLOCK_INPUTS}"
+    elif form is Form.BF16 and not set(formats) <= set(WIDE_FORMATS):
+        refusal = f"weights in {' and '.join(formats)}"
+    return PlannedMatrix(tuple(names), Matrix(0, outputs, inputs, form), refusal)
+
+
+def planned_products(spec: DecoderSpec, source: TensorSource) -> list[PlannedMatrix]:
+    """Return the products of all layers, and the head unless it is the embedding."""
+    plans = [
+        planned(source, names)
+        for index in range(spec.num_layers)
+        for names in layer_matrices(f"model.layers.{index}.").values()
+    ]
+    if not spec.has_tied_embeddings:
+        plans.append(planned(source, [HEAD]))
+    return plans
+
+
+def orders_of_sums(spec: DecoderSpec, source: TensorSource) -> tuple[tuple[str, str], ...]:
+    """Return each quantised product's first tensor, and the order of its sums."""
+    return tuple(
+        (plan.names[0], plan.order_of_sums)
+        for plan in planned_products(spec, source)
+        if plan.order_of_sums
+    )
+
+
+def refusals(spec: DecoderSpec, source: TensorSource) -> str:
+    """Return why products of quantised weights are in bfloat16, in words; empty if none is."""
+    counted = Counter(plan.refusal for plan in planned_products(spec, source) if plan.refusal)
+    return "; ".join(f"{count} matrices: {why}" for why, count in sorted(counted.items()))

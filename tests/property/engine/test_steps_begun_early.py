@@ -1,0 +1,81 @@
+"""Steps begun before the one before has ended: the answers are the same, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.property.engine.strategies import fixed, policies, workloads
+from tests.property.engine.workload import Arrival, Run, check_answers
+from tests.support.engine.build import Engine
+from tests.support.examples import everyday
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> Engine:
+    """Small engines whose runner goes on by itself, at once or as late as it may."""
+    seats = draw(st.integers(1, 5))
+    return Engine(
+        num_blocks=draw(st.integers(2, 24)),
+        seats=seats,
+        budget=draw(st.integers(seats, seats + 24)),
+        block_size=draw(st.sampled_from([1, 2, 4, 8])),
+        caching=draw(st.booleans()),
+        is_ahead=draw(st.booleans()),
+        goes_on=draw(st.sampled_from(["early", "late"])),
+        **draw(policies()),
+    )
+
+
+@pytest.mark.covers("S61")
+@settings(fixed, max_examples=everyday(150, of=500))
+@given(st.data())
+def test_every_answer_is_right_though_steps_begin_early(data: st.DataObject) -> None:
+    engine = data.draw(engines())
+    run = Run(engine, data.draw(workloads(engine, ("local", "remote", "exported"))))
+    check_answers(run, run.to_the_end())
+
+
+@pytest.mark.parametrize("goes_on", ["early", "late"])
+@settings(fixed, max_examples=everyday(40, of=100))
+@given(data=st.data())
+def test_pools_that_preempt_all_the_time_change_no_answer(
+    goes_on: str, data: st.DataObject
+) -> None:
+    length = data.draw(st.integers(4, 10))
+    engine = Engine(
+        num_blocks=data.draw(st.integers(-(-(length + 12) // 4), 8)),
+        seats=4,
+        budget=data.draw(st.integers(4, 20)),
+        caching=data.draw(st.booleans()),
+        is_ahead=True,
+        goes_on=goes_on,
+        **data.draw(policies()),
+    )
+    arrivals = [
+        Arrival(at, family, length, 12, 1, abort_after=abort)
+        for family, (at, abort) in enumerate(
+            data.draw(
+                st.lists(
+                    st.tuples(st.integers(0, 9), st.none() | st.integers(3, 20)),
+                    min_size=4, max_size=4,
+                )
+            )
+        )
+    ]  # fmt: skip
+    run = Run(engine, sorted(arrivals, key=lambda a: a.at_step))
+    check_answers(run, run.to_the_end())
+
+
+def test_such_engines_go_on_and_preempt() -> None:
+    engine = Engine(
+        num_blocks=9, seats=4, caching=False, is_ahead=True, goes_on="late",
+        reservation_policy="none", retract_decode_steps=0, min_progress_tokens=0,
+    )  # fmt: skip
+    arrivals = [Arrival(0, family, 8, 12, 1) for family in range(4)]
+    arrivals += [Arrival(9, family, 6, 10, 2, abort_after=8) for family in range(2)]
+    run = Run(engine, arrivals)
+    check_answers(run, run.to_the_end())
+    assert engine.num_preemptions >= 2
+    assert engine.runner.num_begun >= 6

@@ -1,0 +1,30 @@
+"""The files of the project."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ("_pb2.py", "_pb2_grpc.py", "_pb2.pyi")
+# What is built, downloaded or somebody's own. In a git worktree `.git` is a file.
+IGNORED = re.compile(r"\.git|\.venv|\.\w+_cache|\.hypothesis|__pycache__|build|dist|.+\.egg-info")
+
+
+@cache
+def all_files() -> tuple[Path, ...]:
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = sorted(name for name in folders if not IGNORED.fullmatch(name))
+        found += [Path(folder) / name for name in sorted(files) if not IGNORED.fullmatch(name)]
+    return tuple(found)
+
+
+def python_files() -> list[Path]:
+    return [p for p in all_files() if p.suffix == ".py" and not p.name.endswith(GENERATED)]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
