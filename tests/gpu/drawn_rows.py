@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.request import GREEDY_BELOW
 from engine.runner.gpu.filter_launches import (
     FilteredDraw,
     bind_filters,
@@ -18,12 +19,11 @@ from engine.runner.gpu.filter_launches import (
 )
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, Launches
+from engine.runner.gpu.mask_launches import bind_masks, put_masks, staged_masks
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
+from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.weights.model_spec import DecoderSpec
-
-GREEDY_BELOW = 1e-5
-"""That of `common.request`."""
 
 WAY = np.dtype(
     [
@@ -56,10 +56,13 @@ class DrawnRows:
             },
         )  # fmt: skip
         shapes = {"temperatures": (most_rows,), "seeds": (most_rows, 2), "indices": (most_rows,)}
-        self.staging = Staging(device, {**shapes, **staged_shapes(most_rows)})
+        shapes |= staged_shapes(most_rows) | staged_masks(most_rows, spec.vocab_size)
+        self.staging = Staging(device, shapes)
 
-    def put(self, ways: np.ndarray, indices: np.ndarray) -> None:
-        """Send how rows are drawn: an array of `WAY`, and the indices of the draws."""
+    def put(
+        self, ways: np.ndarray, indices: np.ndarray, allowed: AllowedTokens | None = None
+    ) -> None:
+        """Send how rows are drawn: an array of `WAY`, the indices of the draws, and masks."""
         is_greedy = ways["temperature"] < GREEDY_BELOW
         is_filtered = has_filters(ways, self.vocab_size) & ~is_greedy
         shown = np.where(is_greedy | is_filtered, 0.0, ways["temperature"]).astype(np.float32)
@@ -69,6 +72,10 @@ class DrawnRows:
         self.staging.put("seeds", seeds.view(np.int32).reshape(-1, 2))
         self.staging.put("indices", indices)
         put_filters(self.staging, ways, is_filtered, self.vocab_size)
+        if allowed is None:
+            self.staging.put("mask_rows", np.full(len(ways), -1))
+        else:
+            put_masks(self.staging, allowed)
         self.staging.send(self.stream)
 
     def launches(self, num_rows: int, *, with_filters: bool) -> list[Callable[[int], None]]:
@@ -83,12 +90,16 @@ class DrawnRows:
             memory["logits"], staging["filter_temperatures"], staging["seeds"], staging["indices"],
             staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
         )  # fmt: skip
-        return [find, *bind_filters(self.make, draw, memory, num_rows), choose]
+        masks = bind_masks(self.make, memory["logits"], staging, num_rows)
+        return [masks, find, *bind_filters(self.make, draw, memory, num_rows), choose]
 
-    def drawn(self, logits: np.ndarray, ways: np.ndarray, indices: np.ndarray) -> list[int]:
+    def drawn(
+        self, logits: np.ndarray, ways: np.ndarray, indices: np.ndarray,
+        allowed: AllowedTokens | None = None,
+    ) -> list[int]:  # fmt: skip
         """Return the tokens of rows, -1 and -2 where there is none."""
         self._device.upload_array(self.memory["logits"], np.ascontiguousarray(logits, np.float32))
-        self.put(ways, indices)
+        self.put(ways, indices, allowed)
         for launch in self.launches(len(logits), with_filters=True):
             launch(self.stream)
         self._device.synchronize(self.stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import time
 from collections import Counter
@@ -11,18 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from engine.core.sequences.seats import SAMPLING_COLUMNS
+from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.gpu.filter_launches import LEFT_TO_HOST
+from engine.runner.grammars.allowed_tokens import AllowedTokens
 from tests.gpu.drawn_rows import WAY, DrawnRows, plain_draw
 from tests.gpu.stages.model import QWEN3_8B, Findings
 
 _VOCABULARY = QWEN3_8B.vocab_size
 _COUNTS = (1, 8, 32, 128)
 _MOST_ROWS = _COUNTS[-1]
-_COMPARED_ROWS = 240
+_COMPARED_ROWS = 250
 _FEW = 1000
 """A row that keeps so few tokens, and whose list they almost fill, is drawn on the card."""
-_SCALES = {"peaked": 6.0, "middling": 3.5, "flat": 1.0, "ties": 4.0}
+_SCALES = {"peaked": 6.0, "middling": 3.5, "flat": 1.0, "ties": 4.0, "masked": 6.0}
 """Standard deviations of logits; those of `ties` are whole numbers."""
+_WITHHELD = np.float32(-1e30)
 _FILTERED = (0.8, 20, 0.95, 0.0)
 _LONG = (1.0, 1000, 1.0, 0.0)
 
@@ -46,6 +49,13 @@ def _logits(rng: np.random.Generator, count: int, kind: str) -> np.ndarray:
     return np.round(values) if kind == "ties" else values
 
 
+def _half(rng: np.random.Generator, count: int) -> AllowedTokens:
+    """Return a mask of half of the tokens for each row."""
+    num_words = -(-_VOCABULARY // 32)
+    masks = rng.integers(-(2**31), 2**31, (count, num_words)).astype(np.int32)
+    return AllowedTokens(np.arange(count), masks)
+
+
 def _ways(rng: np.random.Generator, count: int) -> np.ndarray:
     ways = np.zeros(count, WAY)
     ways["temperature"] = rng.choice([0.01, 0.3, 0.8, 1.0, 1.5, 5.0], count)
@@ -63,13 +73,17 @@ def _compare(rows: DrawnRows, rng: np.random.Generator) -> dict[str, dict[str, i
         count = _COMPARED_ROWS // len(_SCALES)
         logits, ways = _logits(rng, count, kind), _ways(rng, count)
         indices = rng.integers(0, 100_000, count).astype(np.int32)
-        found = rows.drawn(logits, ways, indices)
+        allowed = _half(rng, count) if kind == "masked" else None
+        found = rows.drawn(logits, ways, indices, allowed)
+        if allowed is not None:
+            bits = np.unpackbits(allowed.masks.view(np.uint8), axis=1, bitorder="little")
+            logits[bits[:, :_VOCABULARY] == 0] = _WITHHELD
         outcomes[kind] = Counter()
         for row, token in enumerate(found):
             plain = plain_draw(logits[row], ways[row], int(indices[row]))
             is_left = token == LEFT_TO_HOST
             assert is_left or token == plain.token, (kind, row, ways[row], token, plain.token)
-            is_few = kind == "peaked" and plain.num_listed <= _FEW
+            is_few = kind in ("peaked", "masked") and plain.num_listed <= _FEW
             assert not (is_left and is_few), (kind, row, ways[row], plain.num_listed)
             outcomes[kind]["left to the host" if is_left else "drawn on the card"] += 1
         one = int(rng.integers(count))
@@ -111,7 +125,7 @@ def _time(card: Any, rows: DrawnRows, rng: np.random.Generator, results: dict[st
 
 
 def _host_ms(card: Any, rows: DrawnRows, count: int) -> dict[str, float]:
-    """Return what rows take that are drawn on the host: their way there, and the draw if it can."""
+    """Return what rows take that are drawn on the host: their way there, and the draw."""
     size = 4 * _VOCABULARY
     pinned = card.device.allocate_pinned(count * size)
     begin = rows.memory["logits"]
@@ -127,17 +141,13 @@ def _host_ms(card: Any, rows: DrawnRows, count: int) -> dict[str, float]:
     found = {
         "downloads, one by one": _median_ms(one_by_one), "download, pinned": _median_ms(together)
     }  # fmt: skip
-    if importlib.util.find_spec("numba") is not None:
-        logits = pinned.host_bytes().view(np.float32).reshape(count, _VOCABULARY)
-        found["host's sampler"] = _median_ms(_sampler(logits))
+    logits = pinned.host_bytes().view(np.float32).reshape(count, _VOCABULARY)
+    found["host's sampler"] = _median_ms(_sampler(logits))
     pinned.close()
     return found
 
 
 def _sampler(logits: np.ndarray) -> Callable[[], object]:
-    from engine.core.sequences.seats import SAMPLING_COLUMNS
-    from engine.runner.drawing.sampler import SampledRows, Sampler
-
     count, none = len(logits), np.zeros(len(logits) + 1, np.int64)
     ways = np.zeros(count, SAMPLING_COLUMNS)
     for column, value in zip(WAY.names or (), _FILTERED, strict=False):
