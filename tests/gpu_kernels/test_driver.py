@@ -11,8 +11,9 @@ import pytest
 
 from common.errors import ConfigError
 from engine.runner.gpu import cuda_driver
+from engine.runner.gpu.cache.card_pool import GpuCardPool, OpenedCache
 from engine.runner.gpu.cache.copies import CardSide
-from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, load_driver
+from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, Memory, load_driver
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
@@ -173,6 +174,35 @@ def test_a_failed_launch_ends_the_recording(library: RecordingLibrary, device: D
     with pytest.raises(GpuError, match=r"cuLaunchKernelEx: no memory \(2\)"):
         step.capture()
     assert "cuStreamEndCapture" in library.calls
+
+
+@pytest.mark.parametrize("is_behind_steps", [True, False])
+def test_a_copy_out_of_another_cache_is_queued_and_not_waited_for(
+    library: RecordingLibrary, device: Device, is_behind_steps: bool
+) -> None:
+    """A landing's first copy is ordered behind the steps on the card; the host waits for none."""
+    pool = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024)
+    memory = Memory(1 << 20, 1 << 20, lambda: None)
+    nothing: Any = None
+    card = GpuCardPool(
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory, nothing,
+        nothing, 7,
+    )  # fmt: skip
+    source, blocks = OpenedCache(device, memory, NUM_BLOCKS), np.array([1, 2])
+    for _ in range(2):  # The first one makes a stream and a buffer.
+        library.calls.clear()
+        queued = card.begin_copy(
+            source, 0, blocks, blocks, queue=0, is_behind_steps=is_behind_steps, is_summed=True
+        )
+        begun = list(library.calls)
+        assert queued.wait() is not None
+    order = ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy_v2"]
+    launched = ["cuLaunchKernelEx", "cuEventCreate", "cuEventRecord"]
+    assert [name for name in begun if name != "cuCtxSetCurrent"] == (
+        order * is_behind_steps + launched
+    )
+    ended = [name for name in library.calls[len(begun) :] if name != "cuCtxSetCurrent"]
+    assert ended == ["cuEventSynchronize", "cuEventDestroy_v2"]
 
 
 def test_memory_is_freed_once(library: RecordingLibrary, device: Device) -> None:

@@ -18,7 +18,8 @@
     kernels/      products, attention, rows, the draw
     launcher      compiles a kernel and launches it through the driver
     tensor_map    matrices as the copy engine wants them described
-    cuda_driver   the driver's calls: memory, streams, events, graphs, memory between processes
+    cuda_driver   the driver's calls: memory, streams, events, graphs
+    shareable     memory that other processes map
 
 The page docs/gpu.md says how sums are ordered, and what was measured. Its modules import `triton`,
 which is an extra.

@@ -29,7 +29,8 @@ _CREDENTIALS = struct.Struct("3i")
 _MOST_WAITING = 64
 
 
-def _address(nonce: bytes) -> bytes:
+def address_of(nonce: bytes) -> bytes:
+    """Return the socket's address, in the abstract namespace."""
     return b"\0pdserve-kv-" + nonce.hex().encode()
 
 
@@ -43,7 +44,7 @@ class OfferedDescriptor:
         self._is_closed = True
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.bind(_address(self.nonce))
+            self._socket.bind(address_of(self.nonce))
             self._socket.listen(_MOST_WAITING)
         except OSError:
             os.close(descriptor)
@@ -93,7 +94,7 @@ def fetch_descriptor(nonce: bytes) -> int:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(WITHIN_S)
-            asking.connect(_address(nonce))
+            asking.connect(address_of(nonce))
             if _user_of(asking) != os.geteuid():
                 raise HandoffFailed("the card memory is another user's")
             answer, found, _, _ = socket.recv_fds(asking, NONCE_BYTES + 1, 8)

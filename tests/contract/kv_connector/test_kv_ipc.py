@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -20,7 +21,7 @@ from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from tests.contract.kv_connector.raw_sender import RawSender
-from tests.support.kv.fake_card import FakeCard
+from tests.support.engine.fake_card import FakeCard
 from tests.support.kv.kinds import CardKind
 from tests.support.kv.kv_cluster import (
     WAIT_S,
@@ -34,6 +35,7 @@ from tests.support.kv.kv_cluster import (
     send,
     wait_until,
 )
+from tests.support.kv.links import Link
 
 TARGETS, SOURCES = (1, 2, 3), (4, 5, 6)
 
@@ -267,14 +269,28 @@ def test_a_lane_that_changes_within_a_transfer(
 ) -> None:
     """What came from card to card stays, and the rest comes through the mirrors."""
     prefill, decode = cluster.node("p"), cluster.node("d")
-    ticket = cluster.ticket(decode, TARGETS)
+    port = int(decode.connector.endpoint.rpartition(":")[2])
+    with contextlib.closing(Link(port)) as link:
+        ticket = replace(cluster.ticket(decode, TARGETS), kv_endpoint=f"tcp://{link.address}")
+        change_lane(cluster, prefill, decode, ticket, link, monkeypatch)
+
+
+def change_lane(
+    cluster: Cluster,
+    prefill: Node,
+    decode: Node,
+    ticket: Ticket,
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=30)
     prefill.push_all(ticket, SOURCES, layers=[0])
     wait_until(lambda: prefill.connector.statistics().measured.bytes_to.get("d"))
     monkeypatch.setattr(IpcLane, "open", lambda *_: None)
-    prefill.connector._sending._lose_link(Peer(ticket.kv_endpoint, ticket.decode_node))
-    prefill.look_at_the_time()
+    link.refuse()
+    link.mend()
+    wait_until(lambda: "zmq" in prefill.connector.statistics().lanes.values())
     prefill.push_all(ticket, SOURCES, layers=[1, 2])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     assert isinstance(decode.wait_event(), Landed)

@@ -65,7 +65,7 @@ def test_frames_of_a_landing_that_ended_change_nothing(two_sided: Cluster, endin
         rogue.data(old, generation=old.generation, layer=0, ordinal=0)
         rogue.settle()
         # The piece landed: the rogue's frames are good as long as the landing is open.
-        assert np.array_equal(decode.pool[0, :, BLOCKS[0]], rogue.pool[0, :, 0])
+        wait_until(lambda: np.array_equal(decode.pool[0, :, BLOCKS[0]], rogue.pool[0, :, 0]))
         if ending == "revoked":
             decode.connector.revoke(old.lease_token)
         elif ending == "bad data":

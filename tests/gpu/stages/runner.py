@@ -58,10 +58,10 @@ def runner_bits(card: Any, found: Findings) -> None:
     runner.execute([scheduled(prompt[:699], 0, table, is_sampled=False)], told.append)
     assert told == list(range(4)), told
     moved = list(range(11))
-    other.kv_bytes[:, :, moved] = runner.kv_bytes[:, :, table]
-    copy = other._cache.begin_copy(moved, other.kv_bytes, moved, is_out=False)
-    while not copy.is_done():
-        time.sleep(0.001)
+    for layer in range(4):
+        runner.card_pool.begin_out(layer, np.array(table)).wait()
+        other.kv_bytes[layer][:, moved] = runner.kv_bytes[layer][:, table]
+        other.card_pool.begin_in(layer, np.array(moved)).wait()
     [there] = logits_of(other, scheduled(prompt[699:], 699, moved))
     assert np.array_equal(there, whole), "another cache"
     steps = [_drawing(prompt, table, seed) for seed in range(16)]
@@ -126,8 +126,8 @@ def runner_steps(card: Any, found: Findings) -> None:
         found[f"runner_prefill_{length}_ms"] = _median_ms(runner, [chunk], 5)
         found[f"runner_exported_{length}_ms"] = _median_ms(runner, [chunk], 5, lambda _: None)
         print(
-            f"prefill of {length}: {found[f'runner_prefill_{length}_ms']} ms; with its blocks to "
-            f"the host {found[f'runner_exported_{length}_ms']} ms", flush=True,
+            f"prefill of {length}: {found[f'runner_prefill_{length}_ms']} ms; with each layer "
+            f"told {found[f'runner_exported_{length}_ms']} ms", flush=True,
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 build              requests, sequences and a small engine
 counting_device    a device that counts copies to it and reads from it
 device_memory      memory that the processor is not given to read
+fake_card          a pool on a card, in memory, its work under the test's control
 hash_grammars      grammars over the tokens of `hash_runner`
 hash_runner        a runner without a model that notices every KV mistake
 mirrored_cache     a KV cache that plays to be on a device

@@ -1,7 +1,5 @@
 """KV transfer: connectors of every kind, lanes and networks in memory, proxies that break one.
 
-card_sums            the sum that a card makes of a block, in numpy
-fake_card            a pool on a card, in memory, its work under the test's control
 fake_engine          a transfer engine in memory
 fake_kv_network      connectors joined in memory, every frame under the test's control
 fake_late_lane       a lane whose copies are completed later

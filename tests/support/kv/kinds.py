@@ -27,8 +27,7 @@ from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import VERIFY_AUTO
 from kv_transfer.zmq.connector import ZmqConnector
-from tests.support.kv.card_sums import bytes_sum
-from tests.support.kv.fake_card import FakeCard
+from tests.support.engine.fake_card import FakeCard, bytes_sum
 from tests.support.kv.fake_late_lane import Copier, FakeLateLane
 from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
 from tests.support.kv.loopback_connector import (

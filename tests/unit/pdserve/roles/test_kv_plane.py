@@ -27,7 +27,7 @@ from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 from node.life.node_parts import LoadedModel
 from pdserve.roles import kv_plane
 from pdserve.roles.kv_plane import KVPlane
-from tests.support.kv.fake_card import FakeCard
+from tests.support.engine.fake_card import FakeCard
 from tests.support.kv.fake_one_sided_lane import Fabric, FakeOneSidedLane
 
 WANTED = 1 << 20

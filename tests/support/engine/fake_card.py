@@ -18,10 +18,11 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.card_pool import CardSums, OpenedPool
 from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool
 from kv_transfer.shared.block_arrays import Blocks
-from tests.support.kv.card_sums import bytes_sum
 from tests.support.kv.fake_late_lane import Copier
 
 WAIT_S = 20.0
+_INDEX = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class _Queued:
@@ -151,3 +152,15 @@ def _sums(pool: Pool, layer: int, blocks: Blocks) -> CardSums:
     return np.array(
         [[bytes_sum(plane[block]) for block in blocks] for plane in pool.planes(layer)], np.uint64
     )
+
+
+def bytes_sum(content: np.ndarray) -> int:
+    """Return the sum that a card makes of some bytes (`kernels/gathering.py`)."""
+    padded = np.zeros(-(-content.size // 8) * 8, np.uint8)
+    padded[: content.size] = content
+    words = padded.view("<u8")
+    mixed = words + _INDEX * np.arange(1, words.size + 1, dtype=np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
+    mixed ^= mixed >> np.uint64(31)
+    return int(mixed.sum(dtype=np.uint64))
