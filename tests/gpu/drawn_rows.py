@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.request import GREEDY_BELOW
-from engine.runner.gpu.filter_launches import (
+from engine.runner.gpu.drawing.filter_launches import (
     FilteredDraw,
     bind_filters,
     buffer_sizes,
@@ -17,9 +17,9 @@ from engine.runner.gpu.filter_launches import (
     put_filters,
     staged_shapes,
 )
+from engine.runner.gpu.drawing.mask_launches import bind_masks, put_masks, staged_masks
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, Launches
-from engine.runner.gpu.mask_launches import bind_masks, put_masks, staged_masks
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.grammars.allowed_tokens import AllowedTokens

@@ -16,7 +16,7 @@ import pytest
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput
 from engine.runner.drawing.sampler import Sampler
-from engine.runner.gpu.filter_launches import LEFT_TO_HOST
+from engine.runner.gpu.drawing.filter_launches import LEFT_TO_HOST
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.kernels.sampling.top_p_weights import write_weights
 from tests.gpu.drawn_rows import WAY, DrawnRows, exponentials, plain_draw

@@ -4,9 +4,7 @@
     compiling     kernels compiled in several processes
     card          the card that a node computes on
     decoder       a decoder's three parts, as launches; decoding steps are graphs
-    card_draw     draws where a temperature, filters and a mask are all that a row asks for
-    filter_launches  the launches of draws under filters
-    mask_launches    masks as bits, and their launch
+    drawing/      draws where a temperature, filters and a mask are all that a row asks for
     cache/        the KV cache on the card, and its way to host memory
     steps/        how a step's rows lie on the card
     load_weights  a folder's weights onto the card

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.core.sequences.seats import SAMPLING_COLUMNS
 from engine.runner.drawing.sampler import SampledRows, Sampler
-from engine.runner.gpu.filter_launches import LEFT_TO_HOST
+from engine.runner.gpu.drawing.filter_launches import LEFT_TO_HOST
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from tests.gpu.drawn_rows import WAY, DrawnRows, plain_draw
 from tests.gpu.stages.model import QWEN3_8B, Findings

@@ -23,7 +23,7 @@ from engine.runner.drawing.verification import Draws
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.decoder import GpuDecoder, Hidden
-from engine.runner.gpu.filter_launches import (
+from engine.runner.gpu.drawing.filter_launches import (
     LEFT_TO_HOST,
     FilteredDraw,
     bind_filters,
@@ -32,8 +32,8 @@ from engine.runner.gpu.filter_launches import (
     put_filters,
     staged_shapes,
 )
+from engine.runner.gpu.drawing.mask_launches import bind_masks, masks_of, put_masks, staged_masks
 from engine.runner.gpu.launches import Bound
-from engine.runner.gpu.mask_launches import bind_masks, masks_of, put_masks, staged_masks
 from engine.runner.gpu.steps.decode_step import DrawWays
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
