@@ -121,6 +121,13 @@ class GpuCache:
             _logger.warning("KV for other nodes is copied through buffers: %s", error)
             return None
 
+    def close(self) -> None:
+        """Free the memory of the card, and let go of the mirror's pages: nothing uses them."""
+        self._device.use()
+        for memory in (self._memory, self._pinned):
+            if memory is not None:
+                memory.close()
+
     @property
     def pool(self) -> KVPool:
         """Where the kernels find keys and values."""
