@@ -20,7 +20,8 @@ MATRIX_KERNELS = {
 # On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys.
 # The gate and up of many rows in fp8 keep three there, whatever the tile.
 # Random weights are made once, at the start.
-MAY_SPILL = {("attend_chunk", 80), ("ranges_in_turn", 80)} | {
+# On sm_100 two tiles of 4 bits with 32 outputs keep four there.
+MAY_SPILL = {("attend_chunk", 80), ("ranges_in_turn", 80), ("ranges_together", 100)} | {
     ("fill_normal", capability) for capability in SHARED_BYTES
 }
 

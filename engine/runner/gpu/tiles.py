@@ -155,6 +155,8 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
         if weights.form is not Form.BF16:
             # Of three sums: a group, a range and the result.
             most = _MOST_RANGED_A_WARP * tile.num_warps // width
+            # Two blocks at a time would take more registers than there are.
+            tile = replace(tile, depth=BLOCK_INPUTS)
         while tile.rows * tile.outputs > most:
             tile = replace(tile, outputs=tile.outputs // 2)
         tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))
