@@ -43,7 +43,7 @@ _MOST_RESULTS_A_WARP = 2048
 _MOST_RANGED_A_WARP = 512
 _MOST_STAGES_BEFORE = 4
 _OTHER_SHARED = 4096
-_RANGES = {8: 4, 4: 8}
+_RANGES = {16: 1, 8: 4, 4: 8}
 """Ranges by bits of a weight: the fewer there are, the more chains keep memory busy."""
 _MOST_ROWS_TOGETHER = 32
 _TOGETHER = {
