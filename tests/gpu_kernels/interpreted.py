@@ -224,7 +224,7 @@ class InterpretedDevice:
     def stream(self, *, is_urgent: bool = False) -> int:
         return 1
 
-    def event(self, *, is_blocking: bool = False) -> InterpretedEvent:
+    def event(self) -> InterpretedEvent:
         return InterpretedEvent()
 
     def capture(self, stream: int, work: Callable[[], None]) -> InterpretedGraph:
