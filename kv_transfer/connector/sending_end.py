@@ -278,13 +278,15 @@ class SendingEnd:
             return  # The link broke in this turn: the chunk is sent again on the next one.
         prepared = _Prepared(effect, lane)
         self._prepared.setdefault(effect.peer, deque()).append(prepared)
-        summing = self._summing_late.get(lane.name) if effect.verify != "off" else None
+        summing = self._summing_late.get(lane.name)
         if not self._machine.is_sending(effect.lease_token):
             self._on_prepared(prepared, Payload())
         elif summing is not None:
             finished = partial(self._on_late_payload, prepared)
             summing.begin_payload(
-                effect.chunk, lambda payload: self._workers.post(partial(finished, payload))
+                effect.chunk,
+                lambda payload: self._workers.post(partial(finished, payload)),
+                is_summed=effect.verify != "off",
             )
         elif self._mirror is not None and self._mirror.serves(lane.name):
             chunk = effect.chunk

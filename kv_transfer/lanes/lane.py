@@ -132,11 +132,12 @@ class LateSummingLane(Lane, Protocol):
     A frame is sent when its sums are known, in the order of the frames.
     """
 
-    def begin_payload(self, chunk: LayerChunk, on_payload: OnPayload) -> None:
+    def begin_payload(self, chunk: LayerChunk, on_payload: OnPayload, *, is_summed: bool) -> None:
         """Begin to sum a chunk; `on_payload` is called, on any thread, with the payload.
 
-        It is called with the error if the sums cannot be had. Raises `HandoffFailed` if that is
-        known at once.
+        By then the chunk is computed, which its payload waits for also if it has no sums. It is
+        called with the error if the sums cannot be had. Raises `HandoffFailed` if that is known at
+        once.
         """
 
 

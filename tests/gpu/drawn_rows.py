@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.runner.gpu.filter_launches import (
+from common.request import GREEDY_BELOW
+from engine.runner.gpu.drawing.filter_launches import (
     FilteredDraw,
     bind_filters,
     buffer_sizes,
@@ -16,14 +17,13 @@ from engine.runner.gpu.filter_launches import (
     put_filters,
     staged_shapes,
 )
+from engine.runner.gpu.drawing.mask_launches import bind_masks, put_masks, staged_masks
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, Launches
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
+from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.weights.model_spec import DecoderSpec
-
-GREEDY_BELOW = 1e-5
-"""That of `common.request`."""
 
 WAY = np.dtype(
     [
@@ -56,10 +56,13 @@ class DrawnRows:
             },
         )  # fmt: skip
         shapes = {"temperatures": (most_rows,), "seeds": (most_rows, 2), "indices": (most_rows,)}
-        self.staging = Staging(device, {**shapes, **staged_shapes(most_rows)})
+        shapes |= staged_shapes(most_rows) | staged_masks(most_rows, spec.vocab_size)
+        self.staging = Staging(device, shapes)
 
-    def put(self, ways: np.ndarray, indices: np.ndarray) -> None:
-        """Send how rows are drawn: an array of `WAY`, and the indices of the draws."""
+    def put(
+        self, ways: np.ndarray, indices: np.ndarray, allowed: AllowedTokens | None = None
+    ) -> None:
+        """Send how rows are drawn: an array of `WAY`, the indices of the draws, and masks."""
         is_greedy = ways["temperature"] < GREEDY_BELOW
         is_filtered = has_filters(ways, self.vocab_size) & ~is_greedy
         shown = np.where(is_greedy | is_filtered, 0.0, ways["temperature"]).astype(np.float32)
@@ -69,6 +72,10 @@ class DrawnRows:
         self.staging.put("seeds", seeds.view(np.int32).reshape(-1, 2))
         self.staging.put("indices", indices)
         put_filters(self.staging, ways, is_filtered, self.vocab_size)
+        if allowed is None:
+            self.staging.put("mask_rows", np.full(len(ways), -1))
+        else:
+            put_masks(self.staging, allowed)
         self.staging.send(self.stream)
 
     def launches(self, num_rows: int, *, with_filters: bool) -> list[Callable[[int], None]]:
@@ -83,45 +90,58 @@ class DrawnRows:
             memory["logits"], staging["filter_temperatures"], staging["seeds"], staging["indices"],
             staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
         )  # fmt: skip
-        return [find, *bind_filters(self.make, draw, memory, num_rows), choose]
+        masks = bind_masks(self.make, memory["logits"], staging, num_rows)
+        return [masks, find, *bind_filters(self.make, draw, memory, num_rows), choose]
 
-    def drawn(self, logits: np.ndarray, ways: np.ndarray, indices: np.ndarray) -> list[int]:
+    def drawn(
+        self, logits: np.ndarray, ways: np.ndarray, indices: np.ndarray,
+        allowed: AllowedTokens | None = None,
+    ) -> list[int]:  # fmt: skip
         """Return the tokens of rows, -1 and -2 where there is none."""
         self._device.upload_array(self.memory["logits"], np.ascontiguousarray(logits, np.float32))
-        self.put(ways, indices)
+        self.put(ways, indices, allowed)
         for launch in self.launches(len(logits), with_filters=True):
             launch(self.stream)
         self._device.synchronize(self.stream)
         raw = self._device.download(self.memory["tokens"], 4 * len(logits))
         return [int(token) for token in np.frombuffer(raw, np.int32)]
 
+    def close(self) -> None:
+        """Free memory and staging."""
+        self.staging.close()
+        self.memory.close()
+
 
 class Plain(NamedTuple):
-    """What was drawn, and what was kept."""
+    """What was drawn, and of how many tokens the filters have to look at the ranks."""
 
     token: int
-    kept: np.ndarray
+    num_listed: int
 
 
 def plain_draw(logits: np.ndarray, way: np.void, index: int) -> Plain:
     """Return what the host draws from a row, by sorting and adding all of its tokens."""
-    vocab_size, largest = len(logits), logits.max()
     if way["temperature"] < GREEDY_BELOW:
-        return Plain(int(logits.argmax()), np.array([logits.argmax()]))
-    depths = (largest - logits) / np.float32(way["temperature"])
-    ranked = np.lexsort((np.arange(vocab_size), depths))
-    has_top_k = 0 < way["top_k"] < vocab_size
-    kept = ranked[: int(way["top_k"])] if has_top_k else ranked
+        return Plain(int(logits.argmax()), 1)
+    depths = (logits.max() - logits) / np.float32(way["temperature"])
+    kept = np.argsort(depths, kind="stable")
+    num_listed = len(kept)
+    has_top_k = 0 < way["top_k"] < len(kept)
+    if has_top_k:
+        kept = kept[: int(way["top_k"])]
+        num_listed = len(kept)
     if way["top_p"] < 1.0:
         reached = np.cumsum(exponentials(-depths[kept]), dtype=np.float64)
         before = np.concatenate(([-1.0], reached[:-1]))
         kept = kept[before < way["top_p"] * reached[-1]]
+        num_listed = num_listed if has_top_k else len(kept)
     if way["min_p"] > 0.0:
         kept = kept[depths[kept].astype(np.float64) <= -math.log(way["min_p"])]
+        num_listed = num_listed if has_top_k and way["top_p"] < 1.0 else len(kept)
     kept = np.sort(kept)
     uniform = (philox_words(kept, int(way["seed"]), index).astype(np.float64) + 0.5) / 2**32
     scores = -np.log(-np.log(uniform)) - depths[kept].astype(np.float64)
-    return Plain(int(kept[scores.argmax()]), kept)
+    return Plain(int(kept[scores.argmax()]), num_listed)
 
 
 def philox_words(tokens: np.ndarray, seed: int, index: int) -> np.ndarray:

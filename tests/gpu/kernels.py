@@ -1,10 +1,11 @@
-"""Kernels that only measure: a pure read, and products whose K is divided among programs."""
+"""Kernels for tests: a pure read, products whose K is divided among programs, and a function."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from engine.runner.gpu.kernels.filters import exponential
 from engine.runner.gpu.kernels.ordering import begin
 
 
@@ -35,3 +36,9 @@ def split_product(x, weights, y, num_rows, N: tl.constexpr, K: tl.constexpr, BM:
         total = tl.dot(stored, tl.trans(inputs), total)
     place = (part * num_rows + rows[:, None]).to(tl.int64) * N + outputs[None, :]
     tl.store(y + place, tl.trans(total), mask=is_row)
+
+
+@triton.jit
+def exponentials_of(x, out, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out + place, exponential(tl.load(x + place)))

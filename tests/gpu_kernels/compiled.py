@@ -22,6 +22,7 @@ import triton
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.weights import Form
 from tests.gpu.measuring import SpecRecorder
+from tests.gpu.stages.draws import draws
 from tests.gpu.stages.model import Findings, Model
 from tests.gpu.stages.products import products
 from tests.gpu.stages.sharing import ipc
@@ -36,7 +37,7 @@ _MATRIX = re.compile(r"(wgmma|mma\.sync|tcgen05)(?:\.mma|\.aligned)")
 def shipped(capability: int) -> list[KernelSpec]:
     """Return every kernel that an 8B model's steps launch on such a card."""
     recorder = SpecRecorder(capability)
-    for stage in (products, step, prefill, ipc):
+    for stage in (products, step, prefill, ipc, draws):
         stage(recorder, Findings())
     _launch_quantised(recorder)
     return recorder.specs

@@ -33,7 +33,10 @@ def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
     assert found["failed"] == []
     assert found["alone"] == {"answers": 4, "tokens": 4 * 96}
     assert found["killed"]["moved"] >= 1
-    assert set(found["first"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (100, 300)}
+    assert set(found["first"]) == {
+        f"{one} {n}{token}"
+        for one in ("apart", "mixed") for n in (100, 300) for token in ("", ", second token")
+    }  # fmt: skip
     assert all(one["median"] > 0 for one in found["first"].values())
     assert set(found["tokens"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (1, 4)}
     assert len(found["up"]["first token after, s"]) == 2

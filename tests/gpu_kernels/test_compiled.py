@@ -20,7 +20,8 @@ MATRIX_KERNELS = {
 # On sm_80 a chunk's attention keeps some registers in memory before and after its loop over keys.
 # The gate and up of many rows in fp8 keep three there, whatever the tile.
 # Random weights are made once, at the start.
-MAY_SPILL = {("attend_chunk", 80), ("ranges_in_turn", 80)} | {
+# On sm_100 two tiles of 4 bits with 32 outputs keep four there.
+MAY_SPILL = {("attend_chunk", 80), ("ranges_in_turn", 80), ("ranges_together", 100)} | {
     ("fill_normal", capability) for capability in SHARED_BYTES
 }
 
@@ -31,14 +32,14 @@ def kernels(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     without_interpreter = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu_kernels.compiled", str(request.param)],
-        cwd=ROOT, env=without_interpreter, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, env=without_interpreter, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"kernel"')]
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_no_kernel_spills_or_takes_too_much(kernels: list[dict[str, Any]]) -> None:
     capability = kernels[0]["capability"]
     assert {row["kernel"] for row in kernels} >= MATRIX_KERNELS - (

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
+from engine.runner.cache.layers_out import LayersOut
 from engine.runner.gpu import cuda_driver
 from engine.runner.gpu.cache.card_pool import GpuCardPool, OpenedCache
 from engine.runner.gpu.cache.copies import CardSide
+from engine.runner.gpu.cache.pool import QueuedLayers
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, Memory, load_driver
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
@@ -186,7 +188,7 @@ def test_a_copy_out_of_another_cache_is_queued_and_not_waited_for(
     nothing: Any = None
     card = GpuCardPool(
         device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory, nothing,
-        nothing, 7,
+        nothing, 7, [device.event()],
     )  # fmt: skip
     source, blocks = OpenedCache(device, memory, NUM_BLOCKS), np.array([1, 2])
     for _ in range(2):  # The first one makes a stream and a buffer.
@@ -202,7 +204,36 @@ def test_a_copy_out_of_another_cache_is_queued_and_not_waited_for(
         order * is_behind_steps + launched
     )
     ended = [name for name in library.calls[len(begun) :] if name != "cuCtxSetCurrent"]
-    assert ended == ["cuEventSynchronize", "cuEventDestroy_v2"]
+    assert ended == ["cuEventQuery", "cuEventQuery", "cuEventDestroy_v2"]
+
+
+def test_sums_are_made_behind_the_end_of_their_layer(
+    library: RecordingLibrary, device: Device
+) -> None:
+    """Layers are told when all are queued, and no thread waits for one to be computed."""
+    pool = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024)
+    memory = Memory(1 << 20, 1 << 20, lambda: None)
+    nothing: Any = None
+    ends = [device.event(), device.event()]
+    card = GpuCardPool(
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory, nothing,
+        nothing, 7, ends,
+    )  # fmt: skip
+    told: list[int] = []
+    queued = QueuedLayers(ends, 7)
+    layers = LayersOut(told.append, queued.mark, most_under_way=2)
+    library.calls.clear()
+    layers.on_computed(0)
+    assert told == []
+    layers.on_computed(1)
+    assert told == [0, 1]
+    assert library.calls == ["cuEventRecord", "cuEventRecord"]
+    layers.finish()
+    library.calls.clear()
+    card.begin_sums(1, np.array([1, 2]))
+    begun = [name for name in library.calls if name != "cuCtxSetCurrent"]
+    assert begun.index("cuStreamWaitEvent") < begun.index("cuLaunchKernelEx")
+    assert not any("Synchronize" in name for name in library.calls)
 
 
 def test_memory_is_freed_once(library: RecordingLibrary, device: Device) -> None:

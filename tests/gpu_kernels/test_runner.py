@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from common.request import SamplingParams
+from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.runner.gpu.cache import pool
 from engine.runner.gpu.cache.card_pool import GpuCardPool
@@ -94,9 +95,21 @@ def filled(tmp_path: Path) -> ModelRunner:
     return runner
 
 
-def test_tokens_drawn_on_the_card_are_those_of_the_host(filled: ModelRunner) -> None:
+SOME = TokenRules(allowed_token_ids=(3, 31, 32, 77, 200))
+MASKED = [
+    replace(GREEDY, rules=SOME),
+    replace(WAYS[2], rules=SOME),
+    replace(WAYS[1], rules=TokenRules(bad_words=((5,), (6,)), allowed_token_ids=(5, 6, 7, 8))),
+    replace(WAYS[1], min_tokens=2, stop_token_ids=(1, 2, 3)),
+]
+
+
+@pytest.mark.parametrize("ways", [WAYS, MASKED], ids=["ways", "masked"])
+def test_tokens_drawn_on_the_card_are_those_of_the_host(
+    filled: ModelRunner, ways: list[SamplingParams]
+) -> None:
     """The same logits, whichever draws: with a temperature of 1, which both hold exactly."""
-    batches = [behind_prompts(*(replace(one, seed=seed) for one in WAYS)) for seed in range(2)]
+    batches = [behind_prompts(*(replace(one, seed=seed) for one in ways)) for seed in range(2)]
     on_device = [filled.execute(batch) for batch in batches]
     filled._row_draw = host_draw(filled)
     assert [filled.execute(batch) for batch in batches] == on_device
@@ -105,21 +118,42 @@ def test_tokens_drawn_on_the_card_are_those_of_the_host(filled: ModelRunner) -> 
 def test_only_rows_under_rules_are_read(
     filled: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four bytes of each other row leave the card."""
+    """Four bytes of each other row leave the card; rows that lie together are one copy."""
     reads: list[int] = []
-    device: Any = filled._row_draw._device  # type: ignore[attr-defined]
-    download = device.download
+    decoder: Any = filled._decoder
+    device: Any = decoder._device
+    copy, logits = device.copy, decoder.memory["logits"]
 
-    def counted(address: int, size: int) -> bytearray:
-        reads.append(size)
-        found: bytearray = download(address, size)
-        return found
+    def counted(to: int, source: int, size: int, stream: int) -> None:
+        if logits <= source < logits + 4 * 4 * filled.vocab_size:
+            reads.append(size)
+        copy(to, source, size, stream)
 
-    monkeypatch.setattr(device, "download", counted)
-    filled.execute(behind_prompts(*WAYS[:2]))
+    monkeypatch.setattr(device, "copy", counted)
+    filled.execute(behind_prompts(*WAYS[:3]))
     assert reads == []
-    filled.execute(behind_prompts(*WAYS))
-    assert reads == [4 * filled.vocab_size] * 2
+    filled.execute(behind_prompts(WAYS[3], WAYS[2], WAYS[3], WAYS[3]))
+    assert reads == [4 * filled.vocab_size, 8 * filled.vocab_size]
+    reads.clear()
+    found = filled.execute(behind_prompts(*MASKED))
+    assert reads == []
+    tokens = [one.token_ids[0] for one in found if one is not None]
+    assert {*tokens[:2]} <= {*SOME.allowed_token_ids}
+    assert tokens[2] in (7, 8)
+    assert tokens[3] not in (1, 2, 3)
+
+
+def test_a_row_without_an_allowed_token_is_told(filled: ModelRunner) -> None:
+    """The host finds out why there is none; the other rows are drawn."""
+    word = TokenRules(bad_words=((PROMPT[-1], 7),), allowed_token_ids=(7,))
+    params = [replace(one, rules=word) for one in WAYS[:3]]
+    step = [
+        ScheduledSequence(0, PROMPT[39:], 39, TABLE, SampleInput(one, 1, PROMPT[:39], PROMPT[39:]))
+        for one in params
+    ]
+    with pytest.raises(SequencesFailed, match="no token is left") as caught:
+        filled.execute([*step, *behind_prompts(GREEDY)])
+    assert sorted(caught.value.errors) == [0, 1, 2]
 
 
 def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:

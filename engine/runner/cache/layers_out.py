@@ -41,9 +41,15 @@ class LayersOut:
     `start_copy` None: nothing needs to be copied, a computed layer is readable.
     """
 
-    def __init__(self, on_layer: OnLayer | None, start_copy: StartCopy | None) -> None:
+    def __init__(
+        self,
+        on_layer: OnLayer | None,
+        start_copy: StartCopy | None,
+        most_under_way: int = MAX_UNDER_WAY,
+    ) -> None:
         self._on_layer = on_layer
         self._start_copy = start_copy
+        self._most_under_way = most_under_way
         self._under_way: deque[tuple[int, LayerCopy]] = deque()
 
     def on_computed(self, layer: int) -> None:
@@ -53,7 +59,7 @@ class LayersOut:
             return
         self._under_way.append((layer, self._start_copy(layer)))
         while self._under_way and (
-            len(self._under_way) > MAX_UNDER_WAY or self._under_way[0][1].is_done()
+            len(self._under_way) > self._most_under_way or self._under_way[0][1].is_done()
         ):
             self._tell_of_next()
 

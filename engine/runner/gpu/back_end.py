@@ -163,8 +163,8 @@ class GpuBackEnd:
         """Send the weights to the card and record the graphs; `packed_folder` is not used."""
         from engine.runner.gpu.cache.pool import GpuCache
         from engine.runner.gpu.card import KernelList
-        from engine.runner.gpu.card_draw import CardDraw
         from engine.runner.gpu.decoder import GpuDecoder
+        from engine.runner.gpu.drawing.card_draw import CardDraw
         from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
         from engine.runner.gpu.load_weights import load_weights
         from engine.runner.gpu.weight_plan import refusals

@@ -35,7 +35,6 @@ _ATTRIBUTES = {
 _MAX_DYNAMIC_SHARED = 8
 _PROGRAMMATIC_LAUNCH = 6
 _LARGEST_STATIC_SHARED = 48 << 10
-_EVENT_BLOCKING = 1
 _EVENT_DISABLE_TIMING = 2
 _CAPTURE_THREAD_LOCAL = 1
 _NON_BLOCKING_STREAM = 1
@@ -276,11 +275,11 @@ class Device:
             c_void_p(stream),
         )  # fmt: skip
 
-    def event(self, *, timed: bool = False, is_blocking: bool = False) -> Event:
-        """Return a new event; waiting for a blocking one keeps no processor busy."""
+    def event(self, *, timed: bool = False) -> Event:
+        """Return a new event; one that is not timed costs less."""
         flags = 0 if timed else _EVENT_DISABLE_TIMING
         handle = c_void_p()
-        self.call("cuEventCreate", byref(handle), flags | (_EVENT_BLOCKING if is_blocking else 0))
+        self.call("cuEventCreate", byref(handle), flags)
         return Event(self, handle)
 
     def load_function(self, cubin: bytes, name: str, shared_bytes: int) -> c_void_p:

@@ -43,7 +43,7 @@ _MOST_RESULTS_A_WARP = 2048
 _MOST_RANGED_A_WARP = 512
 _MOST_STAGES_BEFORE = 4
 _OTHER_SHARED = 4096
-_RANGES = {8: 4, 4: 8}
+_RANGES = {16: 1, 8: 4, 4: 8}
 """Ranges by bits of a weight: the fewer there are, the more chains keep memory busy."""
 _MOST_ROWS_TOGETHER = 32
 _TOGETHER = {
@@ -155,6 +155,8 @@ def suited(tile: Tile, card: DeviceProperties, width: int, weights: Matrix) -> T
         if weights.form is not Form.BF16:
             # Of three sums: a group, a range and the result.
             most = _MOST_RANGED_A_WARP * tile.num_warps // width
+            # Two blocks at a time would take more registers than there are.
+            tile = replace(tile, depth=BLOCK_INPUTS)
         while tile.rows * tile.outputs > most:
             tile = replace(tile, outputs=tile.outputs // 2)
         tile = replace(tile, is_described=False, stages=min(tile.stages, _MOST_STAGES_BEFORE))

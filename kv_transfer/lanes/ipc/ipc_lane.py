@@ -108,9 +108,9 @@ class IpcLane:
         sums = self._card.begin_sums(chunk.layer, blocks).wait() if is_summed else None
         return _payload(chunk, sums)
 
-    def begin_payload(self, chunk: LayerChunk, on_payload: OnPayload) -> None:
+    def begin_payload(self, chunk: LayerChunk, on_payload: OnPayload, *, is_summed: bool) -> None:
         def told(sums: CardSums | None, error: HandoffFailed | None) -> None:
-            on_payload(_payload(chunk, sums) if error is None else error)
+            on_payload(_payload(chunk, sums if is_summed else None) if error is None else error)
 
         self._sums.put(self._card.begin_sums(chunk.layer, chunk.source_blocks), told)
 

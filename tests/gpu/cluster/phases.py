@@ -124,7 +124,8 @@ def compared(shape: Shape) -> list[Asked]:
     they tell logits apart whose tokens are the same.
     """
     greedy, drawn = {"temperature": 0}, {"temperature": 0.8}
-    ways = (greedy | {"logprobs": 0}, drawn, greedy, drawn | {"top_p": 0.95})
+    filtered = drawn | {"top_k": 50, "top_p": 0.95}
+    ways = (greedy | {"logprobs": 0}, filtered, greedy, drawn | {"presence_penalty": 0.1})
     return [
         Asked(
             prompt=prompt_of(shape, shape.bits_lengths[n % len(shape.bits_lengths)] + n, n),
@@ -136,18 +137,21 @@ def compared(shape: Shape) -> list[Asked]:
 
 
 def first_tokens(clusters: Clusters) -> dict[str, Any]:
-    """Times to the first token of prompts that come alone, in milliseconds."""
+    """Times to the first token of prompts that come alone, and from it to the second, in ms."""
     shape = clusters.shape
     found: dict[str, Any] = {}
     for cluster, name in zip(clusters.both, ("apart", "mixed"), strict=True):
-        for length in shape.first_token_lengths:
-            times = []
-            for n in range(_NUM_FIRST_TOKENS + 1):
-                asked = _greedy(shape, length, _FRESH + n, 4)
-                [answer] = asyncio.run(ask_all(cluster.url, clusters.model, [asked]))
-                times.append(answer.first_s)
-            # The first one may compile what steps of this size need.
-            found[f"{name} {length}"] = _milliseconds(times[1:])
+        # A round before: the first steps of a size load kernels, and the first handoff a lane.
+        for round_ in range(2):
+            for length in shape.first_token_lengths:
+                answers = []
+                for n in range(_NUM_FIRST_TOKENS):
+                    salt = _FRESH + round_ * _NUM_FIRST_TOKENS + n
+                    asked = _greedy(shape, length, salt, 4)
+                    answers += asyncio.run(ask_all(cluster.url, clusters.model, [asked]))
+                found[f"{name} {length}"] = _milliseconds([one.first_s for one in answers])
+                seconds = [one.at_s[1] - one.at_s[0] for one in answers]
+                found[f"{name} {length}, second token"] = _milliseconds(seconds)
     return found
 
 

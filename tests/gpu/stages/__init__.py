@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.gpu.stages.bits import bits
+from tests.gpu.stages.draws import draws
 from tests.gpu.stages.machine import ceilings, launch_cost
 from tests.gpu.stages.model import Findings
 from tests.gpu.stages.products import price, products, sweep
@@ -34,6 +35,7 @@ STAGES: dict[str, Callable[[Any, Findings], None]] = {
     "step": step,
     "step_forms": step_forms,
     "tile_forms": tile_forms,
+    "draws": draws,
     "prefill": prefill,
     "price": price,
     "host": host,

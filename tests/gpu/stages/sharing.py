@@ -30,11 +30,17 @@ _PEER_TIMEOUT_S = 5.0
 
 def ipc(card: Any, found: Findings) -> None:
     """Copies out of another process's cache, and what becomes of them when that process dies."""
-    layout, blocks = ipc_sender.LAYOUT, ipc_sender.NUM_BLOCKS
+    layout = ipc_sender.LAYOUT
     kernels = [card.kernel(spec) for spec in specs_of(layout.piece_bytes)]
     if not card.is_real:
         return
-    cache, content = cache_of(card, layout), content_of(layout)
+    with closing(cache_of(card, layout)) as cache:
+        _copied_from_another(card, cache, kernels, found)
+
+
+def _copied_from_another(card: Any, cache: GpuCache, kernels: list[Any], found: Findings) -> None:
+    layout, blocks = ipc_sender.LAYOUT, ipc_sender.NUM_BLOCKS
+    content = content_of(layout)
     size = content.nbytes
     with _sender() as (sender, place):
         descriptor = fetch_descriptor(bytes.fromhex(place["nonce"]))
@@ -115,9 +121,10 @@ def ipc_lane(card: Any, found: Findings) -> None:
         card.kernel(spec)
     if not card.is_real:
         return
-    cache, content = cache_of(card, layout), content_of(layout)
+    content = content_of(layout)
+    cache = cache_of(card, layout)
     connector, events = connector_of(cache, "d", is_offered=False)
-    with closing(connector):
+    with closing(cache), closing(connector):
         with _sender() as (sender, _):
             for count in (1, 4):
                 taken = [

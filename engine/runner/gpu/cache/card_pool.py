@@ -34,7 +34,7 @@ _PART_WORDS = 2048
 _WORD_BYTES = 8
 _ALIGNMENT = 256
 _LOOK_S = 0.0001
-"""How often a thread looks for the end of a copy between the card and the mirror."""
+"""How often a thread looks for the end of work; the driver's blocking wait wakes it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class _Moved:
     def wait(self) -> np.ndarray | None:
         with _failing():
             self._device.use()
-            self._done.wait()
+            while not self._done.is_reached():
+                time.sleep(_LOOK_S)
             self._done.close()
         found = None
         if self._sums is not None:
@@ -86,7 +87,10 @@ class _Mirrored:
 
 
 class GpuCardPool:
-    """The pool of one cache, which may have moved: `pool` and `memory` say where it is."""
+    """The pool of one cache, which may have moved: `pool` and `memory` say where it is.
+
+    `layer_ends` are where the latest step's part in each layer ends; sums are made behind that.
+    """
 
     def __init__(
         self,
@@ -97,9 +101,11 @@ class GpuCardPool:
         host_bytes: Callable[[], np.ndarray],
         side: CardSide,
         compute_stream: int,
+        layer_ends: Sequence[Event],
     ) -> None:
         self._device, self._make_kernel, self._compute = device, make_kernel, compute_stream
         self._pool, self._memory, self._host_bytes, self._side = pool, memory, host_bytes, side
+        self._layer_ends = layer_ends
         self._buffers = PinnedBuffers(device)
         self._sum_stream = device.stream(is_urgent=True)
         self._copy_streams: dict[int, int] = {}
@@ -140,6 +146,9 @@ class GpuCardPool:
 
     def begin_sums(self, layer: int, blocks: Sequence[int] | np.ndarray) -> _Moved:
         pool = self._pool()
+        with _failing():
+            self._device.use()
+            self._layer_ends[layer].delay(self._sum_stream)
         return self._begin(
             pool, pool, layer, (blocks, blocks), self._sum_stream, is_copied=False, is_summed=True
         )
@@ -174,7 +183,9 @@ class GpuCardPool:
     def begin_out(self, layer: int, blocks: np.ndarray) -> _Mirrored:
         host = self._host_bytes()[layer]
         with _failing():
-            pinned, is_complete = self._side.begin_out(layer, blocks, host, blocks)
+            pinned, is_complete = self._side.begin_out(
+                layer, blocks, host, blocks, behind=self._layer_ends[layer]
+            )
         return _Mirrored(is_complete, lambda: self._side.scatter(pinned, host, blocks))
 
     def begin_in(self, layer: int, blocks: np.ndarray) -> _Mirrored:
@@ -214,7 +225,7 @@ class GpuCardPool:
                 (count, parts, 2), source.keys(layer), at, target.keys(layer), at + ids_bytes,
                 at + 2 * ids_bytes, source.num_blocks, target.num_blocks,
             )(stream)  # fmt: skip
-            done = self._device.event(is_blocking=True)
+            done = self._device.event()
             done.record(stream)
         shaped = sums.reshape(2, count, parts) if is_summed else None
         return _Moved(self._device, done, self._buffers, buffer, shaped)

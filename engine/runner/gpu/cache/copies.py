@@ -81,10 +81,12 @@ class CardSide:
         return is_complete
 
     def begin_out(
-        self, layer: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray
-    ) -> tuple[PinnedBlocks, IsComplete]:
+        self, layer: int, block_ids: np.ndarray, host: np.ndarray, host_ids: np.ndarray,
+        behind: Event | None = None,
+    ) -> tuple[PinnedBlocks, IsComplete]:  # fmt: skip
+        """See `DeviceSide`; after `behind` if it is given, and not after all steps."""
         blocks = self._take(block_ids, host, host_ids)
-        done = self._queue(layer, blocks, is_out=True)
+        done = self._queue(layer, blocks, is_out=True, behind=behind)
         return blocks, lambda: self._has_ended(done)
 
     def scatter(self, pinned: PinnedBlocks, host: np.ndarray, host_ids: np.ndarray) -> None:
@@ -118,14 +120,19 @@ class CardSide:
         is_inside = offset >= 0 and offset + host.nbytes <= pinned.num_bytes
         return pinned.address + offset if is_inside else 0
 
-    def _queue(self, layer: int, blocks: PinnedBlocks, *, is_out: bool) -> Event:
-        """Queue a copy after the steps that are queued; return what tells its end."""
+    def _queue(
+        self, layer: int, blocks: PinnedBlocks, *, is_out: bool, behind: Event | None = None
+    ) -> Event:
+        """Queue a copy after the steps that are queued, or `behind`; return what tells its end."""
         device, pool = self._device, self._pool()
         device.use()
-        before = device.event()
-        before.record(self._compute)
-        before.delay(self._stream)
-        before.close()
+        if behind is not None:
+            behind.delay(self._stream)
+        else:
+            before = device.event()
+            before.record(self._compute)
+            before.delay(self._stream)
+            before.close()
         words = pool.piece_bytes // _WORD_BYTES
         if is_out not in self._kernels:
             constants = {

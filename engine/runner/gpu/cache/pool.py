@@ -17,7 +17,7 @@ from engine.runner.cache.device_copies import DeviceCopies
 from engine.runner.cache.layers_out import LayersOut
 from engine.runner.gpu.cache.card_pool import GpuCardPool
 from engine.runner.gpu.cache.copies import CardSide
-from engine.runner.gpu.cuda_driver import Device, GpuError, Memory
+from engine.runner.gpu.cuda_driver import Device, Event, GpuError, Memory
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.launches import KVPool
 from engine.runner.gpu.shareable import allocate_shareable
@@ -28,19 +28,28 @@ _MOST_PINNED_SHARE = 0.25
 """The largest part of the machine's memory that is pinned."""
 
 
-class _Computed:
-    """A `layers_out.LayerCopy` of nothing: the end of what is queued on the stream."""
+class QueuedLayers:
+    """The layers of a step, each a `layers_out.LayerCopy` of nothing, all told when all are queued.
 
-    def __init__(self, device: Device, stream: int) -> None:
-        self._event = device.event(is_blocking=True)
-        self._event.record(stream)
+    Who reads a layer's blocks does so behind its end on the card, so no thread waits for that. Told
+    earlier, the connector's thread would take the interpreter from the one that queues the rest.
+    """
+
+    def __init__(self, ends: Sequence[Event], stream: int) -> None:
+        self._ends, self._stream = ends, stream
+        self._num_queued = 0
+
+    def mark(self, layer: int) -> QueuedLayers:
+        """Mark the end of a layer, which has just been queued."""
+        self._ends[layer].record(self._stream)
+        self._num_queued += 1
+        return self
 
     def is_done(self) -> bool:
-        return self._event.is_reached()
+        return self._num_queued == len(self._ends)
 
     def finish(self) -> None:
-        self._event.wait()
-        self._event.close()
+        """Return at once."""
 
 
 class GpuCache:
@@ -65,9 +74,10 @@ class GpuCache:
         self._side = CardSide(device, make_kernel, lambda: self.pool, lambda: self._pinned, stream)
         sizes = [layer.num_bytes for layer in layout.layers]
         self._copies = DeviceCopies(self._side, block_bytes=sizes)
+        self._layer_ends = [device.event() for _ in layout.layers]
         self.card_pool = GpuCardPool(
             device, make_kernel, lambda: self.pool, self._whole, lambda: self.host_bytes,
-            self._side, stream,
+            self._side, stream, self._layer_ends,
         )  # fmt: skip
 
     def allocate(
@@ -121,6 +131,15 @@ class GpuCache:
             _logger.warning("KV for other nodes is copied through buffers: %s", error)
             return None
 
+    def close(self) -> None:
+        """Free the memory of the card, and let go of the mirror's pages: nothing uses them."""
+        self._device.use()
+        for end in self._layer_ends:
+            end.close()
+        for memory in (self._memory, self._pinned):
+            if memory is not None:
+                memory.close()
+
     @property
     def pool(self) -> KVPool:
         """Where the kernels find keys and values."""
@@ -130,10 +149,11 @@ class GpuCache:
         return KVPool(self._memory.address, self.num_blocks, layout.block_size, piece_bytes)
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
-        """Tell of a layer when the card has computed it: a connector reads it there."""
+        """Tell of the layers when all are queued: a connector reads each behind its end."""
         if on_layer is None:
             return LayersOut(None, None)
-        return LayersOut(on_layer, lambda _: _Computed(self._device, self._stream))
+        queued = QueuedLayers(self._layer_ends, self._stream)
+        return LayersOut(on_layer, queued.mark, most_under_way=len(self._layer_ends))
 
     def begin_copy(
         self,

@@ -5,6 +5,8 @@
     attention       pieces of keys at fixed positions, merged in order
     rows            embedding, norms, rotation, keys and values into the cache
     draw            the next token, and the state of the next step
+    filters         the next token under top-k, top-p and min-p
+    withholding     tokens that a row may not draw, taken out of its logits
     gathering       rows and KV blocks that do not lie together
     ordering        programs that start while the kernel before still runs
     random_numbers  random weights

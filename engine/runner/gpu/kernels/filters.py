@@ -43,7 +43,7 @@ _NOT_FINITE: tl.constexpr = tl.constexpr(-2)
 
 
 @triton.jit
-def _exp(x):
+def exponential(x):
     """Return e^x for x <= 0, to the bit what `top_p_weights` of the CPU computes."""
     inside = tl.maximum(x, -103.97208404541015625)
     rounder: tl.constexpr = 12582912.0  # 1.5 * 2^23
@@ -108,7 +108,7 @@ def weigh(logits, temperatures, best_scores, counts, weights, slices, VOCABULARY
             is_token = token < VOCABULARY
             logit = tl.load(logits + row * VOCABULARY + token, mask=is_token, other=-float("inf"))
             depth = _depth(logit, largest, temperature)
-            weight = tl.sum(_exp(-depth).to(tl.float64), 0)
+            weight = tl.sum(exponential(-depth).to(tl.float64), 0)
             found = tl.histogram(_bin(depth), BINS, mask=is_token)
             place = row * slices + part
             tl.store(counts + place * BINS + tl.arange(0, BINS), found)
@@ -151,7 +151,8 @@ def _last_bin(number, count, below, total, top_k, top_p, deepest):
     """Return the bin up to which all kept tokens lie.
 
     Under top-p the weight of what is deeper has a bound: each token weighs at most what the first
-    depth of its bin does.
+    depth of its bin does. Tokens of the last bin are never listed: noise is between -3.2 and 22.9,
+    so the likeliest token wins against them, and 2^18 of them weigh less than 1e-22 of it.
     """
     last = tl.full((), BINS - 1, tl.int32)
     if top_k > 0:
@@ -164,7 +165,7 @@ def _last_bin(number, count, below, total, top_k, top_p, deepest):
     # Under top-k and top-p, top-p's total is that of all k.
     if (top_k == 0) | (top_p >= 1.0):
         last = tl.minimum(last, _bin(deepest.to(tl.float32)))
-    return last
+    return tl.minimum(last, BINS - 2)
 
 
 @triton.jit
@@ -231,7 +232,7 @@ def _drawn(keys, count, last, top_k, top_p, deepest, total, index, seed,
         is_kept = rank < tl.minimum(top_k, count)
     is_close = tl.full((), 0, tl.int32)
     if top_p < 1.0:
-        weight = tl.where(is_kept, _exp(-depth), 0.0).to(tl.float64)
+        weight = tl.where(is_kept, exponential(-depth), 0.0).to(tl.float64)
         if top_k > 0:
             total = tl.sum(weight, 0)
         wanted = top_p * total

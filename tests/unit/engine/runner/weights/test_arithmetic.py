@@ -84,6 +84,28 @@ def test_identities_differ_by_format_only_where_it_changes_bits() -> None:
     assert wide.description == "float32 on numba, weights in F32, activations in float32"
 
 
+def test_identities_differ_by_the_order_of_sums() -> None:
+    """Both nodes may have the same formats: the orders are by the name of a weight."""
+    orders = [
+        (("a", "Q4_0 in 8 ranges"), ("b", "Q8_0 in 4 ranges")),
+        (("a", "Q8_0 in 4 ranges"), ("b", "Q4_0 in 8 ranges")),
+        (("a", "Q4_0 in 4 ranges"), ("b", "Q8_0 in 4 ranges")),
+        (("a", "Q4_0 in 8 ranges"),),
+        (),
+    ]
+    found = [Arithmetic("bfloat16", "triton", ("Q4_0", "Q8_0"), orders=each) for each in orders]
+    assert len({one.identity for one in found}) == len(orders)
+    assert found[-1].identity == "bfloat16\ntriton"
+    assert (
+        found[0].description
+        == found[1].description
+        == (
+            "bfloat16 on triton, weights in Q4_0 Q8_0, Q4_0 in 8 ranges, Q8_0 in 4 ranges, "
+            "activations in bfloat16"
+        )
+    )
+
+
 def test_a_refused_pair_names_both_arithmetics(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CONFIGS["qwen2"])
     ours = load(tmp_path, quantization="q8_0").layout

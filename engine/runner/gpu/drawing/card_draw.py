@@ -1,9 +1,10 @@
-"""Draws on the card, for the rows whose token needs a temperature and filters alone.
+"""Draws on the card, for the rows whose token needs a temperature, filters and a mask alone.
 
-All rows of a step are drawn in two launches, and four more where one is under filters; their tokens
-are read at once, four bytes a row. Rows under penalties, grammars or other rules, those with log
-probabilities, and those that the filters leave are drawn on the host from their own logits. A row's
-way depends on its own request and logits alone, and it draws the same token either way.
+All rows of a step are drawn in two launches, with four more where one is under filters, and one
+where one has a mask; their tokens are read at once, four bytes a row. Rows under penalties, biases
+or a grammar that is asked afterwards, those with log probabilities, and those that have no allowed
+token or that the filters leave are drawn on the host from their own logits. A row's way depends on
+its own request and logits alone, and it draws the same token either way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from engine.runner.drawing.verification import Draws
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.decoder import GpuDecoder, Hidden
-from engine.runner.gpu.filter_launches import (
+from engine.runner.gpu.drawing.filter_launches import (
     LEFT_TO_HOST,
     FilteredDraw,
     bind_filters,
@@ -31,11 +32,13 @@ from engine.runner.gpu.filter_launches import (
     put_filters,
     staged_shapes,
 )
+from engine.runner.gpu.drawing.mask_launches import bind_masks, masks_of, put_masks, staged_masks
 from engine.runner.gpu.launches import Bound
 from engine.runner.gpu.steps.decode_step import DrawWays
 from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.gpu.steps.step_rows import StepRows
+from engine.runner.grammars.allowed_tokens import AllowedTokens
 
 _DOWNLOADED_ROWS = 16
 """Rows of logits that come to the host at a time: 10 MB of pinned memory at 152,000 tokens."""
@@ -58,10 +61,10 @@ class CardDraw:
             device,
             {
                 "temperatures": (most_rows,), "seeds": (most_rows, 2), "indices": (most_rows,),
-                **staged_shapes(most_rows),
+                **staged_shapes(most_rows), **staged_masks(most_rows, self._vocab_size),
             },
         )  # fmt: skip
-        self._launches: dict[tuple[int, bool], tuple[Bound, ...]] = {}
+        self._launches: dict[tuple[int, bool, bool], tuple[Bound, ...]] = {}
         self._read = device.allocate_pinned(4 * most_rows)
         self._tokens = self._read.host_bytes().view(np.int32)
         self._after: Hidden | None = None
@@ -79,7 +82,7 @@ class CardDraw:
         else:
             hidden = self._decoder.begin(flat, _draw_ways(ways, indices))
         may_go_on = batch.going_on is not None and hidden.drawing is not None
-        needs_more = has_filters(ways, self._vocab_size) | needs_host(ways, indices, seats, rows)
+        needs_more = has_filters(ways, self._vocab_size) | has_rules(ways, indices, seats, rows)
         if may_go_on and not needs_more.any():
             self._go_on(hidden, flat, batch, _draw_ways(ways, indices + 1))
         return hidden
@@ -111,15 +114,17 @@ class CardDraw:
     ) -> Draws:
         """Draw from the logits after rows `sampled` of the batch."""
         draws = Draws()
-        on_host = needs_host(rows.ways, rows.output_indices, batch.seats, rows.histories)
+        on_host = needs_host(rows)
         is_filtered = has_filters(rows.ways, self._vocab_size) & ~on_host
         for first in range(0, len(sampled), self._most_rows):
             group = np.arange(first, min(first + self._most_rows, len(sampled)))
             places = group - first
-            if hidden.drawing is None or is_filtered[group].any():
+            some = rows if len(group) == len(rows) else rows.take(group)
+            allowed = masks_of(some, on_host[group], self._vocab_size)
+            if hidden.drawing is None or is_filtered[group].any() or allowed is not None:
                 if hidden.drawing is None:
                     self._decoder.queue_logits(hidden, sampled[group])
-                tokens = self._drawn(rows, group, is_filtered[group])
+                tokens = self._drawn(some, is_filtered[group], allowed)
             else:
                 if hidden.rows.places is not None:
                     places = hidden.rows.places[group]
@@ -131,32 +136,37 @@ class CardDraw:
                 self._draw_on_host(rows, group[left], places[left], draws)
         return draws
 
-    def _drawn(self, rows: SampledRows, group: np.ndarray, is_filtered: np.ndarray) -> np.ndarray:
-        """Return the token of each row of the group; -1 where logits are not finite."""
+    def _drawn(
+        self, rows: SampledRows, is_filtered: np.ndarray, allowed: AllowedTokens | None
+    ) -> np.ndarray:
+        """Return the token of each row of a group; -1 where logits are not finite."""
         staging, stream = self._staging, self._decoder.stream
-        ways = _draw_ways(rows.ways[group], rows.output_indices[group])
+        ways, count = _draw_ways(rows.ways, rows.output_indices), len(rows)
         staging.wait()
         shown = np.where(is_filtered, np.float32(0.0), ways.temperatures)
         staging.put("temperatures", shown.view(np.int32))
         staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
         staging.put("indices", ways.indices)
         if is_filtered.any():
-            put_filters(staging, rows.ways[group], is_filtered, self._vocab_size)
+            put_filters(staging, rows.ways, is_filtered, self._vocab_size)
+        if allowed is not None:
+            put_masks(staging, allowed)
         staging.send(stream)
-        for launch in self._bound(len(group), with_filters=bool(is_filtered.any())):
+        key = (count, bool(is_filtered.any()), allowed is not None)
+        if key not in self._launches:
+            self._launches[key] = self._bind(*key)
+        for launch in self._launches[key]:
             launch(stream)
         drawn = self._decoder.memory["drawn"]
-        self._device.copy(self._read.address, drawn, 4 * len(group), stream)
+        self._device.copy(self._read.address, drawn, 4 * count, stream)
         self._device.synchronize(stream)
-        return self._tokens[: len(group)].copy()
+        tokens = self._tokens[:count].copy()
+        if allowed is not None:
+            # Where no allowed token is left, another one was drawn.
+            tokens[~allowed.allows(np.maximum(tokens, 0)) & (tokens >= 0)] = LEFT_TO_HOST
+        return tokens
 
-    def _bound(self, num_rows: int, *, with_filters: bool) -> tuple[Bound, ...]:
-        key = (num_rows, with_filters)
-        if key not in self._launches:
-            self._launches[key] = self._bind(num_rows, with_filters=with_filters)
-        return self._launches[key]
-
-    def _bind(self, num_rows: int, *, with_filters: bool) -> tuple[Bound, ...]:
+    def _bind(self, num_rows: int, with_filters: bool, with_masks: bool) -> tuple[Bound, ...]:
         staging, memory, make = self._staging, self._decoder.memory, self._decoder.launches
         logits, best = (
             memory["logits"],
@@ -164,17 +174,18 @@ class CardDraw:
         )
         ways = (staging["temperatures"], staging["seeds"], staging["indices"])
         find, choose = make.draw_rows(logits, ways, best, memory["drawn"], num_rows)
+        first = (bind_masks(make, logits, staging, num_rows), find) if with_masks else (find,)
         if not with_filters:
-            return find, choose
+            return *first, choose
         filtered = FilteredDraw(
             logits, staging["filter_temperatures"], staging["seeds"], staging["indices"],
             staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
         )  # fmt: skip
-        return find, *bind_filters(make, filtered, self._memory, num_rows), choose
+        return *first, *bind_filters(make, filtered, self._memory, num_rows), choose
 
     def bind_all(self) -> None:
         """Ask for every kernel of the draws."""
-        self._bind(1, with_filters=True)
+        self._bind(1, with_filters=True, with_masks=True)
 
     def _draw_on_host(
         self, rows: SampledRows, left: np.ndarray, places: np.ndarray, draws: Draws
@@ -227,7 +238,7 @@ def _taken(following: Hidden, flat: FlatBatch, places: np.ndarray) -> Hidden:
     return replace(following, rows=replace(rows, places=places))
 
 
-def needs_host(
+def has_rules(
     ways: np.ndarray, output_indices: np.ndarray, seats: Seats, histories: np.ndarray
 ) -> np.ndarray:
     """Return which rows need more than a temperature and filters, bool `[rows]`.
@@ -241,4 +252,14 @@ def needs_host(
         | seats.has_rules[histories]
         | seats.has_grammar[histories]
     )
+    return found
+
+
+def needs_host(rows: SampledRows) -> np.ndarray:
+    """Return which rows need more than a temperature, filters and a mask, bool `[rows]`."""
+    found: np.ndarray = (rows.ways["has_penalties"] != 0) | (rows.ways["num_logprobs"] >= 0)
+    if rows.biases is not None:
+        found = found | rows.biases.has_rows
+    if rows.unmasked is not None:
+        found[rows.unmasked.rows] = True
     return found

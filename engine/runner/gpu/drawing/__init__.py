@@ -1,0 +1,6 @@
+"""Draws on the card.
+
+card_draw        the draws of a step: which launches, and which rows the host draws
+filter_launches  the launches of draws under filters
+mask_launches    masks as bits, and their launch
+"""
