@@ -31,7 +31,7 @@ TOUCHING = {
     "tests/gpu_kernels/interpreted_runner.py": 1,
     "tests/gpu_kernels/test_going_on.py": 8,
     "tests/gpu_kernels/test_quantised_runner.py": 3,
-    "tests/gpu_kernels/test_runner.py": 4,
+    "tests/gpu_kernels/test_runner.py": 5,
     "tests/integration/test_dispatch.py": 2,
     "tests/integration/test_dispatch_pairs.py": 6,
     "tests/integration/test_node_clients.py": 4,
