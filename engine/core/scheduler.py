@@ -37,7 +37,7 @@ from engine.core.planning.plan_ahead import PlanAhead
 from engine.core.planning.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
-from engine.core.runner_contract import DrawnTokens
+from engine.core.runner_contract import DrawnTokens, RunnerResult
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.seats import Ints
 from engine.core.sequences.sequence import Sequence
@@ -186,7 +186,7 @@ class Scheduler:
         forecast = Forecast(step, self.running, self.seats, self.pool)
         self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
 
-    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> StepOutputs:
+    def apply(self, step: PlannedStep, results: RunnerResult) -> StepOutputs:
         """Record what the runner computed; finished sequences have released their blocks.
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.

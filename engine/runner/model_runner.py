@@ -21,6 +21,7 @@ from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
+    RunnerResult,
     SampleInput,
     ScheduledSequence,
     SequencesFailed,
@@ -155,8 +156,8 @@ class ModelRunner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
-        """Compute the batch's tokens and draw where asked; return one entry per sequence.
+    ) -> RunnerResult:
+        """Compute the batch's tokens and draw where asked; return what `Runner.execute` does.
 
         `on_layer(l)` is called for each layer of the cache as soon as `kv_bytes` holds the step's
         keys and values in it, layer 0 first, an MTP layer after the draw. `on_queued` is called
@@ -167,7 +168,7 @@ class ModelRunner:
         when logits that some entries needed are not finite, or no token is left to draw.
         """
         if not batch:
-            return []
+            return RunnerResult()
         if not isinstance(batch, StepBatch):
             batch = batch_of(batch)
         flat = flatten(batch, self._limits)
@@ -187,8 +188,9 @@ class ModelRunner:
         if on_queued is not None and self.needs_staging:
             on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
-        results, bad = accept_drafts(batch, draws)
-        unscored = find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size)
+        drawn, bad = accept_drafts(batch, draws)
+        scores, unscored = find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size)
+        results = RunnerResult(drawn, scores)
         for entry in unscored:
             results[entry] = None
         if pending is not None and self.grammars is not None:
@@ -202,7 +204,7 @@ class ModelRunner:
             errors = why_undrawn(bad, batch, draws, rows, failures)
             for entry in unscored:
                 errors[entry] = InternalError("logits of the prompt are not finite")
-            raise SequencesFailed(errors, tuple(results))
+            raise SequencesFailed(errors, results)
         return results
 
     def _propose(

@@ -8,7 +8,6 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from common.prompt_logprobs import PromptLogprobs
 from engine.core.planner_contract import Chunk
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.sequences.seats import Seats
@@ -26,8 +25,6 @@ class StepBatch(Sequence[ScheduledSequence]):
     `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
     `ScheduledSequence`, which the runner does not read. With `is_plain` every entry computes its
     last known token, without drafts, and draws the next one.
-
-    The runner writes what it found of `prompt_rows` into `prompt_logprobs`, by entry.
     """
 
     def __init__(
@@ -42,7 +39,6 @@ class StepBatch(Sequence[ScheduledSequence]):
         *,
         is_plain: bool = False,
     ) -> None:
-        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.seats = seats
         self.rows: Ints = np.asarray(rows, np.int64)
         self.starts: Ints = np.asarray(starts, np.int64)
@@ -88,8 +84,6 @@ class StepBatch(Sequence[ScheduledSequence]):
         )
         part.is_decode = self.is_decode[kept]
         part.num_proposals = self.num_proposals[kept]
-        found = self.prompt_logprobs
-        part.prompt_logprobs = {i: found[e] for i, e in enumerate(entries) if e in found}
         return part
 
 

@@ -17,7 +17,7 @@ from common.nodes import Role
 from common.observing.histogram import HistogramView
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from node.flow.messages import NodeStatistics
 from node.flow.step_progress import StepProgress
@@ -206,7 +206,7 @@ async def test_a_step_that_takes_long_keeps_nobody_from_reading_metrics() -> Non
             batch: Sequence[ScheduledSequence],
             on_layer: OnLayer | None = None,
             on_queued: OnQueued | None = None,
-        ) -> list[DrawnTokens | None]:
+        ) -> RunnerResult:
             arrived.set()
             assert let_go.wait(WAIT_S)
             return execute(batch, on_layer, on_queued)
