@@ -28,7 +28,7 @@ from engine.core.runner_contract import (
     StepCosts,
 )
 from engine.core.step.step_batch import StepBatch, batch_of
-from engine.runner.back_end import BackEnd, LoadedDecoder
+from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles
 from engine.runner.cache.contract import Cache
 from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
@@ -42,7 +42,6 @@ from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.step_costs import DecodeShape, measure_step_costs
-from engine.runner.weights.model_spec import DecoderSpec
 
 
 class ModelRunner:
@@ -51,8 +50,7 @@ class ModelRunner:
     def __init__(
         self,
         back_end: BackEnd,
-        spec: DecoderSpec,
-        eos_token_ids: frozenset[int],
+        files: ModelFiles,
         loaded: LoadedDecoder,
         cache: Cache,
         limits: BatchLimits,
@@ -63,10 +61,10 @@ class ModelRunner:
     ) -> None:
         self.memory = memory
         """What was planned; None for a runner that was not made by `assemble`."""
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_ids = files.eos_token_ids
         self.attention_backend = back_end.name
         self.max_model_len = limits.max_len
-        self.pairs_per_token = spec.pairs_per_token
+        self.pairs_per_token = files.spec.pairs_per_token
         """How far attention costs as much as matrix products (`DecoderSpec.pairs_per_token`)."""
         self.vocab_size = limits.vocab_size
         self._is_measured_alone = back_end.is_measured_alone
