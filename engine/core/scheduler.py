@@ -314,16 +314,10 @@ class Scheduler:
         return self.seats.num_lacking(rows, self.seats.num_known[rows], self.limits.block_size)
 
     def _policy(self) -> PlanPolicy:
-        config = self._config
         return PlanPolicy(
             reservation=self.reservation,
-            victim_order=VICTIM_ORDERS[config.preemption_policy],
-            retract_decode_steps=config.retract_decode_steps,
-            min_progress_tokens=config.min_progress_tokens,
-            skip_ahead_window=config.skip_ahead_window,
-            skip_ahead_limit=config.skip_ahead_limit,
-            enable_priority_scheduling=config.enable_priority_scheduling,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            victim_order=VICTIM_ORDERS[self._config.preemption_policy],
+            config=self._config,
             swaps_late=self.swapping.is_late,
         )
 
