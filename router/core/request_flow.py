@@ -300,7 +300,7 @@ class RequestFlow:
         attempt = self._attempts.find(output.id)
         if attempt is None or not attempt.is_on(node):
             return []
-        reason = output.finish_reason
+        reason = output.details.finish_reason
         if reason is FinishReason.ERROR:
             self._on_error_output(attempt, node, output)
         elif reason is FinishReason.ABORT:
@@ -398,7 +398,7 @@ class RequestFlow:
         # attempt gets another pair, or the same decode node alone.
         suspect = node if attempt.prefill is None else attempt.prefill
         self._out.append(attempt.close_leg(node))
-        error = error_from_code(output.error_code, output.error_message)
+        error = error_from_code(output.details.error_code, output.details.error_message)
         if isinstance(error, (Draining, PoolExhausted)):
             self._attempt_failed(attempt, error, node)
         elif isinstance(error, (NodeLost, HandoffFailed, StaleEpoch)):

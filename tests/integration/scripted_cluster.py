@@ -21,6 +21,7 @@ from placement.redis_store import RedisStore
 from router.core.generation import TokenChunk
 from router.dispatch import dispatcher
 from router.dispatch.dispatcher import Dispatcher
+from tests.fakes.node_outputs import node_output
 from tests.fakes.read_answer import read
 from tests.integration.fake_node import FakeNode
 
@@ -103,7 +104,7 @@ async def asked(node: FakeNode, num_times: int = 1) -> GenerationRequest:
 
 
 def tokens(attempt: AttemptId, first: int, *ids: int, **more: Any) -> RequestOutput:
-    return RequestOutput(id=attempt, first_index=first, token_ids=ids, **more)
+    return node_output(attempt, first, ids, **more)
 
 
 def start(router: Dispatcher, sampling: SamplingParams = GREEDY) -> asyncio.Task[list[TokenChunk]]:
