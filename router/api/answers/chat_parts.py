@@ -13,9 +13,8 @@ from common.request import FinishReason
 from router.api.answers.chat_and_completions import ChatFormat, WholeChoice
 from router.http.sse import text_json, to_json
 from router.text.choice_text import Delta
-from router.tools.answer_parser import AnswerParser
+from router.tools.answer_parser import AnswerParser, whole_answer
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
-from router.tools.whole_answer import whole_answer
 
 NO_LOGPROBS = ',"logprobs":null'
 
