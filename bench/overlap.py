@@ -13,7 +13,13 @@ from common.ids import AttemptId, Incarnation
 from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, SamplingParams
 from engine.core.planner_contract import StepLimits
-from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.runner_contract import (
+    DrawnTokens,
+    OnLayer,
+    OnQueued,
+    RunnerResult,
+    ScheduledSequence,
+)
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, flatten
@@ -52,14 +58,16 @@ class PausedRunner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         assert isinstance(batch, StepBatch)
         flatten(batch, self._limits)
         if on_queued is not None:
             on_queued()
         if self.pause_s:
             time.sleep(self.pause_s)
-        return [DrawnTokens((7,)) if is_sampled else None for is_sampled in batch.is_sampled]
+        return RunnerResult(
+            DrawnTokens((7,)) if is_sampled else None for is_sampled in batch.is_sampled
+        )
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         raise AssertionError("a sequence was preempted")

@@ -46,7 +46,12 @@ from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SpeculationConfig
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.planner_contract import StepLimits
-from engine.core.runner_contract import DrawnTokens, ScheduledSequence, StepCosts
+from engine.core.runner_contract import (
+    DrawnTokens,
+    RunnerResult,
+    ScheduledSequence,
+    StepCosts,
+)
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
@@ -187,7 +192,7 @@ class BusyNode:
         flatten_s = self._flatten(step.batch)
         drawn = [self._draw(scheduled) for scheduled in step.batch]
         began_s = time.perf_counter()
-        self.scheduler.apply(step, drawn)
+        self.scheduler.apply(step, RunnerResult(drawn))
         applied_s = time.perf_counter() - began_s
         self._refill()
         return StepSpans(planned_s, planned_cpu_s, applied_s, flatten_s)

@@ -173,30 +173,55 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class RequestOutput(NamedTuple):
-    """The output of one step for one request. A tuple, because there is one for every token.
+class RequestCounts(NamedTuple):
+    """What is counted for a request beside its tokens, so far.
 
-    `first_index` is the output index of `token_ids[0]`; the router emits each index once.
-    `is_started` means that this node now runs the sequence (on a decode node: the KV was verified).
-    `num_drafted` and `num_accepted` count the draft tokens that this node has verified for this
-    request so far, and those of them that became output.
+    `num_cached_tokens` of its prompt were found in a prefix cache. `num_drafted` draft tokens were
+    verified, and `num_accepted` of them became output.
+    """
+
+    num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+NO_COUNTS = RequestCounts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDetails:
+    """What an output has with token 0, with its end, or with log probabilities.
+
     With token 0, `queue_s` is how long the prompt waited on this node for its first step,
     `compute_s` the time from there to the token, and `prompt_logprobs` are those of the prompt, if
     the request asked for them.
     With `finish_reason` ERROR, `error_code` and `error_message` say why.
     """
 
-    id: AttemptId
-    first_index: int = 0
-    token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    num_cached_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
     queue_s: float = 0.0
     compute_s: float = 0.0
-    is_started: bool = False
     finish_reason: FinishReason | None = None
     error_code: str = ""
     error_message: str = ""
     prompt_logprobs: PromptLogprobs | None = None
+
+
+NO_DETAILS = OutputDetails()
+"""Those of almost every output."""
+
+
+class RequestOutput(NamedTuple):
+    """The output of one step for one request. A tuple, because there is one for every token.
+
+    `first_index` is the output index of `token_ids[0]`; the router emits each index once.
+    `is_started` means that this node now runs the sequence (on a decode node: the KV was verified).
+    `counts` are those of this node; None: as in the output before.
+    """
+
+    id: AttemptId
+    first_index: int = 0
+    token_ids: tuple[int, ...] = ()
+    is_started: bool = False
+    counts: RequestCounts | None = None
+    details: OutputDetails = NO_DETAILS

@@ -10,10 +10,9 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from common.observing.clock import Clock
-from engine.core.runner_contract import DrawnTokens, OnLayer, Runner, ScheduledSequence
+from engine.core.runner_contract import OnLayer, Runner, RunnerResult, ScheduledSequence
 
 Batch = Sequence[ScheduledSequence]
-Results = list[DrawnTokens | None]
 
 
 class Execution(Protocol):
@@ -34,7 +33,7 @@ class Execution(Protocol):
     def wait_until_queued(self) -> None:
         """Return when the step needs the interpreter no more than now and then, or has ended."""
 
-    def wait(self) -> tuple[Results, float]:
+    def wait(self) -> tuple[RunnerResult, float]:
         """Return the step's results, and how many seconds the runner took.
 
         Raises what the runner or `on_layer` raised.
@@ -61,7 +60,7 @@ class ExecutionHere:
     def wait_until_queued(self) -> None:
         """Return at once: the step has not begun."""
 
-    def wait(self) -> tuple[Results, float]:
+    def wait(self) -> tuple[RunnerResult, float]:
         batch, self._batch = self._batch, ()
         began_s = self._clock.now_s()
         results = self._runner.execute(batch, self._on_layer)
@@ -79,7 +78,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    results: Results
+    results: RunnerResult
     error: BaseException | None
     took_s: float
 
@@ -125,7 +124,7 @@ class ExecutionThread:
         while self._end is None and self._next_event() != _QUEUED:
             pass
 
-    def wait(self) -> tuple[Results, float]:
+    def wait(self) -> tuple[RunnerResult, float]:
         while self._end is None:
             self._next_event()
         end, self._end = self._end, None
@@ -156,7 +155,7 @@ class ExecutionThread:
 def _execute_all(runner: Runner, clock: Clock, jobs: _Jobs, events: _Events) -> None:
     while (job := jobs.get()) is not None:
         began_s = clock.now_s()
-        results: Results = []
+        results = RunnerResult()
         error: BaseException | None = None
         on_layer = events.put if job.reports_layers else None
         try:

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from common.errors import InvalidRequest
 from common.observing.clock import Clock
 from engine.core.runner_contract import (
     DeviceLost,
-    DrawnTokens,
     OnLayer,
     Runner,
+    RunnerResult,
     SequencesFailed,
 )
 from engine.core.step.step_in_flight import PlannedStep, Pushes
@@ -62,9 +62,7 @@ class Flow(Protocol[M_contra, E_co]):
     def begin_step(self, now_s: float) -> tuple[PlannedStep, Iterable[E_co]]: ...
     def pushes(self, step: PlannedStep) -> Pushes[E_co] | None: ...
     def plan_ahead(self, step: PlannedStep) -> None: ...
-    def end_step(
-        self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
-    ) -> None: ...
+    def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None: ...
     def report(self) -> Iterable[E_co]: ...
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> Iterable[E_co]: ...
     def on_stop(self) -> Iterable[E_co]: ...
@@ -192,7 +190,7 @@ class StepLoop(Generic[M, E]):
             )
             now_s = self._clock.now_s()
             good = [i for i in range(len(step.batch)) if i not in some.errors]
-            self._flow.end_step(step.only(good), [some.results[i] for i in good], now_s)
+            self._flow.end_step(step.only(good), some.results.only(good), now_s)
             for entry, error in some.errors.items():
                 self._perform_all(self._flow.fail_step(step.only([entry]), error, now_s))
         except DeviceLost:

@@ -18,7 +18,6 @@ from http_serving.abort_connection import offer_abort_of
 from http_serving.half_closed import abort_when_gone, probe_of
 from http_serving.offered_upgrades import OfferIgnoringParser, offers_upgrade
 from http_serving.part_writing import offer_parts
-from http_serving.plain_answers import answer_plainly
 
 _TOO_LARGE = b"The head of this request is larger, or has more headers, than this server takes."
 _HEAD_TOO_LARGE = (
@@ -248,7 +247,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._is_in_body = True
         if self.scope["http_version"] < "1.1":
-            answer_plainly(self.cycle)
+            _answer_plainly(self.cycle)
         offer_abort_of(self.cycle)
         offer_parts(cast(dict[str, Any], self.scope), self.cycle)
 
@@ -301,3 +300,26 @@ def _leave(cycle: RequestResponseCycle) -> None:
     if not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()
+
+
+class _PlainCycle(RequestResponseCycle):
+    """uvicorn's answer to a request of HTTP/1.0, which has no chunks.
+
+    A body of unknown length ends with its connection (RFC 9112, section 6.1).
+    """
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the answer; one without a length is as long as what was sent of it."""
+        if message["type"] == "http.response.start":
+            if all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
+                self.chunked_encoding = False
+        elif self.chunked_encoding is False and not self.expected_content_length:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+def _answer_plainly(cycle: RequestResponseCycle) -> None:
+    """Make the answer one without chunks, and without `100 Continue`, before any of it is sent."""
+    # uvicorn has no place to name another class of answers; the answer has not begun to run.
+    cycle.__class__ = _PlainCycle
+    cycle.waiting_for_100_continue = False

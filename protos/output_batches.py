@@ -15,7 +15,16 @@ from typing import TypeVar
 from common.errors import PeerProtocolError
 from common.ids import AttemptId
 from common.prompt_logprobs import PromptLogprobs
-from common.request import MAX_LOGPROBS, FinishReason, RequestOutput, TokenLogprobs
+from common.request import (
+    MAX_LOGPROBS,
+    NO_COUNTS,
+    NO_DETAILS,
+    FinishReason,
+    OutputDetails,
+    RequestCounts,
+    RequestOutput,
+    TokenLogprobs,
+)
 from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ERROR_LENGTH, MAX_ID_LENGTH
 
@@ -28,6 +37,7 @@ _new_output: Callable[[Iterable[object]], RequestOutput] = partial(tuple.__new__
 
 def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
     """Return a node's outputs as one message; log probabilities are 32-bit floats."""
+    counts = [output.counts or NO_COUNTS for output in outputs]
     return pb.OutputBatch(
         request_ids=[output.id.choice_id for output in outputs],
         attempts=[output.id.attempt for output in outputs],
@@ -35,17 +45,13 @@ def outputs_to_proto(outputs: Sequence[RequestOutput]) -> pb.OutputBatch:
         num_tokens=[len(output.token_ids) for output in outputs],
         token_ids=[token_id for output in outputs for token_id in output.token_ids],
         is_started=_unless_zero([output.is_started for output in outputs]),
-        num_cached_tokens=_unless_zero([output.num_cached_tokens for output in outputs]),
-        num_drafted=_unless_zero([output.num_drafted for output in outputs]),
-        num_accepted=_unless_zero([output.num_accepted for output in outputs]),
+        num_cached_tokens=_unless_zero([one.num_cached_tokens for one in counts]),
+        num_drafted=_unless_zero([one.num_drafted for one in counts]),
+        num_accepted=_unless_zero([one.num_accepted for one in counts]),
         details=[
-            _details_to_proto(index, output)
+            _details_to_proto(index, output.details)
             for index, output in enumerate(outputs)
-            if output.logprobs
-            or output.finish_reason
-            or output.queue_s
-            or output.compute_s
-            or output.prompt_logprobs is not None
+            if output.details != NO_DETAILS
         ],
     )
 
@@ -62,10 +68,6 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
         and min(attempts) > 0
     ):
         raise PeerProtocolError("malformed outputs: an attempt without a name or a number")
-    drafted = _column(batch.num_drafted, num_outputs, 0)
-    accepted = _column(batch.num_accepted, num_outputs, 0)
-    if batch.num_accepted and any(map(gt, accepted, drafted)):
-        raise PeerProtocolError("malformed outputs: more drafts were accepted than there were")
     outputs = list(
         # All at once, because there is one for each token; rare fields are added below.
         map(
@@ -74,25 +76,30 @@ def outputs_from_proto(batch: pb.OutputBatch) -> list[RequestOutput]:
                 map(_new_attempt, zip(choice_ids, attempts, strict=True)),
                 firsts,
                 _cut(tuple(batch.token_ids), counts),
-                repeat(()),
-                _column(batch.num_cached_tokens, num_outputs, 0),
-                drafted,
-                accepted,
-                repeat(0.0),
-                repeat(0.0),
                 _column(batch.is_started, num_outputs, False),
-                repeat(None),
-                repeat(""),
-                repeat(""),
-                repeat(None),
+                _counts(batch, num_outputs),
+                repeat(NO_DETAILS),
             ),
         )
     )
     for details in batch.details:
         if details.place >= num_outputs:
             raise PeerProtocolError(f"malformed outputs: no output {details.place}")
-        outputs[details.place] = _with_details(outputs[details.place], details)
+        output = outputs[details.place]
+        outputs[details.place] = output._replace(details=_details_from_proto(output, details))
     return outputs
+
+
+def _counts(batch: pb.OutputBatch, num_outputs: int) -> Iterable[RequestCounts | None]:
+    if not (batch.num_cached_tokens or batch.num_drafted or batch.num_accepted):
+        return repeat(None)
+    cached = _column(batch.num_cached_tokens, num_outputs, 0)
+    drafted = _column(batch.num_drafted, num_outputs, 0)
+    accepted = _column(batch.num_accepted, num_outputs, 0)
+    if any(map(gt, accepted, drafted)):
+        raise PeerProtocolError("malformed outputs: more drafts were accepted than there were")
+    columns = zip(cached, drafted, accepted, strict=True)
+    return [RequestCounts(*counts) if any(counts) else None for counts in columns]
 
 
 def _unless_zero(column: list[_Number]) -> list[_Number]:
@@ -116,20 +123,20 @@ def _cut(token_ids: tuple[int, ...], counts: list[int]) -> Iterable[tuple[int, .
     return [token_ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _details_to_proto(index: int, output: RequestOutput) -> pb.OutputDetails:
+def _details_to_proto(index: int, details: OutputDetails) -> pb.OutputDetails:
     return pb.OutputDetails(
         place=index,
-        logprobs=[_logprobs_to_proto(entry) for entry in output.logprobs],
-        queue_us=round(output.queue_s * 1e6),
-        compute_us=round(output.compute_s * 1e6),
-        finish_reason="" if output.finish_reason is None else output.finish_reason.value,
-        error_code=output.error_code,
-        error_message=output.error_message[:MAX_ERROR_LENGTH],
-        prompt_logprobs=_prompt_logprobs_to_proto(output.prompt_logprobs),
+        logprobs=[_logprobs_to_proto(entry) for entry in details.logprobs],
+        queue_us=round(details.queue_s * 1e6),
+        compute_us=round(details.compute_s * 1e6),
+        finish_reason="" if details.finish_reason is None else details.finish_reason.value,
+        error_code=details.error_code,
+        error_message=details.error_message[:MAX_ERROR_LENGTH],
+        prompt_logprobs=_prompt_logprobs_to_proto(details.prompt_logprobs),
     )
 
 
-def _with_details(output: RequestOutput, details: pb.OutputDetails) -> RequestOutput:
+def _details_from_proto(output: RequestOutput, details: pb.OutputDetails) -> OutputDetails:
     reason, logprobs = details.finish_reason, details.logprobs
     try:
         finish = FinishReason(reason) if reason else None
@@ -141,7 +148,7 @@ def _with_details(output: RequestOutput, details: pb.OutputDetails) -> RequestOu
         )
     if finish is FinishReason.ERROR and not details.error_code:
         raise PeerProtocolError(f"output of {output.id} ends in an error without a code")
-    return output._replace(
+    return OutputDetails(
         logprobs=tuple([_logprobs_from_proto(entry) for entry in logprobs]),
         queue_s=details.queue_us / 1e6,
         compute_s=details.compute_us / 1e6,

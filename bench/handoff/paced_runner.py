@@ -15,6 +15,7 @@ from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
+    RunnerResult,
     ScheduledSequence,
     StepCosts,
 )
@@ -78,7 +79,7 @@ class PacedRunner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         """Wait for each layer, then report it."""
         num_tokens = sum(len(entry.token_ids) for entry in batch)
         layer_s = num_tokens / self._tokens_per_s / self.layout.num_layers
@@ -87,7 +88,7 @@ class PacedRunner:
             time.sleep(max(began_at_s + (layer + 1) * layer_s - time.monotonic(), 0.0))
             if on_layer is not None:
                 on_layer(layer)
-        return [None if e.sample is None else DrawnTokens((1,)) for e in batch]
+        return RunnerResult(None if e.sample is None else DrawnTokens((1,)) for e in batch)
 
     def warm_up(self) -> None:
         """Do nothing: nothing is compiled."""

@@ -19,7 +19,11 @@ from bench.replay.trace_file import TraceRequest
 from common.errors import InternalError
 from common.settings.config import SchedulingConfig
 from engine.core.planner_contract import StepLimits
-from engine.core.runner_contract import DrawnTokens, ScheduledSequence
+from engine.core.runner_contract import (
+    DrawnTokens,
+    RunnerResult,
+    ScheduledSequence,
+)
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_in_flight import PlannedStep
@@ -189,7 +193,7 @@ class Replay:
         result.sequence_steps += len(step.batch)
         self._now_s = began_s + span_s
         results = [self._draw(scheduled, began_s) for scheduled in step.batch]
-        for output in self._scheduler.apply(step, results):
+        for output in self._scheduler.apply(step, RunnerResult(results)):
             served = self._live[output.sequence.sequence_id]
             self._record(served, len(output.token_ids))
             if output.finish_reason is not None:

@@ -22,7 +22,7 @@ import uvloop
 
 from common.ids import AttemptId
 from common.nodes import NodeLoad, NodeRecord, Role
-from common.request import FinishReason, RequestOutput
+from common.request import NO_DETAILS, FinishReason, OutputDetails, RequestOutput
 from placement.redis_store import RedisStore
 from protos import pdserve_node_pb2 as pb
 from protos.output_batches import outputs_to_proto
@@ -36,6 +36,7 @@ _FINGERPRINT = "f" * 32
 _IDLE = NodeLoad(
     free_blocks=1 << 20, free_seats=1 << 12, num_running=0, num_waiting=0, queued_tokens=0
 )
+_LAST = OutputDetails(finish_reason=FinishReason.LENGTH)
 
 
 def answers(token_ids: Sequence[int], num_tokens: int) -> list[list[int]]:
@@ -165,7 +166,7 @@ class _Pair(cast(Any, NodeServicer)):  # type: ignore[misc]
                 place,
                 tuple(running.token_ids[place : place + 1]),
                 is_started=True,
-                finish_reason=FinishReason.LENGTH if is_last else None,
+                details=_LAST if is_last else NO_DETAILS,
             )
         )
 

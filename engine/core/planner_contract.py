@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
+from common.settings.scheduling_config import SchedulingConfig
 from engine.core.policies.reservation import Reservation
 from engine.core.policies.victims import VictimOrder
 from engine.core.sequences.status import SequenceStatus
@@ -90,13 +91,7 @@ class PlanPolicy:
 
     reservation: Reservation
     victim_order: VictimOrder
-    retract_decode_steps: int
-    min_progress_tokens: int
-    skip_ahead_window: int
-    skip_ahead_limit: int
-    enable_priority_scheduling: bool
-    long_prefill_token_threshold: int = 0
-    """The most tokens of one prompt in a step while others compete; 0: no limit."""
+    config: SchedulingConfig
     swaps_late: bool = False
     """Whether a preempted sequence's blocks are available only after a copy, beside the steps."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from common.errors import InternalError, PdserveError
+from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams, TokenLogprobs
 
 
@@ -65,6 +66,31 @@ class DrawnTokens:
     forced_token_ids: tuple[int, ...] = ()
 
 
+class RunnerResult(list[DrawnTokens | None]):
+    """What one step drew: one entry per scheduled sequence, None where nothing was drawn.
+
+    `prompt_logprobs` has those of the prompts' tokens that were asked for, by entry.
+    """
+
+    __slots__ = ("prompt_logprobs",)
+
+    def __init__(
+        self,
+        drawn: Iterable[DrawnTokens | None] = (),
+        prompt_logprobs: Mapping[int, PromptLogprobs] | None = None,
+    ) -> None:
+        super().__init__(drawn)
+        self.prompt_logprobs = prompt_logprobs or {}
+
+    def only(self, entries: Sequence[int]) -> RunnerResult:
+        """Return the part of the result with these entries."""
+        found = self.prompt_logprobs
+        return RunnerResult(
+            [self[entry] for entry in entries],
+            {i: found[entry] for i, entry in enumerate(entries) if entry in found},
+        )
+
+
 class DeviceLost(InternalError):
     """The device of a runner cannot compute any more.
 
@@ -73,15 +99,12 @@ class DeviceLost(InternalError):
 
 
 class SequencesFailed(InternalError):
-    """Some sequences of a batch have no result; the others' results are valid.
+    """Some sequences of a batch have no result; the others' part of `results` is valid.
 
-    `errors` has the reason of each that has none, by its index in the batch. `results` has one
-    entry per scheduled sequence.
+    `errors` has the reason of each that has none, by its index in the batch.
     """
 
-    def __init__(
-        self, errors: Mapping[int, PdserveError], results: tuple[DrawnTokens | None, ...]
-    ) -> None:
+    def __init__(self, errors: Mapping[int, PdserveError], results: RunnerResult) -> None:
         super().__init__("; ".join(dict.fromkeys(map(str, errors.values()))))
         self.errors = errors
         self.results = results
@@ -119,7 +142,7 @@ class Runner(Protocol):
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         """Run one step; return one entry per sequence, in order, None where `sample` is None.
 
         A sequence's tokens depend on its own tokens and cache alone, never on its neighbours nor on

@@ -37,7 +37,7 @@ from engine.core.planning.plan_ahead import PlanAhead
 from engine.core.planning.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
-from engine.core.runner_contract import DrawnTokens
+from engine.core.runner_contract import DrawnTokens, RunnerResult
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.seats import Ints
 from engine.core.sequences.sequence import Sequence
@@ -201,7 +201,7 @@ class Scheduler:
         forecast = Forecast(step, self.running, self.seats, self.pool)
         self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
 
-    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> StepOutputs:
+    def apply(self, step: PlannedStep, results: RunnerResult) -> StepOutputs:
         """Record what the runner computed; finished sequences have released their blocks.
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.
@@ -329,16 +329,10 @@ class Scheduler:
         return self.seats.num_lacking(rows, self.seats.num_known[rows], self.limits.block_size)
 
     def _policy(self) -> PlanPolicy:
-        config = self._config
         return PlanPolicy(
             reservation=self.reservation,
-            victim_order=VICTIM_ORDERS[config.preemption_policy],
-            retract_decode_steps=config.retract_decode_steps,
-            min_progress_tokens=config.min_progress_tokens,
-            skip_ahead_window=config.skip_ahead_window,
-            skip_ahead_limit=config.skip_ahead_limit,
-            enable_priority_scheduling=config.enable_priority_scheduling,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            victim_order=VICTIM_ORDERS[self._config.preemption_policy],
+            config=self._config,
             swaps_late=self.swapping.is_late,
         )
 

@@ -55,6 +55,22 @@ class StepShape:
     num_logits_rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class ModelToLoad:
+    """What a back end loads: `files`, computed in `arithmetic`, onto `cache`.
+
+    No sequence is longer than `max_len`, no step larger than `shape`. Below `packed_folder` are
+    weights in the form of the back end that nodes of this machine share (None: private memory).
+    """
+
+    files: ModelFiles
+    arithmetic: Arithmetic
+    cache: Cache
+    max_len: int
+    shape: StepShape
+    packed_folder: Path | None
+
+
 def _nothing() -> None:
     """Do nothing: for back ends whose framework allocates a step's memory."""
 
@@ -129,17 +145,5 @@ class BackEnd(Protocol):
     ) -> Cache:
         """Return a cache of as many blocks as fit, all zero; `ConfigError` if fewer than two do."""
 
-    def load(
-        self,
-        files: ModelFiles,
-        cache: Cache,
-        max_len: int,
-        shape: StepShape,
-        arithmetic: Arithmetic,
-        packed_folder: Path | None,
-    ) -> LoadedDecoder:
-        """Read the weights; no sequence is longer than `max_len`.
-
-        Below `packed_folder` are weights in the form of the back end that nodes of this machine
-        share (None: private memory). Raises `CheckpointError` for broken files.
-        """
+    def load(self, model: ModelToLoad) -> LoadedDecoder:
+        """Read the weights; raise `CheckpointError` for broken files."""

@@ -21,13 +21,14 @@ from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
+    RunnerResult,
     SampleInput,
     ScheduledSequence,
     SequencesFailed,
     StepCosts,
 )
 from engine.core.step.step_batch import StepBatch, batch_of
-from engine.runner.back_end import BackEnd, LoadedDecoder
+from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles
 from engine.runner.cache.contract import Cache
 from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
@@ -41,7 +42,6 @@ from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts
 from engine.runner.step_costs import DecodeShape, measure_step_costs
-from engine.runner.weights.model_spec import DecoderSpec
 
 
 class ModelRunner:
@@ -50,8 +50,7 @@ class ModelRunner:
     def __init__(
         self,
         back_end: BackEnd,
-        spec: DecoderSpec,
-        eos_token_ids: frozenset[int],
+        files: ModelFiles,
         loaded: LoadedDecoder,
         cache: Cache,
         limits: BatchLimits,
@@ -62,11 +61,11 @@ class ModelRunner:
     ) -> None:
         self.memory = memory
         """What was planned; None for a runner that was not made by `assemble`."""
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_ids = files.eos_token_ids
         self.attention_backend = back_end.name
         self.device = back_end.device
         self.max_model_len = limits.max_len
-        self.pairs_per_token = spec.pairs_per_token
+        self.pairs_per_token = files.spec.pairs_per_token
         """How far attention costs as much as matrix products (`DecoderSpec.pairs_per_token`)."""
         self.vocab_size = limits.vocab_size
         self._is_measured_alone = back_end.is_measured_alone
@@ -175,8 +174,8 @@ class ModelRunner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
-        """Compute the batch's tokens and draw where asked; return one entry per sequence.
+    ) -> RunnerResult:
+        """Compute the batch's tokens and draw where asked; return what `Runner.execute` does.
 
         `on_layer(l)` is called for each layer of the cache as soon as transfers can read the step's
         keys and values in it, layer 0 first, an MTP layer after the draw. `on_queued` is called
@@ -187,7 +186,7 @@ class ModelRunner:
         when logits that some entries needed are not finite, or no token is left to draw.
         """
         if not batch:
-            return []
+            return RunnerResult()
         if not isinstance(batch, StepBatch):
             batch = batch_of(batch)
         flat = flatten(batch, self._limits)
@@ -210,8 +209,9 @@ class ModelRunner:
         if on_queued is not None and self.needs_staging:
             on_queued()
         draws = self._row_draw.draw(hidden, flat.sampled_rows, rows, batch)
-        results, bad = accept_drafts(batch, draws)
-        unscored = find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size)
+        drawn, bad = accept_drafts(batch, draws)
+        scores, unscored = find_prompt_logprobs(self._decoder, hidden, flat, batch, self.vocab_size)
+        results = RunnerResult(drawn, scores)
         for entry in unscored:
             results[entry] = None
         if pending is not None and self.grammars is not None:
@@ -225,7 +225,7 @@ class ModelRunner:
             errors = why_undrawn(bad, batch, draws, rows, failures)
             for entry in unscored:
                 errors[entry] = InternalError("logits of the prompt are not finite")
-            raise SequencesFailed(errors, tuple(results))
+            raise SequencesFailed(errors, results)
         return results
 
     def _propose(

@@ -56,7 +56,7 @@ class RouterStream:
     def add(self, output: RequestOutput) -> None:
         """Queue an output."""
         self.outputs.append(output)
-        if output.prompt_logprobs is not None:
+        if output.details.prompt_logprobs is not None:
             self._has_prompt_logprobs = True
 
     def take(self) -> Batch:
@@ -73,7 +73,7 @@ class RouterStream:
     def _end_of_message(self) -> int:
         num_left = MAX_ENTRIES
         for index, output in enumerate(self.outputs):
-            found = output.prompt_logprobs
+            found = output.details.prompt_logprobs
             if found is not None:
                 num_left -= num_entries(len(found), found.num_top)
                 if num_left < 0 and index:

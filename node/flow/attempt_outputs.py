@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.errors import PdserveError
-from common.request import FinishReason, RequestOutput
+from common.request import NO_DETAILS, FinishReason, OutputDetails, RequestCounts, RequestOutput
 from engine.core.step.step_in_flight import StepOutput
 from node.flow.attempt_table import NodeAttempt
 from node.flow.messages import SendOutput
@@ -11,26 +11,36 @@ from node.flow.messages import SendOutput
 
 def emit_tokens(attempt: NodeAttempt, output: StepOutput) -> SendOutput:
     """Return the tokens that a step drew, and note in the attempt whether they end it."""
-    sequence = attempt.sequence
-    queue_s, compute_s = (0.0, 0.0) if output.first_index else attempt.prompt_spans_s()
+    details = NO_DETAILS
+    if not output.first_index or output.finish_reason is not None or output.logprobs:
+        queue_s, compute_s = (0.0, 0.0) if output.first_index else attempt.prompt_spans_s()
+        details = OutputDetails(
+            logprobs=output.logprobs,
+            queue_s=queue_s,
+            compute_s=compute_s,
+            finish_reason=output.finish_reason,
+            prompt_logprobs=output.prompt_logprobs,
+        )
     if output.finish_reason is not None:
         attempt.outcome = output.finish_reason.value
     return SendOutput(
         attempt.router,
         RequestOutput(
-            id=attempt.id,
-            first_index=output.first_index,
-            token_ids=output.token_ids,
-            logprobs=output.logprobs,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_drafted=sequence.num_drafted,
-            num_accepted=sequence.num_accepted_drafts,
-            queue_s=queue_s,
-            compute_s=compute_s,
-            finish_reason=output.finish_reason,
-            prompt_logprobs=output.prompt_logprobs,
+            attempt.id, output.first_index, output.token_ids, False, new_counts(attempt), details
         ),
     )
+
+
+def new_counts(attempt: NodeAttempt) -> RequestCounts | None:
+    """Return what is counted for an attempt, and note that it was sent; None where it was."""
+    sequence = attempt.sequence
+    counts = RequestCounts(
+        sequence.num_cached_tokens, sequence.num_drafted, sequence.num_accepted_drafts
+    )
+    if counts == attempt.sent_counts:
+        return None
+    attempt.sent_counts = counts
+    return counts
 
 
 def emit_error(attempt: NodeAttempt, error: PdserveError) -> SendOutput:
@@ -39,8 +49,8 @@ def emit_error(attempt: NodeAttempt, error: PdserveError) -> SendOutput:
         attempt.router,
         RequestOutput(
             id=attempt.id,
-            finish_reason=FinishReason.ERROR,
-            error_code=error.code,
-            error_message=str(error),
+            details=OutputDetails(
+                finish_reason=FinishReason.ERROR, error_code=error.code, error_message=str(error)
+            ),
         ),
     )

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from common.ids import AttemptId, Incarnation
+from common.request import NO_COUNTS, RequestCounts
 from engine.core.sequences.sequence import Sequence
 from kv_transfer.transfer_timing import TransferTiming
 from node.flow.messages import Answer
@@ -41,6 +42,8 @@ class NodeAttempt:
     landed_at_s: float | None = None
     transfer: TransferTiming | None = None
     outcome: str = ""
+    sent_counts: RequestCounts = NO_COUNTS
+    """What its router was told last."""
     is_over: bool = False
     """It ended for the router. It stays in the table until its transfer has released the blocks."""
 

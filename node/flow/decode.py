@@ -19,13 +19,13 @@ from functools import partial
 from common.errors import HandoffFailed, InternalError, Overloaded
 from common.ids import Incarnation
 from common.kv.blocks import blocks_for
-from common.request import RequestOutput
+from common.request import OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_in_flight import PlannedStep, StepOutputs
 from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
-from node.flow.attempt_outputs import emit_tokens
+from node.flow.attempt_outputs import emit_tokens, new_counts
 from node.flow.attempt_table import NodeAttempt
 from node.flow.flow_limits import FlowLimits
 from node.flow.messages import (
@@ -201,9 +201,9 @@ class DecodeFlow(NodeFlow):
         started = RequestOutput(
             id=attempt.id,
             first_index=sequence.num_output,
-            num_cached_tokens=sequence.num_cached_tokens,
             is_started=True,
-            finish_reason=first.finish_reason,
+            counts=new_counts(attempt),
+            details=OutputDetails(finish_reason=first.finish_reason),
         )
         return [SendOutput(attempt.router, started)]
 

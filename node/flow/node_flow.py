@@ -7,7 +7,6 @@ Pure: events and the time come in, effects go out. A role adds what it does with
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Items
 from itertools import count
 
 from common.errors import (
@@ -24,7 +23,7 @@ from common.ids import AttemptId
 from common.nodes import NodeLoad
 from common.request import FinishReason
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.runner_contract import DrawnTokens
+from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -164,7 +163,7 @@ class NodeFlow(ABC):
         """Decide, while `step` runs, what the next one could run."""
         self.scheduler.plan_ahead(step)
 
-    def end_step(self, step: PlannedStep, results: Items[DrawnTokens | None], now_s: float) -> None:
+    def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
         """Record a step's results; `report` tells of them."""
         outputs = self.scheduler.apply(step, results)
         for output in outputs.others.values():

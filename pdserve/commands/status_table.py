@@ -115,10 +115,10 @@ def _router(cluster: ClusterStatus) -> str:
     return f"{name}{up}{': ' if parts else ''}{', '.join(parts)}"
 
 
-def _short_row(node: Facts) -> tuple[str, ...]:
+def _short_row(node: Facts) -> list[str]:
     seats = node.get("max_num_seqs")
     uptime_s = node.get("uptime_s")
-    return (
+    return [
         node["node_id"],
         role_of(node) or "-",
         _state(node),
@@ -126,7 +126,7 @@ def _short_row(node: Facts) -> tuple[str, ...]:
         _part(node.get("free_seats"), seats),
         _part(node.get("free_blocks"), node.get("num_blocks")),
         _shown(node.get("num_waiting")),
-    )
+    ]
 
 
 def _span(span_s: float) -> str:
@@ -198,8 +198,8 @@ def _link_state(link: KVLink | None, is_alive: bool) -> str:
     return "connected" if link.is_connected else "idle"
 
 
-def _row(node: Facts) -> tuple[str, ...]:
-    return (
+def _row(node: Facts) -> list[str]:
+    return [
         node["node_id"],
         role_of(node),
         _shown(node.get("epoch")),
@@ -212,7 +212,7 @@ def _row(node: Facts) -> tuple[str, ...]:
         _size(node.get("kv_cache_bytes")),
         _shown(node.get("num_quarantined_blocks")),
         node.get("control_address", ""),
-    )
+    ]
 
 
 def _state(node: Facts) -> str:
@@ -220,14 +220,14 @@ def _state(node: Facts) -> str:
     return ", ".join(told) or "ready"
 
 
-def _scheduling_row(node: Facts) -> tuple[str, ...]:
+def _scheduling_row(node: Facts) -> list[str]:
     """Return a row. `KEPT BACK`: the share of the remaining outputs that has blocks set aside now.
 
     A node whose reservation policy has no ratio reports 0. On a prefill node no output grows, so
     its ratio is not shown.
     """
     ratio = None if role_of(node) == "prefill" else node.get("new_token_ratio")
-    return (
+    return [
         node["node_id"],
         f"{ratio:.0%}" if ratio else "-",
         _shown(node.get("num_preemptions")),
@@ -235,7 +235,7 @@ def _scheduling_row(node: Facts) -> tuple[str, ...]:
         node.get("speculative_method", "-"),
         _accepted(node),
         node.get("metrics_address") or "-",
-    )
+    ]
 
 
 def _accepted(node: Facts) -> str:

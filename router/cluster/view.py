@@ -45,7 +45,10 @@ class DispatcherView:
             return ""
         pool = self._dispatcher.pool
         return what_is_missing(
-            pool.nodes(), pool.membership, model=self._dispatcher.model, others=pool.other_models
+            pool.nodes(),
+            pool.membership,
+            model=self._dispatcher.model,
+            others=pool.membership.other_models,
         )
 
     def warnings(self) -> list[str]:

@@ -1,6 +1,7 @@
 """The router's decisions without I/O: events and `now_s` in, effects out.
 
 request_flow   the machine of one choice: which node is asked for what, and its one outcome
+flow_actions   what that machine does on its events: asks nodes, gives up attempts, ends
 attempts       which attempts of it go on: one, or two while a node is suspected
 attempt        one attempt: its nodes, what is open there, its tokens
 candidates     which nodes it may still ask, and whether it waits where there is none

@@ -109,12 +109,12 @@ class Attempt:
         is_prefill, first = node == self.prefill, self.ledger.num_before
         if is_prefill and output.first_index + len(output.token_ids) > first + 1:
             raise PeerProtocolError(f"{node} sent more than token {first} of {output.id}")
-        if is_prefill and output.finish_reason and not output.token_ids:
+        if is_prefill and output.details.finish_reason and not output.token_ids:
             raise PeerProtocolError(f"{node} ended {output.id} without token {first}")
         if self.ticket is not None:
             # A decode node fed by a prefill node owes the tokens after its first one.
             return self.ledger.push(output, first if is_prefill else first + 1)
-        if is_prefill and output.token_ids and not output.finish_reason:
+        if is_prefill and output.token_ids and not output.details.finish_reason:
             raise PeerProtocolError(f"{node} did not end {output.id}, which is not handed off")
         return self.ledger.push(output, 0)
 

@@ -53,9 +53,12 @@ class Attempts:
         """Return the other one of two attempts."""
         return self.main if attempt is self.second else self.second
 
-    def was_aborted(self, node: Incarnation, attempt_id: AttemptId) -> bool:
-        """Return whether the node was asked to end this attempt."""
-        return (node, attempt_id) in self._aborted
+    def answer_late_grant(
+        self, node: Incarnation, attempt_id: AttemptId, is_grant: bool
+    ) -> list[Effect]:
+        """Abort what a node grants after it was asked to end it: the abort may have overtaken."""
+        was_aborted = (node, attempt_id) in self._aborted
+        return [SendAbort(node, attempt_id)] if is_grant and was_aborted else []
 
     def begin_second(self) -> Attempt:
         """Begin an attempt beside the main one, after the tokens that were emitted."""

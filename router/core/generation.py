@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from common.observing.tracing import Span
 from common.prompt_logprobs import PromptLogprobs
-from common.request import FinishReason, SamplingParams, TokenLogprobs
+from common.request import FinishReason, RequestCounts, SamplingParams, TokenLogprobs
 from router.core.ttft_stages import DispatchStages
 
 SHUTTING_DOWN = "the router is shutting down: send the request again"
 """Why a request ends that is still here when the router does not wait any more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptResult:
+    """What is known of a prompt once its answer begins.
+
+    It waited `queue_s` on the node that drew token 0, and was computed there in `compute_s`.
+    `stages` are where all of the time went, and `prompt_logprobs` come if they were asked for and
+    the prompt has a second token.
+    """
+
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    stages: DispatchStages | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
 class TokenChunk(NamedTuple):
     """The next tokens of one answer: indices follow each other without gap or repeat.
 
     `finish_reason` is set on the last chunk alone (STOP or LENGTH; failures are raised).
-    `num_cached_tokens` is how much of the prompt was found in a prefix cache, known from the
-    first chunk on. `num_drafted` and `num_accepted` are the draft tokens that were verified for
-    this answer so far, and those of them that became output. With token 0 come `queue_s` and
-    `compute_s`, how long its prompt waited on the node that drew it and was computed there,
-    `stages`, where all of its time went, and `prompt_logprobs`, if they were asked for and the
-    prompt has a second token.
+    `counts` are those of the answer; None: as in the chunk before. `of_prompt` comes with token 0.
     """
 
     first_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
-    num_cached_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    queue_s: float = 0.0
-    compute_s: float = 0.0
-    stages: DispatchStages | None = None
-    prompt_logprobs: PromptLogprobs | None = None
+    counts: RequestCounts | None = None
+    of_prompt: PromptResult | None = None
 
 
 new_chunk: Callable[[tuple[object, ...]], TokenChunk] = partial(tuple.__new__, TokenChunk)

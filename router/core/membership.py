@@ -13,6 +13,8 @@ others: their streams are opened again for `store_grace_s`.
 
 Between two answers of the store at most half a lease counts. After a whole machine was suspended,
 all leases have expired: a router that polls first must give the nodes time to renew them.
+
+Nodes that serve another model, or speak a protocol that this router does not, are left out.
 """
 
 from __future__ import annotations
@@ -23,12 +25,77 @@ from dataclasses import dataclass, field
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
 from router.core.held_load import OwnLoad, prompt_tokens_on
 from router.core.policies.query import NodeView
 
 STORE_GRACE_S = 600.0
 MAX_NODES = 4096
+ENDED_BY_NODE = "the node ended the stream"
+"""Why a stream broke where nothing is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeftOut:
+    """The store lists a node that cannot be a member."""
+
+    node: Incarnation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeard:
+    """A node is heard for the first time, or again."""
+
+    node: Incarnation
+    was_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTrusted:
+    """A node that was new or suspected makes progress."""
+
+    node: Incarnation
+    was_suspected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSuspected:
+    """A node is suspected, or for another reason than before: it `is_heard` and not reached."""
+
+    node: Incarnation
+    reason: str
+    is_heard: bool
+    was_trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLost:
+    """The stream of a node ended."""
+
+    node: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """Why a node is not heard: `has_left` in order, or it was lost."""
+
+    node: Incarnation
+    reason: str
+    has_left: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnlisted:
+    """The store does not list a node that is heard."""
+
+    node: Incarnation
+
+
+MembershipEffect = (
+    NodeLeftOut | NodeHeard | NodeTrusted | NodeSuspected | StreamLost | NodeGone | NodeUnlisted
+)
 
 
 @dataclass(slots=True)
@@ -38,15 +105,28 @@ class _Member:
     listed_at_s: float
     lost_at_s: float = -math.inf
     is_heard: bool = False
-    is_suspected: bool = False
+    suspicion: bool | None = None
+    """None: it is trusted; otherwise whether it is heard."""
     is_replaced: bool = False
     own: OwnLoad = field(default_factory=OwnLoad)
 
+    @property
+    def can_be_chosen(self) -> bool:
+        return self.is_heard and not self.is_replaced
+
+    @property
+    def was_lost(self) -> bool:
+        return self.lost_at_s != -math.inf
+
 
 class Membership:
-    """Nodes by incarnation, with the requests that this router has sent to each."""
+    """Nodes by incarnation, with the requests that this router has sent to each.
 
-    def __init__(self, *, lease_s: float, store_grace_s: float = STORE_GRACE_S) -> None:
+    Each `on_…` returns the effects to perform, in order.
+    """
+
+    def __init__(self, *, model: str, lease_s: float, store_grace_s: float = STORE_GRACE_S) -> None:
+        self._model = model
         self._lease_s = lease_s
         self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, _Member] = {}
@@ -54,6 +134,20 @@ class Membership:
         self._num_listed = 0
         self._asked_at_s = math.inf
         self._waited_s = 0.0
+        self._left_out: dict[Incarnation, NodeRecord] = {}
+        self._unlisted: set[Incarnation] = set()
+        self._gone: dict[Incarnation, str] = {}
+        self._gone_before: dict[Incarnation, str] = {}
+        """Those that were gone before the store was asked."""
+        self._views: dict[Incarnation, NodeView] | None = None
+        self._max_model_len: int | None = None
+        self._changed: set[Incarnation] = set()
+        """Nodes whose view is old; with `_views` None all are."""
+
+    @property
+    def other_models(self) -> list[str]:
+        """The models of the nodes that are left out, ordered."""
+        return sorted({one.model for one in self._left_out.values() if one.model != self._model})
 
     @property
     def is_store_away(self) -> bool:
@@ -64,90 +158,129 @@ class Membership:
         """The nodes in the latest listing that could be members."""
         return self._num_listed
 
-    def on_listing(
-        self,
-        nodes: Sequence[LiveNode],
-        now_s: float,
-        *,
-        unusable: Collection[Incarnation] = (),
-    ) -> None:
-        """Take over the nodes that the store lists.
+    def on_asking(self) -> None:
+        """Take that the store is asked now: nodes lost until here have left, if it lists none."""
+        self._gone_before.update(self._gone)
+        self._gone.clear()
 
-        `unusable`: incarnations that it lists as well and that cannot be members, such as those
-        with another model. They replace older ones too.
-        """
+    def on_listing(self, nodes: Sequence[LiveNode], now_s: float) -> list[MembershipEffect]:
+        """Take over the nodes that the store lists; those left out replace older ones too."""
         self._tell_time(now_s)
         self._is_store_away = False
-        listed = [node for node in nodes[:MAX_NODES] if node.record.role is not Role.ROUTER]
+        left_out = self._leave_out(nodes)
+        usable = [
+            one
+            for one in nodes
+            if one.record.model == self._model and can_speak(one.record.protocol)
+        ]
+        listed = [node for node in usable[:MAX_NODES] if node.record.role is not Role.ROUTER]
         self._num_listed = len(listed)
         for node in listed:
             self._list(node)
-        self._replace({node.record.incarnation for node in listed} | set(unusable))
-        self._forget()
+        self._replace({node.record.incarnation for node in listed} | self._left_out.keys())
+        ended = self._ended({node.record.incarnation for node in nodes})
+        return [*left_out, *ended, *self._forget()]
 
-    def on_store_away(self, now_s: float) -> None:
+    def on_store_away(self, now_s: float) -> list[MembershipEffect]:
         """Go on without the store, which did not answer."""
         self._tell_time(now_s)
         self._is_store_away = True
-        self._forget()
+        return [*self._ended(None), *self._forget()]
 
-    def on_heard(self, incarnation: Incarnation) -> None:
-        """Mark the node as heard: a message came on its stream."""
+    def on_heard(
+        self, incarnation: Incarnation, *, stuck_s: float = 0.0, unreached: str = ""
+    ) -> list[MembershipEffect]:
+        """Take a message of the node's stream, and why what is sent does not arrive, if so.
+
+        `stuck_s`: how long its step has lasted, if it makes no progress.
+        """
+        member = self._members.get(incarnation)
+        if member is None:
+            return []
+        effects: list[MembershipEffect] = []
+        is_new = not member.is_heard
+        if is_new:
+            member.is_heard, self._views = True, None
+            effects.append(NodeHeard(incarnation, member.was_lost))
+        if stuck_s:
+            reason = f"its step has lasted {stuck_s:g} s"
+            effects += self.on_suspected(incarnation, reason, is_heard=False)
+        elif unreached:
+            effects += self.on_suspected(incarnation, unreached, is_heard=True)
+        elif is_new or member.suspicion is not None:
+            was_suspected, member.suspicion = member.suspicion is not None, None
+            self._changed.add(incarnation)
+            effects.append(NodeTrusted(incarnation, was_suspected))
+        return effects
+
+    def on_suspected(
+        self, incarnation: Incarnation, reason: str, *, is_heard: bool
+    ) -> list[MembershipEffect]:
+        """Take the suspicion that a node is gone or hangs, or is heard and not reached."""
+        member = self._members.get(incarnation)
+        if member is None or member.suspicion is is_heard:
+            return []
+        was_trusted, member.suspicion = member.suspicion is None, is_heard
+        self._changed.add(incarnation)
+        return [NodeSuspected(incarnation, reason, is_heard, was_trusted)]
+
+    def on_lost(self, incarnation: Incarnation, reason: str) -> list[MembershipEffect]:
+        """Mark the node as lost: its stream broke or fell silent.
+
+        The store's next listing shows whether it has left.
+        """
+        self._gone[incarnation] = reason
         member = self._members.get(incarnation)
         if member is not None:
-            member.is_heard = True
-            member.is_suspected = False
-
-    def on_suspected(self, incarnation: Incarnation) -> None:
-        """Mark the node as suspected, until it is heard again: its stream is open and silent."""
-        member = self._members.get(incarnation)
-        if member is not None:
-            member.is_suspected = True
-
-    def on_lost(self, incarnation: Incarnation) -> None:
-        """Mark the node as lost: its stream broke or fell silent."""
-        member = self._members.get(incarnation)
-        if member is not None:
-            member.is_heard = False
-            member.is_suspected = False
-            member.lost_at_s = self._waited_s
+            member.is_heard, member.suspicion = False, None
+            member.lost_at_s, self._views = self._waited_s, None
+        return [StreamLost(incarnation)]
 
     def on_leg_opened(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
         """Count one more request that the node was asked to hold."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.open(prompt_tokens_on(member.record.role, num_prompt_tokens))
+            self._changed.add(incarnation)
 
     def on_leg_closed(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
         """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.close(prompt_tokens_on(member.record.role, num_prompt_tokens))
+            self._changed.add(incarnation)
 
     def nodes(self) -> list[NodeView]:
-        """Return the nodes that can be chosen, ordered by id."""
-        return [
-            self._view(member)
-            for _, member in sorted(self._members.items())
-            if member.is_heard and not member.is_replaced
-        ]
+        """Return the nodes that can be chosen, ordered by id.
+
+        Asked for every request, which changes the views of the two nodes that get it.
+        """
+        return list(self._current_views().values())
 
     def max_model_len(self) -> int | None:
         """Return the longest prompt and answer that a node which can be chosen now can finish.
 
-        None without such a node. Asked for every request, so nothing is estimated for it.
+        None without such a node.
         """
-        return max(
-            (
-                member.record.max_model_len
-                for member in self._members.values()
-                if member.is_heard
-                and not member.is_replaced
-                and member.record.role is not Role.PREFILL
-                and not member.load.is_draining
-            ),
-            default=None,
-        )
+        self._current_views()
+        return self._max_model_len
+
+    def _current_views(self) -> dict[Incarnation, NodeView]:
+        views, members = self._views, self._members
+        if views is None:
+            chosen = {node: one for node, one in sorted(members.items()) if one.can_be_chosen}
+            views = self._views = {node: self._view(member) for node, member in chosen.items()}
+            lengths = (
+                one.record.max_model_len
+                for one in chosen.values()
+                if one.record.role is not Role.PREFILL and not one.load.is_draining
+            )
+            self._max_model_len = max(lengths, default=None)
+        else:
+            for node in self._changed & views.keys():
+                views[node] = self._view(members[node])
+        self._changed.clear()
+        return views
 
     def _view(self, member: _Member) -> NodeView:
         is_listed = self._is_listed(member)
@@ -158,7 +291,7 @@ class Membership:
             num_requests=held.num_requests,
             num_used_blocks=held.num_used_blocks,
             num_queued_tokens=held.num_queued_tokens,
-            is_suspected=member.is_suspected,
+            is_suspected=member.suspicion is not None,
             is_listed=is_listed,
         )
 
@@ -166,11 +299,54 @@ class Membership:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
         if self._is_store_away:
             return []
-        return [node.incarnation for node in self.nodes() if not node.is_listed]
+        return [
+            node
+            for node, member in sorted(self._members.items())
+            if member.can_be_chosen and not self._is_listed(member)
+        ]
+
+    def was_heard(self, incarnation: Incarnation) -> bool:
+        """Return whether a member is heard, or was before it was lost."""
+        member = self._members.get(incarnation)
+        return member is not None and (member.is_heard or member.was_lost)
 
     def records(self) -> list[NodeRecord]:
         """Return every node to keep a stream to, ordered by id."""
         return [member.record for _, member in sorted(self._members.items())]
+
+    def _leave_out(self, nodes: Sequence[LiveNode]) -> list[MembershipEffect]:
+        """Note the listed nodes that cannot be members; return those that are new."""
+        found: dict[Incarnation, NodeRecord] = {}
+        effects: list[MembershipEffect] = []
+        for record in (node.record for node in nodes[:MAX_NODES]):
+            if record.model != self._model and record.role is not Role.ROUTER:
+                reason = f"it serves {record.model}, not {self._model}"
+            elif record.model == self._model and not can_speak(record.protocol):
+                versions = f"{record.protocol}, this router's {PROTOCOL_VERSION}"
+                reason = f"its protocol version is {versions}"
+            else:
+                continue
+            found[record.incarnation] = record
+            if record.incarnation not in self._left_out:
+                effects.append(NodeLeftOut(record.incarnation, reason))
+        self._left_out = found
+        return effects
+
+    def _ended(self, listed: Collection[Incarnation] | None) -> list[MembershipEffect]:
+        """Return the ends of those that were gone before the store was asked.
+
+        One that left in order was unlisted before its stream ended; `listed` None: the store is
+        away.
+        """
+        ended, self._gone_before = self._gone_before, {}
+        return [
+            NodeGone(
+                node,
+                reason,
+                reason == ENDED_BY_NODE and listed is not None and node not in listed,
+            )
+            for node, reason in ended.items()
+        ]
 
     def _tell_time(self, now_s: float) -> None:
         self._waited_s += min(max(0.0, now_s - self._asked_at_s), self._lease_s / 2)
@@ -197,15 +373,22 @@ class Membership:
         nodes before it has polled again."""
         return self._waited_s - member.listed_at_s <= self._lease_s
 
-    def _forget(self) -> None:
-        """Drop members that cannot be chosen and are not expected to be heard again."""
-        is_store_incomplete = self._is_store_away or bool(self.unlisted())
+    def _forget(self) -> list[MembershipEffect]:
+        """Drop members that cannot be chosen and are not expected to be heard again.
+
+        Return those that are unlisted from now on.
+        """
+        unlisted = self.unlisted()
+        is_store_incomplete = self._is_store_away or bool(unlisted)
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
         self._members = {
             incarnation: member
             for incarnation, member in self._members.items()
             if self._is_kept(member, patience_s)
         }
+        self._views = None
+        known, self._unlisted = self._unlisted, set(unlisted)
+        return [NodeUnlisted(node) for node in unlisted if node not in known]
 
     def _is_kept(self, member: _Member, patience_s: float) -> bool:
         if member.is_replaced:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from common.errors import PeerProtocolError
-from common.prompt_logprobs import PromptLogprobs
-from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
-from router.core.generation import TokenChunk, new_chunk
+from common.request import (
+    NO_COUNTS,
+    NO_DETAILS,
+    FinishReason,
+    RequestCounts,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from router.core.generation import PromptResult, TokenChunk, new_chunk
 
 MAX_HELD_TOKENS = 4096
 
@@ -31,10 +38,8 @@ class TokenLedger:
         self.emitted: list[int] = []
         self.num_emitted = 0
         self.num_before = 0
-        self.num_cached_tokens = 0
-        self._drafted, self._drafted_before = 0, 0
-        self._accepted, self._accepted_before = 0, 0
-        self._queue_s, self._compute_s = 0.0, 0.0
+        self._counts = self._counts_before = NO_COUNTS
+        self._emitted_counts: RequestCounts | None = NO_COUNTS
 
     def has(self, index: int) -> bool:
         """Return whether this index was emitted or is held."""
@@ -44,32 +49,16 @@ class TokenLedger:
         """Add and return tokens that come in their order, behind the first and before the last, as
         almost all do, without log probabilities. None, with nothing added: `push` takes it.
         """
-        _, first, token_ids, _, cached, drafted, accepted, _, _, _, reason, _, _, _ = output
+        _, first, token_ids, _, counts, details = output
         end = first + len(token_ids)
         is_next = first == self.num_emitted and 0 < first < end <= self._max_tokens
-        if not is_next or reason is not None or self._held or self._has_logprobs:
+        if not is_next or details is not NO_DETAILS or self._held or self._has_logprobs:
             return None
         self.num_emitted = end
         self.emitted += token_ids
-        if cached:
-            self.note_cached(cached)
-        if drafted:
-            self._note_drafts(drafted, accepted)
-        return new_chunk(
-            (
-                first,
-                token_ids,
-                (),
-                None,
-                self.num_cached_tokens,
-                self._drafted_before + self._drafted,
-                self._accepted_before + self._accepted,
-                0.0,
-                0.0,
-                None,
-                None,
-            )
-        )
+        if counts is not None:
+            self._note(counts)
+        return new_chunk((first, token_ids, (), None, self._new_counts(), None))
 
     def push(self, output: RequestOutput, complete_from: int) -> TokenChunk | None:
         """Add an output and return what can be emitted now, if anything.
@@ -84,67 +73,66 @@ class TokenLedger:
         chunk = self.take_next(output)
         if chunk is not None:
             return chunk
-        first, token_ids = output.first_index, output.token_ids
+        first, token_ids, details = output.first_index, output.token_ids, output.details
         if first + len(token_ids) > self._max_tokens or self._has_logprobs:
             self._check(output)
-        logprobs = output.logprobs if self._has_logprobs else ()
-        if output.num_cached_tokens:
-            self.note_cached(output.num_cached_tokens)
-        if output.num_drafted:
-            self._note_drafts(output.num_drafted, output.num_accepted)
-        prompt_logprobs = None  # token 0 leaves as it comes, so nothing keeps them
-        if first == 0 and token_ids:
-            self._queue_s, self._compute_s = output.queue_s, output.compute_s
-            prompt_logprobs = self._new_prompt_logprobs(output)
-        if first != self.num_emitted or self._held or output.finish_reason is not None:
+        logprobs = details.logprobs if self._has_logprobs else ()
+        if output.counts is not None:
+            self._note(output.counts)
+        of_prompt = None  # token 0 leaves as it comes, so nothing keeps it
+        if first == 0 and token_ids and not self.has(0):
+            of_prompt = self._prompt_result(output)
+        if first != self.num_emitted or self._held or details.finish_reason is not None:
             self._hold(first, token_ids, logprobs)
-            if output.finish_reason is not None:
-                self._note_end(output, output.finish_reason, complete_from)
+            if details.finish_reason is not None:
+                self._note_end(output, details.finish_reason, complete_from)
             first, token_ids, logprobs = self._release()
         self.emitted += token_ids
         self.num_emitted += len(token_ids)
         reason = None if self._end is None or self.num_emitted < self._end else self._reason
         if not token_ids and reason is None:
             return None
-        return new_chunk(
-            (
-                first,
-                token_ids,
-                logprobs,
-                reason,
-                self.num_cached_tokens,
-                self._drafted_before + self._drafted,
-                self._accepted_before + self._accepted,
-                0.0 if first else self._queue_s,
-                0.0 if first else self._compute_s,
-                None,
-                prompt_logprobs,
-            )
-        )
+        return new_chunk((first, token_ids, logprobs, reason, self._new_counts(), of_prompt))
 
-    def _new_prompt_logprobs(self, output: RequestOutput) -> PromptLogprobs | None:
-        if self._sampling.prompt_logprobs is None or self.has(0):
-            return None
-        found, wanted = output.prompt_logprobs, self._num_prompt_tokens - 1
-        num_found = 0 if found is None else len(found)
-        if num_found != wanted:
-            raise PeerProtocolError(
-                f"{output.id}: logprobs of {num_found} tokens of the prompt: wanted {wanted}"
-            )
-        return found
+    def _prompt_result(self, output: RequestOutput) -> PromptResult:
+        details, found = output.details, None
+        if self._sampling.prompt_logprobs is not None:
+            found, wanted = details.prompt_logprobs, self._num_prompt_tokens - 1
+            num_found = 0 if found is None else len(found)
+            if num_found != wanted:
+                raise PeerProtocolError(
+                    f"{output.id}: logprobs of {num_found} tokens of the prompt: wanted {wanted}"
+                )
+        return PromptResult(
+            queue_s=details.queue_s, compute_s=details.compute_s, prompt_logprobs=found
+        )
 
     def note_cached(self, num_tokens: int) -> None:
         """Note how much of the prompt was cached. Only nodes that begin the answer count."""
-        if not self.num_before:
-            self.num_cached_tokens = max(self.num_cached_tokens, num_tokens)
+        self._note(RequestCounts(num_tokens))
 
-    def _note_drafts(self, num_drafted: int, num_accepted: int) -> None:
-        """Note the counts of the one node of an attempt that verifies drafts: all, each time."""
-        self._drafted = max(self._drafted, num_drafted)
-        self._accepted = max(self._accepted, num_accepted)
+    def _note(self, counts: RequestCounts) -> None:
+        """Note what a node of this attempt counted; one of them verifies drafts."""
+        known = self._counts
+        if counts == known:
+            return
+        noted = RequestCounts(*map(max, known, counts))
+        if self.num_before:
+            noted = noted._replace(num_cached_tokens=known.num_cached_tokens)
+        if noted != known:
+            self._counts = noted
+
+    def _new_counts(self) -> RequestCounts | None:
+        """Return the counts of all attempts, if they are not those of the chunk before."""
+        if self._counts is self._emitted_counts:
+            return None
+        self._emitted_counts = self._counts
+        cached, drafted, accepted = self._counts
+        before = self._counts_before
+        return RequestCounts(cached, before.num_drafted + drafted, before.num_accepted + accepted)
 
     def _check(self, output: RequestOutput) -> None:
-        num_tokens, num_logprobs = len(output.token_ids), len(output.logprobs)
+        num_tokens, num_logprobs = len(output.token_ids), len(output.details.logprobs)
         if output.first_index + num_tokens > self._max_tokens:
             last = output.first_index + num_tokens - 1
             raise PeerProtocolError(
@@ -190,8 +178,12 @@ class TokenLedger:
         after = TokenLedger(self._sampling, self._num_prompt_tokens)
         after.emitted = list(self.emitted)
         after.num_emitted = after.num_before = self.num_emitted
+        before, counts = self._counts_before, self._counts
+        num_accepted = before.num_accepted + counts.num_accepted if self.num_emitted else 0
+        after._counts_before = RequestCounts(
+            0, before.num_drafted + counts.num_drafted, num_accepted
+        )
+        after._emitted_counts = None
         if self.num_emitted:
-            after.num_cached_tokens = self.num_cached_tokens
-            after._accepted_before = self._accepted_before + self._accepted
-        after._drafted_before = self._drafted_before + self._drafted
+            after._counts = RequestCounts(counts.num_cached_tokens)
         return after

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVarTuple, cast
 
@@ -349,12 +350,13 @@ class Dispatcher:
 
     def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:
         """Return the chunk; with token 0 also where its time went."""
-        if not chunk.token_ids:
+        found = chunk.of_prompt
+        if found is None:
             return chunk
         stages = choice.trace.on_first_token(
-            self._clock.now_s(), queue_s=chunk.queue_s, compute_s=chunk.compute_s
+            self._clock.now_s(), queue_s=found.queue_s, compute_s=found.compute_s
         )
-        return chunk._replace(stages=stages)
+        return chunk._replace(of_prompt=replace(found, stages=stages))
 
     def _place(self, choice: RunningChoice, effect: PlaceRecord) -> None:
         choice.trace.on_placed(

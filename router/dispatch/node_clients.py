@@ -39,10 +39,11 @@ from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
+from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant
 from router.dispatch.echoes import UNREACHED_S, Echoes
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
-from router.dispatch.node_listener import ENDED_BY_NODE, NodeListener
+from router.dispatch.node_listener import NodeListener
 from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
 from router.dispatch.silence import Silence, SilenceVerdict
 from router.dispatch.unsent_calls import UnsentCalls

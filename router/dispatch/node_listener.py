@@ -7,9 +7,6 @@ from typing import Protocol
 from common.ids import Incarnation
 from common.request import RequestOutput
 
-ENDED_BY_NODE = "the node ended the stream"
-"""Why a stream broke where nothing is wrong with it."""
-
 
 class NodeListener(Protocol):
     """Receives what the stream brings: called on the event loop, returns at once."""
@@ -39,4 +36,4 @@ class NodeListener(Protocol):
         """
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
-        """Take the end of a stream that was heard; `reason` is `ENDED_BY_NODE` or the fault."""
+        """Take the end of a stream that was heard: `ENDED_BY_NODE`, or the fault."""

@@ -51,7 +51,7 @@ class PairPlacer:
 
     def before_output(self, flow: RequestFlow, node: Incarnation, output: RequestOutput) -> None:
         """Look at an output that the flow will take next, while both its nodes are known."""
-        is_error = output.finish_reason is FinishReason.ERROR
+        is_error = output.details.finish_reason is FinishReason.ERROR
         pair = flow.pair(output.id) if is_error or self._pairs else None
         if pair is None or node not in pair:
             return
@@ -60,7 +60,7 @@ class PairPlacer:
             if node == decode and self._pairs.on_worked((prefill, decode)):
                 log.info("KV from %s to %s: the handoff works again", prefill, decode)
             return
-        error = error_from_code(output.error_code, output.error_message)
+        error = error_from_code(output.details.error_code, output.details.error_message)
         if isinstance(error, HandoffFailed):
             self._on_failed((prefill, decode), error)
 

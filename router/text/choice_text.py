@@ -15,9 +15,8 @@ from typing import NamedTuple, Protocol
 
 from common.errors import InternalError
 from common.prompt_logprobs import PromptLogprobs
-from common.request import FinishReason, TokenLogprobs
-from router.core.generation import TokenChunk
-from router.core.ttft_stages import DispatchStages
+from common.request import NO_COUNTS, FinishReason, RequestCounts, TokenLogprobs
+from router.core.generation import PromptResult, TokenChunk
 from router.text.stop_strings import StopStrings
 from router.tools.call_search import CallSearch
 
@@ -45,28 +44,37 @@ class LogprobEntry:
     text_offset: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaDetails:
+    """What the first and the last delta of a choice have, and those whose counts are new.
+
+    Of the accepted drafts, `counts` has those that are among the choice's tokens; None: as in the
+    delta before. `stop_reason` is the stop string, or the id of the stop token, that ended the
+    choice; None for any other end, such as an end-of-sequence token. `of_prompt` is the chunk's.
+    `echoed` are the entries of a prompt that is shown, with the first delta.
+    """
+
+    counts: RequestCounts | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    of_prompt: PromptResult | None = None
+    echoed: Sequence[LogprobEntry] = ()
+
+
+_NO_DETAILS = DeltaDetails()
+
+
 class Delta(NamedTuple):
     """What one chunk of tokens adds to a choice. `num_tokens` counts every token generated.
 
-    `num_drafted` and `num_accepted` are the choice's draft tokens so far, and how many of them are
-    among its tokens. `stages` is the chunk's. `token_ids` are all tokens, whether their text is
-    shown or not. `stop_reason` is the stop string, or the id of the stop token, that ended the
-    choice; None for any other end, such as an end-of-sequence token. `prompt_logprobs` come with
-    the first delta, and so do `echoed`, the entries of a prompt that is shown.
+    `token_ids` are all tokens, whether their text is shown or not.
     """
 
     text: str
-    entries: tuple[LogprobEntry, ...]
     num_tokens: int
-    num_cached_tokens: int
-    num_drafted: int
-    num_accepted: int
-    finish_reason: FinishReason | None
-    stages: DispatchStages | None
     token_ids: tuple[int, ...]
-    stop_reason: str | int | None
-    prompt_logprobs: PromptLogprobs | None = None
-    echoed: Sequence[LogprobEntry] = ()
+    entries: tuple[LogprobEntry, ...] = ()
+    details: DeltaDetails = _NO_DETAILS
 
 
 MakeEchoed = Callable[[PromptLogprobs | None], Sequence[LogprobEntry]]
@@ -74,6 +82,10 @@ MakeEchoed = Callable[[PromptLogprobs | None], Sequence[LogprobEntry]]
 
 _new_delta: Callable[[tuple[object, ...]], Delta] = partial(tuple.__new__, Delta)
 """Makes a `Delta` from all of its fields in order, in a third of the time."""
+
+
+def _logprobs_of(prompt: PromptResult | None) -> PromptLogprobs | None:
+    return None if prompt is None else prompt.prompt_logprobs
 
 
 class ChoiceText:
@@ -118,6 +130,7 @@ class ChoiceText:
         self._echoed = echoed
         self._has_output = has_output
         self._calls = calls
+        self._counts = NO_COUNTS
         self._entries: deque[LogprobEntry] = deque()
         self._decoded_chars = self._sent_chars = len(echo)
 
@@ -125,32 +138,15 @@ class ChoiceText:
         """Return one delta for each chunk, up to the one that ends the choice; see `push`."""
         deltas, decode = [], self._decoder.push
         for chunk in chunks:
-            token_ids = chunk.token_ids
-            if self._is_bare and chunk.finish_reason is None and len(token_ids) == 1:
-                _, _, _, _, cached, drafted, accepted, _, _, stages, of_prompt = chunk
-                text = decode(token_ids[0])  # as in almost all chunks
-                deltas.append(
-                    _new_delta(
-                        (
-                            text,
-                            (),
-                            1,
-                            cached,
-                            drafted,
-                            accepted,
-                            None,
-                            stages,
-                            token_ids,
-                            None,
-                            of_prompt,
-                            (),
-                        )
-                    )
-                )
+            _, token_ids, _, reason, counts, of_prompt = chunk
+            is_usual = reason is None and counts is None and of_prompt is None
+            if is_usual and self._is_bare and len(token_ids) == 1:
+                # As in almost all chunks.
+                deltas.append(_new_delta((decode(token_ids[0]), 1, token_ids, (), _NO_DETAILS)))
                 continue
             delta = self.push(chunk)
             deltas.append(delta)
-            if delta.finish_reason is not None:
+            if delta.details.finish_reason is not None:
                 break
         return deltas
 
@@ -161,7 +157,8 @@ class ChoiceText:
         """
         if not self._has_output:
             return self._without_output(chunk)
-        _, token_ids, _, finish_reason, cached, drafted, accepted, _, _, stages, of_prompt = chunk
+        _, token_ids, _, finish_reason, counts, of_prompt = chunk
+        self._counts = counts or self._counts
         entries: tuple[LogprobEntry, ...] = ()
         echoed: Sequence[LogprobEntry] = ()
         stop_reason: str | int | None = None
@@ -179,45 +176,34 @@ class ChoiceText:
                 finish_reason = FinishReason.STOP
                 # The token that ends a stop string is the model's own; the tokens it cut off were
                 # drafts.
-                accepted = max(accepted - max(len(token_ids) - num_tokens - 1, 0), 0)
+                num_cut = max(len(token_ids) - num_tokens - 1, 0)
+                num_accepted = max(self._counts.num_accepted - num_cut, 0)
+                counts = self._counts._replace(num_accepted=num_accepted)
                 token_ids = token_ids[:num_tokens]
         if self._echo:
             text, self._echo = self._echo + text, ""
         if self._echoed is not None:
-            echoed, self._echoed = self._echoed(of_prompt), None
-        return _new_delta(
-            (
-                text,
-                entries,
-                num_tokens,
-                cached,
-                drafted,
-                accepted,
-                finish_reason,
-                stages,
-                token_ids,
-                stop_reason,
-                of_prompt,
-                echoed,
-            )
+            echoed, self._echoed = self._echoed(_logprobs_of(of_prompt)), None
+        details = DeltaDetails(
+            counts=counts,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            of_prompt=of_prompt,
+            echoed=echoed,
         )
+        return Delta(text, num_tokens, token_ids, entries, details)
 
     def _without_output(self, chunk: TokenChunk) -> Delta:
         """Return the prompt alone; the token that a node drew ended the choice."""
-        return Delta(
-            text=self._echo,
-            entries=(),
-            num_tokens=0,
-            num_cached_tokens=chunk.num_cached_tokens,
-            num_drafted=0,
-            num_accepted=0,
+        of_prompt = chunk.of_prompt
+        num_cached_tokens = (chunk.counts or NO_COUNTS).num_cached_tokens
+        details = DeltaDetails(
+            counts=RequestCounts(num_cached_tokens),
             finish_reason=FinishReason.LENGTH,
-            stages=chunk.stages,
-            token_ids=(),
-            stop_reason=None,
-            prompt_logprobs=chunk.prompt_logprobs,
-            echoed=() if self._echoed is None else self._echoed(chunk.prompt_logprobs),
+            of_prompt=of_prompt,
+            echoed=() if self._echoed is None else self._echoed(_logprobs_of(of_prompt)),
         )
+        return Delta(self._echo, 0, (), details=details)
 
     def _filter(self, chunk: TokenChunk) -> tuple[str, int]:
         """Return the text that stop strings let through, and how many tokens were generated."""

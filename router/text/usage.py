@@ -8,6 +8,7 @@ from enum import Enum
 
 from typing_extensions import TypedDict
 
+from common.request import RequestCounts
 from common.wire_types import Count
 from router.text.choice_text import Delta
 
@@ -49,13 +50,15 @@ class Usage:
     prompt_lengths: tuple[int, ...]
     choices_per_prompt: int
     completion_tokens: int = 0
-    _last: dict[int, Delta] = field(default_factory=dict)
+    _counts: dict[int, RequestCounts] = field(default_factory=dict)
+    """The latest counts of each choice."""
 
     def count(self, choice: int, deltas: Sequence[Delta]) -> None:
         """Add the next deltas of one choice."""
         for delta in deltas:
             self.completion_tokens += delta.num_tokens
-        self._last[choice] = deltas[-1]  # its counts are totals of the choice
+            if delta.details.counts is not None:
+                self._counts[choice] = delta.details.counts
 
     @property
     def prompt_tokens(self) -> int:
@@ -63,16 +66,16 @@ class Usage:
 
     @property
     def cached_tokens(self) -> int:
-        firsts = [choice for choice in self._last if choice % self.choices_per_prompt == 0]
-        return sum(self._last[choice].num_cached_tokens for choice in firsts)
+        firsts = [choice for choice in self._counts if choice % self.choices_per_prompt == 0]
+        return sum(self._counts[choice].num_cached_tokens for choice in firsts)
 
     @property
     def accepted_tokens(self) -> int:
-        return sum(delta.num_accepted for delta in self._last.values())
+        return sum(counts.num_accepted for counts in self._counts.values())
 
     @property
     def rejected_tokens(self) -> int:
-        return sum(delta.num_drafted - delta.num_accepted for delta in self._last.values())
+        return sum(one.num_drafted - one.num_accepted for one in self._counts.values())
 
     def as_json(self) -> UsageAnswer:
         """Return OpenAI's `usage` object."""

@@ -11,8 +11,7 @@ text_argument   the text of a call's one argument, for tools that take text
 call_parser     an answer's text to text and calls
 call_search     where the first call of an answer begins
 thinking        an answer's text to thinking and the rest
-answer_parser   both parsers, one after the other
-whole_answer    the parts of a whole answer, put together
+answer_parser   both parsers, one after the other, and the parts of a whole answer
 grammars        grammars of answers that hold calls, and of answers after thinking
 plain_messages  calls and their results as plain messages, for templates that know neither
 """

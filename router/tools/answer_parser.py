@@ -8,7 +8,7 @@ from itertools import groupby
 
 from router.tools.call_parser import CallParser
 from router.tools.formats import FORMATS
-from router.tools.parts import Part, TextPart, ThinkingPart
+from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
 from router.tools.thinking import ThinkingFormat, ThinkingSplit
 
 
@@ -92,3 +92,32 @@ def _joined(parts: Iterator[Part]) -> list[Part]:
         else:
             joined += group
     return joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerParts:
+    """What is thought, the text, and each call's name and arguments."""
+
+    thinking: str
+    text: str
+    calls: tuple[tuple[str, str], ...]
+
+
+def whole_answer(parser: AnswerParser, text: str) -> AnswerParts:
+    """Return the parts of `text`; `parser` is new."""
+    thinking, texts = [], []
+    names: list[str] = []
+    arguments: list[list[str]] = []
+    for part in parser.push(text, is_last=True):
+        match part:
+            case ThinkingPart(more):
+                thinking.append(more)
+            case TextPart(more):
+                texts.append(more)
+            case CallStart(_, name):
+                names.append(name)
+                arguments.append([])
+            case CallArguments(number, more):
+                arguments[number].append(more)
+    calls = tuple(zip(names, map("".join, arguments), strict=True))
+    return AnswerParts(thinking="".join(thinking), text="".join(texts), calls=calls)

@@ -168,7 +168,7 @@ class ChoiceTimer:
             self._num_tokens += num_tokens
             metrics.output_tokens.value += num_tokens
             metrics.edge.num_tokens += num_tokens
-        if deltas[-1].finish_reason is not None and self._first_at_s is not None:
+        if deltas[-1].details.finish_reason is not None and self._first_at_s is not None:
             tpot = tpot_s(self._first_at_s, self._last_at_s, self._num_tokens)
             if tpot is not None:
                 self._metrics.tpot.observe(tpot)
@@ -176,7 +176,8 @@ class ChoiceTimer:
             self._metrics.e2e.observe(self._last_at_s - self._arrived_at_s)
 
     def _observe_stages(self, deltas: Sequence[Delta], now_s: float) -> None:
-        stages = next((delta.stages for delta in deltas if delta.stages is not None), None)
-        if stages is not None:
-            for stage, span_s in stages.to_client(self._arrived_at_s, now_s).items():
-                self._metrics.ttft_stages.of[stage.value].observe(span_s)
+        for delta in deltas:
+            found = delta.details.of_prompt
+            if found is not None and found.stages is not None:
+                for stage, span_s in found.stages.to_client(self._arrived_at_s, now_s).items():
+                    self._metrics.ttft_stages.of[stage.value].observe(span_s)

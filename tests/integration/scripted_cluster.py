@@ -23,6 +23,7 @@ from router.dispatch import dispatcher
 from router.dispatch.dispatcher import Dispatcher
 from tests.integration.fake_node import FakeNode
 from tests.support.http.read_answer import read
+from tests.support.nodes.node_outputs import node_output
 
 PROMPT = tuple(range(40))
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -103,7 +104,7 @@ async def asked(node: FakeNode, num_times: int = 1) -> GenerationRequest:
 
 
 def tokens(attempt: AttemptId, first: int, *ids: int, **more: Any) -> RequestOutput:
-    return RequestOutput(id=attempt, first_index=first, token_ids=ids, **more)
+    return node_output(attempt, first, ids, **more)
 
 
 def start(router: Dispatcher, sampling: SamplingParams = GREEDY) -> asyncio.Task[list[TokenChunk]]:

@@ -19,7 +19,7 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
-from common.request import FinishReason, GenerationRequest, SamplingParams
+from common.request import FinishReason, GenerationRequest, RequestCounts, SamplingParams
 from common.version import PROTOCOL_VERSION, VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
@@ -75,7 +75,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     chunks = await answer
     assert ids(chunks) == [10, 11, 12, 13]
     assert chunks[-1].finish_reason is FinishReason.STOP
-    assert chunks[0].num_cached_tokens == 16
+    assert chunks[0].counts == RequestCounts(16)
     await no_placements(cluster)
     assert (p.aborted, d.aborted) == ([], [])
 

@@ -18,12 +18,14 @@ LENGTH = FinishReason.LENGTH
 def stages_of(chunks: list[TokenChunk]) -> dict[Stage, float]:
     """The stages of the first chunk, which add up; later ones have none."""
     first, *later = chunks
-    assert first.stages is not None
-    assert all(chunk.stages is None for chunk in later)
-    waited_s = first.stages.ended_at_s - first.stages.began_at_s
-    assert sum(first.stages.spans_s.values()) == pytest.approx(waited_s, abs=1e-9)
-    assert min(first.stages.spans_s.values()) >= 0
-    return dict(first.stages.spans_s)
+    assert all(chunk.of_prompt is None for chunk in later)
+    assert first.of_prompt is not None
+    stages = first.of_prompt.stages
+    assert stages is not None
+    waited_s = stages.ended_at_s - stages.began_at_s
+    assert sum(stages.spans_s.values()) == pytest.approx(waited_s, abs=1e-9)
+    assert min(stages.spans_s.values()) >= 0
+    return dict(stages.spans_s)
 
 
 async def test_what_the_prefill_node_says_splits_the_wait(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from common.errors import DeadlineExceeded, NodeLost, Overloaded, PoolExhausted
+from common.request import RequestCounts
 from router.api.answers.answer import PING_S
 from router.core.generation import TokenChunk
 from tests.integration.openai_clients import client_of
@@ -66,8 +67,8 @@ async def test_chat_stream_with_usage_and_two_choices() -> None:
 async def drafting(_: Call) -> AsyncIterator[TokenChunk]:
     ids = tiny_model().encode("Hello world", add_special_tokens=False, param="p")
     first, last = chunks(ids)
-    yield first._replace(num_drafted=4)
-    yield last._replace(num_drafted=6, num_accepted=1)
+    yield first._replace(counts=RequestCounts(0, 4, 0))
+    yield last._replace(counts=RequestCounts(0, 6, 1))
 
 
 async def test_usage_tells_accepted_and_rejected_drafts() -> None:

@@ -34,13 +34,13 @@ USER = {"role": "user", "content": "Hello"}
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = write_model_folder(tmp_path_factory.mktemp("model"))
     return planning_command(str(folder), "tiny", 0)
 
 
 @pytest.fixture
-async def planning(command: tuple[str, ...]) -> AsyncIterator[PlanningProcess]:
+async def planning(command: list[str]) -> AsyncIterator[PlanningProcess]:
     planning = PlanningProcess(command)
     yield planning
     await planning.close()

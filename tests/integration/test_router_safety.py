@@ -104,7 +104,7 @@ async def test_nodes_of_another_model_are_left_out_and_named_once(
         assert world.view.why_not_ready() == ""
         world.store.more.clear()
         await world.router.pool.refresh(world.router.incarnation)
-        assert world.router.pool.other_models == []
+        assert world.router.pool.membership.other_models == []
 
 
 @pytest.mark.parametrize("turns", range(4))

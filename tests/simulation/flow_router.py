@@ -193,9 +193,10 @@ class FlowRouter:
                 case TokenChunk() as chunk:
                     assert chunk.first_index == len(client.tokens), "a seam in the answer"
                     client.tokens += chunk.token_ids
-                    if chunk.prompt_logprobs is not None:
+                    found = chunk.of_prompt
+                    if found is not None and found.prompt_logprobs is not None:
                         assert not chunk.first_index
-                        client.prompt_logprobs.append(chunk.prompt_logprobs)
+                        client.prompt_logprobs.append(found.prompt_logprobs)
                 case Wait():
                     self._waiting.append(client)
                 case Finish():

@@ -158,20 +158,22 @@ class ScriptedRouter:
         self._check_leg(asked, node, output)
         if asked.is_done:
             return
-        if output.finish_reason is FinishReason.ERROR:
+        if output.details.finish_reason is FinishReason.ERROR:
             if node == self.prefill and asked.has_started and 0 in asked.tokens:
                 return  # its part was done: decode goes on without it
-            self._end(asked, f"failed: {output.error_code}")
+            self._end(asked, f"failed: {output.details.error_code}")
             return
         asked.has_started |= node == self.decode
-        assert output.num_drafted >= output.num_accepted
-        asked.num_drafted = max(asked.num_drafted, output.num_drafted)
-        asked.num_accepted = max(asked.num_accepted, output.num_accepted)
+        if output.counts is not None:
+            _, num_drafted, num_accepted = output.counts
+            assert num_drafted >= num_accepted
+            asked.num_drafted = max(asked.num_drafted, num_drafted)
+            asked.num_accepted = max(asked.num_accepted, num_accepted)
         for offset, token_id in enumerate(output.token_ids):
             index = output.first_index + offset
             assert asked.tokens.get(index, token_id) == token_id, "one index, two tokens (F44)"
             asked.tokens[index] = token_id
-        if output.finish_reason is not None:
+        if output.details.finish_reason is not None:
             asked.end = output.first_index + len(output.token_ids)
         if asked.end is not None and len(asked.answer()) == asked.end:
             self._end(asked, "finished")
@@ -195,7 +197,7 @@ class ScriptedRouter:
     def _check_leg(self, asked: Asked, node: Incarnation, output: RequestOutput) -> None:
         leg = asked.legs[node]
         assert not leg.is_over, f"{node} went on after its end: {output}"
-        leg.is_over = output.finish_reason is not None
+        leg.is_over = output.details.finish_reason is not None
         if output.token_ids:
             expected = leg.next_index if leg.next_index is not None else output.first_index
             assert output.first_index == expected, f"{node} skipped or repeated a token"

@@ -74,7 +74,7 @@ class BurstCluster:
         self.prefill = [self._node(rng, f"p{n}", Role.PREFILL) for n in range(num_prefill)]
         self.decode = [self._node(rng, f"d{n}", Role.DECODE) for n in range(2)]
         self.nodes = {node.me: node for node in (*self.prefill, *self.decode)}
-        self.members = Membership(lease_s=LEASE_S)
+        self.members = Membership(model="m", lease_s=LEASE_S)
         self.placer = Placer(policy)
         self.poll_phase_s = rng.uniform(0, EVERY_S)
         self._num_asked = 0

@@ -41,7 +41,7 @@ def _slow_down(world: World, node: Node) -> None:
 
 def spans(said: list[tuple[Node, RequestOutput]]) -> list[tuple[object, int, float, float]]:
     return [
-        (node.me, output.first_index, output.queue_s, output.compute_s)
+        (node.me, output.first_index, output.details.queue_s, output.details.compute_s)
         for node, output in said
         if output.token_ids
     ]

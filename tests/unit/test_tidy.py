@@ -13,11 +13,10 @@ from tests.unit.tree import all_files, name_of, python_files
 MOST_LINES = 450
 MOST_TEST_LINES = 600
 MOST_FUNCTION_LINES = 70
+MOST_FIELDS = 6
 
 # Longer than that, each with the reason why splitting would not make it clearer.
-LONG_FILES: dict[str, str] = {
-    "router/core/request_flow.py": "one state machine, below its table",
-}
+LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 TEXT_SUFFIXES = frozenset(
@@ -96,6 +95,71 @@ def test_a_public_class_of_the_product_has_a_name_of_its_own() -> None:
                 homes.setdefault(node.name, []).append(name_of(path))
     assert len(homes) > 500, "the product was found"
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def _kind(element: ast.expr) -> object:
+    """What elements of one list have in common; None for what stands for itself."""
+    match element:
+        case ast.Constant(int() | float()):
+            return float
+        case ast.Constant(value):
+            return type(value)
+        case ast.Tuple():
+            return tuple
+        case ast.Call(func):
+            return ast.unparse(func)
+    return None
+
+
+def records_by_position(source: str) -> list[str]:
+    """Tuples of more fields than a reader can count, made, taken apart or declared.
+
+    A list of values of one kind is no record, nor is an enumeration by `range`, and what a team of
+    threads is given are the arguments of a call.
+    """
+    allowed: set[ast.AST] = set()
+    for node in ast.walk(tree := ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_team":
+            allowed.update(node.args)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("range("):
+            allowed.update(node.targets)
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Tuple) and len(node.elts) > MOST_FIELDS and node not in allowed:
+            kinds = {_kind(element) for element in node.elts}
+            if isinstance(node.ctx, ast.Store) or None in kinds or len(kinds) > 1:
+                found.append(f"{node.lineno}: {ast.unparse(node)[:60]}")
+    return found
+
+
+def test_records_have_names_for_their_fields() -> None:
+    found = [
+        f"{name_of(path)}:{line}"
+        for path in python_files()
+        if not name_of(path).startswith(("tests/", "bench/", "tools/"))
+        for line in records_by_position(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_record"),
+    [
+        ("a, b, c, d, e, f, g = row", True),
+        ("row = (x.a, x.b, x.c, x.d, x.e, x.f, x.g)", True),
+        ("row: tuple[int, int, int, str, str, str, float]", True),
+        ("row = ('a', 1, 2, 3, 4, 5, 6)", True),
+        ("run_team(f, 2, (a, b, c, d, e, f, g))", False),
+        ("other(f, 2, (a, b, c, d, e, f, g))", True),
+        ("for a, b, c, d, e, f, g in rows: pass", True),
+        ("a, b, c, d, e, f, g = range(7)", False),
+        ("a, b, c, d, e, f = row", False),
+        ("names = ('a', 'b', 'c', 'd', 'e', 'f', 'g')", False),
+        ("rows = (Row(1), Row(2), Row(3), Row(4), Row(5), Row(6), Row(7))", False),
+    ],
+)
+def test_what_a_record_by_position_is(line: str, is_record: bool) -> None:
+    assert bool(records_by_position(line)) == is_record
 
 
 def test_modules_say_what_they_hold() -> None:

@@ -45,7 +45,7 @@ def plan_admissions(
     """
     if not waiting:
         return
-    if budget.num_seats <= 0 and not budget.policy.enable_priority_scheduling:
+    if budget.num_seats <= 0 and not budget.policy.config.enable_priority_scheduling:
         budget.plan.stopped_by = StopRule.NO_SEAT
         return
     _Admissions(budget, seated, growth, match_prefix).run(waiting)
@@ -143,7 +143,7 @@ class _Admissions:
         for sequence in waiting:
             if blocked:
                 num_behind += 1
-                if num_behind > policy.skip_ahead_window:
+                if num_behind > policy.config.skip_ahead_window:
                     break
             stop = self._try_to_seat(sequence, is_head=not blocked)
             if stop is None:
@@ -183,13 +183,13 @@ class _Admissions:
         if sequence.status is SequenceStatus.PREEMPTED:
             return True
         bypassed = sequence.num_bypassed + self.budget.plan.bypassed.get(sequence.sequence_id, 0)
-        return bypassed >= self.budget.policy.skip_ahead_limit
+        return bypassed >= self.budget.policy.config.skip_ahead_limit
 
     def _try_to_seat(self, sequence: SequenceView, *, is_head: bool) -> StopRule | None:
         """Plan an admission; return the rule that prevents it, or None."""
         budget = self.budget
         need = self._need(sequence, self.freed)
-        may_preempt = is_head and budget.policy.enable_priority_scheduling
+        may_preempt = is_head and budget.policy.config.enable_priority_scheduling
         is_room_made = False
         if may_preempt and (budget.num_seats <= 0 or self._why_blocked(need, sequence)):
             is_room_made, need = self._preempt_lower(sequence, need)
@@ -252,7 +252,7 @@ class _Admissions:
         decoding = [s for s in seated if s.status in _DECODING]
         return headroom_blocks(
             [*decoding, sequence],
-            retract_decode_steps=self.budget.policy.retract_decode_steps,
+            retract_decode_steps=self.budget.policy.config.retract_decode_steps,
             tokens_per_seq=self.budget.limits.tokens_per_seq,
             block_size=self.budget.limits.block_size,
         )
@@ -302,7 +302,7 @@ class _Admissions:
         the fewest computed tokens. A victim that turns out not to be needed stays. A sequence that
         resumed and has not made progress yet stays too, so that each resumption is worth its cost.
         """
-        least = self.budget.policy.min_progress_tokens
+        least = self.budget.policy.config.min_progress_tokens
         lower = [
             s
             for s in self.seated

@@ -32,11 +32,11 @@ class ChunkPlan:
         self._prompts = prefilling
         self._urgent: list[SequenceView] = []
         if len(prefilling) + len(waiting) > 1:
-            budget.limit_chunks(budget.policy.long_prefill_token_threshold)
-        if budget.policy.enable_priority_scheduling and prefilling:
+            budget.limit_chunks(budget.policy.config.long_prefill_token_threshold)
+        if budget.policy.config.enable_priority_scheduling and prefilling:
             self._prompts = sorted(prefilling, key=lambda s: -s.priority)
             least = self._prompts[-1].priority
-            window = islice(waiting, budget.policy.skip_ahead_window + 1)
+            window = islice(waiting, budget.policy.config.skip_ahead_window + 1)
             self._urgent = [s for s in window if s.priority > least and not s.has_remote_kv]
             if self._urgent or self._prompts[0].priority > prefilling[0].priority:
                 granule = budget.limits.chunk_granularity

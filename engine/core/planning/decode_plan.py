@@ -115,9 +115,9 @@ def _retract(
     """
     policy, limits = budget.policy, budget.limits
     victims = policy.victim_order(decoding)
-    if policy.enable_priority_scheduling:
+    if policy.config.enable_priority_scheduling:
         victims = lowest_priority_first(victims)
-    victims = spare_recently_resumed(victims, policy.min_progress_tokens)
+    victims = spare_recently_resumed(victims, policy.config.min_progress_tokens)
     left = {s.sequence_id: s for s in decoding}
     for victim in victims:
         if len(left) == 1:
@@ -125,7 +125,7 @@ def _retract(
         if budget.plan.preempted:
             headroom = headroom_blocks(
                 list(left.values()),
-                retract_decode_steps=policy.retract_decode_steps,
+                retract_decode_steps=policy.config.retract_decode_steps,
                 tokens_per_seq=limits.tokens_per_seq,
                 block_size=limits.block_size,
             )

@@ -37,11 +37,11 @@ class PlanAhead:
             self.rule = AheadRule.BLOCKS
         elif plan.admissions:
             admitted = {one.sequence_id for one in plan.admissions}
-            looked_at = islice(waiting, len(admitted) + policy.skip_ahead_window)
+            looked_at = islice(waiting, len(admitted) + policy.config.skip_ahead_window)
             self._admitted = {s.sequence_id: s for s in looked_at if s.sequence_id in admitted}
         # The plan would not look at a sequence with so many others before it.
-        self._reach = len(plan.admissions) + policy.skip_ahead_window + 1
-        if policy.enable_priority_scheduling:
+        self._reach = len(plan.admissions) + policy.config.skip_ahead_window + 1
+        if policy.config.enable_priority_scheduling:
             self._reach = sys.maxsize
         elif plan.stopped_by in (StopRule.NO_SEAT, StopRule.NO_BUDGET, StopRule.BARRIER):
             self._reach = 0

@@ -38,23 +38,8 @@ SAMPLING_COLUMNS = np.dtype(
     ]
 )
 """One row of sampling parameters. `num_logprobs` can be `NOT_ASKED`."""
-
-
-def _sampling_row(params: SamplingParams) -> tuple[float, ...]:
-    """Return the values of `SAMPLING_COLUMNS`, in their order."""
-    return (
-        params.temperature,
-        params.top_k,
-        params.top_p,
-        params.min_p,
-        params.repetition_penalty,
-        params.presence_penalty,
-        params.frequency_penalty,
-        params.seed,
-        NOT_ASKED if params.logprobs is None else params.logprobs,
-        params.min_tokens,
-        params.has_penalties,
-    )
+_OF_PARAMS = [name for name in SAMPLING_COLUMNS.names or () if name != "num_logprobs"]
+"""Columns that `SamplingParams` has under the same names."""
 
 
 class Seats:
@@ -97,7 +82,10 @@ class Seats:
     def set_params(self, seat: int, params: SamplingParams) -> None:
         """Write the sampling parameters of a seat."""
         self.params[seat] = params
-        self.sampling[seat] = _sampling_row(params)
+        row = self.sampling[seat]
+        for name in _OF_PARAMS:
+            row[name] = getattr(params, name)
+        row["num_logprobs"] = NOT_ASKED if params.logprobs is None else params.logprobs
         self.has_grammar[seat] = params.grammar is not None
         self.has_rules[seat] = params.rules != NO_RULES
         asked = params.prompt_logprobs

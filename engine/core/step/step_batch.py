@@ -8,7 +8,6 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from common.prompt_logprobs import PromptLogprobs
 from engine.core.planner_contract import Chunk
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.sequences.seats import Seats
@@ -27,10 +26,8 @@ class StepBatch(Sequence[ScheduledSequence]):
     `ScheduledSequence`, which the runner does not read. With `is_plain` every entry computes its
     last known token, without drafts, and draws the next one.
 
-    The runner writes what it found of `prompt_rows` into `prompt_logprobs`, by entry.
-
-    It may begin a step after this one, before anybody knows the tokens of this one: a plain step
-    of the entries `going_on` (None: it may not), at their next positions, for which they have
+    The runner may begin a step after this one, before anybody knows the tokens of this one: a plain
+    step of the entries `going_on` (None: it may not), at their next positions, for which they have
     blocks. It sets `has_gone_on` before `on_queued` if it does. That step's results are asked for
     by a batch with `continues`: its entry i is entry `going_on[continues[i]]` of the batch before.
     The others have ended. Any other batch means that the step is forgotten.
@@ -48,7 +45,6 @@ class StepBatch(Sequence[ScheduledSequence]):
         *,
         is_plain: bool = False,
     ) -> None:
-        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.seats = seats
         self.rows: Ints = np.asarray(rows, np.int64)
         self.starts: Ints = np.asarray(starts, np.int64)
@@ -97,8 +93,6 @@ class StepBatch(Sequence[ScheduledSequence]):
         )
         part.is_decode = self.is_decode[kept]
         part.num_proposals = self.num_proposals[kept]
-        found = self.prompt_logprobs
-        part.prompt_logprobs = {i: found[e] for i, e in enumerate(entries) if e in found}
         return part
 
 

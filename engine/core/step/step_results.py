@@ -11,7 +11,7 @@ import numpy as np
 
 from common.request import FinishReason
 from engine.core.planner_contract import StepLimits
-from engine.core.runner_contract import DrawnTokens
+from engine.core.runner_contract import DrawnTokens, RunnerResult
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.seats import Bools, Ints, Seats
 from engine.core.sequences.sequence import Sequence
@@ -67,14 +67,14 @@ class StepResults:
     # Outputs are columns for the plain ones, and `others` by their index among the sequences that
     # drew at all, which is why entries that drew nothing are counted. `_learn` comes last: it
     # compares what was drafted with what was kept.
-    def apply(self, step: PlannedStep, results: Items[DrawnTokens | None]) -> StepOutputs:
-        """Write the results of a step, one per sequence, None where nothing was drawn.
+    def apply(self, step: PlannedStep, results: RunnerResult) -> StepOutputs:
+        """Write the results of a step.
 
         Decodes that go on are written together first. What happens to any sequence beyond that
         (blocks are published, an output ends, a prompt ends) happens in the order of the batch.
         """
-        self._observe(step)
-        for entry, found in step.batch.prompt_logprobs.items():
+        self._observe(step, has_scored=bool(results.prompt_logprobs))
+        for entry, found in results.prompt_logprobs.items():
             step.sequences[entry].prompt_logprobs.append(found)
         was_decoding = [s.is_decoding for s in step.sequences] if self._speculation else []
         rows = step.batch.rows
@@ -137,8 +137,8 @@ class StepResults:
         logprobs = drawn.logprobs[: len(kept)]
         return StepOutput(sequence, first_index, kept, logprobs, reason, of_prompt)
 
-    def _observe(self, step: PlannedStep) -> None:
-        if step.batch.prompt_logprobs:
+    def _observe(self, step: PlannedStep, *, has_scored: bool) -> None:
+        if has_scored:
             return  # the logits of a prompt take longer than its tokens explain
         if self._speculation is not None and step.took_s:
             num_proposals = int(step.batch.num_proposals.sum())

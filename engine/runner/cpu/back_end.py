@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.back_end import LoadedDecoder, ModelFiles, StepShape
+from engine.runner.back_end import LoadedDecoder, ModelFiles, ModelToLoad
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.kernels.vector_ir import LANES
@@ -69,19 +68,12 @@ class CpuBackEnd:
     ) -> Cache:
         return KVCache(layout, memory_bytes, is_mirrored=False, host_memory=host_memory)
 
-    def load(
-        self,
-        files: ModelFiles,
-        cache: Cache,
-        max_len: int,
-        shape: StepShape,
-        arithmetic: Arithmetic,
-        packed_folder: Path | None,
-    ) -> LoadedDecoder:
+    def load(self, model: ModelToLoad) -> LoadedDecoder:
         from engine.runner.cpu.compile_once import compile_once
         from engine.runner.cpu.decoder import NumbaDecoder
         from engine.runner.cpu.mtp import NumbaMtp
 
+        files, cache, arithmetic = model.files, model.cache, model.arithmetic
         assert isinstance(cache, KVCache)
         mtp: NumbaMtp | None = None
         formats, has_drafts = ", ".join(arithmetic.formats), files.mtp is not None
@@ -89,11 +81,11 @@ class CpuBackEnd:
             f"products of {formats}, int8: {arithmetic.with_bytes}, drafts: {has_drafts}"
         ):
             decoder = NumbaDecoder(
-                files.spec, files.weights, cache, max_len, shape,
-                with_bytes=arithmetic.with_bytes, packed_folder=packed_folder,
+                files.spec, files.weights, cache, model.max_len, model.shape,
+                with_bytes=arithmetic.with_bytes, packed_folder=model.packed_folder,
             )  # fmt: skip
             if files.mtp is not None:
-                mtp = NumbaMtp(files.mtp, decoder, cache, decoder.num_layers, packed_folder)
+                mtp = NumbaMtp(files.mtp, decoder, cache, decoder.num_layers, model.packed_folder)
 
         def use_cache(moved: Cache) -> None:
             assert isinstance(moved, KVCache)

@@ -18,21 +18,22 @@ from engine.runner.kernels.sampling.filters import likeliest
 
 def find_prompt_logprobs(
     decoder: Decoder, hidden: Any, flat: FlatBatch, batch: StepBatch, vocab_size: int
-) -> list[int]:
-    """Write `batch.prompt_logprobs`; return the entries whose logits are not finite.
+) -> tuple[dict[int, PromptLogprobs], list[int]]:
+    """Return the log probabilities by entry, and the entries whose logits are not finite.
 
     No more rows of logits are in memory than for a draw. A row's result is a function of its logits
     alone, and the same as `sampler.token_logprobs` where that token is drawn, as 32-bit floats.
     """
+    scores: dict[int, PromptLogprobs] = {}
     bad = []
     for rows in prompt_rows(batch):
         found = _Found(rows, flat, vocab_size)
         found.fill(decoder, hidden)
         if np.isfinite(found.logprobs).all():
-            batch.prompt_logprobs[rows.entry] = found.value()
+            scores[rows.entry] = found.value()
         else:
             bad.append(rows.entry)
-    return bad
+    return scores, bad
 
 
 class _Found:

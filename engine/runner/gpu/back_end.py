@@ -6,14 +6,13 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from common.kv.memory_plan import DeviceMemory
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.back_end import LoadedDecoder, ModelFiles, StepShape
+from engine.runner.back_end import LoadedDecoder, ModelFiles, ModelToLoad
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.gpu.cuda_driver import LEAST_CAPABILITY, capability_of, load_driver
 from engine.runner.memory_meter import SHARE_OF_ITS_OWN
@@ -151,15 +150,7 @@ class GpuBackEnd:
         card = self.card
         return GpuCache(card.device, card.kernel, card.stream, layout, memory_bytes, host_memory)
 
-    def load(
-        self,
-        files: ModelFiles,
-        cache: Cache,
-        max_len: int,
-        shape: StepShape,
-        arithmetic: Arithmetic,
-        packed_folder: Path | None,
-    ) -> LoadedDecoder:
+    def load(self, model: ModelToLoad) -> LoadedDecoder:
         """Send the weights to the card and record the graphs; `packed_folder` is not used."""
         from engine.runner.gpu.cache.pool import GpuCache
         from engine.runner.gpu.card import KernelList
@@ -169,6 +160,7 @@ class GpuBackEnd:
         from engine.runner.gpu.load_weights import load_weights
         from engine.runner.gpu.weight_plan import refusals
 
+        files, cache, shape, max_len = model.files, model.cache, model.shape, model.max_len
         assert isinstance(cache, GpuCache)
         card, begun_s = self.card, time.monotonic()
         weights = load_weights(card.device, files.weights, files.spec, max_len)

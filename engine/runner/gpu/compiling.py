@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +70,20 @@ def _ended(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _described(spec: KernelSpec) -> tuple[Any, ...]:
+def _described(spec: KernelSpec) -> dict[str, Any]:
     """Return a configuration with its function by name, as another process takes it."""
-    function = spec.function
-    return (
-        function.__module__, function.__name__, dict(spec.types), dict(spec.constants),
-        spec.num_warps, spec.num_stages, spec.is_programmatic, dict(spec.options),
-    )  # fmt: skip
+    described = {one.name: getattr(spec, one.name) for one in fields(spec)}
+    for name in ("types", "constants", "options"):
+        described[name] = dict(described[name])
+    return described | {"function": [spec.function.__module__, spec.function.__name__]}
 
 
 def main() -> None:
     """Compile the share that comes on standard input."""
     described, capability = json.load(sys.stdin)
-    for module, name, *rest in described:
-        spec = KernelSpec(getattr(importlib.import_module(module), name), *rest)
+    for of_spec in described:
+        module, name = of_spec["function"]
+        spec = KernelSpec(**of_spec | {"function": getattr(importlib.import_module(module), name)})
         with contextlib.suppress(Exception):  # the node meets it again, and tells it
             spec.compile(capability)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from common.settings.config import EngineConfig, ModelConfig
-from engine.runner.back_end import LoadedDecoder, ModelFiles, StepShape
+from engine.runner.back_end import LoadedDecoder, ModelFiles, ModelToLoad
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cache.kv_cache import KVCache
 from engine.runner.memory_meter import HostMeter, MemoryMeter
@@ -67,23 +65,15 @@ class PaddleBackEnd:
     ) -> Cache:
         return KVCache(layout, memory_bytes, host_memory=host_memory)
 
-    def load(
-        self,
-        files: ModelFiles,
-        cache: Cache,
-        max_len: int,
-        shape: StepShape,
-        arithmetic: Arithmetic,
-        packed_folder: Path | None,
-    ) -> LoadedDecoder:
+    def load(self, model: ModelToLoad) -> LoadedDecoder:
         from engine.runner.paddle.attention import PaddleAttention
         from engine.runner.paddle.decoder import PaddleDecoder
         from engine.runner.paddle.mtp import PaddleMtp
 
+        files, cache, dtype = model.files, model.cache, model.arithmetic.dtype
         assert isinstance(cache, KVCache)
-        dtype = arithmetic.dtype
         attention = PaddleAttention(files.spec, cache, dtype)
-        decoder = PaddleDecoder(files.spec, files.weights, cache, max_len, attention, dtype)
+        decoder = PaddleDecoder(files.spec, files.weights, cache, model.max_len, attention, dtype)
         mtp = None
         if files.mtp is not None:
             mtp = PaddleMtp(files.mtp, decoder, decoder.num_layers)

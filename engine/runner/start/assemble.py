@@ -14,7 +14,7 @@ from common.kv.kv_layout import KVLayout
 from common.kv.memory_plan import MemoryPlan
 from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import ScheduledSequence
-from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles, StepShape
+from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles, ModelToLoad, StepShape
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cpu.compile_once import compile_once
 from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
@@ -60,23 +60,19 @@ def assemble_runner(
     Raises `ConfigError` when a setting does not fit the model or the machine.
     """
     arithmetic = back_end.arithmetic(model, files)
-    layout = _layout(files, arithmetic, engine)
     meter = share.meter or back_end.meter()
-    size = CacheSize(
-        model=model, engine=engine, back_end=back_end, model_limit=files.spec.max_position,
-        tokens_per_seq=1 + share.num_drafts, max_chunk_tokens=share.max_chunk_tokens,
-        swap_space=share.swap_space, host_memory=share.host_memory,
-    )  # fmt: skip
-    cache, max_len = size.first_cache(layout, meter)
+    size = _cache_size(model, engine, files, back_end, share)
+    cache, max_len = size.first_cache(_layout(files, arithmetic, engine), meter)
     if files.mtp is not None:
         files.mtp.check_copies()
     shape = _step_shape(engine, share.max_chunk_tokens)
-    loaded = back_end.load(files, cache, max_len, shape, arithmetic, share.packed_folder)
+    to_load = ModelToLoad(files, arithmetic, cache, max_len, shape, share.packed_folder)
+    loaded = back_end.load(to_load)
     limits = BatchLimits(
         max_tokens=share.max_chunk_tokens, max_len=max_len, num_blocks=cache.num_blocks,
         block_size=engine.block_size, vocab_size=files.spec.vocab_size,
     )  # fmt: skip
-    make = partial(ModelRunner, back_end, files.spec, files.eos_token_ids)
+    make = partial(ModelRunner, back_end, files)
     widest = DecodeShape(engine.max_num_seqs, 1 + share.num_drafts)
     peak_bytes = 0
     if size.is_planned:
@@ -92,6 +88,21 @@ def assemble_runner(
     loaded.release_buffers()
     memory = _memory_plan(loaded, cache, share.max_chunk_tokens, peak_bytes)
     return make(loaded, cache, limits, widest, swap_space=share.swap_space, memory=memory)
+
+
+def _cache_size(
+    model: ModelConfig, engine: EngineConfig, files: ModelFiles, back_end: BackEnd, share: NodeShare
+) -> CacheSize:
+    return CacheSize(
+        model=model,
+        engine=engine,
+        back_end=back_end,
+        model_limit=files.spec.max_position,
+        tokens_per_seq=1 + share.num_drafts,
+        max_chunk_tokens=share.max_chunk_tokens,
+        swap_space=share.swap_space,
+        host_memory=share.host_memory,
+    )
 
 
 def _step_shape(engine: EngineConfig, max_chunk_tokens: int) -> StepShape:

@@ -14,6 +14,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 
 from router.api.answers.chat_and_completions import AnswerForm, WholeChoice
 from router.api.answers.json_parts import LOGPROBS_PER_PART, in_parts, num_logprobs
@@ -41,17 +42,18 @@ def pieces_of(delta: Delta) -> Iterator[Delta]:
 
     Its text and its tokens are in the first piece, its end in the last.
     """
-    echoed = [(part, ()) for part in in_parts(delta.echoed)]
+    echoed = [(part, ()) for part in in_parts(delta.details.echoed)]
     pieces = [*echoed, *(((), tuple(part)) for part in in_parts(delta.entries))]
     if len(pieces) < 2:
         yield delta
         return
     for number, (of_prompt, entries) in enumerate(pieces, 1):
-        piece = delta._replace(echoed=of_prompt, entries=entries)
+        details = replace(delta.details, echoed=of_prompt)
+        if number < len(pieces):
+            details = replace(details, finish_reason=None, stop_reason=None)
+        piece = delta._replace(entries=entries, details=details)
         if number > 1:
             piece = piece._replace(text="", token_ids=(), num_tokens=0)
-        if number < len(pieces):
-            piece = piece._replace(finish_reason=None, stop_reason=None)
         yield piece
 
 
@@ -94,7 +96,7 @@ class Choice:
         try:
             deltas = self._text.push_all(chunks)
             self._on_deltas(deltas)
-            if deltas[-1].finish_reason is not None:
+            if deltas[-1].details.finish_reason is not None:
                 self._is_over = True
                 self.abort()  # the nodes go on where a stop string ended the choice
             self._answer.add(self._index, deltas)
@@ -144,7 +146,7 @@ class Answer(ABC):
         """Add the next deltas of choice `index`; behind a failure they are dropped."""
         if self._error is not None:
             return
-        self._num_left -= deltas[-1].finish_reason is not None
+        self._num_left -= deltas[-1].details.finish_reason is not None
         self._put(index, deltas)
 
     @abstractmethod
@@ -283,7 +285,7 @@ class StreamedAnswer(Answer):
         while self._pieces and num < LOGPROBS_PER_PART:
             index, piece = self._pieces.popleft()
             self._usage.count(index, [piece])
-            num += num_logprobs(piece.echoed) + num_logprobs(piece.entries)
+            num += num_logprobs(piece.details.echoed) + num_logprobs(piece.entries)
             self._parts.append(self._form.events(index, [piece]))
             self._is_quiet = False
 

@@ -62,13 +62,15 @@ class WholeChoice:
 
     def add(self, delta: Delta) -> None:
         """Add the next delta."""
+        details = delta.details
         self.text.append(delta.text)
-        self.echoed = self.echoed or delta.echoed
+        self.echoed = self.echoed or details.echoed
         self._sum_logprobs += sum(e.logprobs.logprob for e in delta.entries if e.logprobs)
         self.entries.extend(delta.entries)
         self.token_ids.extend(delta.token_ids)
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.finish_reason, self.stop_reason = details.finish_reason, details.stop_reason
+        if details.of_prompt is not None:
+            self.prompt_logprobs = details.of_prompt.prompt_logprobs
 
     @property
     def mean_logprob(self) -> float:
@@ -163,9 +165,9 @@ class AnswerFormat(ABC):
                 events.append(f"{before}{text_json(text)}{after}")
             elif not before and self._is_shown(delta):
                 events.append(self._event(index, self._delta_fields(delta), "null"))
-            if delta.finish_reason is not None:
-                reason = f'"{delta.finish_reason.value}"'
-                last = f'{self._last_fields()},"stop_reason":{to_json(delta.stop_reason)}'
+            if delta.details.finish_reason is not None:
+                reason = f'"{delta.details.finish_reason.value}"'
+                last = f'{self._last_fields()},"stop_reason":{to_json(delta.details.stop_reason)}'
                 events.append(self._event(index, last, reason))
         return "".join(events).encode()
 
@@ -251,14 +253,14 @@ class AnswerFormat(ABC):
 
     def _is_shown(self, delta: Delta) -> bool:
         has_tokens = self._prompts and delta.token_ids
-        return bool(delta.text or delta.entries or delta.echoed or has_tokens)
+        return bool(delta.text or delta.entries or delta.details.echoed or has_tokens)
 
     def _logprobs(self, *lists: Sequence[LogprobEntry]) -> Iterator[str]:
         """Yield the JSON of the log probabilities, null where none are asked for."""
         return self._logprobs_json(lists) if self._has_logprobs else iter(("null",))
 
     def _delta_fields(self, delta: Delta) -> str:
-        logprobs = "".join(self._logprobs(delta.echoed, delta.entries))
+        logprobs = "".join(self._logprobs(delta.details.echoed, delta.entries))
         fields = self._text_fields(text_json(delta.text), logprobs)
         return f'{fields},"token_ids":{to_json(delta.token_ids)}' if self._prompts else fields
 

@@ -13,9 +13,8 @@ from common.request import FinishReason
 from router.api.answers.chat_and_completions import ChatFormat, WholeChoice
 from router.http.sse import text_json, to_json
 from router.text.choice_text import Delta
-from router.tools.answer_parser import AnswerParser
+from router.tools.answer_parser import AnswerParser, whole_answer
 from router.tools.parts import CallArguments, CallStart, Part, TextPart, ThinkingPart
-from router.tools.whole_answer import whole_answer
 
 NO_LOGPROBS = ',"logprobs":null'
 
@@ -34,7 +33,7 @@ class ChatPartsFormat(ChatFormat):
             first = '"delta":{"role":"assistant","content":null},"logprobs":null'
             yield self._event(index, first, "null", self._top_tokens(index))
         for delta in deltas:
-            is_last = delta.finish_reason is not None
+            is_last = delta.details.finish_reason is not None
             fields = [self._part(index, one) for one in parser.push(delta.text, is_last=is_last)]
             tokens = self._tokens(delta)
             if tokens and not fields:
@@ -42,9 +41,9 @@ class ChatPartsFormat(ChatFormat):
             for field in fields:
                 yield self._event(index, f'"delta":{field}{tokens or NO_LOGPROBS}', "null")
                 tokens = ""  # told once, however many parts their text has
-            if delta.finish_reason is not None:
-                reason = self._finish_reason(delta.finish_reason, parser)
-                last = f'{self._last_fields()},"stop_reason":{to_json(delta.stop_reason)}'
+            if delta.details.finish_reason is not None:
+                reason = self._finish_reason(delta.details.finish_reason, parser)
+                last = f'{self._last_fields()},"stop_reason":{to_json(delta.details.stop_reason)}'
                 yield self._event(index, last, f'"{reason}"')
 
     def _tokens(self, delta: Delta) -> str:

@@ -95,7 +95,7 @@ class ItemsFormat(ABC):
     def _events(self, deltas: Sequence[Delta]) -> Iterator[bytes]:
         yield from self._first_events()
         for delta in deltas:
-            is_last = delta.finish_reason is not None
+            is_last = delta.details.finish_reason is not None
             for part in self._parser.push(delta.text, is_last=is_last):
                 earlier = self._items[-1] if self._items else None
                 item, more = self._take(part)
@@ -105,8 +105,9 @@ class ItemsFormat(ABC):
                     yield from self._open_item(item)
                 if more:
                     yield self._more(item, more)
-            if delta.finish_reason is not None:
-                self._finish, self._stop_reason = delta.finish_reason, delta.stop_reason
+            if delta.details.finish_reason is not None:
+                self._finish = delta.details.finish_reason
+                self._stop_reason = delta.details.stop_reason
                 if self._items:
                     yield from self._close(self._items[-1])
 

@@ -79,11 +79,11 @@ class _Job:
 
 def planning_command(
     folder: str, model_name: str, max_model_len: int, chat: ChatSettings = DEFAULT_CHAT
-) -> tuple[str, ...]:
+) -> list[str]:
     """Return the command of the planning process of a model, as `TextModel.load` takes it."""
     module = "router.api.planning.child"
     settings = json.dumps(asdict(chat))
-    return (sys.executable, "-m", module, folder, model_name, str(max_model_len), settings)
+    return [sys.executable, "-m", module, folder, model_name, str(max_model_len), settings]
 
 
 class PlanningProcess:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.core.runner_contract import DrawnTokens
+from engine.core.runner_contract import (
+    RunnerResult,
+)
 from engine.core.step.step_in_flight import PlannedStep, StepOutput
 from tests.support.engine.build import Engine, make_prompt, make_request, state_of
 
@@ -43,7 +45,7 @@ def made(method: str, seed: int) -> Engine:
     return engine
 
 
-def run(engine: Engine, step: PlannedStep) -> list[DrawnTokens | None]:
+def run(engine: Engine, step: PlannedStep) -> RunnerResult:
     for copy in step.swap_outs:
         engine.runner.swap_out(copy.block_ids, copy.host_block_ids)
     for copy in step.swap_ins:
@@ -68,8 +70,8 @@ def test_results_together_are_results_one_after_the_other(method: str, seed: int
         results = run(together, step)
         assert results == run(apart, same)
         parts = [
-            apart.scheduler.apply(same.only([entry]), [result])
-            for entry, result in enumerate(results)
+            apart.scheduler.apply(same.only([entry]), results.only([entry]))
+            for entry in range(len(results))
         ]
         outputs = together.scheduler.apply(step, results)
         assert tell(outputs) == [told for part in parts for told in tell(part)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
 from tests.property.engine.strategies import engines, fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine.build import Engine
@@ -104,7 +104,7 @@ class ForgetfulRunner(HashRunner):
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         results = super().execute(batch, on_layer, on_queued)
         self.cache[0, 0, 0, 0] ^= 1
         return results

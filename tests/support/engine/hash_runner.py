@@ -26,6 +26,7 @@ from engine.core.runner_contract import (
     DrawnTokens,
     OnLayer,
     OnQueued,
+    RunnerResult,
     SampleInput,
     ScheduledSequence,
     StepCosts,
@@ -153,17 +154,17 @@ class HashRunner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         """Write the new tokens' KV, layer by layer; draw from all of it where asked to."""
         self.batches.append(list(batch))
         together = batch if isinstance(batch, StepBatch) else batch_of(batch)
         self._end_after()
         following, self._after = self._after, None
         if together.continues is not None and following is not None:
-            found: list[DrawnTokens | None] = [
+            found = RunnerResult(
                 following.result_of(place, scheduled)
                 for place, scheduled in zip(together.continues.tolist(), batch, strict=True)
-            ]
+            )
             self._go_on(together, found)
             if on_queued is not None:
                 on_queued()
@@ -184,15 +185,18 @@ class HashRunner:
             if on_layer is not None:
                 self._stage_layer_out(layer, batch)
                 on_layer(layer)
-        for rows in prompt_rows(together):
-            together.prompt_logprobs[rows.entry] = _prompt_logprobs(
+        scores = {
+            rows.entry: _prompt_logprobs(
                 computed[rows.entry][1:], rows.following.tolist(), rows.num_top
             )
+            for rows in prompt_rows(together)
+        }
         masks = _masks(together, pending)
-        results = [
+        drawn = [
             self._draw(scheduled, states, rows)
             for scheduled, states, rows in zip(batch, computed, masks, strict=True)
         ]
+        results = RunnerResult(drawn, scores)
         if pending is not None:
             self._grammars.propose(together, results)
         self._go_on(together, results)

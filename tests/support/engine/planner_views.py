@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.kv.blocks import blocks_for
+from common.settings.scheduling_config import SchedulingConfig
 from engine.core.planner_contract import PlanPolicy, StepLimits, StepPlan
 from engine.core.planning.planner import plan_step
 from engine.core.policies.growth import GrowthColumns, GrowthView
@@ -238,12 +239,14 @@ def plan(
         policy=PlanPolicy(
             reservation=reservation or NoReservation(),
             victim_order=VICTIM_ORDERS[order],
-            retract_decode_steps=retract,
-            min_progress_tokens=progress,
-            skip_ahead_window=window,
-            skip_ahead_limit=limit,
-            enable_priority_scheduling=priorities,
-            long_prefill_token_threshold=threshold,
+            config=SchedulingConfig(
+                retract_decode_steps=retract,
+                min_progress_tokens=progress,
+                skip_ahead_window=window,
+                skip_ahead_limit=limit,
+                enable_priority_scheduling=priorities,
+                long_prefill_token_threshold=threshold,
+            ),
         ),
     )
 

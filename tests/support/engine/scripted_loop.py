@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from engine.core.runner_contract import (
-    DrawnTokens,
     OnLayer,
     OnQueued,
+    RunnerResult,
     ScheduledSequence,
 )
 from engine.core.sequences.sequence import Sequence as EngineSequence
@@ -80,9 +80,7 @@ class ScriptedFlow:
     def plan_ahead(self, step: PlannedStep) -> None:
         self.log.append(f"plan ahead of {len(step.batch)}")
 
-    def end_step(
-        self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
-    ) -> None:
+    def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
         self.log.append(f"end {len(results)}")
         self.unreported.append(f"effect of end {len(results)}")
 
@@ -107,7 +105,7 @@ class ScriptedRunner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         self.log.append("run")
         if on_queued is not None:
             on_queued()
@@ -118,7 +116,7 @@ class ScriptedRunner:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        return [None] * len(batch)
+        return RunnerResult([None] * len(batch))
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         self.log.append(f"out {block_ids} to {host_block_ids}")

@@ -25,7 +25,7 @@ from common.nodes import Role
 from common.observing.clock import Clock, MonotonicClock
 from common.observing.tracing import NO_TRACING, Tracing
 from common.prompt_logprobs import PromptLogprobs
-from common.request import FinishReason, SamplingParams, TokenLogprobs
+from common.request import FinishReason, RequestCounts, SamplingParams, TokenLogprobs
 from common.settings.config import ApiConfig, Config, ModelConfig
 from grammars.compiler import GrammarCompiler
 from grammars.gbnf import Gbnf, lark_of_gbnf
@@ -39,7 +39,7 @@ from router.api.planning.process import LargeBodies
 from router.api.planning.request_plan import RequestPlan
 from router.app import create_app
 from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
-from router.core.generation import RequestListener, Sink, TokenChunk
+from router.core.generation import PromptResult, RequestListener, Sink, TokenChunk
 from router.http.routes import Access
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
@@ -185,7 +185,7 @@ def chunks(
                 token_ids=ids,
                 logprobs=logprobs,
                 finish_reason=finish if is_last else None,
-                num_cached_tokens=num_cached,
+                counts=RequestCounts(num_cached) if num_cached and not first else None,
             )
         )
     return made
@@ -205,11 +205,11 @@ def says(
         ids += sorted(model.eos_token_ids)
 
     async def play(call: Call) -> AsyncIterator[TokenChunk]:
-        of_prompt = prompt_logprobs(call)
+        of_prompt = PromptResult(prompt_logprobs=prompt_logprobs(call))
         for chunk in chunks(
             ids, finish, num_cached=num_cached, num_logprobs=call.sampling.logprobs, size=size
         ):
-            yield chunk if chunk.first_index else chunk._replace(prompt_logprobs=of_prompt)
+            yield chunk if chunk.first_index else chunk._replace(of_prompt=of_prompt)
 
     return play
 

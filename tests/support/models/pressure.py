@@ -19,7 +19,7 @@ from common.request import GenerationRequest, TokenLogprobs
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.planner_contract import StepLimits
-from engine.core.runner_contract import DrawnTokens, StepCosts
+from engine.core.runner_contract import RunnerResult, StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -189,9 +189,9 @@ class Node:
             self.scheduler.end_copy(swap, is_good=True)
             check_books(self.scheduler)
 
-    def _execute(self, step: PlannedStep) -> list[DrawnTokens | None]:
+    def _execute(self, step: PlannedStep) -> RunnerResult:
         if not step.batch:
-            return []
+            return RunnerResult()
         self._execution.begin(step.batch, None)
         if self._execution.is_beside:
             self._execution.wait_until_queued()

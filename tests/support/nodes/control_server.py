@@ -10,7 +10,7 @@ import grpc.aio
 from common.grammar import Grammar
 from common.ids import Incarnation
 from common.nodes import Role
-from common.request import GenerationRequest, RequestOutput
+from common.request import GenerationRequest
 from kv_transfer.contract import Ticket
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
@@ -32,6 +32,7 @@ from protos.codec import make_envelope, request_to_proto
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.engine.build import make_request
 from tests.support.nodes.node_caller import NodeCaller
+from tests.support.nodes.node_outputs import node_output
 
 ME, ROUTER = Incarnation("node", 3), Incarnation("router", 1)
 RECEIVED_AT_S = 12.5
@@ -116,7 +117,7 @@ class Service:
         return caller
 
     def say(self, number: int, router: Incarnation = ROUTER, **more: Any) -> None:
-        output = RequestOutput(id=REQUEST.id, first_index=number, token_ids=(40 + number,), **more)
+        output = node_output(REQUEST.id, number, (40 + number,), **more)
         self.streams.add(router, output)
         self.streams.flush()
 

@@ -156,7 +156,7 @@ def reservation(name: str) -> pb.ReserveRequest:
 async def rest_of(caller: NodeCaller) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
     async with asyncio.timeout(WAIT_S):
-        while not outputs or outputs[-1].finish_reason is None:
+        while not outputs or outputs[-1].details.finish_reason is None:
             outputs += await caller.next_outputs()
     return outputs
 

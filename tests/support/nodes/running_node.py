@@ -51,7 +51,7 @@ class RunningNode:
         assert reply.WhichOneof("outcome") == "local", reply
         outputs: list[RequestOutput] = []
         async with asyncio.timeout(WAIT_S):
-            while not outputs or outputs[-1].finish_reason is None:
+            while not outputs or outputs[-1].details.finish_reason is None:
                 outputs += await caller.next_outputs()
         caller.call.cancel()
         return outputs

@@ -12,9 +12,9 @@ import pytest
 
 from common.errors import InternalError
 from engine.core.runner_contract import (
-    DrawnTokens,
     OnLayer,
     OnQueued,
+    RunnerResult,
     ScheduledSequence,
     SequencesFailed,
 )
@@ -45,7 +45,7 @@ class GatedRunner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         self.num_running += 1
         self.threads.add(threading.get_ident())
         assert self.num_running == 1
@@ -54,7 +54,7 @@ class GatedRunner:
         on_queued()
         assert self.may_end.acquire(timeout=WAIT_S)
         self.num_running -= 1
-        return [None] * len(batch)
+        return RunnerResult([None] * len(batch))
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         assert self.num_running == 0
@@ -185,7 +185,7 @@ def test_a_failing_step_fails_its_sequences_and_the_next_step_runs(
     flow = ScriptedFlow(log, [3, 1])
     error: Exception = RuntimeError("boom")
     if is_partly:
-        error = SequencesFailed({1: InternalError("boom")}, (None, None, None))
+        error = SequencesFailed({1: InternalError("boom")}, RunnerResult([None] * 3))
     loop = make_loop(ScriptedInbox(), flow, error, is_async=True)
     with caplog.at_level(logging.CRITICAL, "pdserve.engine"):
         for _ in range(3):
@@ -203,16 +203,14 @@ def test_the_time_of_a_step_is_that_of_the_runner() -> None:
             batch: Sequence[ScheduledSequence],
             on_layer: OnLayer | None = None,
             on_queued: OnQueued | None = None,
-        ) -> list[DrawnTokens | None]:
+        ) -> RunnerResult:
             clock.advance(0.25)
             return super().execute(batch, on_layer, on_queued)
 
     took: list[float] = []
 
     class Timed(ScriptedFlow):
-        def end_step(
-            self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
-        ) -> None:
+        def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
             took.append(step.took_s)
 
     loop = StepLoop(

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from engine.core.runner_contract import DrawnTokens, OnLayer, OnQueued, ScheduledSequence
+from engine.core.runner_contract import (
+    DrawnTokens,
+    OnLayer,
+    OnQueued,
+    RunnerResult,
+    ScheduledSequence,
+)
 from engine.execution import Execution, ExecutionHere, ExecutionThread
 from tests.support.clocks.manual_clock import ManualClock
 
@@ -29,7 +35,7 @@ class Runner:
         batch: Sequence[ScheduledSequence],
         on_layer: OnLayer | None = None,
         on_queued: OnQueued | None = None,
-    ) -> list[DrawnTokens | None]:
+    ) -> RunnerResult:
         self.threads.append(threading.current_thread())
         self.clock.advance(2.0)
         if on_layer is not None:
@@ -41,7 +47,7 @@ class Runner:
             on_layer(1)
         if self.error is not None:
             raise self.error
-        return [DrawnTokens((len(batch),))]
+        return RunnerResult([DrawnTokens((len(batch),))])
 
     def swap_out(self, *_: Any) -> None: ...
     def swap_in(self, *_: Any) -> None: ...
@@ -108,7 +114,7 @@ def test_waiting_until_it_is_queued_tells_of_layers_before_and_ends_before_the_s
 
 def test_a_step_that_fails_before_it_is_queued_is_not_waited_for_any_longer() -> None:
     class Failing(Runner):
-        def execute(self, *_: Any) -> list[DrawnTokens | None]:
+        def execute(self, *_: Any) -> RunnerResult:
             raise RuntimeError("boom")
 
     execution = ExecutionThread(Failing(ManualClock()), ManualClock())

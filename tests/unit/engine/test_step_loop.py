@@ -13,9 +13,9 @@ from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import StopRule
 from engine.core.runner_contract import (
     DeviceLost,
-    DrawnTokens,
     OnLayer,
     OnQueued,
+    RunnerResult,
     ScheduledSequence,
     SequencesFailed,
 )
@@ -71,18 +71,16 @@ def test_a_step_says_how_long_the_runner_took_unless_it_failed() -> None:
             batch: Sequence[ScheduledSequence],
             on_layer: OnLayer | None = None,
             on_queued: OnQueued | None = None,
-        ) -> list[DrawnTokens | None]:
+        ) -> RunnerResult:
             clock.advance(0.25)
             return super().execute(batch, on_layer, on_queued)
 
     class Timed(ScriptedFlow):
-        def end_step(
-            self, step: PlannedStep, results: Sequence[DrawnTokens | None], now_s: float
-        ) -> None:
+        def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
             self.log.append(f"end after {step.took_s:g} at {now_s:g}")
 
     log: list[str] = []
-    partly = SequencesFailed({1: InternalError("boom")}, (None, None))
+    partly = SequencesFailed({1: InternalError("boom")}, RunnerResult([None] * 2))
     for error in (None, partly):
         loop = StepLoop(
             inbox=ScriptedInbox(), flow=Timed(log, [2]), runner=SlowRunner(log, error),
@@ -132,7 +130,7 @@ def test_blocks_move_in_a_step_that_computes_nothing_too() -> None:
 def test_sequences_without_a_result_fail_alone() -> None:
     log: list[str] = []
     flow = ScriptedFlow(log, [3])
-    error = SequencesFailed({1: InternalError("not finite")}, (None, None, None))
+    error = SequencesFailed({1: InternalError("not finite")}, RunnerResult([None] * 3))
     assert make_loop(ScriptedInbox(), flow, error).turn()
     after_run = log[log.index("run") + 1 :]
     ends = ["end 2", "fail 1 of not finite"]
@@ -157,7 +155,7 @@ def test_each_sequence_without_a_result_fails_with_its_own_error(
     """What a client asked for is no error of the server's log."""
     caplog.set_level(logging.INFO, logger="pdserve.engine")
     log: list[str] = []
-    error = SequencesFailed({0: InvalidRequest("no token"), 2: second}, (None, None, None))
+    error = SequencesFailed({0: InvalidRequest("no token"), 2: second}, RunnerResult([None] * 3))
     assert make_loop(ScriptedInbox(), ScriptedFlow(log, [3]), error).turn()
     fails = [one for one in log if one.startswith("fail")]
     assert fails == ["fail 1 of no token", f"fail 1 of {second}"]

@@ -15,6 +15,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, RequestOutput, TokenLogprobs
 from protos import pdserve_node_pb2 as pb
 from protos.output_batches import outputs_from_proto, outputs_to_proto
+from tests.support.nodes.node_outputs import node_output
 
 numbers = st.integers(0, 2**32 - 1)
 micros = st.integers(0, 10**9).map(lambda span_us: span_us / 1e6)
@@ -48,8 +49,8 @@ def outputs(draw: st.DrawFn) -> RequestOutput:
     num_drafted = draw(st.integers(0, 9))
     finish = draw(st.none() | st.sampled_from(FinishReason))
     has_logprobs = draw(st.booleans())
-    return RequestOutput(
-        id=AttemptId(draw(st.text(min_size=1, max_size=20)), draw(st.integers(1, 2**32 - 1))),
+    return node_output(
+        attempt=AttemptId(draw(st.text(min_size=1, max_size=20)), draw(st.integers(1, 2**32 - 1))),
         first_index=draw(numbers),
         token_ids=token_ids,
         logprobs=tuple(draw(logprobs) for _ in token_ids) if has_logprobs else (),
@@ -78,15 +79,15 @@ def test_outputs_survive_the_wire_in_their_order(sent: list[RequestOutput]) -> N
 def test_an_error_has_a_short_text() -> None:
     (failed,) = received(
         [
-            RequestOutput(
-                id=AttemptId("req-1", 1),
+            node_output(
+                attempt=AttemptId("req-1", 1),
                 finish_reason=FinishReason.ERROR,
                 error_code="node_lost",
                 error_message="x" * 5000,
             )
         ]
     )
-    assert failed.error_message == "x" * 1000
+    assert failed.details.error_message == "x" * 1000
 
 
 def test_a_step_of_plain_tokens_has_no_more_than_it_needs() -> None:

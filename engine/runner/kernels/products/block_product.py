@@ -7,7 +7,6 @@ widened once, into floats, which `panel_product` takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -59,8 +58,10 @@ def prefetch_block(builder: Any, layout: PanelLayout, ahead: Any, index: Any) ->
 # take the panel from `_widen`. Both panels of a pair are always computed: with few rows there would
 # be too few chains to hide the latency of a multiply-add. Where there is no second panel, the first
 # is computed twice.
-def _emit_product(builder: Any, layout: PanelLayout, num_rows: int, args: Sequence[Any]) -> None:
-    a, first_panel, second_panel, depth, c, ahead, second_ahead = args
+def _emit_product(
+    builder: Any, layout: PanelLayout, num_rows: int, a: Any, first_panel: Any, second_panel: Any,
+    depth: Any, c: Any, ahead: Any, second_ahead: Any,
+) -> None:  # fmt: skip
     fma = declare_fma(builder)
     rows_at = builder.inttoptr(a, FLOAT.as_pointer())
     row_ats = [builder.gep(rows_at, [builder.mul(depth, INT64(r))]) for r in range(num_rows)]
@@ -103,7 +104,7 @@ def _few_rows(
             name = f"few_{num_rows}_rows_{layout.name}"
             return own_function(
                 builder.module, name, len(args) - 2,
-                lambda own, own_args: _emit_product(own, layout, num_rows, own_args),
+                lambda own, own_args: _emit_product(own, layout, num_rows, *own_args),
             )  # fmt: skip
 
         switch_rows(builder, args[1], range(1, FEW_ROWS + 1), args[2:], make)

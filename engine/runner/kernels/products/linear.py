@@ -297,8 +297,10 @@ def linear(
     `x` is `[rows, inputs]`, `out` `[rows, outputs]`. An empty `bias` or `residual` is none.
     `residual` may be `out`. `quantised` has `x` in int8, for matrices with such a kernel.
     """
-    arguments = (new_progress(1), x, table, bias, residual, quantised, out, num_threads)
-    run_team(_team_linear, num_threads, arguments)
+    run_team(
+        _team_linear, num_threads,
+        (new_progress(1), x, table, bias, residual, quantised, out, num_threads),
+    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -406,8 +408,9 @@ def gated_linear(
 
     Their biases alternate, sixteen at a time.
     """
-    arguments = (new_progress(1), x, table, bias, quantised, out, num_threads)
-    run_team(_team_gated, num_threads, arguments)
+    run_team(
+        _team_gated, num_threads, (new_progress(1), x, table, bias, quantised, out, num_threads)
+    )
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

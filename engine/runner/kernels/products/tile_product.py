@@ -6,7 +6,6 @@ and columns are computed together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -74,9 +73,11 @@ def _emit_loop(
     return new_sums
 
 
-def _emit_tile(builder: Any, num_rows: int, num_vectors: int, args: Sequence[Any]) -> None:
+def _emit_tile(
+    builder: Any, num_rows: int, num_vectors: int, a: Any, a_stride: Any, b: Any, b_stride: Any,
+    depth: Any, c: Any, c_stride: Any, is_added: Any,
+) -> None:  # fmt: skip
     """Emit the product for exactly `num_rows` rows and `num_vectors` vectors of columns."""
-    a, a_stride, b, b_stride, depth, c, c_stride, is_added = args
     row_ats, pointers = [], []
     for row in range(num_rows):
         offset = INT64(_FLOAT_BYTES * row)
@@ -122,7 +123,7 @@ def _own_function(module: Any, num_rows: int, num_vectors: int) -> Any:
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    _emit_tile(builder, num_rows, num_vectors, function.args)
+    _emit_tile(builder, num_rows, num_vectors, *function.args)
     builder.ret_void()
     return function
 

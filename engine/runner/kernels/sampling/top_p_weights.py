@@ -147,8 +147,10 @@ def _quotient(builder: Any, x: Any, divisor: Any, reciprocal: Any) -> Any:
 _PARAMETERS = [types.int64] * 2 + [types.float32] * 2 + [types.int64] * 3
 
 
-def _emit_weights(builder: Any, args: Any, exp: Any) -> None:
-    values, num_vectors, largest, temperature, sums, shallow, following = args
+def _emit_weights(
+    builder: Any, exp: Any, values: Any, num_vectors: Any, largest: Any, temperature: Any,
+    sums: Any, shallow: Any, following: Any,
+) -> None:  # fmt: skip
     largest, temperature = splat(builder, largest), splat(builder, temperature)
     reciprocal = builder.fdiv(constant(1.0), temperature)
     pointers = [vector_at(builder, sums, _DOUBLES)]
@@ -207,7 +209,7 @@ def add_weights(
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _emit_weights(builder, args, _exp)
+        _emit_weights(builder, _exp, *args)
         return context.get_dummy_value()
 
     return types.void(*_PARAMETERS), codegen
@@ -227,7 +229,7 @@ def add_shallow_weights(
     """Do what `add_weights` does, a quarter faster, where no depth is above `SHALLOW_ROW`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _emit_weights(builder, args, _exp_of_shallow)
+        _emit_weights(builder, _exp_of_shallow, *args)
         return context.get_dummy_value()
 
     return types.void(*_PARAMETERS), codegen

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from common.request import FinishReason, TokenLogprobs
+from engine.core.runner_contract import RunnerResult
 from engine.core.sequences.sequence import Sequence
 from tests.support.engine.build import STRICT, Engine, check_idle, make_request
 from tests.support.engine.hash_runner import VOCAB_SIZE, expected_tokens
@@ -158,7 +159,7 @@ def test_there_are_no_log_probabilities_of_what_was_drawn_behind_a_stop() -> Non
     assert drawn is not None
     assert len(drawn.token_ids) == 7
     logprobs = tuple(TokenLogprobs(-float(n)) for n in range(7))
-    (output,) = engine.scheduler.apply(step, [replace(drawn, logprobs=logprobs)])
+    (output,) = engine.scheduler.apply(step, RunnerResult([replace(drawn, logprobs=logprobs)]))
     assert output.logprobs == logprobs[:3]
 
 

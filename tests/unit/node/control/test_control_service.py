@@ -410,7 +410,7 @@ async def test_outputs_reach_their_router(start: Start) -> None:
     service.say(1, finish_reason=FinishReason.LENGTH)
     (output,) = await caller.next_outputs()
     assert (output.id, output.first_index, output.token_ids) == (REQUEST.id, 1, (41,))
-    assert output.finish_reason is FinishReason.LENGTH
+    assert output.details.finish_reason is FinishReason.LENGTH
 
 
 async def test_a_stream_that_ends_makes_its_router_gone_once(start: Start) -> None:

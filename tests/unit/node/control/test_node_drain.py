@@ -68,7 +68,7 @@ async def test_what_runs_is_finished_and_what_is_new_refused(
         assert refused.code == "draining"
         outputs = await rest_of(caller)
         assert [t for o in outputs for t in o.token_ids] == right_answer()[1:]
-        assert outputs[-1].finish_reason is FinishReason.LENGTH
+        assert outputs[-1].details.finish_reason is FinishReason.LENGTH
         assert await ends(serving) == 0
         assert await world.store.live_nodes() == []
 
@@ -86,7 +86,7 @@ async def test_what_is_left_at_the_time_out_is_handed_over(
         assert await asyncio.to_thread(NotedInbox.has_drain.wait, WAIT_S)
         world.runner.let_go_on()
         outputs = await rest_of(caller)
-        assert (outputs[-1].finish_reason, outputs[-1].error_code) == (
+        assert (outputs[-1].details.finish_reason, outputs[-1].details.error_code) == (
             FinishReason.ERROR,
             "draining",
         )

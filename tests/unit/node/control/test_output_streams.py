@@ -10,7 +10,7 @@ import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.prompt_logprobs import PromptLogprobs, joined
-from common.request import RequestOutput
+from common.request import OutputDetails, RequestOutput
 from node.control import output_streams
 from node.control.output_streams import Batch, OutputStreams, RouterStream
 from protos import pdserve_node_pb2 as pb
@@ -51,7 +51,7 @@ async def test_a_message_has_a_bounded_number_of_logprobs_of_prompts(
     sizes = [5, 5, 0, 0, 5, 25, 0]
     for number, size in enumerate(sizes):
         found = joined([of_five] * (size // 5)) if size else None
-        world.streams.add(R1, output(number)._replace(prompt_logprobs=found))
+        world.streams.add(R1, output(number)._replace(details=OutputDetails(prompt_logprobs=found)))
     world.streams.flush()
     await delivered()
     batches: list[list[int]] = []

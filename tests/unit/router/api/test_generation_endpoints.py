@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, RequestCounts, SamplingParams
 from common.version import VERSION
 from router.api.planning.request_plan import seed_of_choice
 from router.text.text_model import TextModel
@@ -239,8 +239,8 @@ async def test_usage_counts_a_prompt_once_and_its_first_choices_cache() -> None:
 async def test_usage_sums_the_drafts_of_all_choices() -> None:
     async def play(call: Call) -> Any:
         first, last = chunks(encode("Hello world"), num_cached=0)
-        yield first._replace(num_drafted=3, num_accepted=0)
-        yield last._replace(num_drafted=5, num_accepted=1)
+        yield first._replace(counts=RequestCounts(0, 3, 0))
+        yield last._replace(counts=RequestCounts(0, 5, 1))
 
     edge = make_edge(play)
     usage = (await post(edge, CHAT_PATH, CHAT | {"n": 2}))["usage"]

@@ -16,7 +16,7 @@ from router.api.answers.json_parts import LOGPROBS_PER_PART
 from router.api.answers.turns import AnswerTurns
 from router.api.planning import output
 from router.api.planning.output import MAX_ANSWER_LOGPROBS
-from router.core.generation import TokenChunk
+from router.core.generation import PromptResult, TokenChunk
 from router.text.logprobs_json import chat_token
 from tests.support.http.http_edge import (
     CONTEXT,
@@ -54,7 +54,7 @@ def scored(num_tokens: int | None = None, size: int = 1) -> Script:
                 token_ids=ids,
                 logprobs=logprobs,
                 finish_reason=FinishReason.LENGTH if first + size >= num else None,
-                prompt_logprobs=None if first else prompt_logprobs(call),
+                of_prompt=None if first else PromptResult(prompt_logprobs=prompt_logprobs(call)),
             )
 
     return play

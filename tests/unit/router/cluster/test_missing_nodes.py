@@ -43,7 +43,7 @@ DECODE, PREFILL = live("d0", Role.DECODE), live("p0", Role.PREFILL)
 
 def membership(heard: Sequence[LiveNode], listed: Sequence[LiveNode]) -> Membership:
     """These are heard, and these are in the store for longer than a lease."""
-    membership = Membership(lease_s=LEASE_S)
+    membership = Membership(model="m", lease_s=LEASE_S)
     membership.on_listing(heard, 0.0)
     for node in heard:
         membership.on_heard(node.record.incarnation)
@@ -91,7 +91,7 @@ def test_what_is_missing(
 
 
 def test_a_store_that_is_away_is_named() -> None:
-    nodes = Membership(lease_s=LEASE_S)
+    nodes = Membership(model="m", lease_s=LEASE_S)
     nodes.on_store_away(0.0)
     missing = what_is_missing([], nodes, model="m", others=[])
     assert missing == "no decode or mixed node is heard, the placement store is away"

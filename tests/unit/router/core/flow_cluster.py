@@ -24,6 +24,7 @@ from router.core.effects import (
 )
 from router.core.generation import TokenChunk
 from router.core.request_flow import DecodeGrant, RequestFlow
+from tests.support.nodes.node_outputs import node_output
 
 PREFILL_NODES = tuple(Incarnation(f"p{i}", 1) for i in range(2))
 DECODE_NODES = tuple(Incarnation(f"d{i}", 1) for i in range(2))
@@ -119,10 +120,11 @@ class ModelCluster:
                     chunk = effect
                     assert chunk.first_index == len(self.emitted)
                     self.emitted += chunk.token_ids
-                    assert chunk.num_drafted >= self.num_drafted, "drafts are counted on"
-                    assert chunk.num_accepted >= self.num_accepted
-                    self.num_drafted = chunk.num_drafted
-                    self.num_accepted = chunk.num_accepted
+                    if chunk.counts is not None:
+                        _, num_drafted, num_accepted = chunk.counts
+                        assert num_drafted >= self.num_drafted, "drafts are counted on"
+                        assert num_accepted >= self.num_accepted
+                        self.num_drafted, self.num_accepted = num_drafted, num_accepted
                 case Finish() | Fail():
                     self.outcomes.append(effect)
 
@@ -180,12 +182,12 @@ class ModelCluster:
             self.outbox[leg] = self._outputs(leg[1], range(num_before, num_before + 1))
         else:
             assert prefill.ticket == f"ticket of {leg[1]}"
-            first = RequestOutput(
-                id=leg[1], first_index=num_before, token_ids=(token_at(num_before),)
+            first = node_output(
+                attempt=leg[1], first_index=num_before, token_ids=(token_at(num_before),)
             )
             self.outbox[leg] = [first]
             decode_leg = (self.decode_of[leg[1]], leg[1])
-            started = RequestOutput(id=leg[1], is_started=True)
+            started = node_output(attempt=leg[1], is_started=True)
             self.outbox[decode_leg] = [
                 started,
                 *self._outputs(leg[1], range(num_before + 1, self.answer_length)),
@@ -208,7 +210,7 @@ class ModelCluster:
         output = self.outbox[leg].pop(0)
         if not self.outbox[leg]:
             del self.outbox[leg]
-        if output.finish_reason is not None:
+        if output.details.finish_reason is not None:
             self.finished.add(leg)
         self.delivered.append((leg[0], output))
         self._note_takeover(leg[1])
@@ -266,8 +268,8 @@ class ModelCluster:
             reason = FinishReason.LENGTH if is_full else FinishReason.STOP if is_last else None
             num_accepted += len(step) - 1
             outputs.append(
-                RequestOutput(
-                    id=attempt,
+                node_output(
+                    attempt=attempt,
                     first_index=first,
                     token_ids=tuple(token_at(index) for index in step),
                     num_drafted=num_accepted + len(outputs) + 1,

@@ -17,6 +17,7 @@ from router.core.effects import (
 )
 from router.core.generation import TokenChunk
 from router.core.request_flow import DecodeGrant, RequestFlow
+from tests.support.nodes.node_outputs import node_output
 
 P0, P1 = Incarnation("p0", 1), Incarnation("p1", 1)
 D0, D1 = Incarnation("d0", 1), Incarnation("d1", 1)
@@ -65,15 +66,15 @@ def output(
     error: PdserveError | None = None,
     **counts: int,
 ) -> RequestOutput:
-    return RequestOutput(
-        id=attempt,
-        first_index=first,
-        token_ids=token_ids,
+    return node_output(
+        attempt,
+        first,
+        token_ids,
         finish_reason=FinishReason.ERROR if error else finish,
         is_started=is_started,
         error_code=error.code if error else "",
         error_message=str(error or ""),
-        **counts,  # type: ignore[arg-type]
+        **counts,
     )
 
 

@@ -38,8 +38,9 @@ def test_an_answer_may_be_continued_twice() -> None:
     flow.on_reserve_reply(D1, SECOND, DecodeGrant(None, 96), 0.0)
     (emit,) = flow.on_output(D1, output(SECOND, 3, 13, 14, num_drafted=3, num_accepted=1))
     assert isinstance(emit, TokenChunk)
-    assert (emit.num_drafted, emit.num_accepted) == (7, 2), "counted over attempts"
-    assert emit.num_cached_tokens == 64, "as much as was cached where the answer began"
+    assert emit.counts is not None
+    assert emit.counts[1:] == (7, 2), "counted over attempts"
+    assert emit.counts.num_cached_tokens == 64, "as much as was cached where the answer began"
     effects = flow.on_output(D1, output(SECOND, 0, error=Draining("late")))
     assert effects[-1] == Choose(None, frozenset({D1})), "its tokens are since the loss of d0"
     (reserve,) = flow.on_choice(Incarnation("d2", 1), None, "again", 0.0)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.version import PROTOCOL_VERSION
 from placement.store import LiveNode
-from router.core.membership import Membership
+from router.core.membership import (
+    ENDED_BY_NODE,
+    Membership,
+    NodeGone,
+    NodeHeard,
+    NodeLeftOut,
+    NodeSuspected,
+    NodeTrusted,
+    NodeUnlisted,
+    StreamLost,
+)
 from router.core.placement import Placer
 from router.core.policies.query import Query
 
@@ -38,13 +49,18 @@ def live(
     return LiveNode(record=record, load=load)
 
 
+def foreign(epoch: int) -> LiveNode:
+    node = live(epoch=epoch)
+    return replace(node, record=replace(node.record, model="other"))
+
+
 def chosen(membership: Membership) -> list[str]:
     return [str(node.incarnation) for node in membership.nodes()]
 
 
 def with_nodes(*nodes: LiveNode, now_s: float = 0.0) -> Membership:
     """Listed and heard."""
-    membership = Membership(lease_s=LEASE_S)
+    membership = Membership(model="m", lease_s=LEASE_S)
     membership.on_listing(nodes, now_s)
     for node in nodes:
         membership.on_heard(node.record.incarnation)
@@ -61,7 +77,7 @@ def ask_until(
 
 
 def test_a_node_is_chosen_when_listed_and_heard() -> None:
-    membership = Membership(lease_s=LEASE_S)
+    membership = Membership(model="m", lease_s=LEASE_S)
     membership.on_heard(Incarnation("d0", 1))
     membership.on_listing([live()], 0.0)
     assert chosen(membership) == []
@@ -81,16 +97,16 @@ def suspected(membership: Membership) -> list[str]:
 
 def test_a_suspected_node_is_marked_until_it_is_heard_or_lost() -> None:
     membership = with_nodes(live("d0"), live("d1"))
-    membership.on_suspected(Incarnation("d0", 1))
+    membership.on_suspected(Incarnation("d0", 1), "silent", is_heard=False)
     assert (chosen(membership), suspected(membership)) == (["d0#1", "d1#1"], ["d0#1"])
     membership.on_listing([live("d0"), live("d1")], 1.0)
     assert suspected(membership) == ["d0#1"], "its lease says nothing about its stream"
     membership.on_heard(Incarnation("d0", 1))
     assert suspected(membership) == []
-    membership.on_suspected(Incarnation("d0", 1))
-    membership.on_lost(Incarnation("d0", 1))
+    membership.on_suspected(Incarnation("d0", 1), "silent", is_heard=False)
+    membership.on_lost(Incarnation("d0", 1), "silent")
     assert (chosen(membership), suspected(membership)) == (["d1#1"], [])
-    membership.on_suspected(Incarnation("d2", 1))
+    membership.on_suspected(Incarnation("d2", 1), "silent", is_heard=False)
     assert chosen(membership) == ["d1#1"], "a node that is not known changes nothing"
 
 
@@ -98,7 +114,7 @@ def test_a_suspected_node_is_marked_until_it_is_heard_or_lost() -> None:
 def test_a_lost_node_is_out_until_it_is_heard_again() -> None:
     """No verdict is for ever."""
     membership = with_nodes(live())
-    membership.on_lost(Incarnation("d0", 1))
+    membership.on_lost(Incarnation("d0", 1), "silent")
     membership.on_listing([live()], 1.0)
     assert chosen(membership) == []
     assert len(membership.records()) == 1, "its stream is tried again"
@@ -151,7 +167,7 @@ def test_a_node_that_ends_its_stream_and_is_not_listed_is_tried_for_one_lease() 
     """An emptied store fills again within a lease."""
     membership = with_nodes(live())
     ask_until(membership, 100.0)
-    membership.on_lost(Incarnation("d0", 1))
+    membership.on_lost(Incarnation("d0", 1), "silent")
     ask_until(membership, 105.0, since_s=100.0)
     assert chosen(membership) == []
     assert len(membership.records()) == 1
@@ -163,13 +179,13 @@ def test_a_store_without_the_leases_of_nodes_that_are_heard_says_nothing_of_othe
     """A stream that breaks is opened again, although the store has no lease of its node either."""
     membership = with_nodes(live("d0"), live("d1"))
     ask_until(membership, 50.0)
-    membership.on_lost(Incarnation("d1", 1))
+    membership.on_lost(Incarnation("d1", 1), "silent")
     ask_until(membership, 600.0, since_s=50.0)
     assert chosen(membership) == ["d0#1"]
     assert [record.node_id for record in membership.records()] == ["d0", "d1"]
     membership.on_heard(Incarnation("d1", 1))
     assert chosen(membership) == ["d0#1", "d1#1"]
-    membership.on_lost(Incarnation("d1", 1))
+    membership.on_lost(Incarnation("d1", 1), "silent")
     ask_until(membership, 606.0, since_s=600.0, nodes=[live("d0")])
     assert [record.node_id for record in membership.records()] == ["d0"], "the store is complete"
 
@@ -188,9 +204,9 @@ def test_an_old_load_does_not_count() -> None:
 
 def test_a_newer_incarnation_that_cannot_be_used_replaces_the_older_one_too() -> None:
     membership = with_nodes(live(epoch=2), live("d1"))
-    membership.on_listing([live("d1")], 1.0, unusable=[Incarnation("d0", 1)])
+    membership.on_listing([live("d1"), foreign(1)], 1.0)
     assert chosen(membership) == ["d0#2", "d1#1"]
-    membership.on_listing([live("d1")], 1.0, unusable=[Incarnation("d0", 3)])
+    membership.on_listing([live("d1"), foreign(3)], 1.0)
     assert chosen(membership) == ["d1#1"]
 
 
@@ -204,7 +220,7 @@ def test_a_router_that_stood_still_for_a_lease_takes_nobody_for_gone() -> None:
 def test_a_lost_node_that_stood_still_with_the_router_has_time_to_come_back() -> None:
     """A machine that was paused: every lease is over before the first node can renew its own."""
     membership = with_nodes(live())
-    membership.on_lost(Incarnation("d0", 1))
+    membership.on_lost(Incarnation("d0", 1), "silent")
     membership.on_listing([], 1000.0)
     assert len(membership.records()) == 1
     membership.on_listing([live()], 1001.0)
@@ -225,7 +241,7 @@ def test_a_store_that_is_away_removes_no_node_that_is_heard() -> None:
 
 def test_a_lost_node_is_tried_for_a_bounded_time_while_the_store_is_away() -> None:
     membership = with_nodes(live())
-    membership.on_lost(Incarnation("d0", 1))
+    membership.on_lost(Incarnation("d0", 1), "silent")
     for second in range(600):
         membership.on_store_away(1.0 + second)
         assert len(membership.records()) == 1
@@ -235,7 +251,7 @@ def test_a_lost_node_is_tried_for_a_bounded_time_while_the_store_is_away() -> No
 
 def test_a_store_that_comes_back_empty_takes_away_those_that_were_lost() -> None:
     membership = with_nodes(live("d0"), live("d1"))
-    membership.on_lost(Incarnation("d1", 1))
+    membership.on_lost(Incarnation("d1", 1), "silent")
     assert not membership.is_store_away
     membership.on_store_away(3.0)
     assert [membership.is_store_away, chosen(membership)] == [True, ["d0#1"]]
@@ -323,7 +339,7 @@ def long(node: LiveNode, max_model_len: int, *, is_draining: bool = False) -> Li
 
 
 def test_the_longest_model_is_that_of_a_node_that_can_be_chosen_and_finishes_answers() -> None:
-    assert Membership(lease_s=LEASE_S).max_model_len() is None
+    assert Membership(model="m", lease_s=LEASE_S).max_model_len() is None
     older = long(live("d0"), 700)
     membership = with_nodes(
         older,
@@ -336,14 +352,122 @@ def test_the_longest_model_is_that_of_a_node_that_can_be_chosen_and_finishes_ans
     membership.on_leg_opened(older.record.incarnation, 8)
     membership.on_listing([long(live("d0", epoch=2), 700)], 1.0)
     assert membership.max_model_len() == 300, "one is replaced, its successor is not heard"
-    membership.on_lost(Incarnation("m0", 1))
+    membership.on_lost(Incarnation("m0", 1), "silent")
     assert membership.max_model_len() == 200
 
 
 def test_unknown_nodes_are_ignored() -> None:
-    membership = Membership(lease_s=LEASE_S)
+    membership = Membership(model="m", lease_s=LEASE_S)
     node = Incarnation("ghost", 1)
-    membership.on_lost(node)
+    membership.on_lost(node, "silent")
     membership.on_leg_opened(node, 8)
     membership.on_leg_closed(node, 8)
     assert membership.records() == []
+
+
+def test_a_node_that_joins_is_told_of_when_it_is_heard() -> None:
+    membership = Membership(model="m", lease_s=LEASE_S)
+    node = live().record.incarnation
+    assert membership.on_listing([live()], 0.0) == []
+    assert not membership.was_heard(node)
+    assert membership.on_heard(node) == [NodeHeard(node, False), NodeTrusted(node, False)]
+    assert membership.was_heard(node)
+    assert membership.on_heard(node) == []
+
+
+def test_a_suspicion_is_told_of_once_and_again_for_another_reason() -> None:
+    membership = with_nodes(live())
+    node = live().record.incarnation
+    silent = membership.on_suspected(node, "silent", is_heard=False)
+    assert silent == [NodeSuspected(node, "silent", False, True)]
+    assert membership.on_suspected(node, "silent", is_heard=False) == []
+    unreached = membership.on_heard(node, unreached="unreached")
+    assert unreached == [NodeSuspected(node, "unreached", True, False)]
+    (stuck,) = membership.on_heard(node, stuck_s=7.5)
+    assert stuck == NodeSuspected(node, "its step has lasted 7.5 s", False, False)
+    assert membership.nodes()[0].is_suspected
+    assert membership.on_heard(node) == [NodeTrusted(node, True)]
+    assert not membership.nodes()[0].is_suspected
+
+
+def test_a_lost_node_that_is_heard_again_was_lost_and_its_suspicion_is_forgotten() -> None:
+    membership = with_nodes(live())
+    node = live().record.incarnation
+    membership.on_suspected(node, "silent", is_heard=False)
+    assert membership.on_lost(node, "broken") == [StreamLost(node)]
+    assert membership.was_heard(node)
+    assert membership.on_heard(node) == [NodeHeard(node, True), NodeTrusted(node, False)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_listed", "is_away", "has_left"),
+    [
+        (ENDED_BY_NODE, False, False, True),
+        (ENDED_BY_NODE, True, False, False),
+        (ENDED_BY_NODE, False, True, False),
+        ("broken", False, False, False),
+    ],
+)
+def test_a_node_has_left_if_it_ended_the_stream_and_is_not_listed(
+    reason: str, is_listed: bool, is_away: bool, has_left: bool
+) -> None:
+    membership = with_nodes(live())
+    node = live().record.incarnation
+    membership.on_lost(node, reason)
+    assert membership.on_listing([], 1.0) == [], "it was lost after the store was asked"
+    membership.on_asking()
+    listed = [live()] if is_listed else []
+    ended = membership.on_store_away(2.0) if is_away else membership.on_listing(listed, 2.0)
+    assert ended == [NodeGone(node, reason, has_left)]
+    membership.on_asking()
+    assert membership.on_listing(listed, 3.0) == [], "told of once"
+
+
+def test_nodes_that_cannot_be_members_are_told_of_once() -> None:
+    membership = Membership(model="m", lease_s=LEASE_S)
+    old = replace(live("d1"), record=replace(live("d1").record, protocol=1))
+    left_out = membership.on_listing([foreign(1), old], 0.0)
+    assert left_out == [
+        NodeLeftOut(Incarnation("d0", 1), "it serves other, not m"),
+        NodeLeftOut(
+            Incarnation("d1", 1),
+            f"its protocol version is 1, this router's {PROTOCOL_VERSION}",
+        ),
+    ]
+    assert membership.on_listing([foreign(1), old], 1.0) == []
+    assert (membership.other_models, membership.records()) == (["other"], [])
+    assert membership.on_listing([], 2.0) == []
+    assert len(membership.on_listing([foreign(1)], 3.0)) == 1
+
+
+def test_a_node_that_is_heard_and_unlisted_is_told_of_once() -> None:
+    membership = with_nodes(live())
+    node = live().record.incarnation
+    ask_until(membership, LEASE_S, nodes=[])
+    assert membership.on_listing([], LEASE_S + 1) == [NodeUnlisted(node)]
+    assert membership.on_listing([], LEASE_S + 2) == []
+    membership.on_store_away(LEASE_S + 3)
+    assert membership.on_listing([], LEASE_S + 4) == [NodeUnlisted(node)]
+
+
+def test_views_are_as_fresh_as_if_they_were_made_for_each_request() -> None:
+    membership = with_nodes(live("d0"), live("d1"), live("p0", role=Role.PREFILL))
+    nodes = [node.incarnation for node in membership.nodes()]
+    steps: list[Callable[[], object]] = [
+        lambda: membership.on_leg_opened(nodes[2], 64),
+        lambda: membership.on_leg_opened(nodes[0], 64),
+        lambda: membership.on_leg_closed(nodes[2], 64),
+        lambda: membership.on_suspected(nodes[1], "silent", is_heard=False),
+        lambda: membership.on_heard(nodes[1]),
+        lambda: membership.on_lost(nodes[0], "broken"),
+        lambda: membership.on_heard(nodes[0]),
+        lambda: membership.on_listing([live("d1", num_running=3)], 2.0),
+        lambda: membership.on_store_away(9.0),
+        lambda: membership.on_store_away(18.0),
+        lambda: membership.on_listing([live("d1", epoch=2)], 19.0),
+    ]
+    for step in steps:
+        step()
+        found = membership.nodes(), membership.max_model_len()
+        membership._views = None
+        assert found == (membership.nodes(), membership.max_model_len())

@@ -6,9 +6,16 @@ from __future__ import annotations
 import pytest
 
 from common.ids import Incarnation
-from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from common.request import (
+    FinishReason,
+    OutputDetails,
+    RequestCounts,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
 from router.core.attempt import State
-from router.core.generation import TokenChunk
+from router.core.generation import PromptResult, TokenChunk
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger
 from tests.unit.router.core.flow_events import (
@@ -36,8 +43,8 @@ def test_tokens_of_a_running_answer_are_taken_in_order() -> None:
     assert second is not None
     assert third is not None
     assert [chunk.token_ids for chunk in (first, second, third)] == [(11,), (12, 13), (14,)]
-    assert (third.first_index, third.num_drafted, third.num_accepted) == (4, 2, 1)
-    assert third.num_cached_tokens == 70
+    assert (first.counts, second.counts) == (None, RequestCounts(64, 2, 1))
+    assert (third.first_index, third.counts) == (4, RequestCounts(70, 2, 1))
     assert flow.num_output_tokens == 5
     assert emitted(flow.on_output(D0, output(FIRST, 5, 15))) == [15]
 
@@ -88,7 +95,9 @@ def test_tokens_behind_the_last_one_are_still_an_error() -> None:
 def test_log_probabilities_are_left_to_the_whole_machine() -> None:
     ledger = TokenLedger(SamplingParams(max_tokens=8, logprobs=0))
     first, second = (
-        output(FIRST, index, 10 + index)._replace(logprobs=(TokenLogprobs(-1.0),))
+        output(FIRST, index, 10 + index)._replace(
+            details=OutputDetails(logprobs=(TokenLogprobs(-1.0),))
+        )
         for index in range(2)
     )
     assert ledger.push(first, 0) is not None
@@ -111,8 +120,8 @@ def test_token_0_is_left_to_the_whole_machine_which_reads_its_times() -> None:
     flow = reserving()
     flow.on_reserve_reply(D0, FIRST, LOCAL, 11.0)
     flow.on_output(D0, output(FIRST, 0, is_started=True))
-    token_0 = output(FIRST, 0, 10)._replace(queue_s=0.5)
+    token_0 = output(FIRST, 0, 10)._replace(details=OutputDetails(queue_s=0.5))
     assert flow.next_tokens(D0, token_0) is None
     (chunk,) = flow.on_output(D0, token_0)
     assert isinstance(chunk, TokenChunk)
-    assert chunk.queue_s == 0.5
+    assert chunk.of_prompt == PromptResult(queue_s=0.5)

@@ -20,7 +20,7 @@ from common.errors import (
     StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
-from common.request import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+from common.request import FinishReason, RequestCounts, RequestOutput, SamplingParams, TokenLogprobs
 from router.core.attempt import State
 from router.core.effects import (
     Accepted,
@@ -35,6 +35,7 @@ from router.core.effects import (
 )
 from router.core.generation import TokenChunk
 from router.core.request_flow import RequestFlow
+from tests.support.nodes.node_outputs import node_output
 from tests.unit.router.core.flow_events import (
     D0,
     D1,
@@ -87,21 +88,21 @@ def test_the_requests_carry_their_priority() -> None:
 
 def test_drafts_of_a_lost_attempt_count_as_rejected() -> None:
     flow = prefilling()
-    ahead = RequestOutput(
-        id=FIRST, first_index=1, token_ids=(11, 12, 13), num_drafted=5, num_accepted=2
+    ahead = node_output(
+        attempt=FIRST, first_index=1, token_ids=(11, 12, 13), num_drafted=5, num_accepted=2
     )
     assert flow.on_output(D0, ahead) == []
     flow.on_node_lost(D0)
     flow.on_choice(D1, None, "again", 0.0)
-    last = RequestOutput(
-        id=SECOND,
+    last = node_output(
+        attempt=SECOND,
         token_ids=(10, 11, 12),
         num_drafted=3,
         num_accepted=1,
         finish_reason=FinishReason.STOP,
     )
     (emit,) = [e for e in flow.on_output(D1, last) if isinstance(e, TokenChunk)]
-    assert (emit.num_drafted, emit.num_accepted) == (8, 1)
+    assert emit.counts == RequestCounts(0, 8, 1)
 
 
 def test_token_0_and_several_tokens_behind_it_leave_as_one_chunk() -> None:
@@ -143,7 +144,7 @@ def test_duplicates_are_dropped_and_the_first_arrival_counts() -> None:
 def test_a_cached_prefix_is_reported_from_the_first_chunk_on() -> None:
     (emit,) = prefilling().on_output(P0, output(FIRST, 0, 10))
     assert isinstance(emit, TokenChunk)
-    assert emit.num_cached_tokens == 64
+    assert emit.counts == RequestCounts(64)
 
 
 def test_a_finish_that_arrives_before_token_0_waits_for_it() -> None:
@@ -484,7 +485,7 @@ def test_missing_logprobs_are_a_broken_peer_and_surplus_ones_are_dropped() -> No
     assert effects[-1] == Choose(None, frozenset({D0}))
 
     flow = reserving(prefill=None)
-    with_logprobs = RequestOutput(id=FIRST, token_ids=(10,), logprobs=(TokenLogprobs(-0.5),))
+    with_logprobs = node_output(attempt=FIRST, token_ids=(10,), logprobs=(TokenLogprobs(-0.5),))
     (emit,) = flow.on_output(D0, with_logprobs)
     assert isinstance(emit, TokenChunk)
     assert emit.logprobs == ()
@@ -495,9 +496,9 @@ def test_logprobs_stay_with_their_tokens() -> None:
     flow.on_choice(D0, P0, "why", 0.0)
     flow.on_reserve_reply(D0, FIRST, TICKET, 0.0)
     later = (TokenLogprobs(-1.0), TokenLogprobs(-2.0))
-    flow.on_output(D0, RequestOutput(id=FIRST, first_index=1, token_ids=(11, 12), logprobs=later))
+    flow.on_output(D0, node_output(FIRST, 1, (11, 12), logprobs=later))
     first = (TokenLogprobs(-0.5, ((10, -0.5),)),)
-    effects = flow.on_output(P0, RequestOutput(id=FIRST, token_ids=(10,), logprobs=first))
+    effects = flow.on_output(P0, node_output(attempt=FIRST, token_ids=(10,), logprobs=first))
     (emit,) = [effect for effect in effects if isinstance(effect, TokenChunk)]
     assert emit.logprobs == (*first, *later)
 

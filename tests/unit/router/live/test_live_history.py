@@ -10,8 +10,7 @@ import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, Role
-from router.live.counter_window import CounterWindow
-from router.live.history import COLUMNS, NUM_SAMPLES, LiveHistory
+from router.live.history import COLUMNS, NUM_SAMPLES, CounterWindow, LiveHistory
 from router.live.reading import LiveRequest, Phase
 from router.live.snapshot import (
     MAX_ERROR_CHARS,

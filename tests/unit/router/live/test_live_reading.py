@@ -8,6 +8,7 @@ from common.ids import AttemptId, Incarnation
 from common.request import RequestOutput, SamplingParams
 from router.core.request_flow import DecodeGrant, RequestFlow
 from router.live.reading import LiveRequest, Phase, live_requests
+from tests.support.nodes.node_outputs import node_output
 
 P0, D0, D1 = Incarnation("p0", 1), Incarnation("d0", 1), Incarnation("d1", 1)
 FIRST, SECOND = AttemptId("req", 1), AttemptId("req", 2)
@@ -20,7 +21,7 @@ def new_flow() -> RequestFlow:
 
 
 def output(attempt: AttemptId, first_index: int, *token_ids: int, **more: Any) -> RequestOutput:
-    return RequestOutput(id=attempt, first_index=first_index, token_ids=token_ids, **more)
+    return node_output(attempt, first_index=first_index, token_ids=token_ids, **more)
 
 
 def shown(flow: RequestFlow) -> tuple[Phase, Incarnation | None, Incarnation | None]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InternalError
-from common.request import FinishReason
+from common.request import FinishReason, RequestCounts
 from router.core.generation import TokenChunk
 from router.text.choice_text import ChoiceText, Delta, LogprobEntry
 from router.tools.answer_parser import AnswerSyntax
@@ -32,7 +32,7 @@ def run(text: ChoiceText, parts: list[TokenChunk]) -> list[Delta]:
     deltas = []
     for part in parts:
         deltas += text.push_all([part])
-        if deltas[-1].finish_reason is not None:
+        if deltas[-1].details.finish_reason is not None:
             break
     return deltas
 
@@ -54,7 +54,7 @@ def test_plain() -> None:
     deltas = run(choice(), chunks(encode("Hello world"), FinishReason.LENGTH))
     assert [delta.text for delta in deltas] == ["Hello", " world"]
     assert [delta.num_tokens for delta in deltas] == [1, 1]
-    assert [delta.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
+    assert [delta.details.finish_reason for delta in deltas] == [None, FinishReason.LENGTH]
 
 
 @pytest.mark.parametrize("size", [1, 100])
@@ -73,7 +73,7 @@ def test_a_stop_string_ends_the_choice_and_the_count(size: int) -> None:
     token_ids = encode("Hello world. Over")
     deltas = run(choice("ld."), chunks(token_ids, size=size))
     assert shown(deltas) == "Hello wor"
-    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert deltas[-1].details.finish_reason is FinishReason.STOP
     used = len(encode("Hello world."))
     assert sum(delta.num_tokens for delta in deltas) == used < len(token_ids)
 
@@ -94,7 +94,8 @@ def test_a_stop_string_counts_only_behind_the_least_length(size: int, has_logpro
             wanted, used = "Hello world. Hello world. Over", len(token_ids)
         assert (shown(deltas), sum(delta.num_tokens for delta in deltas)) == (wanted, used)
         is_cut = min_tokens < second
-        assert deltas[-1].finish_reason is (FinishReason.STOP if is_cut else FinishReason.LENGTH)
+        reason = FinishReason.STOP if is_cut else FinishReason.LENGTH
+        assert deltas[-1].details.finish_reason is reason
 
 
 def test_text_that_comes_with_the_end_stops_only_behind_the_least_length() -> None:
@@ -111,25 +112,25 @@ def test_text_that_comes_with_the_end_stops_only_behind_the_least_length() -> No
 def test_accepted_drafts_that_a_stop_string_cuts_off_are_not_in_the_answer() -> None:
     token_ids = encode("Hello world. Over the")
     used = len(encode("Hello world."))
-    chunk = TokenChunk(
-        first_index=0, token_ids=tuple(token_ids), num_drafted=9, num_accepted=len(token_ids) - 1
-    )
+    counts = RequestCounts(0, 9, len(token_ids) - 1)
+    chunk = TokenChunk(first_index=0, token_ids=tuple(token_ids), counts=counts)
     delta = choice("ld.").push(chunk)
     assert delta.num_tokens == used < len(token_ids) - 1
-    assert delta.num_accepted == used, "of what was cut, the last token was the model's own"
+    wanted = RequestCounts(0, 9, used)
+    assert delta.details.counts == wanted, "of what was cut, the last token was the model's own"
     whole = choice().push(chunk)
-    assert (whole.num_drafted, whole.num_accepted) == (9, len(token_ids) - 1)
+    assert whole.details.counts == counts
 
 
 def test_what_was_held_comes_at_the_end() -> None:
     deltas = run(choice("worlds"), chunks(encode("Hello world"), FinishReason.LENGTH))
     assert shown(deltas) == "Hello world"
-    assert deltas[-1].finish_reason is FinishReason.LENGTH
+    assert deltas[-1].details.finish_reason is FinishReason.LENGTH
 
 
 def test_a_stop_string_in_the_very_last_token_counts_as_stop() -> None:
     deltas = run(choice(" world"), chunks(encode("Hello world"), FinishReason.LENGTH))
-    assert (shown(deltas), deltas[-1].finish_reason) == ("Hello", FinishReason.STOP)
+    assert (shown(deltas), deltas[-1].details.finish_reason) == ("Hello", FinishReason.STOP)
 
 
 def test_the_token_that_stopped_it_is_counted_but_not_shown() -> None:
@@ -194,7 +195,7 @@ def test_entries_and_text_agree(text: str, size: int, stop: str) -> None:
         entries += delta.entries
         assert all(entry.text_offset <= sent for entry in delta.entries)
     assert [e.token_id for e in entries] == token_ids[: len(entries)]
-    if deltas[-1].finish_reason is FinishReason.LENGTH:
+    if deltas[-1].details.finish_reason is FinishReason.LENGTH:
         assert len(entries) == len(token_ids)
     else:
         assert all(entry.text_offset < sent for entry in entries)
@@ -225,7 +226,8 @@ def test_a_stop_string_inside_a_call_is_part_of_the_call(size: int, has_logprobs
     stop = ("\n", "call>", "look<", "<tool_calls")
     deltas = run(choice(*stop, calls=call_search(CALLS), has_logprobs=has_logprobs), played)
     assert shown(deltas) == said
-    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, None)
+    last = deltas[-1].details
+    assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, None)
     if has_logprobs:
         assert sum(len(delta.entries) for delta in deltas) == len(encode(said))
 
@@ -248,7 +250,7 @@ class OneToken:
 def test_a_stop_string_and_a_call_may_come_in_one_token() -> None:
     text = ChoiceText(OneToken("I look.\n" + CALL), ("\n",), calls=call_search(CALLS))
     (delta,) = run(text, chunks([7], FinishReason.STOP))
-    assert (delta.text, delta.stop_reason) == ("I look.", "\n")
+    assert (delta.text, delta.details.stop_reason) == ("I look.", "\n")
 
 
 @pytest.mark.parametrize("size", [1, 1000])
@@ -256,7 +258,7 @@ def test_a_stop_string_before_a_call_ends_the_choice(size: int) -> None:
     played = chunks(encode("I look.\n" + CALL), FinishReason.STOP, size=size)
     deltas = run(choice("\n", calls=call_search(CALLS)), played)
     assert shown(deltas) == "I look."
-    assert deltas[-1].stop_reason == "\n"
+    assert deltas[-1].details.stop_reason == "\n"
 
 
 @pytest.mark.parametrize(("end", "before"), [("", "a "), ("b", "a ")])
@@ -266,7 +268,7 @@ def test_a_stop_string_that_may_begin_a_call_is_found_when_it_does_not(
     played = chunks(encode("a <" + end), FinishReason.LENGTH)
     deltas = run(choice("<", calls=call_search(CALLS)), played)
     assert shown(deltas) == before
-    assert deltas[-1].stop_reason == "<"
+    assert deltas[-1].details.stop_reason == "<"
 
 
 def test_held_text_of_the_least_length_does_not_stop() -> None:

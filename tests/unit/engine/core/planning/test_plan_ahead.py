@@ -288,7 +288,7 @@ def test_a_failed_step_prevents_it(is_partly: bool) -> None:
     engine.plan_ahead(step)
     results = engine.runner.execute(step.batch)
     if is_partly:
-        for output in engine.scheduler.apply(step.only([0]), results[:1]):
+        for output in engine.scheduler.apply(step.only([0]), results.only([0])):
             engine.outputs[output.sequence.sequence_id] += output.token_ids
         engine.scheduler.finish(bad)
     else:

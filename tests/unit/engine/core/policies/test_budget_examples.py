@@ -111,11 +111,7 @@ def planned(*, cap: int, seats: int, num_decodes: int, method: str, configured: 
         policy=PlanPolicy(
             reservation=make_reservation(config, block_size=BLOCK_SIZE, lookahead=num_drafts),
             victim_order=VICTIM_ORDERS[config.preemption_policy],
-            retract_decode_steps=config.retract_decode_steps,
-            min_progress_tokens=config.min_progress_tokens,
-            skip_ahead_window=config.skip_ahead_window,
-            skip_ahead_limit=config.skip_ahead_limit,
-            enable_priority_scheduling=False,
+            config=config,
         ),
     )
 

@@ -48,7 +48,7 @@ def prompt_batch(lengths: list[int], num_tops: list[int | None], seed: int = 0) 
     return batch_of(entries)
 
 
-def find(batch: StepBatch, logits: np.ndarray) -> list[int]:
+def find(batch: StepBatch, logits: np.ndarray) -> tuple[dict[int, PromptLogprobs], list[int]]:
     flat = flatten(batch, LIMITS)
     return find_prompt_logprobs(WrittenLogits(logits), None, flat, batch, logits.shape[1])
 
@@ -64,10 +64,11 @@ def random_logits(num_rows: int, vocab_size: int = VOCAB) -> np.ndarray:
 def test_each_token_is_judged_by_the_row_before_it(lengths: list[int], num_top: int) -> None:
     batch = prompt_batch(lengths, [num_top] * len(lengths))
     logits = random_logits(sum(lengths))
-    assert find(batch, logits) == []
+    scores, bad = find(batch, logits)
+    assert bad == []
     first = 0
     for entry, length in enumerate(lengths):
-        found, prompt = batch.prompt_logprobs[entry], batch[entry].token_ids
+        found, prompt = scores[entry], batch[entry].token_ids
         assert len(found) == length - 1
         assert found.is_well_formed
         for place in range(length - 1):
@@ -84,15 +85,17 @@ def test_each_token_is_judged_by_the_row_before_it(lengths: list[int], num_top: 
 
 def test_prompts_that_ask_for_nothing_and_of_one_token_have_none() -> None:
     batch = prompt_batch([4, 1, 3], [None, 2, 1])
-    assert find(batch, random_logits(8)) == []
-    assert list(batch.prompt_logprobs) == [2]
+    scores, bad = find(batch, random_logits(8))
+    assert bad == []
+    assert list(scores) == [2]
 
 
 def test_more_likeliest_tokens_than_the_vocabulary_has() -> None:
     batch = prompt_batch([3], [20])
     batch.seats.token_ids %= 5
-    assert find(batch, random_logits(3, vocab_size=5)) == []
-    found = batch.prompt_logprobs[0]
+    scores, bad = find(batch, random_logits(3, vocab_size=5))
+    assert bad == []
+    found = scores[0]
     assert found.num_top == 5
     assert sorted(token_id for token_id, _ in found.top(1, 20)) == [0, 1, 2, 3, 4]
 
@@ -103,13 +106,15 @@ def test_logits_that_are_not_finite_fail_their_prompt_alone(wrong: float, row: i
     batch = prompt_batch([5, 4], [1, 1])
     logits = random_logits(9)
     logits[row, 11] = wrong
-    assert find(batch, logits) == [0]
-    assert list(batch.prompt_logprobs) == [1]
+    scores, bad = find(batch, logits)
+    assert bad == [0]
+    assert list(scores) == [1]
 
 
 def test_the_row_that_draws_is_not_looked_at() -> None:
     batch = prompt_batch([3], [0])
     logits = random_logits(3)
     logits[2] = np.nan
-    assert find(batch, logits) == []
-    assert isinstance(batch.prompt_logprobs[0], PromptLogprobs)
+    scores, bad = find(batch, logits)
+    assert bad == []
+    assert isinstance(scores[0], PromptLogprobs)

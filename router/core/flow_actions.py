@@ -1,0 +1,197 @@
+"""What a request flow does on its events: it asks nodes, gives up attempts, and ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.errors import (
+    DeadlineExceeded,
+    HandoffFailed,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    PdserveError,
+    PeerProtocolError,
+    StaleEpoch,
+)
+from common.ids import Incarnation
+from common.request import GenerationRequest, SamplingParams
+from router.core.attempt import Attempt, State
+from router.core.attempts import Attempts
+from router.core.candidates import WAIT_S, Candidates
+from router.core.effects import Accepted, Choose, Effect, Fail, Finish, Wait
+from router.core.token_ledger import TokenLedger
+
+_MIN_DEADLINE_S = 0.001
+
+
+class FlowActions:
+    """The attempts of a choice and the nodes that can take it; effects are collected in `_out`."""
+
+    def __init__(
+        self,
+        choice_id: str,
+        prompt_token_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        deadline_at_s: float,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        self._prompt_token_ids = prompt_token_ids
+        self._sampling = sampling
+        self._deadline_at_s = deadline_at_s
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._attempts = Attempts(choice_id, TokenLedger(sampling, len(prompt_token_ids)))
+        self._choosing: Attempt | None = None
+        self._candidates = Candidates()
+        self._is_accepted = False
+        self._out: list[Effect] = []
+
+    @property
+    def _main(self) -> Attempt:
+        return self._attempts.main
+
+    def _accept(self) -> None:
+        if not self._is_accepted:
+            self._is_accepted = True
+            self._out.append(Accepted())
+
+    # Asking nodes.
+
+    def _choose(self, attempt: Attempt) -> None:
+        """Ask for nodes: where the decode node is reserved, for a prefill node alone."""
+        if self._candidates.has_lost_too_many:
+            self._wait_or_fail(attempt, Overloaded("its nodes were lost"))
+            return
+        self._choosing, attempt.state = attempt, State.CHOOSING
+        reserved = None if attempt.ticket is None else attempt.decode
+        self._out.append(Choose(reserved, self._excluded_for(attempt)))
+
+    def _excluded_for(self, attempt: Attempt) -> frozenset[Incarnation]:
+        suspects = self._attempts.suspects.keys() if self._is_second(attempt) else ()
+        return self._candidates.excluded.union(suspects)
+
+    def _choose_again(self) -> None:
+        """After a wait: a node that refused an attempt is asked for another one."""
+        if self._main.has_asked:
+            self._out += self._attempts.restart()
+        self._choose(self._main)
+
+    def _wait_or_fail(self, attempt: Attempt, error: PdserveError) -> None:
+        if self._is_second(attempt):
+            self._drop(attempt)
+        elif self._candidates.can_wait(self._main.ledger.num_emitted):
+            self._main.state = State.WAITING
+            self._out.append(Wait(WAIT_S))
+        else:
+            self._fail(self._candidates.why_none(error))
+
+    def _send_reserve(
+        self,
+        attempt: Attempt,
+        decode: Incarnation,
+        planned_prefill: Incarnation | None,
+        now_s: float,
+    ) -> None:
+        request = self._request(attempt, now_s)
+        self._out.append(
+            attempt.reserve(decode, planned_prefill, request, may_wait=self._candidates.may_queue)
+        )
+
+    def _send_prefill(self, attempt: Attempt, prefill: Incarnation, now_s: float) -> None:
+        self._out += attempt.send_prefill(prefill, self._request(attempt, now_s))
+
+    def _fall_back_to_local(self, attempt: Attempt, now_s: float) -> None:
+        decode = attempt.decode
+        if decode is None or self._is_second(attempt):
+            self._give_up(attempt, self._candidates.overloaded("every prefill node refused", 1.0))
+            return
+        self._out += self._attempts.restart()
+        self._main.reason = "local prefill: no prefill node took it"
+        self._send_reserve(self._main, decode, None, now_s)
+
+    def _on_refusal(self, attempt: Attempt, node: Incarnation, error: PdserveError) -> None:
+        can_queue = node == attempt.decode
+        # A prefill node of an earlier version does not continue answers.
+        is_unable = node == attempt.prefill and attempt.ledger.num_before > 0
+        self._out.append(attempt.close_leg(node))
+        if attempt.decode is None:
+            self._out += attempt.drop_plan()
+        self._candidates.on_refusal(node, error, can_queue=can_queue)
+        if isinstance(error, (InvalidRequest, DeadlineExceeded)) and not is_unable:
+            self._give_up(attempt, error)
+        elif attempt.ledger.num_emitted > attempt.ledger.num_before:
+            self._fail(PeerProtocolError(f"{node} refused what it had answered: {error}"))
+        elif attempt is self._main and self._attempts.second is not None:
+            self._drop(attempt)
+        else:
+            self._choose(attempt)
+
+    def _request(self, attempt: Attempt, now_s: float) -> GenerationRequest:
+        return GenerationRequest(
+            id=attempt.id,
+            prompt_token_ids=self._prompt_token_ids,
+            sampling=self._sampling_behind(attempt.ledger.num_emitted),
+            deadline_s=max(_MIN_DEADLINE_S, self._deadline_at_s - now_s),
+            priority=self._priority,
+            output_token_ids=tuple(attempt.ledger.emitted),
+            cache_salt=self._cache_salt,
+        )
+
+    def _sampling_behind(self, num_emitted: int) -> SamplingParams:
+        """Return what is asked for after tokens that were emitted, the prompt's logprobs too."""
+        if not num_emitted or self._sampling.prompt_logprobs is None:
+            return self._sampling
+        return replace(self._sampling, prompt_logprobs=None)
+
+    # Beginnings and endings.
+
+    def _is_second(self, attempt: Attempt) -> bool:
+        return attempt is self._attempts.second
+
+    def _attempt_failed(self, attempt: Attempt, error: PdserveError, suspect: Incarnation) -> None:
+        num_emitted = attempt.ledger.num_emitted
+        self._candidates.on_failure(suspect, error, num_emitted)
+        is_final = num_emitted > 0 and not _can_continue(error)
+        if self._is_second(attempt):
+            self._drop(attempt)
+        elif is_final:
+            self._fail(error)
+        elif self._attempts.second is not None:
+            self._drop(attempt)
+        elif self._candidates.has_failed_too_often:
+            self._fail(error)
+        else:
+            self._out += self._attempts.restart()
+            self._choose(self._main)
+
+    def _give_up(self, attempt: Attempt, error: PdserveError) -> None:
+        """End what cannot go on: a second attempt alone, or else the request."""
+        if self._is_second(attempt):
+            self._drop(attempt)
+        else:
+            self._fail(error)
+
+    def _drop(self, attempt: Attempt) -> None:
+        """End one of two attempts; the other one goes on alone."""
+        self._out += self._attempts.drop(attempt)
+
+    def _fail(self, error: PdserveError) -> None:
+        self._end(Fail(error))
+
+    def _end(self, outcome: Finish | Fail) -> None:
+        self._choosing = None
+        self._out += self._attempts.end()
+        self._out.append(outcome)
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self._out = self._out, []
+        return effects
+
+
+def _can_continue(error: PdserveError) -> bool:
+    """Return whether another node may continue after what was emitted before this error."""
+    is_lost = isinstance(error, (NodeLost, HandoffFailed, StaleEpoch))
+    return is_lost and not isinstance(error, PeerProtocolError)
