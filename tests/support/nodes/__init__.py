@@ -3,6 +3,7 @@
 control_server  the control service, with an inbox that answers by itself
 drained_node    a node that is drained while a router asks it
 node_caller     a router's stream to a node
+node_outputs    outputs of nodes
 node_views      nodes as placement sees them
 running_node    a whole engine node over a hash runner
 """

@@ -31,7 +31,7 @@ _MOST_PINNED_SHARE = 0.25
 class QueuedLayers:
     """The layers of a step, each a `layers_out.LayerCopy` of nothing, all told when all are queued.
 
-    Who reads a layer's blocks does so behind its end on the card, so no thread waits for that. Told
+    Code that reads a layer's blocks has the card wait for the layer, so no thread waits. Told
     earlier, the connector's thread would take the interpreter from the one that queues the rest.
     """
 
@@ -149,7 +149,7 @@ class GpuCache:
         return KVPool(self._memory.address, self.num_blocks, layout.block_size, piece_bytes)
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
-        """Tell of the layers when all are queued: a connector reads each behind its end."""
+        """Tell of the layers when all are queued: a connector's reads wait on the card."""
         if on_layer is None:
             return LayersOut(None, None)
         queued = QueuedLayers(self._layer_ends, self._stream)

@@ -40,14 +40,14 @@ _NO_KEY: tl.constexpr = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 _SLICES_AT_A_TIME: tl.constexpr = tl.constexpr(16)
 _TOO_MANY: tl.constexpr = tl.constexpr(-1)
 _NOT_FINITE: tl.constexpr = tl.constexpr(-2)
+_ROUNDER: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23: the sum has no fraction
 
 
 @triton.jit
 def exponential(x):
     """Return e^x for x <= 0, to the bit what `top_p_weights` of the CPU computes."""
     inside = tl.maximum(x, -103.97208404541015625)
-    rounder: tl.constexpr = 12582912.0  # 1.5 * 2^23
-    n = (inside * 1.4426950408889634 + rounder) - rounder
+    n = (inside * 1.4426950408889634 + _ROUNDER) - _ROUNDER
     r = tl.fma(n, tl.full(x.shape, -6.93145752e-1, tl.float32), inside)
     r = tl.fma(n, tl.full(x.shape, -1.42860677e-6, tl.float32), r)
     above = tl.full(x.shape, 5.082762527590693718096e-04, tl.float32)

@@ -90,3 +90,12 @@ def test_the_count_of_turns_stops_while_a_job_hangs_and_not_while_others_come_an
         goes_on.set()
         wait()
         assert workers.oldest_turn == 8
+
+
+def test_what_another_thread_posts_wakes_the_connectors_thread() -> None:
+    done: list[int] = []
+    with started(0) as (workers, wait):
+        threading.Thread(target=workers.post, args=(lambda: done.append(1),)).start()
+        wait()
+        workers.finish()
+    assert done == [1]
