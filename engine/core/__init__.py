@@ -3,7 +3,7 @@
 scheduler         the one writer of sequences and blocks: events in, a planned step out
 invariants        what always holds between sequences, seats and blocks
 holdings          what sequences hold, from the queue to the end: seats and blocks
-step_after       a step that the runner begins before the one before it has ended
+step_after        a step that the runner begins before the one before it has ended
 swapping          copies of preempted sequences' blocks to host memory and back
 planning/         what one step runs
 step/             a planned step on its way to the runner and back

@@ -51,7 +51,7 @@ class ServeProcess:
         assert not self.is_running, f"{self.name} runs already"
         program = ["-m", "pdserve", "serve"]
         if file := self._environ.get("SLOW_WHILE"):
-            program = [str(sources / SLOW_SERVE.relative_to(SOURCES)), file]
+            program = [str(SLOW_SERVE), file]
         path = os.pathsep.join(filter(None, (str(sources), self._environ.get("PYTHONPATH"))))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
