@@ -17,7 +17,7 @@ INITS = [path for path in SOURCES if path.name == "__init__.py"]
 MOST_PAGE_LINES = {"ARCHITECTURE.md": 300, "README.md": 220}
 MOST_DECISIONS = 15
 # Written by a user who follows a page, or by a tool.
-MADE_LATER = ("compose/.env", "compose/keys", "compose/models", "node/kv.key")
+MADE_LATER = ("build/", "compose/.env", "compose/keys", "compose/models", "node/kv.key")
 
 
 def paths_on(page: Path) -> list[str]:

@@ -38,8 +38,11 @@ pytestmark = pytest.mark.timeout(300)
 
 MIB = 1 << 20
 LARGE_BODY_BYTES = 256 << 10
-LONGEST_DELAY_S = 0.1
-"""Longest delay of a new schema and a large body beside slow grammars of another client."""
+LONGEST_DELAY_S = 1.0
+"""Longest delay of a new schema and a large body beside slow grammars of another client.
+
+It is some 0.05 s where nothing else runs. Grammars that wait for each other take 2 s each.
+"""
 LONGEST_ANSWER_S = 120.0
 MOST_GROWTH_BYTES = 512 * MIB
 """Growth of the router at the worst moment: arriving bodies may be 256 MiB, some of them twice."""
