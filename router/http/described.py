@@ -7,6 +7,7 @@ Nothing is checked with them at run time; tests compare real answers with them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -73,6 +74,7 @@ def described_body(kind: Any, **more: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
+@cache
 def schema_of(kind: Any) -> Schema:
     """Return the schema of a type without references, so that it can be a part of another one."""
     schema = TypeAdapter(kind).json_schema()
