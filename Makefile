@@ -39,10 +39,10 @@ compiled-kernels: env demo-model
 
 # More processes than two cores can run at once: most integration and contract tests wait most of
 # the time, for processes that start, leases that end and peers that are silent.
-test: compiled-kernels  ## run the everyday tests, some 8 minutes
+test: compiled-kernels  ## run the everyday tests, some 10 minutes
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations=15 $(ARGS)
 
-test-quick: env  ## run the unit tests without those of kernels and benchmarks, at most 2 minutes
+test-quick: env  ## run the unit tests without those of kernels and benchmarks
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/unit --quick $(ARGS)
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
