@@ -37,7 +37,11 @@ def test_all_phases_on_a_cpu(tmp_path: Path) -> None:
         f"{one} {n}{token}"
         for one in ("apart", "mixed") for n in (100, 300) for token in ("", ", second token")
     }  # fmt: skip
-    assert all(one["median"] > 0 for one in found["first"].values())
+    # A second token may come in one piece with the first one.
+    assert all(
+        one["least"] >= 0 if name.endswith("token") else one["least"] > 0
+        for name, one in found["first"].items()
+    )
     assert set(found["tokens"]) == {f"{one} {n}" for one in ("apart", "mixed") for n in (1, 4)}
     assert len(found["up"]["first token after, s"]) == 2
     assert list(tmp_path.iterdir()) == [out]
