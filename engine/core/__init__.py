@@ -5,6 +5,7 @@ invariants        what always holds between sequences, seats and blocks
 holdings          what sequences hold, from the queue to the end: seats and blocks
 step_after        a step that the runner begins before the one before it has ended
 swapping          copies of preempted sequences' blocks to host memory and back
+prefix_transfers  cached prefixes that come from another node's pool, or go there
 planning/         what one step runs
 step/             a planned step on its way to the runner and back
 statistics        what a scheduler has done, as one immutable value

@@ -7,6 +7,7 @@ from typing import Protocol
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
 from engine.core.planner_contract import StepLimits
+from engine.core.prefix_transfers import PrefixTransfers
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
@@ -19,6 +20,7 @@ class SchedulerState(Protocol):
 
     limits: StepLimits
     pool: BlockPool
+    prefix_transfers: PrefixTransfers
     host_pool: HostPool
     swapping: Swapping
     waiting: WaitingQueue
@@ -42,6 +44,7 @@ def check_state(state: SchedulerState) -> None:
     waiting_tokens = sum(sequence.num_known for sequence in state.waiting)
     assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
     num_kept = sum(len(block_ids) for block_ids in state.quarantined.values())
+    num_kept += state.prefix_transfers.num_quarantined
     assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
     state.seats.check(seated)
     owners = [*state.waiting, *state.receiving.values()]

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import AheadRule, PreemptionReason, StepPlan, StopRule
 
 
-def _counts(kinds: type[PreemptionReason] | type[StopRule] | type[AheadRule]) -> dict[str, int]:
+class PullOutcome(Enum):
+    """What became of a prefix that another node has cached and this one has not."""
+
+    LANDED = "landed"
+    FAILED = "failed"
+    DECLINED = "declined"
+    """Computing it was expected to be quicker."""
+    NO_ROOM = "no_room"
+
+
+_Kinds = type[PreemptionReason] | type[StopRule] | type[AheadRule] | type[PullOutcome]
+
+
+def _counts(kinds: _Kinds) -> dict[str, int]:
     return dict.fromkeys((kind.value for kind in kinds), 0)
 
 
@@ -19,7 +33,8 @@ class StepCounters:
     `num_…_tokens` count planned tokens. `num_growth_blocks` is what the reservation policy kept
     back at the last admission. `num_speculative_steps` counts a step once for each sequence that
     verified a draft in it. `preemptions` are by reason, `stops` by the rule that ended admissions,
-    `plans_ahead` by whether the plan was made while the step before ran, or what prevented that.
+    `plans_ahead` by whether the plan was made while the step before ran, or what prevented that,
+    `pulls` by their outcome. `num_pulled_tokens` are those of pulls that landed.
     """
 
     num_steps: int = 0
@@ -33,9 +48,11 @@ class StepCounters:
     num_drafted: int = 0
     num_accepted: int = 0
     num_speculative_steps: int = 0
+    num_pulled_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
     plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
+    pulls: dict[str, int] = field(default_factory=lambda: _counts(PullOutcome))
 
     @property
     def num_preemptions(self) -> int:
@@ -56,6 +73,7 @@ class StepCounters:
             preemptions=dict(self.preemptions),
             stops=dict(self.stops),
             plans_ahead=dict(self.plans_ahead),
+            pulls=dict(self.pulls),
         )
 
     def on_plan(self, plan: StepPlan) -> None:
@@ -69,6 +87,12 @@ class StepCounters:
         self.stops[plan.stopped_by.value] += 1
         for preemption in plan.preempted:
             self.preemptions[preemption.reason.value] += 1
+
+    def on_pull(self, outcome: PullOutcome, num_tokens: int) -> None:
+        """Count a prefix of so many tokens that another node has cached."""
+        self.pulls[outcome.value] += 1
+        if outcome is PullOutcome.LANDED:
+            self.num_pulled_tokens += num_tokens
 
     def on_verified(self, num_drafted: int, num_accepted: int) -> None:
         """Count one sequence's drafts that were verified in a step."""

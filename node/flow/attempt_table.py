@@ -35,6 +35,8 @@ class NodeAttempt:
     computing_since_s: float | None = None
     first_token_at_s: float | None = None
     lease_token: int | None = None
+    pull_token: int | None = None
+    """Of the pull that its prompt waits for."""
     answer: Answer | None = None
     waiting_replies: list[int] = field(default_factory=list)
     num_pushed_blocks: int = 0

@@ -6,9 +6,9 @@ from common.ids import Incarnation, new_lease_token
 from common.nodes import Role
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
-from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.decode import DecodeFlow
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
-from node.life.self_description import flow_limits, kv_description
+from node.life.self_description import flow_limits, landing_place
 
 
 def decode_flow_maker(config: Config) -> MakeFlow:
@@ -28,13 +28,7 @@ def decode_flow_maker(config: Config) -> MakeFlow:
             scheduler,
             flow_limits(config, model),
             local_prefill_threshold=threshold,
-            place=LandingPlace(
-                node=incarnation,
-                kv_endpoint=connector.endpoint,
-                fingerprint=model.layout.fingerprint,
-                kv_description=kv_description(config, model),
-                lease_s=config.handoff.lease_s,
-            ),
+            place=landing_place(config, model, incarnation, connector),
             new_lease_token=new_lease_token,
             needs_staging=model.stages_landings,
         )

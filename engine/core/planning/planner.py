@@ -53,7 +53,8 @@ def plan_step(
     `num_lacking[i]` blocks are missing for the last known token of `running[i]`, if it decodes.
     `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
     have no seat, but their blocks are still read by a transfer, or may still be written. Blocks are
-    also held by `num_copies` copies of swapped KV; `num_coming` will be available when these end.
+    also held by `num_copies` copies of swapped KV, and of prefixes from and to other nodes;
+    `num_coming` will be available when these end.
     `growth` returns the columns of all seated sequences; it is called only if admissions are tried.
     """
     # Looking up the enum member once: in the loop it would cost more than the rest.

@@ -19,8 +19,8 @@ class PrefixIndex:
     def __init__(
         self, pool: BlockPool, *, block_size: int, fingerprint: str, is_enabled: bool
     ) -> None:
-        self._pool = pool
-        self._block_size = block_size
+        self.pool = pool
+        self.block_size = block_size
         self._fingerprint = fingerprint
         self._root_hash = root_hash(fingerprint)
         self._is_enabled = is_enabled
@@ -33,22 +33,22 @@ class PrefixIndex:
         """
         if not self._is_enabled or sequence.needs_prompt_rows:
             return []
-        num_hashes = (sequence.num_known - 1) // self._block_size
+        num_hashes = (sequence.num_known - 1) // self.block_size
         self._extend_hashes(sequence, num_hashes)
-        return self._pool.prefix_cache.match(islice(sequence.block_hashes, num_hashes))
+        return self.pool.prefix_cache.match(islice(sequence.block_hashes, num_hashes))
 
     def publish(self, sequence: Sequence) -> None:
         """Make every block findable whose tokens are all known and computed."""
-        num_full = sequence.num_computed // self._block_size
+        num_full = sequence.num_computed // self.block_size
         if num_full <= sequence.num_hashed_blocks or not self._is_enabled:
             return
         self._extend_hashes(sequence, num_full)
         for index in range(sequence.num_hashed_blocks, num_full):
-            self._pool.publish(sequence.block_table[index], sequence.block_hashes[index])
+            self.pool.publish(sequence.block_table[index], sequence.block_hashes[index])
         sequence.num_hashed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, count: int) -> None:
-        size = self._block_size
+        size = self.block_size
         hashes = sequence.block_hashes
         for index in range(len(hashes), count):
             parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)

@@ -86,7 +86,9 @@ def check_books(scheduler: Scheduler) -> None:
     kept = {block for block_ids in scheduler.quarantined.values() for block in block_ids}
     assert not kept & set(owners), "a block in quarantine has an owner"
     assert not kept & copied, "a block in quarantine is copied out"
-    num_known = pool.num_available + len(copied | set(owners)) + len(kept)
+    moved = scheduler.prefix_transfers.held_block_ids
+    assert not kept & moved, "a block in quarantine is held for a prefix"
+    num_known = pool.num_available + len(copied | moved | set(owners)) + len(kept)
     assert num_known == pool.num_blocks, "held by nobody, yet not available"
     for sequence in holders:
         assert len(set(sequence.block_table)) == len(sequence.block_table)
@@ -111,6 +113,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.exporting
     assert not scheduler.quarantined
     assert not scheduler.swapping.num_under_way
+    assert not scheduler.prefix_transfers, "a prefix is on its way"
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
     assert scheduler.host_pool.num_used == 0
 

@@ -34,7 +34,7 @@ from router.core.effects import (
     Unplace,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import RequestFlow
+from router.core.request_flow import PrefillGrant, RequestFlow
 from tests.support.nodes.node_outputs import node_output
 from tests.unit.router.core.flow_events import (
     D0,
@@ -448,12 +448,12 @@ def test_a_grant_that_comes_too_late_is_given_back() -> None:
     assert flow.on_reserve_reply(D0, FIRST, TICKET, 0.0) == [SendAbort(D0, FIRST)]
     flow = prefilling()
     flow.on_client_gone()
-    assert flow.on_prefill_reply(P0, FIRST, None) == [SendAbort(P0, FIRST)]
+    assert flow.on_prefill_reply(P0, FIRST, PrefillGrant()) == [SendAbort(P0, FIRST)]
     assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == []
 
 
 def test_an_acceptance_that_comes_after_the_work_is_no_news() -> None:
-    assert running().on_prefill_reply(P0, FIRST, None) == []
+    assert running().on_prefill_reply(P0, FIRST, PrefillGrant()) == []
 
 
 @pytest.mark.parametrize(
