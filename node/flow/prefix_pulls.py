@@ -26,7 +26,7 @@ from node.flow.landing_place import Tickets
 from node.flow.messages import AbortTransfer, CommitTransfer, Effect, OpenTransfer, PushBlocks
 from node.flow.pull_cost import PullCost
 
-LEAST_PATIENCE_S = 1.0
+LEAST_PATIENCE_S = 5.0
 TIMES_EXPECTED = 4.0
 """A pull may take so much longer than expected before the prompt is computed."""
 

@@ -121,7 +121,7 @@ def test_a_source_that_never_sends_is_waited_for_a_moment() -> None:
     world.settle()
     assert not asked.tokens
     assert len(world.p.scheduler.prefix_transfers) == 1
-    world.advance(2.0)
+    world.advance(6.0)
     assert_finished(world, asked)
     assert pulls(world) == {"failed": 1}
 
@@ -235,7 +235,7 @@ def test_another_routers_attempt_is_not_sent() -> None:
     world.d.inbox.put(SendPrefix(DECODE, message.ticket))
     world.d.turn()
     assert not world.d.connector.transfers
-    world.advance(2.0)
+    world.advance(6.0)
     assert_finished(world, asked)
 
 
