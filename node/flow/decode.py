@@ -161,6 +161,9 @@ class DecodeFlow(NodeFlow):
             return []
         if ticket.fingerprint != self._new_tickets.place.fingerprint:
             return []
+        if attempt.was_pulled:
+            return []  # it was asked for before, and that landing may be over
+        attempt.was_pulled = True
         return self._sends.begin(ticket, attempt.sequence)
 
     def _end_quarantine(self, lease_token: int) -> None:

@@ -225,6 +225,51 @@ def test_a_drained_source_sends_before_it_leaves() -> None:
     assert pulls(world) == {"landed": 1}
 
 
+def test_a_source_whose_attempt_is_over_leaves_when_nobody_reads_its_blocks() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
+    world.router.abort(asked)
+    world.to_the_node(DECODE, AbortAttempt(ROUTER, (asked.request.id,)))
+    world.d.inbox.put(Drain(100.0))
+    for _ in range(3):
+        world.step(frames=False)
+    assert len(world.d.flow.attempts) == 0
+    assert not world.d.num_drained, "its blocks are read"
+    world.to_the_node(PREFILL, AbortAttempt(ROUTER, (asked.request.id,)))
+    world.settle()
+    world.d.turn()
+    assert world.d.num_drained == 1
+
+
+def test_the_landing_of_an_aborted_prompt_is_closed_at_once() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.p.connector.landings), frames=False)
+    world.router.abort(asked)
+    world.to_the_node(PREFILL, AbortAttempt(ROUTER, (asked.request.id,)))
+    world.p.turn()
+    assert not world.p.connector.landings
+    world.p.turn()
+    assert len(world.p.scheduler.prefix_transfers) == 0
+
+
+def test_a_node_that_is_asked_again_sends_once() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
+    [message] = [m for _, m in world.to_nodes if isinstance(m, SendPrefix)]
+    world.step_until(lambda: bool(asked.tokens))
+    assert not world.d.connector.transfers
+    world.d.inbox.put(message)
+    world.d.turn()
+    assert not world.d.connector.transfers, "its landing may be over, and its blocks another's"
+    assert_finished(world, asked)
+
+
 def test_another_routers_attempt_is_not_sent() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
