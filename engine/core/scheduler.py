@@ -131,7 +131,9 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Known tokens still to be computed, of waiting and running sequences."""
-        return self.waiting.num_tokens + sum(s.num_known - s.num_computed for s in self.running)
+        rows = self.running.rows
+        num_uncomputed = self.seats.num_known[rows] - self.seats.num_computed[rows]
+        return self.waiting.num_tokens + int(num_uncomputed.sum())
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the number of a waiting sequence's tokens whose KV is in the prefix cache now."""
@@ -256,7 +258,7 @@ class Scheduler:
         self._held.leave(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
-        if keep_blocks and sequence.block_table:
+        if keep_blocks and sequence.num_held_blocks:
             self._held.export(sequence)
         else:
             self._held.free(sequence)
@@ -361,9 +363,10 @@ class Scheduler:
             sequence = step.sequences[entry]
             if chunk.num_new_blocks:
                 block_ids = self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
-                self.seats.add_blocks(sequence, block_ids)
+                self.seats.add_blocks(sequence.seat, block_ids)
             if chunk.num_drafts:
-                self.seats.write_drafts(sequence, sequence.draft_token_ids[: chunk.num_drafts])
+                drafts = sequence.draft_token_ids[: chunk.num_drafts]
+                self.seats.write_drafts(sequence.seat, drafts)
         if plan.admissions:
             admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
             for admission in plan.admissions:

@@ -56,7 +56,7 @@ def plan_decodes(
         if budget.tokens_left == 0:
             break
         if sequence.draft_token_ids and spare_tokens > 0:
-            most_held = len(sequence.block_table) + num_new + spare_blocks
+            most_held = sequence.num_held_blocks + num_new + spare_blocks
             num_slots = most_held * size - sequence.num_computed - 1
             num_drafts = min(_wanted_drafts(budget, sequence, spare_tokens), num_slots)
             num_with_drafts = _blocks_needed(sequence, num_drafts, size)
@@ -88,7 +88,7 @@ def new_blocks(
 
 
 def _blocks_needed(sequence: SequenceView, num_drafts: int, block_size: int) -> int:
-    return new_blocks(sequence.num_computed, 1, num_drafts, len(sequence.block_table), block_size)
+    return new_blocks(sequence.num_computed, 1, num_drafts, sequence.num_held_blocks, block_size)
 
 
 def _wanted_drafts(budget: StepBudget, sequence: SequenceView, spare_tokens: int) -> int:

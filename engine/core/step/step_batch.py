@@ -108,13 +108,12 @@ def planned_batch(
     They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
     drafts after it. `chunks` are by entry; an entry without one is a plain decode.
     """
-    known = seats.num_known.take(rows)
-    starts, num_tokens, num_drafts = known - 1, np.ones_like(known), np.zeros_like(known)
+    known, starts = seats.num_known.take(rows), seats.num_computed.take(rows)
+    num_tokens, num_drafts = np.ones_like(known), np.zeros_like(known)
     is_plain = num_decodes == len(sequences) and not any(c.num_drafts for c in chunks.values())
     if is_plain:
         is_sampled = num_tokens.astype(np.bool_)
     else:
-        starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
         entries = list(chunks)
         num_tokens[entries] = [chunk.num_tokens for chunk in chunks.values()]
         num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]

@@ -52,8 +52,8 @@ class StepResults:
         self._on_end = on_end
 
     # Two ways through one batch. Almost every sequence of almost every step decodes, draws one
-    # token and goes on; hundreds of them are written with a few array operations (the columns of
-    # `Seats`, `_append_one_each`). Everything else has a path of its own, entry by entry:
+    # token and goes on; hundreds of them are written with a few array operations
+    # (`Seats.append_one_each`). Everything else has a path of its own, entry by entry:
     #
     #     drew nothing            a chunk of a prompt that is not complete: tokens are computed
     #     goes on, block full     its block gets a hash and becomes findable (`publish`)
@@ -85,7 +85,7 @@ class StepResults:
         chosen = None if goes_on.all() else goes_on
         sequences = _chosen(step.sequences, chosen)
         drawn_each = cast(Items[DrawnTokens], _chosen(results, chosen))
-        self._append_one_each(sequences, *_rows_of((rows, known, token_ids), chosen))
+        self._seats.append_one_each(*_rows_of((rows, known, token_ids), chosen))
         if self._speculation is not None:
             for sequence, one in zip(sequences, drawn_each, strict=True):
                 sequence.draft_token_ids = ()
@@ -122,8 +122,7 @@ class StepResults:
             end_token_ids=sequence.end_token_ids,
             max_model_len=self._limits.max_model_len,
         )
-        sequence.append(kept)
-        self._seats.append(sequence, kept)
+        self._seats.append(sequence.seat, kept)
         # Every drawn token but the last was computed as a draft. KV of wrong drafts is discarded.
         sequence.num_computed = sequence.num_known - 1
         sequence.draft_token_ids = ()
@@ -150,19 +149,6 @@ class StepResults:
         goes_on &= batch.is_decode
         goes_on &= token_ids != _NOT_PLAIN
         return goes_on
-
-    def _append_one_each(
-        self, sequences: Items[Sequence], rows: Ints, known: Ints, token_ids: Ints
-    ) -> None:
-        """Append one token to each of these sequences, which sit at `rows`.
-
-        Hundreds of sequences are written here in each step, without a call for each. Their own
-        lists of tokens follow their rows when they are read.
-        """
-        self._seats.append_one_each(rows, known, token_ids)
-        for sequence, num_known in zip(sequences, known.tolist(), strict=True):
-            sequence.num_computed = num_known
-            sequence.num_known = num_known + 1
 
     def _learn(
         self,
