@@ -46,14 +46,9 @@ from engine.core.sequences.stop_rules import end_tokens
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
+from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_batch import planned_batch
-from engine.core.step.step_in_flight import (
-    PlannedStep,
-    Preempted,
-    StepOutput,
-    StepOutputs,
-    SwapCopy,
-)
+from engine.core.step.step_in_flight import PlannedStep, Preempted, StepOutput, SwapCopy
 from engine.core.step.step_results import StepResults
 from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
@@ -357,7 +352,7 @@ class Scheduler:
             step.sequences = list(self.running)
         else:
             step.sequences = list(map(by_id.__getitem__, plan.chunks))
-        # All that is done for hundreds of plain decodes is to see that they are plain.
+        # Of hundreds of decodes without a new block or a draft nothing is done here.
         chunks = {n: c for n, c in enumerate(plan.chunks.values()) if c is not PLAIN_DECODE}
         for entry, chunk in chunks.items():
             sequence = step.sequences[entry]

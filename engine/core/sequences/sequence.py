@@ -8,7 +8,7 @@ from collections.abc import Set
 from common.kv.blocks import BlockHash
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest
-from engine.core.runner_contract import SampleInput
+from engine.core.runner_contract import DrawnTokens, SampleInput
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.status import SequenceStatus, check_transition
 from engine.core.speculation.draft_length import Acceptance
@@ -216,6 +216,12 @@ class Sequence:
             *self.prompt_token_ids[start:end],
             *self._output_token_ids[max(start - first, 0) : max(end - first, 0)],
         ]
+
+    def take_drafts(self, drawn: DrawnTokens) -> None:
+        """Keep the drafts that came with the latest tokens; earlier ones are outdated."""
+        self.draft_token_ids = ()
+        self.proposed_token_ids = drawn.draft_token_ids
+        self.forced_token_ids = drawn.forced_token_ids
 
     def sample_input(self) -> SampleInput:
         """Return the inputs of drawing the next output token."""

@@ -25,12 +25,8 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
     width = num_sampled = 0
     is_good = True
     for i in range(count):
-        held, start, drafts, num = (
-            seat_num_blocks[seats[i]],
-            starts[i],
-            num_drafts[i],
-            num_tokens[i],
-        )
+        start, num, drafts = starts[i], num_tokens[i], num_drafts[i]
+        held = seat_num_blocks[seats[i]]
         width = max(width, held)
         is_good &= start >= 0 and start + num <= min(held * block_size, max_len)
         is_good &= 0 <= drafts < num and (is_sampled[i] or drafts == 0)
