@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -103,6 +103,48 @@ def test_nothing_lands_before_the_card_has_it(any_lane: Cluster, verify: str) ->
     assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
     assert np.array_equal(decode.pool, wanted)
     assert_ended_once(prefill, decode)
+
+
+@pytest.mark.parametrize("verify", ["block", "commit", "off"])
+def test_a_frame_waits_until_its_layer_is_computed(
+    any_lane: Cluster, verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender's card tells when, also where it makes no sums: till then steps write blocks."""
+    prefill, decode = (any_lane.node(name, verify=verify) for name in "pd")
+    source, target = (card_of(any_lane, node).copier for node in (prefill, decode))
+    order: list[str] = []
+    begin_source, begin_target = source.begin, target.begin
+
+    def computed(work: Callable[[], None]) -> None:
+        begin_source(lambda: (order.append("computed"), work())[1])
+
+    def copied(work: Callable[[], None]) -> None:
+        order.append("copied")
+        begin_target(work)
+
+    monkeypatch.setattr(source, "begin", computed)
+    monkeypatch.setattr(target, "begin", copied)
+    source.hold()
+    ticket = any_lane.ticket(decode, TARGETS)
+    send(prefill, decode, ticket, SOURCES)
+    wait_until(lambda: source.num_under_way or order)
+    for target_block in (5, 6):  # Two round trips: all that could be sent was sent and handled.
+        other = any_lane.ticket(decode, [target_block])
+        decode.connector.expect(other, sender_deadline_s=30)
+        prefill.connector.open(other, deadline_s=30)
+        prefill.connector.abort(other.lease_token)
+        assert error_of(prefill.wait_event()).code == "handoff_failed"
+        decode.wait_failed()
+    assert not prefill.connector.statistics().measured.bytes_to.get("d")
+    assert order == []
+    prefill.pool[:, :, SOURCES] ^= 0xFF
+    source.release()
+    assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.array_equal(decode.pool[:, :, TARGETS], prefill.pool[:, :, SOURCES])
+    assert order.count("copied") >= 3
+    for end in range(len(order)):
+        assert order[:end].count("computed") >= order[:end].count("copied")
 
 
 @pytest.mark.covers("F14", "F56")
