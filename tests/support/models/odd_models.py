@@ -127,10 +127,10 @@ def make_odd_model(folder: Path, *changes: str) -> Path:
 
 
 @contextmanager
-def served(model: Path, folder: Path) -> Iterator[httpx.Client]:
+def served(model: Path, folder: Path, *flags: str) -> Iterator[httpx.Client]:
     """A cluster of `pdserve up` over the model; the block gets a client of its router."""
     port = free_loopback_port()
-    command = ("up", "--mixed", "1", "--tool-template", "builtin", "--model", str(model))
+    command = ("up", "--mixed", "1", "--tool-template", "builtin", "--model", str(model), *flags)
     process = subprocess.Popen(
         [sys.executable, "-m", "pdserve", *command, "--port", str(port)],
         stdout=subprocess.PIPE,
