@@ -161,9 +161,12 @@ class Gptq(IntegerScheme):
 
     def numbers(self, tensors: Tensors) -> Numbers:
         words = tensors.read(self.stored)
-        return lambda first, last: _unpacked(
-            np.ascontiguousarray(words[:, first:last]), self.bits, 0
-        ).T.astype(np.int16)
+
+        def unpacked(first: int, last: int) -> np.ndarray:
+            numbers = _unpacked(np.ascontiguousarray(words[:, first:last]), self.bits, 0)
+            return numbers.T.astype(np.int16)
+
+        return unpacked
 
     def _group_of(self, tensors: Tensors, groups: int) -> np.ndarray | None:
         return _grouping(tensors.read("g_idx"), groups) if tensors.has("g_idx") else None
@@ -204,19 +207,17 @@ class Awq(IntegerScheme):
         return Scaling(scales, zeros.T.astype(np.int16), 0, (1 << self.bits) - 1)
 
     def numbers(self, tensors: Tensors) -> Numbers:
-        words = tensors.read(self.stored)
-        first_word = self.in_a_word
-        return lambda first, last: (
-            self._in_order(words[:, first // first_word : -(-last // first_word)])
-            .T[: last - first]
-            .astype(np.int16)
-        )
+        words, count = tensors.read(self.stored), self.in_a_word
+
+        def unpacked(first: int, last: int) -> np.ndarray:
+            return self._in_order(words[:, first // count : last // count]).T.astype(np.int16)
+
+        return unpacked
 
     def _in_order(self, words: np.ndarray) -> np.ndarray:
         numbers = _unpacked(np.ascontiguousarray(words), self.bits, 1)
-        return numbers.reshape(len(words), -1, self.in_a_word)[:, :, _AWQ_PLACES].reshape(
-            len(words), -1
-        )
+        eights = numbers.reshape(len(words), -1, self.in_a_word)[:, :, _AWQ_PLACES]
+        return eights.reshape(len(words), -1)
 
 
 @dataclass(frozen=True)
@@ -287,9 +288,12 @@ class PackedIntegers(IntegerScheme):
 
     def numbers(self, tensors: Tensors) -> Numbers:
         words, num_inputs = tensors.read(self.stored), self.shape(tensors)[1]
-        return lambda first, last: _unpacked(words[first:last], self.bits, 1)[
-            :, :num_inputs
-        ].astype(np.int16)
+
+        def unpacked(first: int, last: int) -> np.ndarray:
+            filled_up = _unpacked(words[first:last], self.bits, 1)
+            return filled_up[:, :num_inputs].astype(np.int16)
+
+        return unpacked
 
 
 @dataclass(frozen=True)

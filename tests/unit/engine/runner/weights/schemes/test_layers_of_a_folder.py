@@ -120,6 +120,14 @@ def test_activations_and_keys_that_the_file_would_round_are_not_rounded(tmp_path
     _check(tmp_path, {name: one for name, one in values.items() if not name.endswith("_scale")})
 
 
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_rows_and_columns_whose_last_word_is_filled_up(tmp_path: Path, is_symmetric: bool) -> None:
+    """Of compressed-tensors: 68 inputs and 100 outputs are no whole words of eight integers."""
+    config = CONFIG | {"hidden_size": 68, "intermediate_size": 100, "head_dim": 18}
+    packer = PackQuantized(group_size=-1, is_symmetric=is_symmetric)
+    _check(tmp_path, _write(tmp_path, {"": packer}, packer.config(), config=config))
+
+
 def test_names_of_versions_in_capitals(tmp_path: Path) -> None:
     packer = Awq(32)
     _check(tmp_path, _write(tmp_path, {"": packer}, packer.config() | {"version": "GEMM"}))
