@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,16 @@ def test_floats_can_be_quantised_while_they_are_loaded(tmp_path: Path) -> None:
     in_blocks = [load(folder, quantization="q8_0") for folder in (tmp_path / "fp8", wide)]
     found, exact = (logits_of(one, scheduled(prompt_of(9), 0, range(10))) for one in in_blocks)
     np.testing.assert_array_equal(found, exact)
+
+
+def test_the_log_says_how_weights_are_stored_and_whose_activations_they_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _packed(tmp_path / "fp8", PACKERS["fp8"])
+    with caplog.at_level(logging.INFO, "pdserve.engine"):
+        load(tmp_path / "fp8")
+    said = "weights: stored in fp8, blocks of 128 by 128; activations as activation_dtype says"
+    assert said in [record.message for record in caplog.records]
 
 
 def test_integers_are_not_quantised_again(tmp_path: Path) -> None:
