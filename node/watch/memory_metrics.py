@@ -24,8 +24,9 @@ class MemoryCollector(Collector):
         """Yield one gauge."""
         yield gauges(
             "memory_bytes",
-            "Bytes as they are stored: the KV cache, host memory for swapped blocks, buffers of a "
-            "step, and the packed weights, of which all nodes of a machine map one copy",
+            "Bytes as they are stored: the KV cache, host memory for swapped blocks and prefixes, "
+            "buffers of a step, and the packed weights, of which all nodes of a machine map one "
+            "copy",
             "part",
             self._parts,
         )

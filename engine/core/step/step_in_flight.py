@@ -11,6 +11,7 @@ from typing import Generic, TypeVar, overload
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, TokenLogprobs
 from engine.core.blocks.block_pool import BlockCounts
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import StopRule
 from engine.core.runner_contract import DrawnTokens
 from engine.core.sequences.seats import Ints
@@ -141,7 +142,7 @@ class PlannedStep:
     starved: list[Sequence] = field(default_factory=list)
     swap_outs: list[BlockCopy] = field(default_factory=list)
     swap_ins: list[BlockCopy] = field(default_factory=list)
-    swap_copies: list[SwapCopy] = field(default_factory=list)
+    swap_copies: list[SwapCopy | PrefixCopy] = field(default_factory=list)
     num_preempted: int = 0
     num_tokens: int = 0
     num_lost_tokens: int = 0
@@ -158,7 +159,7 @@ class PlannedStep:
     @property
     def made_progress(self) -> bool:
         """Whether the next plan may differ from this one without a new event."""
-        begun = self.reserved or self.swap_copies
+        begun = self.reserved or self.swap_copies or self.swap_outs
         return bool(self.sequences or begun or self.num_preempted or self.starved)
 
     @property

@@ -12,8 +12,15 @@ from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, StepOutput
-from tests.support.engine.build import Engine, check_books, check_idle, make_prompt, make_request
+from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
+from tests.support.engine.build import (
+    Engine,
+    check_books,
+    check_idle,
+    make_prompt,
+    make_request,
+    num_late_copies,
+)
 from tests.support.engine.hash_runner import expected_prompt_logprobs, expected_tokens
 
 STOP_TOKEN_IDS = tuple(range(0, 16 * MAX_STOP_TOKEN_IDS, 16))
@@ -75,7 +82,7 @@ class Run:
     def _is_busy(self) -> bool:
         scheduler = self.engine.scheduler
         queues = (scheduler.waiting, scheduler.running, scheduler.receiving, scheduler.exporting)
-        return any((*queues, scheduler.quarantined, scheduler.swapping.num_under_way))
+        return any((*queues, scheduler.quarantined, num_late_copies(scheduler)))
 
     def _one_step(self) -> None:
         for arrival in self.arrivals:
@@ -86,7 +93,7 @@ class Run:
         self._abort_due()
         scheduler = self.engine.scheduler
         others = (scheduler.running, scheduler.receiving, scheduler.exporting)
-        is_alone = not any((*others, scheduler.quarantined, scheduler.swapping.num_under_way))
+        is_alone = not any((*others, scheduler.quarantined, num_late_copies(scheduler)))
         could_work = is_alone and bool(scheduler.waiting)
         decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
         ratio = scheduler.reservation.ratio
@@ -122,7 +129,8 @@ class Run:
     def _move_kv(self, live: _Live) -> None:
         scheduler, sequence = self.engine.scheduler, live.sequence
         is_quarantined = sequence.sequence_id in scheduler.quarantined
-        if any(swap.sequence is sequence for swap, _ in self.engine._copies):
+        swaps = [copy for copy, _ in self.engine._copies if isinstance(copy, SwapCopy)]
+        if any(swap.sequence is sequence for swap in swaps):
             return  # its quarantine ends with the copy
         if not is_quarantined and sequence.status not in (
             SequenceStatus.WAITING_FOR_KV,
@@ -196,8 +204,11 @@ class Run:
             return
         if scheduler.num_free_seats <= 0 or not has_tokens or limits.chunk_granularity > 1:
             return
-        num_cached = scheduler.num_cached_tokens(head) // limits.block_size
-        cached = scheduler.pool.prefix_cache.match(head.block_hashes[:num_cached])
+        if head.sequence_id in scheduler.kept_prefixes.awaiting:
+            return
+        most = scheduler.num_cached_tokens(head) // limits.block_size
+        cached = scheduler.pool.prefix_cache.match(head.block_hashes[:most])
+        num_cached = len(cached)
         claimed = sum(scheduler.pool.is_evictable(block) for block in cached)
         known = min(head.num_known + limits.tokens_per_seq, limits.max_model_len)
         needed = blocks_for(known, limits.block_size) - num_cached + claimed

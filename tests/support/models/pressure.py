@@ -18,6 +18,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import RunnerResult, StepCosts
 from engine.core.scheduler import Scheduler
@@ -65,7 +66,7 @@ def load_runner(
                 block_size=BLOCK_SIZE, kv_cache_memory=64 << 20, kv_cache_dtype=kv_cache_dtype
             ),
             speculation=speculation,
-            swap_space=32 << 20,
+            host_space=32 << 20,
             max_chunk_tokens=max_chunk_tokens,
         )
     runner.warm_up()
@@ -104,8 +105,8 @@ class Node:
         runner.kv_bytes[...] = 0
         if runner.needs_staging:
             _copy(runner, CopyKind.STAGE_IN, range(runner.num_blocks))
-        self._copies: list[tuple[int, SwapCopy]] = []
-        """Copies of swapped blocks, and in which step each is made."""
+        self._copies: list[tuple[int, SwapCopy | PrefixCopy]] = []
+        """Copies to and from host memory, and in which step each is made."""
         self._num_steps = 0
         self.runner = runner
         kind = ExecutionThread if is_async else ExecutionHere
