@@ -161,21 +161,12 @@ class KeptPrefixes:
     def end(self, copy: PrefixCopy, *, is_good: bool) -> None:
         """Release what a late copy held; what it wrote is findable from now on if it is good."""
         self._under_way.remove(copy)
-        if copy.is_out:
-            self._pool.release(copy.block_ids)
-            if is_good:
-                self._keep(copy)
-            else:
-                self._host_pool.release(copy.host_block_ids)
-            return
-        for block_hash in copy.hashes:
-            del self._coming[block_hash]
-        for sequence_id in [one for one, awaited in self._awaited.items() if awaited is copy]:
-            del self._awaited[sequence_id]
-        self._host_pool.end_reading(copy.host_block_ids, is_good=is_good)
-        self._pool.start_running(copy.block_ids)
-        if is_good:
-            self._publish(copy)
+        if not copy.is_out:
+            self._end_in(copy, is_good=is_good)
+        elif is_good:
+            self._keep(copy)
+        else:
+            self._host_pool.release(copy.host_block_ids)
         self._pool.release(copy.block_ids)
 
     def check(self) -> None:
@@ -262,6 +253,16 @@ class KeptPrefixes:
         if fetched:
             sequence.fetched = frozenset(fetched)
         return bool(fetched)
+
+    def _end_in(self, copy: PrefixCopy, *, is_good: bool) -> None:
+        for block_hash in copy.hashes:
+            del self._coming[block_hash]
+        for sequence_id in [one for one, awaited in self._awaited.items() if awaited is copy]:
+            del self._awaited[sequence_id]
+        self._host_pool.end_reading(copy.host_block_ids, is_good=is_good)
+        self._pool.start_running(copy.block_ids)
+        if is_good:
+            self._publish(copy)
 
     def _publish(self, copy: PrefixCopy) -> None:
         for block_id, block_hash in zip(copy.block_ids, copy.hashes, strict=True):
