@@ -210,6 +210,8 @@ class Engine:
         self.is_ahead = is_ahead
         self.was_ahead = False
         """Whether the latest plan was made ahead."""
+        self.were_decoding: set[int] = set()
+        """What decoded when the latest plan was made, by id."""
         self.num_as_foreseen = 0
         """Plans that were made ahead and were the same as a plan made later."""
         self._foreseen: object = None
@@ -264,6 +266,7 @@ class Engine:
         """Begin a step, with its invariants checked."""
         scheduler = self.scheduler
         self._take_copies()
+        self.were_decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
         ahead, num_ahead = scheduler._ahead, self._num_ahead()
         as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool)
         plan_now = None

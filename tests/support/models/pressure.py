@@ -100,6 +100,7 @@ class Node:
         num_seats: int = 4,
         budget: int = 64,
         is_async: bool = False,
+        keeps_prefixes: bool = False,
     ) -> None:
         # What an earlier run left in the pool must not help this one.
         runner.kv_bytes[...] = 0
@@ -129,6 +130,7 @@ class Node:
             config=config,
             speculation=make_speculation(speculation, COSTS),
             num_host_blocks=min(num_blocks, runner.num_host_blocks),
+            keeps_prefixes=keeps_prefixes,
             swaps_late=runner.needs_staging,
         )
         self.outputs: dict[int, list[int]] = {}
