@@ -32,9 +32,12 @@ class StepCounters:
 
     `num_…_tokens` count planned tokens. `num_growth_blocks` is what the reservation policy kept
     back at the last admission. `num_speculative_steps` counts a step once for each sequence that
-    verified a draft in it. `preemptions` are by reason, `stops` by the rule that ended admissions,
-    `plans_ahead` by whether the plan was made while the step before ran, or what prevented that,
-    `pulls` by their outcome. `num_pulled_tokens` are those of pulls that landed.
+    verified a draft in it. `num_prefix_blocks_…` were copied to host memory or back.
+    `prefix_blocks_found` are those of prompts that were admitted, by where they were: in the cache,
+    or copied back from host memory for them. `pulls` are by their outcome, and `num_pulled_tokens`
+    came with those that landed. `preemptions` are by reason, `stops` by the rule that ended
+    admissions, `plans_ahead` by whether the plan was made while the step before ran, or what
+    prevented that.
     """
 
     num_steps: int = 0
@@ -45,6 +48,8 @@ class StepCounters:
     num_growth_blocks: int = 0
     num_recomputed_tokens: int = 0
     num_swapped_out: int = 0
+    num_prefix_blocks_out: int = 0
+    num_prefix_blocks_in: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     num_speculative_steps: int = 0
@@ -52,6 +57,7 @@ class StepCounters:
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
     plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
+    prefix_blocks_found: dict[str, int] = field(default_factory=lambda: {"pool": 0, "host": 0})
     pulls: dict[str, int] = field(default_factory=lambda: _counts(PullOutcome))
 
     @property
@@ -73,6 +79,7 @@ class StepCounters:
             preemptions=dict(self.preemptions),
             stops=dict(self.stops),
             plans_ahead=dict(self.plans_ahead),
+            prefix_blocks_found=dict(self.prefix_blocks_found),
             pulls=dict(self.pulls),
         )
 
@@ -87,6 +94,11 @@ class StepCounters:
         self.stops[plan.stopped_by.value] += 1
         for preemption in plan.preempted:
             self.preemptions[preemption.reason.value] += 1
+
+    def on_prefix_found(self, *, pool: int, host: int) -> None:
+        """Count the cached blocks of an admitted prompt, by where they were."""
+        self.prefix_blocks_found["pool"] += pool
+        self.prefix_blocks_found["host"] += host
 
     def on_pull(self, outcome: PullOutcome, num_tokens: int) -> None:
         """Count a prefix of so many tokens that another node has cached."""
@@ -109,6 +121,7 @@ class SchedulerStatistics:
     method: str
     blocks: BlockCounts
     num_host_blocks_used: int
+    num_prefix_host_blocks: int
     new_token_ratio: float
     num_running: int
     num_waiting: int

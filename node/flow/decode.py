@@ -20,7 +20,8 @@ from common.request import OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
-from engine.core.step.step_in_flight import PlannedStep, StepOutputs
+from engine.core.step.plain_decodes import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep
 from kv_transfer.contract import (
     Commit,
     KVEvent,

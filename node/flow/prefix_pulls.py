@@ -85,7 +85,8 @@ class PrefixPulls:
             self._transfers.count(PullOutcome.NO_ROOM, num_tokens)
             return None
         patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * self._cost.expected_s(num_tokens))
-        pull = self._tickets.new(attempt.id, coming.block_ids, end - num_tokens, patience_s)
+        num_kept = len(coming.kept_ids) * self._scheduler.limits.block_size
+        pull = self._tickets.new(attempt.id, coming.block_ids, num_kept, patience_s)
         self._pulls[pull.lease_token] = _Pull(attempt, coming, num_tokens, end, now_s)
         attempt.pull_token = pull.lease_token
         return pull

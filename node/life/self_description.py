@@ -56,9 +56,9 @@ def node_record(
 def can_pull(config: Config) -> bool:
     """Return whether cached KV can go from a decode to a prefill node of this configuration.
 
-    The lane between cards carries it the other way only.
+    Shared memory and the lane between cards carry it the other way only.
     """
-    return config.handoff.kv_transport != "ipc"
+    return config.handoff.kv_transport not in ("shm", "ipc")
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:

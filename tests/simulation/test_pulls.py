@@ -275,8 +275,8 @@ def test_another_routers_attempt_is_not_sent() -> None:
     prompt = first_turn(world)
     asked = next_turn(world, prompt)
     world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
-    [(to, message)] = [one for one in world.to_nodes if isinstance(one[1], SendPrefix)]
-    world.to_nodes.remove((to, message))
+    [message] = [m for _, m in world.to_nodes if isinstance(m, SendPrefix)]
+    world.to_nodes.remove((DECODE, message))
     world.d.inbox.put(SendPrefix(DECODE, message.ticket))
     world.d.turn()
     assert not world.d.connector.transfers

@@ -1,10 +1,12 @@
-"""A prefill node: its flow, made for the shared node runtime."""
+"""The flow of a node's role, made for the shared node runtime."""
 
 from __future__ import annotations
 
 from common.ids import Incarnation, new_lease_token
+from common.nodes import Role
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
+from node.flow.decode import DecodeFlow
 from node.flow.landing_place import Tickets
 from node.flow.prefill import PrefillFlow
 from node.flow.pull_cost import PullCost
@@ -13,9 +15,13 @@ from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
 from node.life.self_description import can_pull, flow_limits, kv_description, landing_place
 
 
-def prefill_flow_maker(config: Config) -> MakeFlow:
-    """Return what makes the flow of a prefill node with this configuration."""
+def flow_maker(config: Config) -> MakeFlow:
+    """Return what makes the flow of a node with this configuration."""
+    is_prefill = config.role is Role.PREFILL
+    return (_prefill_flow_maker if is_prefill else _decode_flow_maker)(config)
 
+
+def _prefill_flow_maker(config: Config) -> MakeFlow:
     def make(
         scheduler: Scheduler,
         model: LoadedModel,
@@ -42,3 +48,26 @@ def _pull_cost(model: LoadedModel) -> PullCost:
     layout, costs = model.layout, model.step_costs
     token_bytes = layout.block_bytes / layout.block_size
     return PullCost(token_bytes, lambda num_tokens: expected_step_s(costs, num_tokens))
+
+
+def _decode_flow_maker(config: Config) -> MakeFlow:
+    # A mixed node prefills every prompt itself.
+    is_mixed = config.role is Role.MIXED
+    threshold = None if is_mixed else config.handoff.local_prefill_threshold
+
+    def make(
+        scheduler: Scheduler,
+        model: LoadedModel,
+        incarnation: Incarnation,
+        connector: NodeConnector,
+    ) -> DecodeFlow:
+        return DecodeFlow(
+            scheduler,
+            flow_limits(config, model),
+            local_prefill_threshold=threshold,
+            place=landing_place(config, model, incarnation, connector),
+            new_lease_token=new_lease_token,
+            needs_staging=model.stages_landings,
+        )
+
+    return make
