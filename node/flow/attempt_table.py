@@ -36,7 +36,7 @@ class NodeAttempt:
     first_token_at_s: float | None = None
     lease_token: int | None = None
     pull_token: int | None = None
-    """Of the pull that its prompt waits for."""
+    """The lease token of the pull that its prompt waits for."""
     was_pulled: bool = False
     """A prefill node has pulled what is cached here of its prompt."""
     answer: Answer | None = None

@@ -52,8 +52,7 @@ from node.flow.messages import (
     Submit,
 )
 from node.flow.node_flow import NodeFlow
-from node.flow.prefix_pulls import PrefixPulls
-from node.flow.pull_cost import PullCost
+from node.flow.prefix_pulls import PrefixPulls, PullCost
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""

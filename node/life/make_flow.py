@@ -9,7 +9,7 @@ from engine.core.scheduler import Scheduler
 from node.flow.decode import DecodeFlow
 from node.flow.landing_place import Tickets
 from node.flow.prefill import PrefillFlow
-from node.flow.pull_cost import PullCost
+from node.flow.prefix_pulls import PullCost
 from node.flow.step_progress import expected_step_s
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
 from node.life.self_description import can_pull, flow_limits, kv_description, landing_place

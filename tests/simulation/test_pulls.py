@@ -6,7 +6,7 @@ import pytest
 
 from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, Drain, SendPrefix
-from node.flow.pull_cost import PullCost
+from node.flow.prefix_pulls import PullCost
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
     BLOCK_SIZE,
@@ -45,6 +45,10 @@ def pulls(world: World) -> dict[str, int]:
     return {outcome: count for outcome, count in counted.items() if count}
 
 
+def num_drained(world: World) -> int:
+    return world.d.num_drained
+
+
 def num_computed(world: World) -> int:
     return world.p.scheduler.statistics().counters.num_chunk_tokens
 
@@ -81,7 +85,7 @@ def test_what_is_cached_here_is_not_pulled() -> None:
 def test_a_pull_that_costs_more_than_computing_is_declined_and_tried_again_later() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
-    world.pull_cost._compute_s = lambda num_tokens: 0.0
+    world.token_s = 0.0
     assert_finished(world, next_turn(world, prompt))
     assert pulls(world) == {"declined": 1}
 
@@ -218,10 +222,10 @@ def test_a_drained_source_sends_before_it_leaves() -> None:
     world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
     world.d.inbox.put(Drain(100.0))
     world.d.turn()
-    assert not world.d.num_drained
+    assert num_drained(world) == 0
     assert_finished(world, asked)
     world.d.turn()
-    assert world.d.num_drained == 1
+    assert num_drained(world) == 1
     assert pulls(world) == {"landed": 1}
 
 
@@ -236,11 +240,11 @@ def test_a_source_whose_attempt_is_over_leaves_when_nobody_reads_its_blocks() ->
     for _ in range(3):
         world.step(frames=False)
     assert len(world.d.flow.attempts) == 0
-    assert not world.d.num_drained, "its blocks are read"
+    assert num_drained(world) == 0, "its blocks are read"
     world.to_the_node(PREFILL, AbortAttempt(ROUTER, (asked.request.id,)))
     world.settle()
     world.d.turn()
-    assert world.d.num_drained == 1
+    assert num_drained(world) == 1
 
 
 def test_the_landing_of_an_aborted_prompt_is_closed_at_once() -> None:

@@ -33,7 +33,7 @@ from node.flow.messages import Answer, CallRefused, Effect, Message, SendPrefix,
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
-from node.flow.pull_cost import PullCost
+from node.flow.prefix_pulls import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.engine.build import check_books, check_idle, make_request
@@ -247,7 +247,9 @@ class World:
         self.to_nodes: list[tuple[Incarnation, Message]] = []
         self.to_router: list[ReplyToRouter | OutputToRouter] = []
         self.nodes: dict[Incarnation, Node] = {}
-        self.pull_cost = PullCost(1.0, lambda num_tokens: float(num_tokens))
+        self.token_s = 1.0
+        """What computing a token is expected to take, where a pull is thought of."""
+        self.pull_cost = PullCost(1.0, lambda num_tokens: num_tokens * self.token_s)
         self._lease_tokens = count(101)
         self.d = self._add(DECODE, decode or NodeSize(), self._decode_flow(threshold))
         if threshold is not None:
