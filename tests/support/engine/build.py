@@ -179,6 +179,13 @@ def state_of(scheduler: Scheduler) -> str:
     )
 
 
+def num_cached_tokens_and_blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
+    """Return how many tokens are cached or kept, and how many blocks of them are in the pool."""
+    num_tokens = scheduler.num_cached_tokens(sequence)
+    hashes = sequence.block_hashes[: num_tokens // scheduler.limits.block_size]
+    return num_tokens, len(scheduler.pool.prefix_cache.match(hashes))
+
+
 def _outlook(scheduler: Scheduler, running: Items[SequenceView], pool: PoolView) -> object:
     """Return what a plan depends on, of a state or of a forecast.
 
@@ -188,7 +195,7 @@ def _outlook(scheduler: Scheduler, running: Items[SequenceView], pool: PoolView)
         [(s.sequence_id, s.status, s.num_known, s.num_computed, list(s.block_table))
          for s in running],
         pool.num_available,
-        [(s.sequence_id, scheduler.num_cached_tokens(s)) for s in scheduler.waiting],
+        [(s.sequence_id, num_cached_tokens_and_blocks(scheduler, s)) for s in scheduler.waiting],
         list(scheduler.receiving),
         scheduler.reservation,
     )  # fmt: skip
