@@ -28,8 +28,7 @@ from node.flow.messages import NodeStatistics
 from node.flow.step_progress import StepProgress
 from node.watch.grammar_metrics import GrammarCollector
 from node.watch.kv_metrics import KvCollector
-from node.watch.memory_metrics import MemoryCollector
-from node.watch.metrics import LeaseCollector, NodeCollector
+from node.watch.metrics import LeaseCollector, MemoryCollector, NodeCollector
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.refused_logins import RefusedLogins
@@ -126,6 +125,7 @@ def _node_statistics() -> NodeStatistics:
         method="none",
         blocks=BlockCounts(free=0, cached=0, running=0, reserved=0, receiving=0, quarantined=0),
         num_host_blocks_used=0,
+        num_prefix_host_blocks=0,
         new_token_ratio=0.0,
         num_running=0,
         num_waiting=0,

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from common.kv.memory_plan import MemoryPlan
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics
@@ -47,6 +48,7 @@ class NodeCollector(Collector):
         yield from _steps(statistics.scheduler)
         yield from _progress(self._progress)
         yield from _preemptions(statistics.scheduler)
+        yield from _kept_prefixes(statistics.scheduler)
         yield from _drafts(statistics.scheduler)
 
 
@@ -63,6 +65,27 @@ class LeaseCollector(Collector):
             "Heartbeats that the placement store did not take, by the error's code",
             "reason",
             self._failures,
+        )
+
+
+class MemoryCollector(Collector):
+    """Shows the parts of a `MemoryPlan`, which do not change; without one the KV cache alone."""
+
+    def __init__(self, plan: MemoryPlan | None, *, kv_bytes: int, swap_bytes: int) -> None:
+        self._parts = {"kv_cache": kv_bytes, "swapped_kv": swap_bytes}
+        if plan is not None:
+            self._parts["step_buffers"] = plan.step_buffer_bytes
+            self._parts["shared_weights"] = plan.shared_bytes
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one gauge."""
+        yield gauges(
+            "memory_bytes",
+            "Bytes as they are stored: the KV cache, host memory for swapped blocks and prefixes, "
+            "buffers of a step, and the packed weights, of which all nodes of a machine map one "
+            "copy",
+            "part",
+            self._parts,
         )
 
 
@@ -195,7 +218,32 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         counted.num_recomputed_tokens,
     )
     yield counter("swapped_out_blocks", "Blocks copied to host memory", counted.num_swapped_out)
-    yield gauge("swapped_blocks", "Blocks of host memory in use", scheduler.num_host_blocks_used)
+    yield gauge(
+        "swapped_blocks",
+        "Blocks of host memory that hold preempted sequences, or are being written",
+        scheduler.num_host_blocks_used,
+    )
+
+
+def _kept_prefixes(scheduler: SchedulerStatistics) -> Iterator[Metric]:
+    counted = scheduler.counters
+    yield counters(
+        "prefix_blocks_found",
+        "Blocks with the start of admitted prompts: in the pool, or copied back from host memory",
+        "tier",
+        counted.prefix_blocks_found,
+    )
+    yield counters(
+        "prefix_blocks_copied",
+        "Blocks of prefixes copied out to host memory, or back in",
+        "direction",
+        {"out": counted.num_prefix_blocks_out, "in": counted.num_prefix_blocks_in},
+    )
+    yield gauge(
+        "prefix_host_blocks",
+        "Blocks of host memory that hold prefixes",
+        scheduler.num_prefix_host_blocks,
+    )
 
 
 def _drafts(scheduler: SchedulerStatistics) -> Iterator[Metric]:

@@ -192,8 +192,9 @@ def _write(
             if start >= logged:
                 _logger.info(
                     "packing the weights for this machine's kernels: %d of %d MB",
-                    start >> 20, total >> 20,
-                )  # fmt: skip
+                    start >> 20,
+                    total >> 20,
+                )
                 logged += _LOG_EVERY_BYTES
             end = start + sizes[plan.key]
             pack_into(plan.tensors(source), data[start:end])
