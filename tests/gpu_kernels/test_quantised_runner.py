@@ -179,7 +179,7 @@ def held(address: int, num_bytes: int, kind: type[np.generic]) -> np.ndarray:
 def test_blocks_of_fp8_that_two_tensors_share_are_computed_in_bfloat16(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of query, key and value, key has 64 outputs: value's scales would be those of both."""
+    """The keys have 64 outputs: a block of fp8 would have scales of keys and of values."""
     stored, wide = _packed(tmp_path, QWEN3, Fp8())
     with caplog.at_level(logging.WARNING, "pdserve.engine"):
         runner = on_card(stored)
