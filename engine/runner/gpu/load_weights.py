@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device, Memory
-from engine.runner.gpu.repacking import repacked
-from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned
+from engine.runner.gpu.repacking import float8_words, repacked
+from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned, rotated_heads
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first, rotary_tables
@@ -58,7 +58,7 @@ class _Loader:
 
     def matrix(self, names: Sequence[str], rotated: Sequence[int] = ()) -> Matrix:
         """Return the matrix of these tensors, in the form that `planned` says."""
-        plan = planned(self._source, names).matrix
+        plan = planned(self._source, names, rotated).matrix
         if plan.form is Form.BF16:
             return replace(plan, address=self.joined(names, rotated)[0])
         words, scales = (
@@ -82,8 +82,7 @@ class _Loader:
 
     def layer(self, prefix: str) -> LayerWeights:
         spec = self._spec
-        # Rotary pairs of neighbours become pairs of halves, which the kernel rotates.
-        rotated = (spec.head_dim,) * 2 if spec.is_rope_interleaved else ()
+        rotated = rotated_heads(spec)
         names = layer_matrices(prefix)
         bias = query_norm = key_norm = 0
         if spec.has_qkv_bias:
@@ -111,6 +110,8 @@ class _Loader:
             self._device.use()
             if one.form is Form.BF16:
                 self._device.upload_array(one.address, self._bfloat16(one))
+            elif one.form is Form.FP8:
+                self._send_float8(one)
             else:
                 self._send_blocks(one)
 
@@ -132,6 +133,18 @@ class _Loader:
             self._device.upload_array(scale_address, scales)
             address += words.nbytes
             scale_address += scales.nbytes
+
+    def _send_float8(self, one: _Upload) -> None:
+        """Send a tensor's words and scales; heads lie within the outputs that share a scale."""
+        stored = self._source.float8(one.name)
+        numbers = halves_first(stored.numbers, one.rotated) if one.rotated else stored.numbers
+        self._device.upload_array(one.scales, np.ascontiguousarray(stored.scales))
+        address = one.address
+        step = max(1, _PART_BYTES // numbers.shape[1])
+        for first in range(0, len(numbers), step):
+            words = float8_words(np.ascontiguousarray(numbers[first : first + step]))
+            self._device.upload_array(address, words)
+            address += words.nbytes
 
     def _bfloat16(self, one: _Upload) -> np.ndarray:
         """Return a tensor as bfloat16 bits, C-contiguous."""
