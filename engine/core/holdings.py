@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from common.kv.blocks import blocks_for
 from engine.core.blocks.block_pool import BlockPool, BlockUse
-from engine.core.planner_contract import Admission, StepLimits
+from engine.core.planner_contract import Admission, PreemptionReason, StepLimits, StepPlan
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import NO_SEAT, Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.statistics import StepCounters
-from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_in_flight import PlannedStep, Preempted
 from engine.core.swapping import Swapping
 
 _COMING = (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN)
@@ -65,8 +65,8 @@ class Holdings:
         Its cached blocks must have been claimed.
         """
         num_cached = len(admission.cached_block_ids) * self._block_size
-        self.seats.take(sequence)
-        self.seats.add_blocks(sequence, admission.cached_block_ids)
+        sequence.take_seat(self.seats)
+        self.seats.add_blocks(sequence.seat, admission.cached_block_ids)
         sequence.num_hashed_blocks = len(admission.cached_block_ids)
         sequence.num_computed = num_cached
         sequence.num_bypassed = 0
@@ -78,7 +78,7 @@ class Holdings:
             return False
         is_copied_in = self.swapping.is_copied_in(sequence, num_cached)
         use = BlockUse.RECEIVING if is_copied_in else BlockUse.RUNNING
-        self.seats.add_blocks(sequence, self.pool.allocate(admission.num_new_blocks, use))
+        self.seats.add_blocks(sequence.seat, self.pool.allocate(admission.num_new_blocks, use))
         self.swapping.swap_in(step, sequence)
         if is_copied_in:
             sequence.move_to(SequenceStatus.SWAPPING_IN)
@@ -98,8 +98,8 @@ class Holdings:
         known_blocks = blocks_for(sequence.num_known, self._block_size)
         num_targets = known_blocks - len(admission.cached_block_ids)
         num_more = admission.num_new_blocks - num_targets
-        self.seats.add_blocks(sequence, self.pool.allocate(num_targets, BlockUse.RECEIVING))
-        self.seats.add_blocks(sequence, self.pool.allocate(num_more, BlockUse.RESERVED))
+        self.seats.add_blocks(sequence.seat, self.pool.allocate(num_targets, BlockUse.RECEIVING))
+        self.seats.add_blocks(sequence.seat, self.pool.allocate(num_more, BlockUse.RESERVED))
         sequence.move_to(SequenceStatus.WAITING_FOR_KV)
         self.receiving[sequence.sequence_id] = sequence
 
@@ -122,15 +122,30 @@ class Holdings:
     def requeue(self, sequence: Sequence, *, num_held: int = 0) -> None:
         """Let a running sequence wait for blocks again; a copy holds the first `num_held`."""
         self.running.remove(sequence)
-        self.pool.release(sequence.block_table[num_held:])
-        self.seats.leave(sequence)
-        sequence.block_table = []
+        sequence.leave_seat()
+        self.pool.release(sequence.give_up_blocks()[num_held:])
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
         sequence.draft_token_ids = sequence.proposed_token_ids = sequence.forced_token_ids = ()
         sequence.num_output_at_preemption = sequence.num_output
         sequence.move_to(SequenceStatus.PREEMPTED)
         self.waiting.rejoin(sequence)
+
+    def preempted(
+        self, plan: StepPlan, num_lost_tokens: int, ratios: tuple[float, float]
+    ) -> Preempted:
+        """Return what the preemptions of a plan changed; `ratios` are those before and after."""
+        num_for_blocks = sum(one.reason is PreemptionReason.BLOCKS for one in plan.preempted)
+        return Preempted(
+            num_for_blocks=num_for_blocks,
+            num_for_priority=len(plan.preempted) - num_for_blocks,
+            num_lost_tokens=num_lost_tokens,
+            ratio_before=ratios[0],
+            ratio_after=ratios[1],
+            blocks=self.pool.counts(),
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+        )
 
     # --- the ends ------------------------------------------------------------------------------
 
@@ -152,7 +167,7 @@ class Holdings:
         if sequence.host_block_ids:
             self.swapping.forget(sequence)
         if sequence.seat != NO_SEAT:
-            self.seats.leave(sequence)
+            sequence.leave_seat()
 
     def export(self, sequence: Sequence) -> None:
         """Keep the blocks of a sequence that has left, for a transfer that reads them."""
@@ -161,13 +176,13 @@ class Holdings:
 
     def free(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence that has left; those still written are quarantined."""
+        block_ids = sequence.give_up_blocks()
         if sequence.status in _COMING:
-            kept = self.pool.quarantine(sequence.block_table)
+            kept = self.pool.quarantine(block_ids)
             self.quarantined[sequence.sequence_id] = kept
             written = set(kept)
-            sequence.block_table = [b for b in sequence.block_table if b not in written]
-        self.pool.release(sequence.block_table)
-        sequence.block_table = []
+            block_ids = [b for b in block_ids if b not in written]
+        self.pool.release(block_ids)
         sequence.move_to(SequenceStatus.FINISHED)
 
     def end_export(self, sequence: Sequence) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
+from engine.core.kept_prefixes import KeptPrefixes
 from engine.core.planner_contract import StepLimits
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
@@ -21,6 +22,7 @@ class SchedulerState(Protocol):
     pool: BlockPool
     host_pool: HostPool
     swapping: Swapping
+    kept_prefixes: KeptPrefixes
     waiting: WaitingQueue
     seats: Seats
     running: Running
@@ -32,10 +34,11 @@ def check_state(state: SchedulerState) -> None:
     """Raise `AssertionError` unless blocks, seats and statuses agree."""
     state.pool.check()
     state.host_pool.check()
+    state.kept_prefixes.check()
     seated = [*state.running, *state.receiving.values()]
     assert len(seated) <= state.limits.max_num_seqs, "more sequences than seats"
     for sequence in state.running:
-        num_slots = len(sequence.block_table) * state.limits.block_size
+        num_slots = sequence.num_held_blocks * state.limits.block_size
         assert sequence.num_computed <= num_slots, "computed tokens without a block"
         if sequence.is_decoding:
             assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
@@ -43,8 +46,8 @@ def check_state(state: SchedulerState) -> None:
     assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
     num_kept = sum(len(block_ids) for block_ids in state.quarantined.values())
     assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
-    state.seats.check(seated)
+    state.seats.check([sequence.seat for sequence in seated])
     owners = [*state.waiting, *state.receiving.values()]
     num_swapped = sum(len(sequence.host_block_ids) for sequence in owners)
-    num_held = num_swapped + state.swapping.num_held
+    num_held = num_swapped + state.swapping.num_held + state.kept_prefixes.num_written
     assert state.host_pool.num_used == num_held, "host blocks without an owner"

@@ -23,11 +23,13 @@ from common.ids import AttemptId
 from common.nodes import NodeLoad
 from common.request import FinishReason
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutputs, SwapCopy
+from engine.core.step.plain_decodes import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep, Pushes, SwapCopy
 from kv_transfer.contract import ConnectorFailed, KVEvent
 from node.flow.attempt_outputs import emit_error
 from node.flow.attempt_table import AttemptTable, NodeAttempt
@@ -236,7 +238,7 @@ class NodeFlow(ABC):
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _begin_swap(self, swap: SwapCopy) -> Effect:
+    def _begin_swap(self, swap: SwapCopy | PrefixCopy) -> Effect:
         kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
 
         def on_end(error: Exception | None) -> list[Effect]:

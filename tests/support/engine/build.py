@@ -15,14 +15,17 @@ from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import PoolView, SequenceView, StepLimits
 from engine.core.planning.forecast import Forecast
 from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
+from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step.step_in_flight import PlannedStep, StepOutput, StepOutputs, SwapCopy
+from engine.core.step.plain_decodes import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, HashRunner, LateCopy
 
 BLOCK_SIZE = 4
@@ -65,9 +68,23 @@ def make_request(
     )
 
 
+def take_seat(sequence: Sequence, block_ids: Items[int], num_computed: int) -> Seats:
+    """Give a sequence a seat of its own, with these blocks and so many computed tokens."""
+    seats = Seats(2, sequence.num_known + 8, len(block_ids) + 2)
+    sequence.take_seat(seats)
+    seats.add_blocks(sequence.seat, block_ids)
+    sequence.num_computed = num_computed
+    return seats
+
+
 def status_of(sequence: Sequence) -> SequenceStatus:
     """Return the status now; the type checker would keep a plain attribute's narrowed value."""
     return sequence.status
+
+
+def num_late_copies(scheduler: Scheduler) -> int:
+    """Return how many copies beside the steps have not ended."""
+    return scheduler.swapping.num_under_way + len(scheduler.kept_prefixes.under_way)
 
 
 def check_books(scheduler: Scheduler) -> None:
@@ -82,11 +99,20 @@ def check_books(scheduler: Scheduler) -> None:
     pool, size = scheduler.pool, scheduler.limits.block_size
     holders = [*scheduler.running, *scheduler.receiving.values(), *scheduler.exporting.values()]
     owners = Counter(block for sequence in holders for block in sequence.block_table)
-    copied = {block for copy in scheduler.swapping.copies_out for block in copy.block_ids}
+    kept_out = [copy for copy in scheduler.kept_prefixes.under_way if copy.is_out]
+    swapped = {block for copy in scheduler.swapping.copies_out for block in copy.block_ids}
+    copied = swapped | {block for copy in kept_out for block in copy.block_ids}
+    coming = [
+        block
+        for copy in scheduler.kept_prefixes.under_way
+        for block in (() if copy.is_out else copy.block_ids)
+    ]
     kept = {block for block_ids in scheduler.quarantined.values() for block in block_ids}
     assert not kept & set(owners), "a block in quarantine has an owner"
     assert not kept & copied, "a block in quarantine is copied out"
-    num_known = pool.num_available + len(copied | set(owners)) + len(kept)
+    assert len(set(coming)) == len(coming), "a block is copied back twice"
+    assert not set(coming) & (copied | kept | set(owners)), "a block is copied back and in use"
+    num_known = pool.num_available + len(copied | set(owners)) + len(kept) + len(coming)
     assert num_known == pool.num_blocks, "held by nobody, yet not available"
     for sequence in holders:
         assert len(set(sequence.block_table)) == len(sequence.block_table)
@@ -110,7 +136,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.receiving
     assert not scheduler.exporting
     assert not scheduler.quarantined
-    assert not scheduler.swapping.num_under_way
+    assert not num_late_copies(scheduler)
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
     assert scheduler.host_pool.num_used == 0
 
@@ -124,10 +150,10 @@ def state_of(scheduler: Scheduler) -> str:
         *scheduler.receiving.values(),
         *scheduler.exporting.values(),
     ]
-    # Hashes are a memory of what was looked up, and an own list of tokens of what was read.
-    unseen = ("block_hashes", "_output_token_ids", "row")
+    # Hashes are a memory of what was looked up.
+    unseen = ("block_hashes", "_seats")
     fields = [name for name in Sequence.__slots__ if name not in unseen]
-    fields.append("output_token_ids")
+    fields += ["num_known", "num_computed", "output_token_ids", "block_table"]
     of_pool = (pool._free, pool._evictable, pool._references, pool._use, pool.counts())
     of_seats = [
         seats.token_ids.tobytes(),
@@ -184,6 +210,7 @@ class Engine:
         method: str = "none",
         num_drafts: int = 0,
         num_host_blocks: int = 0,
+        keeps_prefixes: bool = False,
         chunk_granularity: int = 1,
         pairs_per_token: int = 0,
         is_ahead: bool = False,
@@ -194,6 +221,8 @@ class Engine:
         self.is_ahead = is_ahead
         self.was_ahead = False
         """Whether the latest plan was made ahead."""
+        self.were_decoding: set[int] = set()
+        """What decoded when the latest plan was made, by id."""
         self.num_as_foreseen = 0
         """Plans that were made ahead and were the same as a plan made later."""
         self._foreseen: object = None
@@ -205,7 +234,7 @@ class Engine:
         )
         self.runner.num_copy_polls = num_copy_polls or 0
         self.runner.goes_on = goes_on
-        self._copies: list[tuple[SwapCopy, LateCopy]] = []
+        self._copies: list[tuple[SwapCopy | PrefixCopy, LateCopy]] = []
         speculation = SpeculationConfig(
             speculative_method=method, num_speculative_tokens=num_drafts
         )
@@ -223,6 +252,7 @@ class Engine:
             config=self.config,
             speculation=make_speculation(speculation, self.runner.step_costs),
             num_host_blocks=num_host_blocks,
+            keeps_prefixes=keeps_prefixes,
             num_blocks=num_blocks,
             fingerprint=self.runner.layout.fingerprint,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
@@ -247,6 +277,7 @@ class Engine:
         """Begin a step, with its invariants checked."""
         scheduler = self.scheduler
         self._take_copies()
+        self.were_decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
         ahead, num_ahead = scheduler._ahead, self._num_ahead()
         as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool)
         plan_now = None

@@ -123,10 +123,10 @@ def make_odd_model(folder: Path, *changes: str) -> Path:
 
 
 @contextmanager
-def served(model: Path, folder: Path) -> Iterator[httpx.Client]:
+def served(model: Path, folder: Path, *flags: str) -> Iterator[httpx.Client]:
     """A cluster of `pdserve up` over the model; the block gets a client of its router."""
     with (
-        serving_up(folder, model, "--mixed", "1", "--tool-template", "builtin") as up,
+        serving_up(folder, model, "--mixed", "1", "--tool-template", "builtin", *flags) as up,
         httpx.Client(base_url=f"http://127.0.0.1:{up.port}/v1", timeout=60) as client,
     ):
         yield client

@@ -10,7 +10,7 @@ from engine.core.blocks.host_pool import HostPool
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.core.swapping import Swapping
 from tests.support.engine.build import (
     STRICT,
@@ -19,6 +19,7 @@ from tests.support.engine.build import (
     check_idle,
     make_request,
     status_of,
+    take_seat,
 )
 from tests.support.engine.hash_runner import expected_tokens
 
@@ -338,11 +339,11 @@ def test_a_copy_out_that_fails_late_leaves_what_a_later_one_saves() -> None:
     """Between the two, the prefix cache held the whole sequence, and nothing was copied back."""
     swapping = Swapping(HostPool(4), 4, is_late=True)
     sequence, step = Sequence(1, make_request(8)), PlannedStep()
-    sequence.block_table, sequence.num_computed = [5, 6], 8
+    take_seat(sequence, [5, 6], num_computed=8)
     swapping.swap_out(step, sequence)
     swapping.forget(sequence)
     swapping.swap_out(step, sequence)
-    first, second = step.swap_copies
+    first, second = (copy for copy in step.swap_copies if isinstance(copy, SwapCopy))
     swapping.end(first, is_good=False)
     assert sequence.host_block_ids == second.host_block_ids
     assert sequence.num_swapped == 8
