@@ -178,6 +178,20 @@ def test_numbers_that_do_not_fit_the_wire_are_refused(
         request_to_proto(request)
 
 
+def test_a_request_can_be_written_into_its_place_in_a_larger_message() -> None:
+    request = GenerationRequest(
+        id=AttemptId("req-1", 2),
+        prompt_token_ids=(1, 2),
+        sampling=SamplingParams(max_tokens=3),
+        deadline_s=1.0,
+        output_token_ids=(3,),
+        cache_salt="salt",
+    )
+    call = pb.Call()
+    request_to_proto(request, call.reserve.request)
+    assert call == pb.Call(reserve=pb.ReserveRequest(request=request_to_proto(request)))
+
+
 @given(st.lists(st.builds(AttemptId, st.text(min_size=1, max_size=9), st.integers(1, 2**32 - 1))))
 def test_attempts_survive_the_wire(attempts: list[AttemptId]) -> None:
     assert attempts_from_proto(
