@@ -38,11 +38,9 @@ TEXT = "/v1/completions"
 def objects_of(modules: tuple[str, ...]) -> Counter[str]:
     """The objects that the collector knows of types of these modules, by type."""
     types = (type(one) for one in gc.get_objects())
-    return Counter(
-        f"{one.__module__}.{one.__qualname__}"
-        for one in types
-        if one.__module__.startswith(modules)
-    )
+    # The module of a type is text as a rule, and some extension's type has something else there.
+    names = (f"{one.__module__}.{one.__qualname__}" for one in types)
+    return Counter(name for name in names if name.startswith(modules))
 
 
 async def leaves_nothing(
