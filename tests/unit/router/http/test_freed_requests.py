@@ -38,9 +38,11 @@ TEXT = "/v1/completions"
 def objects_of(modules: tuple[str, ...]) -> Counter[str]:
     """The objects that the collector knows of types of these modules, by type."""
     types = (type(one) for one in gc.get_objects())
-    # The module of a type is text as a rule, and some extension's type has something else there.
-    names = (f"{one.__module__}.{one.__qualname__}" for one in types)
-    return Counter(name for name in names if name.startswith(modules))
+    return Counter(
+        f"{one.__module__}.{one.__qualname__}"
+        for one in types
+        if str(one.__module__).startswith(modules)  # some types' is a descriptor
+    )
 
 
 async def leaves_nothing(
