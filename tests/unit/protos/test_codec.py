@@ -184,12 +184,26 @@ def test_a_request_can_be_written_into_its_place_in_a_larger_message() -> None:
         prompt_token_ids=(1, 2),
         sampling=SamplingParams(max_tokens=3),
         deadline_s=1.0,
+        priority=-4,
         output_token_ids=(3,),
+        traceparent="00-trace",
         cache_salt="salt",
     )
     call = pb.Call()
     request_to_proto(request, call.reserve.request)
-    assert call == pb.Call(reserve=pb.ReserveRequest(request=request_to_proto(request)))
+    written = pb.GenerationRequest(
+        request_id="req-1",
+        attempt=2,
+        prompt_token_ids=[1, 2],
+        sampling=sampling_to_proto(request.sampling),
+        deadline_ms=1000,
+        priority=-4,
+        output_token_ids=[3],
+        traceparent="00-trace",
+        cache_salt="salt",
+    )
+    assert call == pb.Call(reserve=pb.ReserveRequest(request=written))
+    assert request_to_proto(request) == written
 
 
 @given(st.lists(st.builds(AttemptId, st.text(min_size=1, max_size=9), st.integers(1, 2**32 - 1))))
