@@ -17,6 +17,11 @@ class PrefixCache:
     def __init__(self) -> None:
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
+        self.reused: set[int] = set()
+        """Findable blocks that were used again, as far as their user notes it."""
+
+    def __len__(self) -> int:
+        return len(self._block_of)
 
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order."""
@@ -27,6 +32,14 @@ class PrefixCache:
                 break
             found.append(block_id)
         return found
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        """Return the block with this hash, if there is one."""
+        return self._block_of.get(block_hash)
+
+    def hash_of(self, block_id: int) -> BlockHash:
+        """Return the hash of a findable block; `KeyError` for any other one."""
+        return self._hash_of[block_id]
 
     def insert(self, block_hash: BlockHash, block_id: int) -> None:
         """Make a block findable. If its hash is known already, the first block stays in the map."""
@@ -41,3 +54,4 @@ class PrefixCache:
     def forget(self, block_id: int) -> None:
         """Remove a block that is about to be overwritten."""
         del self._block_of[self._hash_of.pop(block_id)]
+        self.reused.discard(block_id)
