@@ -54,6 +54,7 @@ class Exchanges:
         self._clock = clock
         self._watcher = watcher
         self._num_in_progress = 0
+        metrics.in_progress.set_function(lambda: self._num_in_progress)
 
     async def serve_exchange(
         self,
@@ -128,12 +129,10 @@ class Exchanges:
         """
         self.require_seat(scope)
         self._num_in_progress += 1
-        self._metrics.in_progress.inc()
         try:
             yield
         finally:
             self._num_in_progress -= 1
-            self._metrics.in_progress.dec()
 
     async def _answered(
         self,

@@ -77,6 +77,7 @@ class Dispatcher:
         self._store = store
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
+        self._metrics.running.set_function(lambda: len(self._choices))
         self._placer = PairPlacer(policy, self._clock, self._metrics)
         self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -198,7 +199,6 @@ class Dispatcher:
         trace = ChoiceTrace(listener, choice_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)
         self._choices[choice_id] = choice
-        self._metrics.running.set(len(self._choices))
         choice.set_deadline(now_s, self._on_deadline)
         self._feed(choice, flow.start)
         return partial(self._feed, choice, flow.on_client_gone)
@@ -421,8 +421,7 @@ class Dispatcher:
         if self._choices.pop(choice.flow.attempt.choice_id, None) is None:
             return
         choice.cancel_timers()
-        self._metrics.running.set(len(self._choices))
-        self._metrics.requests.labels(outcome).inc()
+        self._metrics.requests(outcome).inc()
         if choice.flow.attempt.attempt > 1:
             self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
         flow = choice.flow

@@ -42,7 +42,7 @@ from protos.transport_security import open_channel
 from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.echoes import UNREACHED_S, Echoes
-from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
+from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_end, part_size
 from router.dispatch.node_listener import NodeListener
 from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
 from router.dispatch.silence import Silence, SilenceVerdict
@@ -187,13 +187,11 @@ class NodeClient:
         """Ask a decode or mixed node for a reservation."""
 
         def call() -> pb.Call:
-            return pb.Call(
-                reserve=pb.ReserveRequest(
-                    request=request_to_proto(request),
-                    must_prefill_locally=must_prefill_locally,
-                    may_wait=may_wait,
-                )
-            )
+            call = pb.Call()
+            request_to_proto(request, call.reserve.request)
+            call.reserve.must_prefill_locally = must_prefill_locally
+            call.reserve.may_wait = may_wait
+            return call
 
         self._ask(call, request, caller, read_reservation)
 
@@ -208,11 +206,12 @@ class NodeClient:
         """Ask a prefill node to take a prompt; `may_pull`: from the decode node of the ticket."""
 
         def call() -> pb.Call:
-            return pb.Call(
-                prefill=pb.PrefillRequest(
-                    request=request_to_proto(request), ticket=ticket, may_pull=may_pull
-                )
-            )
+            call = pb.Call()
+            request_to_proto(request, call.prefill.request)
+            if ticket is not None:
+                call.prefill.ticket.CopyFrom(ticket)
+            call.prefill.may_pull = may_pull
+            return call
 
         self._ask(call, request, caller, read_acceptance)
 
@@ -380,8 +379,9 @@ class NodeClient:
         before them, do not wait for all of these."""
         size = part_size(self._listener.num_running, len(self._outputs))
         while self._outputs:
-            part = self._outputs[:size]
-            del self._outputs[:size]
+            end = part_end(self._outputs, size)
+            part = self._outputs[:end]
+            del self._outputs[:end]
             self._silence.heard()  # Reading may be paused meanwhile.
             self._tell(part)
             for _ in range(TURNS_FOR_OTHERS):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
@@ -9,12 +11,14 @@ class RouterMetrics:
     """A few counters and gauges in the given registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        requests = Counter(
             "pdserve_router_choices_total",
             "Choices that ended, by outcome: stop, length, abort or an error's code",
             ["outcome"],
             registry=registry,
         )
+        # Looked up, for each request, without the client library's lock.
+        self.requests = cache(requests.labels)
         self.retries = Counter(
             "pdserve_router_retries_total",
             "Attempts after the first one",
