@@ -12,6 +12,7 @@ membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
 placement      which nodes take a request: filter, score, pick
 pair_health    which pairs of nodes fail to hand off, and when each is tried again
+sessions       which nodes served each session last
 prefix_map     which prefixes each node's cache is believed to hold
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)

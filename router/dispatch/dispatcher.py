@@ -38,6 +38,7 @@ from router.core.effects import (
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
+from router.core.sessions import SessionId
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
 from router.dispatch.pair_placer import PairPlacer
@@ -66,6 +67,7 @@ class Dispatcher:
         router_id: str,
         model: str,
         policy: str,
+        session_ttl_s: float,
         node_lease_s: float,
         registry: CollectorRegistry,
         on_failed: Callable[[], None],
@@ -76,7 +78,7 @@ class Dispatcher:
         self._store = store
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
-        self._placer = PairPlacer(policy, self._clock, self._metrics)
+        self._placer = PairPlacer(policy, session_ttl_s, self._clock, self._metrics)
         self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -172,6 +174,7 @@ class Dispatcher:
         deadline_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        session: SessionId = b"",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer; see `router.core.generation.Generator`.
@@ -192,7 +195,7 @@ class Dispatcher:
             priority=priority,
             cache_salt=cache_salt,
         )
-        query = query_of(prompt_token_ids, sampling, cache_salt)
+        query = query_of(prompt_token_ids, sampling, cache_salt, session)
         listener = listener or RequestWatch("", self.model, now_s)
         trace = ChoiceTrace(listener, choice_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)

@@ -25,6 +25,18 @@ class RouterMetrics:
             "Attempts that ended because KV did not get from the prefill to the decode node",
             registry=registry,
         )
+        self.session_placements = Counter(
+            "pdserve_router_session_placements_total",
+            "Placements of requests that name a session: new to this router, kept on the nodes of "
+            "its last request, or moved",
+            ["outcome"],
+            registry=registry,
+        )
+        self.sessions = Gauge(
+            "pdserve_router_sessions",
+            "Sessions that the router remembers, with the nodes of their last requests",
+            registry=registry,
+        )
         self.running = Gauge(
             "pdserve_router_choices_in_progress", "Choices in progress", registry=registry
         )

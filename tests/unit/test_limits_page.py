@@ -64,7 +64,7 @@ def deepest_body() -> int:
     """How many lists inside of one another the parser takes, in a field of the body."""
     for depth in range(1, 10_000):
         nested = "[" * depth + "]" * depth
-        body = f'{{"model": "m", "prompt": "p", "user": {nested}}}'.encode()
+        body = f'{{"model": "m", "prompt": "p", "metadata": {nested}}}'.encode()
         try:
             parse_body(CompletionBody, json_text.checked_text(body))
         except InvalidRequest:
