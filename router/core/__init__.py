@@ -51,6 +51,16 @@ after the other on the surviving decode node, beside its decodes. Token n takes 
 then, and the commit's number of tokens says where the answer stands. Nodes that drain and nodes
 that die take the same path.
 
+A session is kept together before the policy is asked (`router/core/policies/session_nodes.py`), and
+not as one more term of a score: so it is with every policy, and a request without a name costs
+nothing. What it may wait for is bounded by what it saves: the tokens of its last prompt on a node
+that computes prompts, and half of the seats anywhere. It is recorded when nodes are chosen, not
+when they answer, so that requests of a new session that come at once go together.
+
+A prefix counts with its tokens, not with its share of the prompt. A share would be worth as much
+for every prompt that begins with one system prompt, and the node that had the first of them would
+get all others until its seats are taken (`tests/simulation/test_shared_prefix.py`).
+
 A pair that fails is avoided, not its nodes. When KV does not get from one prefill node to one
 decode node, the router cannot know which of them is at fault, and each may serve well with others.
 It avoids the pair (`router/core/pair_health.py`) for 1 s, after the next failure for 2 s, and so on

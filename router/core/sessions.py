@@ -41,7 +41,7 @@ class Placed(Enum):
     MOVED = "moved"
 
 
-class Sessions:
+class KnownSessions:
     """The sessions of the last `ttl_s` seconds, at most `max_sessions`.
 
     The one that was placed longest ago is forgotten first. `now_s` never goes back.

@@ -17,7 +17,7 @@ from router.core.pair_health import Pair, PairHealth
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies.query import NodeView, Query
 from router.core.request_flow import RequestFlow
-from router.core.sessions import SessionNodes, Sessions
+from router.core.sessions import KnownSessions, SessionNodes
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router")
@@ -37,7 +37,7 @@ class PairPlacer:
         self._clock = clock
         self._metrics = metrics
         self._pairs = PairHealth()
-        self._sessions = Sessions(session_ttl_s)
+        self._sessions = KnownSessions(session_ttl_s)
         metrics.sessions.set_function(lambda: len(self._sessions))
 
     def choose(self, nodes: Sequence[NodeView], query: Query, wanted: Choose) -> ChosenNodes:

@@ -10,7 +10,7 @@ from common import prompt_logprobs
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
-from common.settings.config import ApiConfig, HandoffConfig
+from common.settings.config import ApiConfig, HandoffConfig, PlacementConfig
 from engine.runner.grammars import compiling
 from grammars import kept
 from grammars.bounds import (
@@ -40,10 +40,12 @@ from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, arriving_bodies, middleware
 from router.api import tokenization
 from router.api.bodies import chat_messages, json_text, tool_fields, unknown_fields
-from router.api.bodies.schemas import CompletionBody, parse_body
+from router.api.bodies.schemas import MAX_SESSION_CHARS, CompletionBody, parse_body
 from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
 from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
+from router.api.sessions import MAX_SESSION_BYTES
+from router.core.sessions import MAX_SESSIONS
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
@@ -174,6 +176,11 @@ ROUTER = {
     "grammars that wait to be compiled": str(queue.MAX_WAITING),
     "time until a grammar is compiled": f"{MAX_TRIAL_S:g} s",
     "`priority`, up or down": str(MAX_PRIORITY),
+    "characters of `prompt_cache_key`, `user` and `metadata.user_id`": str(MAX_SESSION_CHARS),
+    "bytes of a header that names a session": str(MAX_SESSION_BYTES),
+    "sessions that a router remembers": (
+        f"{MAX_SESSIONS}, {PlacementConfig().session_ttl_s:g} s (`--session-ttl-s`)"
+    ),
     "characters of `x-request-id`": str(longest_request_id()),
 }
 KEYS = {

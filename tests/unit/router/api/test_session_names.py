@@ -25,9 +25,7 @@ CHAT = "/v1/chat/completions"
 HEADERS = [name.decode() for name in SESSION_HEADERS]
 
 
-async def session_of(
-    edge: Edge, path: str = CHAT, headers: dict[str, Any] | None = None, **fields: Any
-) -> bytes:
+async def session_of(edge: Edge, path: str = CHAT, headers: Any = None, **fields: Any) -> bytes:
     """Under what the nodes of this request's session are remembered."""
     async with edge.client() as client:
         answer = await client.post(path, json=BODIES[path] | fields, headers=headers)

@@ -207,10 +207,19 @@ def test_round_robin_takes_turns_on_both_sides() -> None:
 def test_a_common_start_goes_where_it_was_before() -> None:
     placer = Placer("prefix_affinity")
     nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
-    assert names(placer.choose(nodes, query(), NOBODY)) == ("d0", "p0")
-    busier = [node("d0", num_requests=2), node("d1"), prefill("p0", num_requests=2), prefill("p1")]
-    assert names(placer.choose(busier, query(), NOBODY)) == ("d0", "p0")
-    assert names(placer.choose(busier, query(first=500), NOBODY)) == ("d1", "p1")
+    first = frozenset({Incarnation("d0", 1), Incarnation("p0", 1)})
+    assert names(placer.choose(nodes, query(900), first)) == ("d1", "p1")
+    busier = [
+        node("d0"),
+        node("d1", free_blocks=98),
+        prefill("p0"),
+        prefill("p1", queued_tokens=800),
+    ]
+    assert names(placer.choose(busier, query(900), NOBODY)) == ("d1", "p1")
+    assert names(placer.choose(busier, query(900, first=5000), NOBODY)) == ("d0", "p0")
+    # Waiting there takes longer than computing it again.
+    busier[3] = prefill("p1", queued_tokens=1000)
+    assert names(placer.choose(busier, query(900), NOBODY)) == ("d1", "p0")
 
 
 @pytest.mark.covers("F112")
@@ -227,7 +236,11 @@ def test_a_new_life_of_a_node_is_not_believed_to_hold_anything() -> None:
     nodes = [node("d0"), node("d1")]
     request = query()
     state.prefixes.add(request.block_hashes(nodes[0].record), Incarnation("d0", 7))
-    assert POLICIES["prefix_affinity"](nodes, request, state) == pytest.approx([2 / 3, 2 / 3])
+    first, second = POLICIES["prefix_affinity"](nodes, request, state)
+    assert first == second
+    state.prefixes.add(request.block_hashes(nodes[0].record), Incarnation("d0", 1))
+    first, second = POLICIES["prefix_affinity"](nodes, request, state)
+    assert first > second
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

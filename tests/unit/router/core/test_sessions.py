@@ -13,7 +13,7 @@ from common.nodes import Role
 from router.core.placement import Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, Query
-from router.core.sessions import NO_NODES, Placed, SessionNodes, Sessions
+from router.core.sessions import NO_NODES, KnownSessions, Placed, SessionNodes
 from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -28,7 +28,7 @@ def nodes(decode: Incarnation | None, prefill: Incarnation | None = None) -> Ses
 
 
 def test_a_session_is_known_for_its_time_from_its_last_request_on() -> None:
-    sessions = Sessions(ttl_s=10.0)
+    sessions = KnownSessions(ttl_s=10.0)
     assert sessions.last(b"a", 0.0) is NO_NODES
     assert sessions.on_placed(b"a", nodes(D0, P0), 0.0) is Placed.NEW
     assert sessions.last(b"a", 9.9) == nodes(D0, P0)
@@ -39,7 +39,7 @@ def test_a_session_is_known_for_its_time_from_its_last_request_on() -> None:
 
 
 def test_a_role_without_a_node_keeps_its_last_one() -> None:
-    sessions = Sessions(ttl_s=10.0)
+    sessions = KnownSessions(ttl_s=10.0)
     sessions.on_placed(b"a", nodes(D0, P0), 0.0)
     assert sessions.on_placed(b"a", nodes(D0), 1.0) is Placed.KEPT
     assert sessions.last(b"a", 1.0) == nodes(D0, P0)
@@ -50,13 +50,13 @@ def test_a_role_without_a_node_keeps_its_last_one() -> None:
 
 
 def test_the_first_node_of_a_role_is_no_move() -> None:
-    sessions = Sessions(ttl_s=10.0)
+    sessions = KnownSessions(ttl_s=10.0)
     sessions.on_placed(b"a", nodes(None, P0), 0.0)
     assert sessions.on_placed(b"a", nodes(D0, P0), 0.0) is Placed.KEPT
 
 
 def test_without_time_to_live_nothing_is_remembered() -> None:
-    sessions = Sessions(ttl_s=0.0)
+    sessions = KnownSessions(ttl_s=0.0)
     sessions.on_placed(b"a", nodes(D0), 0.0)
     assert sessions.last(b"a", 0.0) is NO_NODES
 
@@ -72,7 +72,7 @@ EVENTS = st.lists(
 def test_the_map_is_that_of_a_plain_list_of_all_placements(
     events: list[tuple[bytes, int, int]], ttl_s: int, most: int
 ) -> None:
-    sessions, now_s = Sessions(ttl_s, most), 0
+    sessions, now_s = KnownSessions(ttl_s, most), 0
     model: OrderedDict[bytes, tuple[Incarnation, int]] = OrderedDict()
     for session, wait_s, number in events:
         now_s += wait_s
@@ -101,6 +101,7 @@ def turn(last: SessionNodes, num_tokens: int = 16, max_tokens: int = 8) -> Query
 CLUSTER = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
 
 
+@pytest.mark.covers("F125")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("last", [nodes(D0, P0), nodes(D1, P1), nodes(D0, P1), nodes(D1, P0)])
 def test_every_policy_keeps_a_session_on_its_nodes(policy: str, last: SessionNodes) -> None:
@@ -174,8 +175,8 @@ def test_a_longer_conversation_waits_longer_for_its_node(policy: str, role: Role
         idle = node("a", role, max_model_len=10**6)
         others = [node("d0", max_model_len=10**6)] if role is Role.PREFILL else []
         b = Incarnation("b", 1)
-        last = (None, b) if role is Role.PREFILL else (b, None)
-        asked = turn(SessionNodes(*last, num_before), num_tokens=num_now)
+        decode, computes = (None, b) if role is Role.PREFILL else (b, None)
+        asked = turn(SessionNodes(decode, computes, num_before), num_tokens=num_now)
         pair = names(Placer(policy).choose([busy, idle, *others], asked, NOBODY))
         return pair[1] if role is Role.PREFILL else pair[0]
 
