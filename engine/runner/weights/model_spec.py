@@ -100,6 +100,7 @@ class _Family:
     default_theta: float
     default_head_dim: int | None = None
     is_tied_by_default: bool = False
+    has_qkv_bias_by_default: bool = False
 
 
 _FAMILIES = {
@@ -115,6 +116,10 @@ _FAMILIES = {
     "Ernie4_5ForCausalLM": _Family(
         "use_bias", "use_bias", "use_bias", False, True, 500000.0,
         default_head_dim=128, is_tied_by_default=True,
+    ),
+    "SeedOssForCausalLM": _Family(
+        "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
+        default_head_dim=128, has_qkv_bias_by_default=True,
     ),
 }  # fmt: skip
 
@@ -213,8 +218,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         raise config.refuse("head_dim", "an even number, to be paired for rotary positions")
     max_position = config.integer("max_position_embeddings")
 
-    def has_bias(rule: bool | str) -> bool:
-        return rule if isinstance(rule, bool) else config.flag(rule, False)
+    def has_bias(rule: bool | str, default: bool = False) -> bool:
+        return rule if isinstance(rule, bool) else config.flag(rule, default)
 
     return DecoderSpec(
         architecture=architecture,
@@ -230,7 +235,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         rope=_rope_spec(config, family.default_theta, max_position),
         is_rope_interleaved=family.is_rope_interleaved,
         has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
-        has_qkv_bias=has_bias(family.qkv_bias),
+        has_qkv_bias=has_bias(family.qkv_bias, family.has_qkv_bias_by_default),
         has_output_bias=has_bias(family.output_bias),
         has_mlp_bias=has_bias(family.mlp_bias),
         has_head_norms=family.has_head_norms,
