@@ -61,6 +61,24 @@ def test_without_time_to_live_nothing_is_remembered() -> None:
     assert sessions.last(b"a", 0.0) is NO_NODES
 
 
+@pytest.mark.covers("F78")
+def test_the_session_that_was_placed_longest_ago_is_forgotten_first() -> None:
+    sessions = KnownSessions(ttl_s=10.0, max_sessions=2)
+    for session in (b"a", b"b", b"a", b"c"):
+        sessions.on_placed(session, nodes(D0), 0.0)
+    assert sessions.last(b"a", 0.0) == nodes(D0)
+    assert sessions.last(b"b", 0.0) is NO_NODES
+
+
+def test_a_session_that_goes_on_does_not_keep_others_beyond_their_time() -> None:
+    sessions = KnownSessions(ttl_s=10.0)
+    for session, now_s in ((b"a", 0.0), (b"b", 1.0), (b"a", 9.0)):
+        sessions.on_placed(session, nodes(D0), now_s)
+    assert sessions.last(b"b", 11.0) is NO_NODES
+    assert sessions.last(b"a", 11.0) == nodes(D0)
+    assert len(sessions) == 1
+
+
 EVENTS = st.lists(
     st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 4), st.integers(0, 3)),
     max_size=40,
