@@ -13,7 +13,8 @@ held_load      what a node holds now, from its last report and what was sent to 
 placement      which nodes take a request: filter, score, pick
 pair_health    which pairs of nodes fail to hand off, and when each is tried again
 sessions       which nodes served each session last
-prefix_map     which prefixes each node's cache is believed to hold
+block_index    which nodes hold which blocks
+block_reports  what nodes report of their blocks, in order
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
 cluster_view   the seam between the HTTP edge and the cluster behind it
@@ -60,6 +61,13 @@ when they answer, so that requests of a new session that come at once go togethe
 A prefix counts with its tokens, not with its share of the prompt. A share would be worth as much
 for every prompt that begins with one system prompt, and the node that had the first of them would
 get all others until its seats are taken (`tests/simulation/test_shared_prefix.py`).
+
+Nodes report what their prefix caches hold (`node/control/block_reports.py`), on the stream that
+they have: all when it opens, then what changes. So several routers know the same without talking,
+and one that starts knows it at once. What a router has placed itself it expects
+(`router/core/block_index.py`): the next request of a burst comes before the first report, and nodes
+of an earlier release report nothing. A report that is missing voids all of the node, because a
+prefix that seems to be there costs more than one that seems not to be.
 
 A pair that fails is avoided, not its nodes. When KV does not get from one prefill node to one
 decode node, the router cannot know which of them is at fault, and each may serve well with others.

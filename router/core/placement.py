@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.block_reports import BlockReport
 from router.core.pair_health import Pair
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
@@ -41,6 +42,21 @@ class Placer:
         self._name = policy
         self._score = POLICIES[policy]
         self._state = PolicyState()
+
+    @property
+    def num_known_blocks(self) -> int:
+        """Blocks that nodes have reported."""
+        return len(self._state.blocks)
+
+    def on_blocks(self, node: Incarnation, report: BlockReport) -> int:
+        """Take what a node holds; return for how many blocks there was no room."""
+        if report.is_first:
+            self.on_lost(node)
+        return self._state.blocks.on_report(node, report.added, report.removed)
+
+    def on_lost(self, node: Incarnation) -> None:
+        """Forget what a node holds."""
+        self._state.blocks.forget(node)
 
     def choose(
         self,
@@ -122,7 +138,7 @@ class Placer:
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)
-                self._state.prefixes.add(hashes, node.incarnation)
+                self._state.blocks.expect(hashes, node.incarnation)
         return ChosenNodes(
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,

@@ -96,6 +96,7 @@ class Dispatcher:
             metrics=self._metrics,
             num_running=lambda: self.num_running,
             on_outputs=self._on_outputs,
+            on_blocks=self._placer.on_blocks,
             on_lost=self._on_lost,
             on_suspected=self._on_suspected,
             on_trusted=self._on_trusted,
@@ -236,6 +237,7 @@ class Dispatcher:
             self._send(choice)
 
     def _on_lost(self, node: Incarnation) -> None:
+        self._placer.on_lost(node)
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
 

@@ -12,6 +12,7 @@ from common.errors import HandoffFailed, error_from_code
 from common.ids import Incarnation
 from common.observing.clock import Clock
 from common.request import FinishReason, RequestOutput
+from router.core.block_reports import BlockReport
 from router.core.effects import Choose
 from router.core.pair_health import Pair, PairHealth
 from router.core.placement import ChosenNodes, Placer
@@ -39,6 +40,7 @@ class PairPlacer:
         self._pairs = PairHealth()
         self._sessions = KnownSessions(session_ttl_s)
         metrics.sessions.set_function(lambda: len(self._sessions))
+        metrics.known_blocks.set_function(lambda: self._placer.num_known_blocks)
 
     def choose(self, nodes: Sequence[NodeView], query: Query, wanted: Choose) -> ChosenNodes:
         """Choose nodes, or a prefill node for a reservation.
@@ -66,6 +68,16 @@ class PairPlacer:
         nodes = SessionNodes(chosen.decode, chosen.prefill, len(query.prompt_token_ids))
         placed = self._sessions.on_placed(query.session, nodes, now_s)
         self._metrics.session_placements.labels(placed.value).inc()
+
+    def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
+        """Take what a node says of its prefix cache."""
+        num_dropped = self._placer.on_blocks(node, report)
+        if num_dropped:
+            self._metrics.blocks_dropped.inc(num_dropped)
+
+    def on_lost(self, node: Incarnation) -> None:
+        """Forget what a node holds: it will say it again, if it comes back."""
+        self._placer.on_lost(node)
 
     def before_output(self, flow: RequestFlow, node: Incarnation, output: RequestOutput) -> None:
         """Look at an output that the flow will take next, while both its nodes are known."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from common.nodes import Role
@@ -21,7 +23,7 @@ COMPLETIONS = "/v1/completions"
 
 
 def spec(model: Path) -> ClusterSpec:
-    """Two nodes of each role, which take turns."""
+    """Two nodes of each role, which take turns; a second router goes by what they hold."""
     local = ("--local-prefill-threshold", "0")
     return ClusterSpec(
         name="sessions",
@@ -33,7 +35,10 @@ def spec(model: Path) -> ClusterSpec:
             NodeSpec("decode-2", Role.DECODE, local),
         ),
         flags=("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
-        routers=(("--placement-policy", "round_robin", "--log-format", "json"),),
+        routers=(
+            ("--placement-policy", "round_robin", "--log-format", "json"),
+            ("--placement-policy", "prefix_affinity", "--log-format", "json"),
+        ),
     )
 
 
@@ -64,23 +69,23 @@ class Conversation:
         self._said = prompt_tokens(70, salt=200 + self.number)
         self.num_cached = 0
 
-    def turn(self) -> set[str]:
-        """The nodes that served one more turn."""
+    def turn(self, router: int = 1) -> set[str]:
+        """The nodes that served one more turn, by a router."""
         self.__class__.number += 1
         request_id = f"turn-{self.number}"
         body = {"model": "tiny", "prompt": self._said, "max_tokens": 3, "temperature": 0}
-        with Api(self._cluster.url, "tiny") as api:
+        with Api(self._cluster.urls[router - 1], "tiny") as api:
             headers = self._headers | {"x-request-id": request_id}
             reply = api.http.post(COMPLETIONS, json=body | self._fields, headers=headers)
         assert reply.status_code == 200, reply.text
         self.num_cached = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         self._said = self._said + prompt_tokens(20, salt=300 + self.number)
-        return served_by(self._cluster, request_id)
+        return served_by(self._cluster, f"router-{router}", request_id)
 
 
-def served_by(cluster: Cluster, request_id: str) -> set[str]:
+def served_by(cluster: Cluster, name: str, request_id: str) -> set[str]:
     """The nodes that the router's log names for a request."""
-    router = cluster.processes["router-1"]
+    router = cluster.processes[name]
 
     def nodes() -> set[str]:
         lines = [json.loads(text) for text in router.log().split("\n")[:-1] if request_id in text]
@@ -106,6 +111,34 @@ def test_the_turns_of_a_conversation_stay_together_by_every_name(cluster: Cluste
         Conversation(cluster, {}).turn()
         assert [one.turn() for one in conversations] == first
         assert all(one.num_cached >= 64 for one in conversations)
+
+
+def known_blocks(cluster: Cluster, router: int) -> float:
+    """The blocks that the nodes have reported to a router."""
+    text = httpx.get(f"{cluster.urls[router - 1]}/metrics", timeout=30.0).text
+    return float(re.findall(r"^pdserve_router_known_blocks (\S+)$", text, re.MULTILINE)[0])
+
+
+def test_a_router_knows_what_nodes_hold_of_requests_that_another_one_sent(
+    cluster: Cluster,
+) -> None:
+    """Whichever nodes they are: the second router saw none of the turns before."""
+    conversations = [Conversation(cluster, {}) for _ in range(3)]
+    for one in conversations:
+        before = known_blocks(cluster, 2)
+        nodes = one.turn()
+        wait_until(lambda: known_blocks(cluster, 2) >= before + 4, "its blocks are reported")  # noqa: B023
+        assert one.turn(router=2) == nodes
+        assert one.num_cached >= 64
+
+
+def test_a_router_that_starts_is_told_what_nodes_hold(cluster: Cluster) -> None:
+    conversation = Conversation(cluster, {})
+    nodes = conversation.turn()
+    assert cluster.processes["router-2"].interrupt() == 0
+    cluster.mend()
+    wait_until(lambda: known_blocks(cluster, 2) >= 4, "all blocks are reported")
+    assert conversation.turn(router=2) == nodes
 
 
 def test_a_conversation_leaves_a_node_that_is_drained_and_one_that_is_killed(

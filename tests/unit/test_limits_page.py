@@ -30,7 +30,7 @@ from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.lanes.rdma import rdma_lane
 from kv_transfer.shared import limits as kv
 from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
-from node.control import control_port, output_streams, router_calls
+from node.control import block_reports, control_port, output_streams, router_calls
 from node.control.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
 from node.watch import metrics_server
 from pdserve.configuration.options import all_options
@@ -45,6 +45,7 @@ from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
 from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.api.sessions import MAX_SESSION_BYTES
+from router.core import block_index
 from router.core.sessions import MAX_SESSIONS
 from router.http import server as http_server
 from router.http.routes import Access
@@ -206,6 +207,10 @@ CONTROL = {
     ),
     "calls of a router without a reply": str(router_calls.MAX_WAITING_CALLS),
     "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
+    "blocks in one report to a router": str(block_reports.MAX_REPORTED),
+    "blocks of reports that a router keeps": (
+        f"{block_index.MAX_BLOCKS:,}, each once; {block_index.MAX_EXPECTED:,} that it expects"
+    ),
     **trial_limits(NODE_LIMITS),
     "memory of the compiled grammars that are kept": size(kept.MAX_KEPT_BYTES),
     "grammars that wait to be compiled": str(compiling.MAX_PREPARING),

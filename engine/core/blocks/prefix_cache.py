@@ -17,6 +17,19 @@ class PrefixCache:
     def __init__(self) -> None:
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
+        self._news: dict[BlockHash, bool] | None = None
+
+    def keep_news(self) -> None:
+        """Note from now on what enters and leaves, until `take_news`, which must then be called."""
+        self._news = {}
+
+    def take_news(self) -> dict[BlockHash, bool]:
+        """Return the blocks that entered (true) or left since the last call, in order."""
+        news = self._news
+        if not news:
+            return {}
+        self._news = {}
+        return news
 
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order."""
@@ -33,6 +46,8 @@ class PrefixCache:
         if block_hash not in self._block_of and block_id not in self._hash_of:
             self._block_of[block_hash] = block_id
             self._hash_of[block_id] = block_hash
+            if self._news is not None:
+                self._news[block_hash] = True
 
     def holds(self, block_id: int) -> bool:
         """Return whether the block is findable."""
@@ -40,4 +55,7 @@ class PrefixCache:
 
     def forget(self, block_id: int) -> None:
         """Remove a block that is about to be overwritten."""
-        del self._block_of[self._hash_of.pop(block_id)]
+        block_hash = self._hash_of.pop(block_id)
+        del self._block_of[block_hash]
+        if self._news is not None:
+            self._news[block_hash] = False

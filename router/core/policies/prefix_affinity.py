@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.nodes import Role
+from router.core.block_index import HeldBlocks
 from router.core.policies.least_loaded import QUEUED_TOKENS_SCALE, pressure
 from router.core.policies.query import NodeView, PolicyState, Query
 
@@ -20,12 +21,20 @@ _MOST_SENT = 1 / 8
 
 def prefix_affinity(nodes: Sequence[NodeView], query: Query, state: PolicyState) -> list[float]:
     """Return `1 / (1 + pressure)` per node, the tokens of the prompt that it lacks included."""
-    return [1 / (1 + pressure(node) + _work(node, query, state)) for node in nodes]
+    found: dict[int, HeldBlocks] = {}
+    scores = []
+    for node in nodes:
+        hashes = query.block_hashes(node.record)
+        held = found.get(id(hashes))
+        if held is None:
+            held = found[id(hashes)] = state.blocks.held(hashes)
+        work = _work(node, query, held.on(node.incarnation))
+        scores.append(1 / (1 + pressure(node) + work))
+    return scores
 
 
-def _work(node: NodeView, query: Query, state: PolicyState) -> float:
+def _work(node: NodeView, query: Query, num_hits: int) -> float:
     """Return what the prompt costs on a node, in the unit of its pressure."""
-    num_hits = state.prefixes.num_hits(query.block_hashes(node.record), node.incarnation)
     num_missing = len(query.prompt_token_ids) - num_hits * node.record.block_size
     work = num_missing / QUEUED_TOKENS_SCALE
     return min(_SENT_SHARE * work, _MOST_SENT) if node.record.role is Role.DECODE else work

@@ -10,7 +10,7 @@ from common.kv.blocks import BlockHash, hash_full_blocks
 from common.nodes import NodeLoad, NodeRecord
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
-from router.core.prefix_map import PrefixMap
+from router.core.block_index import BlockIndex
 from router.core.sessions import NO_NODES, SessionId, SessionNodes
 
 MAX_HASHED_BLOCKS = 512
@@ -93,7 +93,7 @@ class PolicyState:
     """The router's memory between placements; placement writes it, policies only read it."""
 
     turn: int = 0
-    prefixes: PrefixMap = field(default_factory=PrefixMap)
+    blocks: BlockIndex = field(default_factory=BlockIndex)
 
 
 Policy = Callable[[Sequence[NodeView], Query, PolicyState], list[float]]

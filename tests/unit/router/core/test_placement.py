@@ -12,7 +12,6 @@ from common.token_rules import NO_RULES, TokenRules
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query, query_of
-from router.core.prefix_map import PrefixMap
 from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -235,10 +234,10 @@ def test_a_new_life_of_a_node_is_not_believed_to_hold_anything() -> None:
     state = PolicyState()
     nodes = [node("d0"), node("d1")]
     request = query()
-    state.prefixes.add(request.block_hashes(nodes[0].record), Incarnation("d0", 7))
+    state.blocks.expect(request.block_hashes(nodes[0].record), Incarnation("d0", 7))
     first, second = POLICIES["prefix_affinity"](nodes, request, state)
     assert first == second
-    state.prefixes.add(request.block_hashes(nodes[0].record), Incarnation("d0", 1))
+    state.blocks.expect(request.block_hashes(nodes[0].record), Incarnation("d0", 1))
     first, second = POLICIES["prefix_affinity"](nodes, request, state)
     assert first > second
 
@@ -268,36 +267,6 @@ def test_hashes_are_of_full_blocks_and_of_a_bounded_head() -> None:
     assert len(hashes) == 512
     assert request.block_hashes(record) is hashes
     assert request.block_hashes(node("b", fingerprint="other").record) != hashes
-
-
-def test_the_prefix_map_counts_leading_blocks_only() -> None:
-    prefixes = PrefixMap()
-    first, second, third = (bytes([index]) for index in range(3))
-    a, b = Incarnation("a", 1), Incarnation("b", 1)
-    prefixes.add([first, second, third], a)
-    prefixes.add([second], b)
-    assert prefixes.num_hits([first, second, third], a) == 3
-    assert prefixes.num_hits([first, b"?", third], a) == 1
-    assert prefixes.num_hits([first, second], b) == 0
-    assert prefixes.num_hits([], a) == 0
-
-
-@pytest.mark.covers("F78")
-def test_the_prefix_map_is_bounded_and_forgets_the_longest_unused() -> None:
-    prefixes = PrefixMap(max_hashes=3)
-    a = Incarnation("a", 1)
-    prefixes.add([b"1", b"2"], a)
-    prefixes.add([b"3"], a)
-    prefixes.add([b"1"], a)
-    prefixes.add([b"4"], a)
-    assert len(prefixes) == 3
-    assert prefixes.num_hits([b"2"], a) == 0
-    assert prefixes.num_hits([b"1"], a) == 1
-    for epoch in range(100):
-        prefixes.add([b"1"], Incarnation("b", epoch))
-    assert prefixes.num_hits([b"1"], a) == 0
-    assert prefixes.num_hits([b"1"], Incarnation("b", 99)) == 1
-    assert len(prefixes._nodes[b"1"]) == 8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
