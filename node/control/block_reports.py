@@ -51,6 +51,10 @@ class BlockReports:
         self._number = 0
         self._news = cached.all()
 
+    def __len__(self) -> int:
+        """Return how many changes wait."""
+        return len(self._news)
+
     @property
     def is_behind(self) -> bool:
         """Whether more waits than one report holds."""

@@ -30,7 +30,7 @@ SWEPT_AT_ONCE = 4096
 
 class HeldBlocks(NamedTuple):
     """How many leading blocks of a prompt each node holds. A `run` is a depth and the nodes that
-    reach it, the deepest first."""
+    end there, the deepest first."""
 
     runs: Sequence[tuple[int, int]]
     slots: dict[Incarnation, int]
@@ -127,7 +127,6 @@ class BlockIndex:
         key = block_key(hashes[0])
         left = reported(key, 0) | expected(key, 0)
         end = len(hashes)
-        known = 0
         while left and len(runs) < MAX_RUNS:
             # The most leading blocks that any of those `left` holds: the deeper it goes, the fewer
             # holders there are.
@@ -140,9 +139,8 @@ class BlockIndex:
                     low, new = middle, found
                 else:
                     end = middle - 1
-            known |= new
             left &= ~new
-            runs.append((end, known))
+            runs.append((end, new))
             end -= 1
         return HeldBlocks(runs, self._slots)
 

@@ -19,16 +19,12 @@ class BlockReport(NamedTuple):
 
 
 class ReportReader:
-    """The reports of one stream."""
+    """The reports of one node. A new stream begins with the number 1."""
 
     def __init__(self) -> None:
         self._next = 1
         self.has_lost = False
-        """Whether a report is missing, since this was asked last: all should be said again."""
-
-    def restart(self) -> None:
-        """Begin with a new stream."""
-        self._next, self.has_lost = 1, False
+        """Whether a report is missing, and the node has not said all again."""
 
     def take(self, number: int, tier: int, added: bytes, removed: bytes) -> BlockReport | None:
         """Return what a report says; None: nothing can be learned from it.

@@ -94,7 +94,7 @@ def test_what_waits_for_a_router_that_does_not_read_is_bounded() -> None:
         news = {block(number + 10): True, block(number): False}
         cached.take(news)
         reports.add(news)
-        assert len(reports._news) <= MIN_FORGOTTEN + 2 * len(cached)
+        assert len(reports) <= MIN_FORGOTTEN + 2 * len(cached)
     router.read_all(reports)
     assert router.held == keys(*range(3 * MIN_FORGOTTEN, 3 * MIN_FORGOTTEN + 10))
 
