@@ -98,7 +98,8 @@ class NodeLoad:
 
     `free_blocks` can be had: they are free, or cached and evictable. Reserved and receiving ones
     belong to prompts on their way here; quarantined ones are kept because a sender that failed may
-    still write them. All others hold running sequences.
+    still write them. All others hold running sequences. `num_prefix_host_blocks` blocks of host
+    memory hold prefixes.
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
@@ -125,6 +126,7 @@ class NodeLoad:
     num_reserved_blocks: Count = 0
     num_receiving_blocks: Count = 0
     num_quarantined_blocks: Count = 0
+    num_prefix_host_blocks: Count = 0
     kv_links: Annotated[tuple[KVLink, ...], Bounds(max_length=MAX_KV_LINKS)] = ()
     kv_unreachable: Annotated[tuple[Incarnation, ...], Bounds(max_length=MAX_KV_UNREACHABLE)] = ()
     uptime_s: Count = 0

@@ -125,6 +125,7 @@ def _node_statistics() -> NodeStatistics:
         method="none",
         blocks=BlockCounts(free=0, cached=0, running=0, reserved=0, receiving=0, quarantined=0),
         num_host_blocks_used=0,
+        num_prefix_host_blocks=0,
         new_token_ratio=0.0,
         num_running=0,
         num_waiting=0,

@@ -59,26 +59,26 @@ def kv_cache_bytes(
     memory_fraction: float,
     *,
     peak_bytes: int,
-    swap_space: int,
+    host_space: int,
     least_bytes: int,
     max_chunk_tokens: int,
 ) -> int:
     """Return what the node's share of `memory` leaves for the KV cache, in bytes.
 
-    `peak_bytes` is as in `MemoryPlan`; `swap_space` is the part of this memory that holds swapped
-    blocks. `memory_fraction` 0 means the default. Raises `ConfigError` when less than `least_bytes`
-    is left.
+    `peak_bytes` is as in `MemoryPlan`; `host_space` is the part of this memory that holds swapped
+    blocks and prefixes. `memory_fraction` 0 means the default. Raises `ConfigError` when less than
+    `least_bytes` is left.
     """
     share = memory.share_bytes(memory_fraction)
-    left = share - peak_bytes - swap_space
+    left = share - peak_bytes - host_space
     if left >= least_bytes:
         return left
     taken = (
         f"the weights and the largest step of {max_chunk_tokens} tokens take {_size(peak_bytes)}"
     )
-    if swap_space:
-        taken += f" and swap_space {_size(swap_space)}"
-    needed = (peak_bytes + swap_space + least_bytes) / memory.total_bytes
+    if host_space:
+        taken += f", and swap_space and prefix_host_memory {_size(host_space)}"
+    needed = (peak_bytes + host_space + least_bytes) / memory.total_bytes
     raised = math.ceil(needed * 10**_FRACTION_DIGITS) / 10**_FRACTION_DIGITS
     wanted = f"wanted at least {raised}" if raised <= 1 else "wanted more memory"
     smaller = "a smaller max_num_batched_tokens or max_num_seqs"

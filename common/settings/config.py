@@ -192,6 +192,13 @@ class EngineConfig(Section):
         one_of=("auto", "float32", "bfloat16", "int8"),
     )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompts with a common start")
+    prefix_host_memory: int = setting(
+        0,
+        "host memory for prefixes that the KV cache evicts, such as 4GiB",
+        note="0: none; one pool with swap_space, in which swapped requests go first",
+        unit="bytes",
+        at_least=0,
+    )
     attention_backend: str = setting(
         "auto", "what computes the model", one_of=("auto", "numba", "paddle", "triton")
     )
@@ -207,6 +214,13 @@ class EngineConfig(Section):
         note="0: all cores; with up one, if nodes outnumber them",
         at_least=0,
     )
+
+    def joint_problems(self) -> list[Problem]:
+        """Return every broken rule about several settings."""
+        if self.prefix_host_memory and not self.enable_prefix_caching:
+            wanted = "0, because no prefix is reused"
+            return [self.conflict("prefix_host_memory", wanted, "enable_prefix_caching")]
+        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

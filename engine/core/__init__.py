@@ -5,6 +5,7 @@ invariants        what always holds between sequences, seats and blocks
 holdings          what sequences hold, from the queue to the end: seats and blocks
 step_after        a step that the runner begins before the one before it has ended
 swapping          copies of preempted sequences' blocks to host memory and back
+kept_prefixes     copies of prefixes to host memory, ahead of their eviction, and back for a hit
 planning/         what one step runs
 step/             a planned step on its way to the runner and back
 statistics        what a scheduler has done, as one immutable value
@@ -34,4 +35,21 @@ copied back after its copy out. The other way, to let the device order the copy 
 step, would need no state but would stop that step for all sequences, and blocks would have a new
 owner before they are read. In host memory (on a CPU) blocks are copied before the step, and none of
 this exists.
+
+A prefix in host memory is copied back before a sequence is admitted, not for an admitted one. The
+planner admits as if there were no host memory. Where the prompt of an admission goes on there, its
+blocks are copied into the pool and the plan is made again: in a step's own copies they are cached
+blocks at once, on a device the sequence stays in the queue until its copy has ended
+(`StopRule.FETCHING`), for which others may pass it as they pass any blocked one. So a hit is an
+ordinary hit of the pool: a handoff, a reservation, a preemption or an abort meanwhile has no state
+for it, a copy serves all who begin alike, and one that fails leaves nothing behind but a prompt to
+be computed. A sequence that holds its seat while it is copied, as a swapped one does, would need a
+way back for every such case. The price is the plan made twice, and the length of the copy in the
+queue.
+
+Prefixes are copied out ahead of their eviction, each once after each use, and only those that were
+used twice: what nobody asks for again costs nothing, and an allocation never waits for a copy. A
+burst that evicts more than `MOST_BLOCKS_OUT` in one step loses the rest. Host memory is one pool
+with one bound, `swap_space` plus `prefix_host_memory`. A preempted sequence takes what it needs of
+it, at the cost of prefixes, because its work is certain to be needed.
 """

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from common.kv.blocks import blocks_for
 from engine.core.blocks.block_pool import BlockPool, BlockUse
-from engine.core.planner_contract import Admission, StepLimits
+from engine.core.planner_contract import Admission, PreemptionReason, StepLimits, StepPlan
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import NO_SEAT, Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.statistics import StepCounters
-from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_in_flight import PlannedStep, Preempted
 from engine.core.swapping import Swapping
 
 _COMING = (SequenceStatus.WAITING_FOR_KV, SequenceStatus.SWAPPING_IN)
@@ -130,6 +130,22 @@ class Holdings:
         sequence.num_output_at_preemption = sequence.num_output
         sequence.move_to(SequenceStatus.PREEMPTED)
         self.waiting.rejoin(sequence)
+
+    def preempted(
+        self, plan: StepPlan, num_lost_tokens: int, ratios: tuple[float, float]
+    ) -> Preempted:
+        """Return what the preemptions of a plan changed; `ratios` are those before and after."""
+        num_for_blocks = sum(one.reason is PreemptionReason.BLOCKS for one in plan.preempted)
+        return Preempted(
+            num_for_blocks=num_for_blocks,
+            num_for_priority=len(plan.preempted) - num_for_blocks,
+            num_lost_tokens=num_lost_tokens,
+            ratio_before=ratios[0],
+            ratio_after=ratios[1],
+            blocks=self.pool.counts(),
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+        )
 
     # --- the ends ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
+from engine.core.kept_prefixes import KeptPrefixes
 from engine.core.planner_contract import StepLimits
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
@@ -21,6 +22,7 @@ class SchedulerState(Protocol):
     pool: BlockPool
     host_pool: HostPool
     swapping: Swapping
+    kept_prefixes: KeptPrefixes
     waiting: WaitingQueue
     seats: Seats
     running: Running
@@ -32,6 +34,7 @@ def check_state(state: SchedulerState) -> None:
     """Raise `AssertionError` unless blocks, seats and statuses agree."""
     state.pool.check()
     state.host_pool.check()
+    state.kept_prefixes.check()
     seated = [*state.running, *state.receiving.values()]
     assert len(seated) <= state.limits.max_num_seqs, "more sequences than seats"
     for sequence in state.running:
@@ -46,5 +49,5 @@ def check_state(state: SchedulerState) -> None:
     state.seats.check([sequence.seat for sequence in seated])
     owners = [*state.waiting, *state.receiving.values()]
     num_swapped = sum(len(sequence.host_block_ids) for sequence in owners)
-    num_held = num_swapped + state.swapping.num_held
+    num_held = num_swapped + state.swapping.num_held + state.kept_prefixes.num_written
     assert state.host_pool.num_used == num_held, "host blocks without an owner"

@@ -109,6 +109,8 @@ class StopRule(Enum):
     NO_VICTIM = "no_victim"
     COPYING = "copying"
     """What is needed comes when copies to host memory have ended."""
+    FETCHING = "fetching"
+    """The head's prefix is being copied back from host memory."""
     BEGUN = "begun"
     """The step had begun before the one before it ended, so no admission was tried."""
 
@@ -132,7 +134,8 @@ class AheadRule(Enum):
     NEW_WORK = "new_work"
     """A request arrived, or KV has landed."""
     PREFIX = "prefix"
-    """The step made tokens findable that an admitted prompt begins with."""
+    """The step made tokens findable that an admitted prompt begins with, or they were found in
+    host memory."""
 
 
 class PreemptionReason(Enum):

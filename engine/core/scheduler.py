@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Items
-from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -20,15 +19,16 @@ from common.request import FinishReason
 from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.blocks.host_pool import HostPool
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.holdings import Holdings
 from engine.core.invariants import check_state
+from engine.core.kept_prefixes import KeptPrefixes
 from engine.core.planner_contract import (
     PLAIN_DECODE,
     AheadRule,
     Chunk,
     MatchPrefix,
     PlanPolicy,
-    PreemptionReason,
     StepLimits,
     StepPlan,
 )
@@ -48,7 +48,7 @@ from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_batch import planned_batch
-from engine.core.step.step_in_flight import PlannedStep, Preempted, StepOutput, SwapCopy
+from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
 from engine.core.step.step_results import StepResults
 from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
@@ -68,25 +68,30 @@ class Scheduler:
         config: SchedulingConfig | None = None,
         speculation: Speculation | None = None,
         num_host_blocks: int = 0,
+        keeps_prefixes: bool = False,
         swaps_late: bool = False,
         can_go_on: bool = False,
     ) -> None:
         """Make it. With `swaps_late`, KV is copied beside the steps and `end_copy` is called.
 
-        With `can_go_on` the runner may begin a step before the one before it has ended.
+        With `keeps_prefixes` host memory takes prefixes too. With `can_go_on` the runner may begin
+        a step before the one before it has ended.
         """
         config = config or SchedulingConfig()
         self.limits = limits
         self.pool = BlockPool(num_blocks)
-        self.host_pool = HostPool(num_host_blocks if config.preemption_mode == "swap" else 0)
-        self.swapping = Swapping(self.host_pool, limits.block_size, is_late=swaps_late)
+        can_swap = config.preemption_mode == "swap"
+        self.host_pool = HostPool(num_host_blocks if can_swap or keeps_prefixes else 0)
+        self.swapping = Swapping(
+            self.host_pool, limits.block_size, is_enabled=can_swap, is_late=swaps_late
+        )
         self.waiting = WaitingQueue(
             has_priorities=config.enable_priority_scheduling,
             requeues_at_tail=config.requeue == "tail",
             pass_limit=config.priority_pass_limit,
         )
-        self._counters = StepCounters()
-        self._held = held = Holdings(limits, self.pool, self.waiting, self.swapping, self._counters)
+        self._counters = counters = StepCounters()
+        self._held = held = Holdings(limits, self.pool, self.waiting, self.swapping, counters)
         self.seats, self.running, self.receiving = held.seats, held.running, held.receiving
         self.exporting, self.quarantined = held.exporting, held.quarantined
         self.reservation = make_reservation(
@@ -106,14 +111,17 @@ class Scheduler:
             fingerprint=fingerprint,
             is_enabled=enable_prefix_caching,
         )
+        self.kept_prefixes = KeptPrefixes(
+            self.pool,
+            self.host_pool,
+            self._prefixes,
+            counters,
+            is_enabled=keeps_prefixes,
+            is_late=swaps_late,
+        )
         self._eos_token_ids = eos_token_ids
         self._results = StepResults(
-            self.seats,
-            self._prefixes,
-            limits,
-            self._counters,
-            speculation,
-            on_end=self._on_drawn_end,
+            self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end
         )
 
     # --- what the node can take ---------------------------------------------------------------
@@ -131,8 +139,10 @@ class Scheduler:
         return self.waiting.num_tokens + int(num_uncomputed.sum())
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Return the number of a waiting sequence's tokens whose KV is in the prefix cache now."""
-        return len(self._prefixes.match(sequence)) * self.limits.block_size
+        """Return the number of a waiting sequence's tokens whose KV is cached now, or kept."""
+        num_cached = len(self._prefixes.match(sequence))
+        num_cached += self.kept_prefixes.num_found(sequence, num_cached)
+        return num_cached * self.limits.block_size
 
     def can_seat(self, sequence: Sequence) -> bool:
         """Return whether the next plan would admit `sequence` if it were added now."""
@@ -150,6 +160,7 @@ class Scheduler:
             method="none" if self._speculation is None else self._speculation.method,
             blocks=self.pool.counts(),
             num_host_blocks_used=self.host_pool.num_used,
+            num_prefix_host_blocks=self.host_pool.num_prefixes,
             new_token_ratio=self.reservation.ratio,
             num_running=len(self.running) + len(self.receiving),
             num_waiting=len(self.waiting),
@@ -171,18 +182,23 @@ class Scheduler:
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
         by_id = self.running.by_id
+        self.kept_prefixes.begin_plan()
         plan = None if self._after is None else self._after.plan()
         if plan is not None:
             self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
             has_drafts = self._draft()
             plan = self._take_ahead(by_id.keys(), has_drafts=has_drafts) or self._decide()
+            while self.kept_prefixes.fetch(plan, self.waiting):
+                plan = self._decide()
         self._counters.on_plan(plan)
         step = self._take(plan, by_id)
         ratio_before = self.reservation.ratio
         self._adapt_reservation(plan)
         if plan.preempted:
-            step.preempted = self._preempted(plan, step.num_lost_tokens, ratio_before)
+            ratios = ratio_before, self.reservation.ratio
+            step.preempted = self._held.preempted(plan, step.num_lost_tokens, ratios)
+        self.kept_prefixes.end_plan(step)
         if self._after is not None:
             self._after.on_taken(step)
         return step
@@ -218,11 +234,16 @@ class Scheduler:
         drawn = DrawnTokens((first_token_id,), draft_token_ids=tuple(draft_token_ids))
         return self._results.append(sequence, drawn)
 
-    def end_copy(self, copy: SwapCopy, *, is_good: bool) -> None:
-        """Release what a copy of swapped KV held; a sequence that was copied back decodes on.
+    def end_copy(self, copy: SwapCopy | PrefixCopy, *, is_good: bool) -> None:
+        """Release what a late copy held; a sequence that was copied back decodes on.
 
-        If the copy failed, the sequence is computed again.
+        If the copy failed, what it should have copied is computed again.
         """
+        if isinstance(copy, PrefixCopy):
+            self.kept_prefixes.end(copy, is_good=is_good)
+            if self._ahead is not None and not copy.is_out:
+                self._ahead.on_landing()
+            return
         sequence = copy.sequence
         is_good = self.swapping.end(copy, is_good=is_good)
         if not is_good and self._ahead is not None:
@@ -292,6 +313,8 @@ class Scheduler:
         if ahead is not None:
             plan = ahead.take(running, self.waiting, self._prefixes, has_drafts=has_drafts)
             rule = ahead.rule
+            if plan is not None and self.kept_prefixes.fetch(plan, self.waiting):
+                plan, rule = None, AheadRule.PREFIX
         self._counters.plans_ahead[rule.value] += 1
         return plan
 
@@ -306,8 +329,9 @@ class Scheduler:
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
-            num_copies=self.swapping.num_under_way,
-            num_coming=self.swapping.num_coming(self.pool),
+            num_copies=self.swapping.num_under_way + len(self.kept_prefixes.under_way),
+            num_coming=self.swapping.num_coming(self.pool) + self.kept_prefixes.num_coming,
+            awaiting=self.kept_prefixes.awaiting,
             growth=self.seats.growth if forecast is None else forecast.growth,
             pool=self.pool if forecast is None else forecast.pool,
             match_prefix=cast(MatchPrefix, self._prefixes.match),
@@ -366,6 +390,7 @@ class Scheduler:
             admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
             for admission in plan.admissions:
                 sequence = admitted[admission.sequence_id]
+                self.kept_prefixes.on_admitted(sequence, admission.cached_block_ids)
                 if self._held.seat(step, sequence, admission):
                     chunks[len(step.sequences)] = Chunk(admission.num_tokens)
                     step.sequences.append(sequence)
@@ -373,7 +398,8 @@ class Scheduler:
         if not num_decodes == len(step.sequences) == len(rows):
             rows = np.array([sequence.seat for sequence in step.sequences], np.int64)
         step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)
-        self._count_bypasses(plan)
+        num_looked_at = self._config.skip_ahead_window + 1 + len(plan.preempted)
+        self._highest_num_bypassed = self.waiting.count_bypasses(plan.bypassed, num_looked_at)
         self._set_proposals(step)
         return step
 
@@ -385,15 +411,6 @@ class Scheduler:
         step.batch.num_proposals[drawing] = self._speculation.num_proposals(
             [step.sequences[entry] for entry in drawing]
         )
-
-    def _count_bypasses(self, plan: StepPlan) -> None:
-        highest = 0
-        for sequence in islice(
-            self.waiting, self._config.skip_ahead_window + 1 + len(plan.preempted)
-        ):
-            sequence.num_bypassed += plan.bypassed.get(sequence.sequence_id, 0)
-            highest = max(highest, sequence.num_bypassed)
-        self._highest_num_bypassed = highest
 
     def _adapt_reservation(self, plan: StepPlan) -> None:
         if plan.preempted:
@@ -409,19 +426,6 @@ class Scheduler:
         if reason is not None and not sequence.is_exported:
             self.reservation = self.reservation.after_output(sequence)
         self.finish(sequence, keep_blocks=sequence.is_exported)
-
-    def _preempted(self, plan: StepPlan, num_lost_tokens: int, ratio_before: float) -> Preempted:
-        num_for_blocks = sum(one.reason is PreemptionReason.BLOCKS for one in plan.preempted)
-        return Preempted(
-            num_for_blocks=num_for_blocks,
-            num_for_priority=len(plan.preempted) - num_for_blocks,
-            num_lost_tokens=num_lost_tokens,
-            ratio_before=ratio_before,
-            ratio_after=self.reservation.ratio,
-            blocks=self.pool.counts(),
-            num_running=len(self.running),
-            num_waiting=len(self.waiting),
-        )
 
     def _set_ends(self, sequence: Sequence) -> None:
         """Set the tokens that end the output, and the most tokens that can be output here.

@@ -18,8 +18,11 @@ class StepCounters:
 
     `num_…_tokens` count planned tokens. `num_growth_blocks` is what the reservation policy kept
     back at the last admission. `num_speculative_steps` counts a step once for each sequence that
-    verified a draft in it. `preemptions` are by reason, `stops` by the rule that ended admissions,
-    `plans_ahead` by whether the plan was made while the step before ran, or what prevented that.
+    verified a draft in it. `num_prefix_blocks_…` were copied to host memory or back.
+    `prefix_blocks_found` are those of prompts that were admitted, by where they were: in the cache,
+    or copied back from host memory for them. `preemptions` are by reason, `stops` by the rule that
+    ended admissions, `plans_ahead` by whether the plan was made while the step before ran, or what
+    prevented that.
     """
 
     num_steps: int = 0
@@ -30,12 +33,15 @@ class StepCounters:
     num_growth_blocks: int = 0
     num_recomputed_tokens: int = 0
     num_swapped_out: int = 0
+    num_prefix_blocks_out: int = 0
+    num_prefix_blocks_in: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     num_speculative_steps: int = 0
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
     plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
+    prefix_blocks_found: dict[str, int] = field(default_factory=lambda: {"pool": 0, "host": 0})
 
     @property
     def num_preemptions(self) -> int:
@@ -56,6 +62,7 @@ class StepCounters:
             preemptions=dict(self.preemptions),
             stops=dict(self.stops),
             plans_ahead=dict(self.plans_ahead),
+            prefix_blocks_found=dict(self.prefix_blocks_found),
         )
 
     def on_plan(self, plan: StepPlan) -> None:
@@ -69,6 +76,11 @@ class StepCounters:
         self.stops[plan.stopped_by.value] += 1
         for preemption in plan.preempted:
             self.preemptions[preemption.reason.value] += 1
+
+    def on_prefix_found(self, *, pool: int, host: int) -> None:
+        """Count the cached blocks of an admitted prompt, by where they were."""
+        self.prefix_blocks_found["pool"] += pool
+        self.prefix_blocks_found["host"] += host
 
     def on_verified(self, num_drafted: int, num_accepted: int) -> None:
         """Count one sequence's drafts that were verified in a step."""
@@ -85,6 +97,7 @@ class SchedulerStatistics:
     method: str
     blocks: BlockCounts
     num_host_blocks_used: int
+    num_prefix_host_blocks: int
     new_token_ratio: float
     num_running: int
     num_waiting: int

@@ -19,9 +19,12 @@ from engine.core.step.step_in_flight import BlockCopy, PlannedStep, SwapCopy
 class Swapping:
     """The block copies of a step between the cache and the host `pool`."""
 
-    def __init__(self, pool: HostPool, block_size: int, *, is_late: bool = False) -> None:
+    def __init__(
+        self, pool: HostPool, block_size: int, *, is_enabled: bool = True, is_late: bool = False
+    ) -> None:
         self.pool = pool
-        self.is_late = is_late and pool.num_blocks > 0
+        self._is_enabled = is_enabled and pool.num_blocks > 0
+        self.is_late = is_late and self._is_enabled
         self._block_size = block_size
         self._under_way: list[SwapCopy] = []
         """Late copies, in the order in which they end."""
@@ -52,7 +55,7 @@ class Swapping:
         copies, until `end`. If they do not fit, the sequence is recomputed.
         """
         count = blocks_for(sequence.num_computed, self._block_size)
-        if not 0 < count <= self.pool.num_free:
+        if not (self._is_enabled and 0 < count <= self.pool.num_available):
             return 0
         sequence.host_block_ids = self.pool.allocate(count)
         sequence.num_swapped = sequence.num_computed

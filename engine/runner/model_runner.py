@@ -56,7 +56,7 @@ class ModelRunner:
         limits: BatchLimits,
         widest: DecodeShape,
         *,
-        swap_space: int = 0,
+        host_space: int = 0,
         memory: MemoryPlan | None = None,
     ) -> None:
         self.memory = memory
@@ -78,7 +78,7 @@ class ModelRunner:
         self._mtp = loaded.mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
-        self._host_pool = HostBlockArrays(cache, swap_space)
+        self._host_pool = HostBlockArrays(cache, host_space)
         self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
 

@@ -30,5 +30,6 @@ def current_load(
         num_reserved_blocks=seen.blocks.reserved,
         num_receiving_blocks=seen.blocks.receiving,
         num_quarantined_blocks=seen.blocks.quarantined,
+        num_prefix_host_blocks=seen.num_prefix_host_blocks,
         is_draining=is_draining,
     )

@@ -23,6 +23,7 @@ from common.ids import AttemptId
 from common.nodes import NodeLoad
 from common.request import FinishReason
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
@@ -237,7 +238,7 @@ class NodeFlow(ABC):
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _begin_swap(self, swap: SwapCopy) -> Effect:
+    def _begin_swap(self, swap: SwapCopy | PrefixCopy) -> Effect:
         kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
 
         def on_end(error: Exception | None) -> list[Effect]:

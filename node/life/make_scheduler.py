@@ -57,10 +57,14 @@ def speculation_of(config: Config) -> SpeculationConfig:
     return speculation
 
 
-def swap_space_of(config: Config) -> int:
-    """Return the host memory for swapped blocks, in bytes; a prefill node never preempts."""
-    is_used = config.role is not Role.PREFILL and config.scheduling.preemption_mode == "swap"
-    return config.scheduling.swap_space if is_used else 0
+def host_space_of(config: Config) -> int:
+    """Return the host memory for swapped blocks and prefixes, in bytes.
+
+    A prefill node never preempts.
+    """
+    can_swap = config.role is not Role.PREFILL and config.scheduling.preemption_mode == "swap"
+    swap_space = config.scheduling.swap_space if can_swap else 0
+    return swap_space + config.engine.prefix_host_memory
 
 
 def max_chunk_tokens_of(config: Config) -> int:
@@ -113,6 +117,7 @@ def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
         config=config.scheduling,
         speculation=make_speculation(speculation, model.step_costs),
         num_host_blocks=model.num_host_blocks,
+        keeps_prefixes=engine.prefix_host_memory > 0,
         swaps_late=model.needs_staging,
         can_go_on=model.can_go_on and plans_ahead(config, model),
     )

@@ -48,6 +48,7 @@ class NodeCollector(Collector):
         yield from _steps(statistics.scheduler)
         yield from _progress(self._progress)
         yield from _preemptions(statistics.scheduler)
+        yield from _kept_prefixes(statistics.scheduler)
         yield from _drafts(statistics.scheduler)
 
 
@@ -80,8 +81,9 @@ class MemoryCollector(Collector):
         """Yield one gauge."""
         yield gauges(
             "memory_bytes",
-            "Bytes as they are stored: the KV cache, host memory for swapped blocks, buffers of a "
-            "step, and the packed weights, of which all nodes of a machine map one copy",
+            "Bytes as they are stored: the KV cache, host memory for swapped blocks and prefixes, "
+            "buffers of a step, and the packed weights, of which all nodes of a machine map one "
+            "copy",
             "part",
             self._parts,
         )
@@ -216,7 +218,32 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         counted.num_recomputed_tokens,
     )
     yield counter("swapped_out_blocks", "Blocks copied to host memory", counted.num_swapped_out)
-    yield gauge("swapped_blocks", "Blocks of host memory in use", scheduler.num_host_blocks_used)
+    yield gauge(
+        "swapped_blocks",
+        "Blocks of host memory that hold preempted sequences, or are being written",
+        scheduler.num_host_blocks_used,
+    )
+
+
+def _kept_prefixes(scheduler: SchedulerStatistics) -> Iterator[Metric]:
+    counted = scheduler.counters
+    yield counters(
+        "prefix_blocks_found",
+        "Blocks with the start of admitted prompts: in the pool, or copied back from host memory",
+        "tier",
+        counted.prefix_blocks_found,
+    )
+    yield counters(
+        "prefix_blocks_copied",
+        "Blocks of prefixes copied out to host memory, or back in",
+        "direction",
+        {"out": counted.num_prefix_blocks_out, "in": counted.num_prefix_blocks_in},
+    )
+    yield gauge(
+        "prefix_host_blocks",
+        "Blocks of host memory that hold prefixes",
+        scheduler.num_prefix_host_blocks,
+    )
 
 
 def _drafts(scheduler: SchedulerStatistics) -> Iterator[Metric]:

@@ -34,6 +34,7 @@ _SCHEDULING = (
     "KEPT BACK",
     "PREEMPTED",
     "RECOMPUTED TOKENS",
+    "KEPT BLOCKS",
     "DRAFTER",
     "ACCEPTED DRAFTS",
     "METRICS",
@@ -224,7 +225,7 @@ def _scheduling_row(node: Facts) -> list[str]:
     """Return a row. `KEPT BACK`: the share of the remaining outputs that has blocks set aside now.
 
     A node whose reservation policy has no ratio reports 0. On a prefill node no output grows, so
-    its ratio is not shown.
+    its ratio is not shown. `KEPT BLOCKS`: those of prefixes in host memory.
     """
     ratio = None if role_of(node) == "prefill" else node.get("new_token_ratio")
     return [
@@ -232,6 +233,7 @@ def _scheduling_row(node: Facts) -> list[str]:
         f"{ratio:.0%}" if ratio else "-",
         _shown(node.get("num_preemptions")),
         _shown(node.get("num_recomputed_tokens")),
+        _shown(node.get("num_prefix_host_blocks")),
         node.get("speculative_method", "-"),
         _accepted(node),
         node.get("metrics_address") or "-",

@@ -15,7 +15,7 @@ from common.observing.tracing import NO_TRACING, Tracing
 from common.settings.config import Config
 from node.life.engine_node import EngineNode
 from node.life.make_flow import flow_maker
-from node.life.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
+from node.life.make_scheduler import host_space_of, max_chunk_tokens_of, speculation_of
 from node.life.node_parts import LoadedModel, NodeParts
 from pdserve.roles.file_limit import allow_node_files
 from pdserve.roles.kv_plane import KVPlane
@@ -72,7 +72,7 @@ def _loaded(config: Config, kv: KVPlane, watch_again: Callable[[], object]) -> L
         speculation=resolve_speculation(
             speculation_of(config), Path(config.model.model), load_format=config.model.load_format
         ),
-        swap_space=swap_space_of(config),
+        host_space=host_space_of(config),
         max_chunk_tokens=max_chunk_tokens_of(config),
         host_memory=kv.host_memory,
         packed_folder=cache_root() / "packed",

@@ -50,6 +50,7 @@ class Storm:
 
     def __init__(self, seed: int, faults: list[str], *, is_async: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.seed = seed
         self.faults = faults
         self.happened: Counter[str] = Counter()
         self.num_quarantined = 0
@@ -73,6 +74,7 @@ class Storm:
             method=method,
             num_drafts=rng.randint(1, 4),
             num_host_blocks=rng.choice([4, 20]),
+            keeps_prefixes=self.seed % 4 > 0,
             scheduling=SchedulingConfig(
                 reservation_policy=rng.choice(RESERVATIONS),
                 preemption_policy=rng.choice(ORDERS),

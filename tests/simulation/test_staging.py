@@ -121,6 +121,7 @@ def test_swapped_kv_is_copied_beside_the_steps_and_changes_no_answer(seed: int) 
             max_model_len=28,
             caching=choose.random() < 0.5,
             num_host_blocks=choose.choice([5, 40]),
+            keeps_prefixes=seed % 3 > 0,
             scheduling=SWAPPING,
         ),
         is_async=bool(seed % 2),

@@ -181,6 +181,7 @@ class NodeSize:
     method: str = "none"
     num_drafts: int = 0
     num_host_blocks: int = 0
+    keeps_prefixes: bool = False
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 
     def make_scheduler(self, runner: HashRunner) -> Scheduler:
@@ -204,6 +205,7 @@ class NodeSize:
             config=self.scheduling,
             speculation=make_speculation(speculation, runner.step_costs),
             num_host_blocks=self.num_host_blocks,
+            keeps_prefixes=self.keeps_prefixes,
             swaps_late=runner.needs_staging,
             can_go_on=runner.can_go_on,
         )

@@ -2,7 +2,9 @@
 
 block_pool    free, cached, running, reserved, receiving or quarantined blocks
 prefix_cache  which block holds the KV of which prefix
-host_pool     ids of host memory blocks for preempted sequences
+host_pool     ids of host memory blocks, for preempted sequences and prefixes
+eviction      which prefix in host memory makes room first
+prefix_copy   a copy of a prefix to host memory or back
 cache_copy    a copy between a device and host memory, as the runner sees it
 
 Decisions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.prefix_cache import PrefixCache
@@ -58,6 +59,10 @@ class BlockPool:
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out now."""
         return len(self._free) + len(self._evictable)
+
+    def next_evicted(self, num_allocated: int) -> list[int]:
+        """Return the blocks that would be evicted if so many were allocated, the first first."""
+        return list(islice(self._evictable, max(num_allocated - len(self._free), 0)))
 
     def is_evictable(self, block_id: int) -> bool:
         """Return whether the block is cached and has no references."""

@@ -16,9 +16,9 @@ class CopyKind(Enum):
     STAGE_OUT = "stage_out"
     """Copies from the cache to the memory that transfers read."""
     SWAP_IN = "swap_in"
-    """Copies from host blocks to the cache."""
+    """Copies from host blocks to the cache: of a swapped sequence, or of a prefix."""
     SWAP_OUT = "swap_out"
-    """Copies from the cache to host blocks."""
+    """Copies from the cache to host blocks: of a swapped sequence, or of a prefix."""
 
     @property
     def is_out(self) -> bool:

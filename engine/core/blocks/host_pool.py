@@ -1,8 +1,17 @@
-"""Host memory blocks for preempted sequences. Holds ids only; the runner copies the data."""
+"""Blocks of host memory: of preempted sequences, and of prefixes as far as those leave room.
+
+Holds ids only; the runner copies the data. A block is free, *used* (it holds a sequence's KV, or is
+being written) or a *prefix*, which is found by its hash. A prefix that no copy reads gives way to
+whatever else needs the room.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from common.kv.blocks import BlockHash
+from engine.core.blocks.eviction import LeastRecentlyUsed
+from engine.core.blocks.prefix_cache import PrefixCache
 
 
 class HostPool:
@@ -12,6 +21,11 @@ class HostPool:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._used: set[int] = set()
+        self._prefixes = PrefixCache()
+        self._evictable = LeastRecentlyUsed()
+        """The prefixes that no copy reads."""
+        self._readers: dict[int, int] = {}
+        """How many copies read each of the others."""
 
     @property
     def num_free(self) -> int:
@@ -20,27 +34,91 @@ class HostPool:
 
     @property
     def num_used(self) -> int:
-        """Host blocks that hold a sequence's KV."""
+        """Host blocks that hold a sequence's KV, or are being written."""
         return len(self._used)
 
+    @property
+    def num_prefixes(self) -> int:
+        """Host blocks that are found by a hash."""
+        return len(self._prefixes)
+
+    @property
+    def num_available(self) -> int:
+        """Host blocks that `allocate` can hand out now: free ones, and prefixes that give way."""
+        return len(self._free) + len(self._evictable)
+
     def allocate(self, count: int) -> list[int]:
-        """Take `count` host blocks; `ValueError` when fewer are free."""
-        if count > len(self._free):
-            raise ValueError(f"asked for {count} host blocks, {len(self._free)} are free")
+        """Take `count` host blocks, free ones first; `ValueError` when fewer are available."""
+        if count > self.num_available:
+            raise ValueError(f"asked for {count} host blocks, {self.num_available} are free")
+        for _ in range(count - len(self._free)):
+            self._evict(self._evictable.first())
         taken = [self._free.pop() for _ in range(count)]
         self._used.update(taken)
         return taken
 
     def release(self, host_block_ids: Iterable[int]) -> None:
-        """Free host blocks; `ValueError` for one that is not in use."""
+        """Free used host blocks; `ValueError` for one that is not in use."""
         for host_block_id in host_block_ids:
             if host_block_id not in self._used:
                 raise ValueError(f"host block {host_block_id} is released but has no owner")
             self._used.remove(host_block_id)
             self._free.append(host_block_id)
 
+    # --- prefixes ------------------------------------------------------------------------------
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        """Return the host block that holds what the hash names, if there is one."""
+        return self._prefixes.find(block_hash)
+
+    def note_use(self, block_hash: BlockHash) -> bool:
+        """Note that a prefix was used, wherever; return whether it is here."""
+        host_block_id = self._prefixes.find(block_hash)
+        if host_block_id is not None and host_block_id not in self._readers:
+            self._evictable.use(host_block_id)
+        return host_block_id is not None
+
+    def keep(self, host_block_ids: Iterable[int], hashes: Iterable[BlockHash]) -> None:
+        """Make used blocks, now completely written, findable; the last is evicted last.
+
+        One whose hash is known already is freed. Raises `ValueError` for one that is not in use.
+        """
+        for host_block_id, block_hash in zip(host_block_ids, hashes, strict=True):
+            self.release([host_block_id])
+            if self._prefixes.find(block_hash) is None:
+                self._free.pop()
+                self._prefixes.insert(block_hash, host_block_id)
+                self._evictable.use(host_block_id)
+
+    def begin_reading(self, host_block_ids: Iterable[int]) -> None:
+        """Keep these prefixes until as many calls of `end_reading`."""
+        for host_block_id in host_block_ids:
+            num_readers = self._readers.get(host_block_id, 0)
+            if num_readers == 0:
+                self._evictable.forget(host_block_id)
+            self._readers[host_block_id] = num_readers + 1
+
+    def end_reading(self, host_block_ids: Iterable[int], *, is_good: bool = True) -> None:
+        """Let these prefixes give way again, the first one last; at once if reading has failed."""
+        for host_block_id in reversed(list(host_block_ids)):
+            self._readers[host_block_id] -= 1
+            if self._readers[host_block_id] == 0:
+                del self._readers[host_block_id]
+                self._evictable.use(host_block_id)
+                if not is_good:
+                    self._evict(host_block_id)
+
+    def _evict(self, host_block_id: int) -> None:
+        self._evictable.forget(host_block_id)
+        self._prefixes.forget(host_block_id)
+        self._free.append(host_block_id)
+
     def check(self) -> None:
-        """Raise `AssertionError` unless every host block is either free or used."""
-        assert sorted([*self._free, *self._used]) == list(range(self.num_blocks)), (
+        """Raise `AssertionError` unless every host block is free, used, or a prefix."""
+        prefixes = [*self._evictable, *self._readers]
+        assert sorted([*self._free, *self._used, *prefixes]) == list(range(self.num_blocks)), (
             "a host block is lost"
         )
+        assert len(self._prefixes) == len(prefixes), "prefixes miscounted"
+        assert all(map(self._prefixes.holds, prefixes)), "a prefix that is not findable"
+        assert all(count > 0 for count in self._readers.values()), "readers miscounted"

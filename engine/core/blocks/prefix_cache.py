@@ -17,7 +17,12 @@ class PrefixCache:
     def __init__(self) -> None:
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
+        self.reused: set[int] = set()
+        """Findable blocks that were used again, as far as their user notes it."""
         self._news: dict[BlockHash, bool] | None = None
+
+    def __len__(self) -> int:
+        return len(self._block_of)
 
     def keep_news(self) -> None:
         """Note from now on what enters and leaves, until `take_news`, which must then be called."""
@@ -41,6 +46,14 @@ class PrefixCache:
             found.append(block_id)
         return found
 
+    def find(self, block_hash: BlockHash) -> int | None:
+        """Return the block with this hash, if there is one."""
+        return self._block_of.get(block_hash)
+
+    def hash_of(self, block_id: int) -> BlockHash:
+        """Return the hash of a findable block; `KeyError` for any other one."""
+        return self._hash_of[block_id]
+
     def insert(self, block_hash: BlockHash, block_id: int) -> None:
         """Make a block findable. If its hash is known already, the first block stays in the map."""
         if block_hash not in self._block_of and block_id not in self._hash_of:
@@ -57,5 +70,6 @@ class PrefixCache:
         """Remove a block that is about to be overwritten."""
         block_hash = self._hash_of.pop(block_id)
         del self._block_of[block_hash]
+        self.reused.discard(block_id)
         if self._news is not None:
             self._news[block_hash] = False

@@ -37,18 +37,19 @@ def plan_admissions(
     seated: Sequence[SequenceView],
     growth: Callable[[], GrowthColumns],
     match_prefix: MatchPrefix,
+    awaiting: Set[int] = frozenset(),
 ) -> None:
     """Plan admissions from the head of the queue.
 
     `seated`: all sequences that run or wait for KV. `growth` returns what a reservation reads of
-    them, as it was before this step.
+    them, as it was before this step. Those of `awaiting`, by id, stay where they are.
     """
     if not waiting:
         return
     if budget.num_seats <= 0 and not budget.policy.config.enable_priority_scheduling:
         budget.plan.stopped_by = StopRule.NO_SEAT
         return
-    _Admissions(budget, seated, growth, match_prefix).run(waiting)
+    _Admissions(budget, seated, growth, match_prefix, awaiting).run(waiting)
 
 
 def admission_blocks(sequence: SequenceView, limits: StepLimits) -> int:
@@ -107,8 +108,9 @@ class _Room:
 #                              one of the blocked ones is a barrier (`_is_barrier`)
 #
 # Lack of a seat, of tokens, or of blocks that a copy is about to free ends the walk at once, for
-# everyone: what is left belongs to the head. Lack of blocks or of the reserve only blocks the
-# candidate. `plan.stopped_by` names the rule that stopped the first blocked one, or the barrier.
+# everyone: what is left belongs to the head. Lack of blocks or of the reserve, or a prefix that is
+# being copied, only blocks the candidate. `plan.stopped_by` names the rule that stopped the first
+# blocked one, or the barrier.
 #
 # The state of the walk is what it has promised already: `seated` and `reserve` with the candidates
 # seated so far, `locked` cached blocks, `freed` blocks of victims. Each of them is needed because
@@ -123,8 +125,10 @@ class _Admissions:
         seated: Sequence[SequenceView],
         growth: Callable[[], GrowthColumns],
         match_prefix: MatchPrefix,
+        awaiting: Set[int],
     ) -> None:
         self.budget = budget
+        self.awaiting = awaiting
         self.match_prefix = match_prefix
         self.seated = list(seated)
         self.locked: set[int] = set()
@@ -187,6 +191,8 @@ class _Admissions:
 
     def _try_to_seat(self, sequence: SequenceView, *, is_head: bool) -> StopRule | None:
         """Plan an admission; return the rule that prevents it, or None."""
+        if sequence.sequence_id in self.awaiting:
+            return StopRule.FETCHING
         budget = self.budget
         need = self._need(sequence, self.freed)
         may_preempt = is_head and budget.policy.config.enable_priority_scheduling

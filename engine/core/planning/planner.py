@@ -14,7 +14,7 @@ sequence is not seated again in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 
 from engine.core.planner_contract import (
     MatchPrefix,
@@ -47,13 +47,15 @@ def plan_step(
     policy: PlanPolicy,
     num_copies: int = 0,
     num_coming: int = 0,
+    awaiting: Set[int] = frozenset(),
 ) -> StepPlan:
     """Plan one step. `running` is by arrival, `waiting` in the order of the queue.
 
     `num_lacking[i]` blocks are missing for the last known token of `running[i]`, if it decodes.
     `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
     have no seat, but their blocks are still read by a transfer, or may still be written. Blocks are
-    also held by `num_copies` copies of swapped KV; `num_coming` will be available when these end.
+    also held by `num_copies` copies of KV; `num_coming` will be available when these end. Sequences
+    of `awaiting`, by id, are not admitted yet, because what they begin with is being copied.
     `growth` returns the columns of all seated sequences; it is called only if admissions are tried.
     """
     # Looking up the enum member once: in the loop it would cost more than the rest.
@@ -80,7 +82,14 @@ def plan_step(
         plan.stopped_by = StopRule.PREEMPTED
     elif plan.stopped_by not in (StopRule.NO_VICTIM, StopRule.COPYING):
         seated = [*decoding, *prefilling, *receiving]
-        plan_admissions(budget, waiting, seated=seated, growth=growth, match_prefix=match_prefix)
+        plan_admissions(
+            budget,
+            waiting,
+            seated=seated,
+            growth=growth,
+            match_prefix=match_prefix,
+            awaiting=awaiting,
+        )
     chunks.after_admissions()
     assert plan.num_tokens <= limits.max_num_batched_tokens, "a step exceeds its token budget"
     assert plan.num_tokens + budget.tokens_left == limits.max_num_batched_tokens, "miscounted"

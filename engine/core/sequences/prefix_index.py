@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 
 from common.kv.blocks import BlockHash, hash_block, root_hash
@@ -31,11 +32,15 @@ class PrefixIndex:
         The last known token is never included: it must be computed, because the next token is drawn
         from its output. Where log probabilities of the prompt are wanted, all of it is computed.
         """
+        return self._pool.prefix_cache.match(self.hashes_behind(sequence, 0))
+
+    def hashes_behind(self, sequence: Sequence, num_blocks: int) -> Iterable[BlockHash]:
+        """Return the hashes of the blocks behind the first `num_blocks` that `match` looks for."""
         if not self._is_enabled or sequence.needs_prompt_rows:
-            return []
+            return ()
         num_hashes = (sequence.num_known - 1) // self._block_size
         self._extend_hashes(sequence, num_hashes)
-        return self._pool.prefix_cache.match(islice(sequence.block_hashes, num_hashes))
+        return islice(sequence.block_hashes, num_blocks, num_hashes)
 
     def publish(self, sequence: Sequence) -> None:
         """Make every block findable whose tokens are all known and computed."""

@@ -40,6 +40,7 @@ class Sequence:
         "block_hashes",
         "draft_token_ids",
         "end_token_ids",
+        "fetched",
         "forced_token_ids",
         "has_remote_kv",
         "host_block_ids",
@@ -112,6 +113,8 @@ class Sequence:
         """Sequences admitted while this one waited at the head of the queue and did not fit."""
         self.num_output_at_preemption: int | None = None
         self.host_block_ids: list[int] = []
+        self.fetched: frozenset[int] | None = None
+        """Blocks that its prefix is copied back to from host memory; None: none, so far."""
         self.num_swapped = 0
         """Leading tokens whose KV is in host memory."""
 

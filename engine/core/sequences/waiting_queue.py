@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from itertools import islice
 
 from engine.core.sequences.sequence import Sequence
 
@@ -101,6 +102,17 @@ class WaitingQueue(Collection[Sequence]):
         if self._has_priorities:
             self._count_passes(taken.values())
         return taken
+
+    def count_bypasses(self, bypassed: Mapping[int, int], num_looked_at: int) -> int:
+        """Count admissions that passed one of the first sequences, by id; return the most of one.
+
+        A plan looks at `num_looked_at` sequences that it does not admit.
+        """
+        highest = 0
+        for sequence in islice(self._sequences, num_looked_at):
+            sequence.num_bypassed += bypassed.get(sequence.sequence_id, 0)
+            highest = max(highest, sequence.num_bypassed)
+        return highest
 
     def _insert(self, sequence: Sequence, arrival: int, num_requeued: int) -> None:
         priority = sequence.priority if self._has_priorities else 0

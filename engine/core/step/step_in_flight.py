@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, TokenLogprobs
 from engine.core.blocks.block_pool import BlockCounts
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
@@ -87,7 +88,7 @@ class PlannedStep:
     starved: list[Sequence] = field(default_factory=list)
     swap_outs: list[BlockCopy] = field(default_factory=list)
     swap_ins: list[BlockCopy] = field(default_factory=list)
-    swap_copies: list[SwapCopy] = field(default_factory=list)
+    swap_copies: list[SwapCopy | PrefixCopy] = field(default_factory=list)
     num_preempted: int = 0
     num_tokens: int = 0
     num_lost_tokens: int = 0
@@ -104,7 +105,7 @@ class PlannedStep:
     @property
     def made_progress(self) -> bool:
         """Whether the next plan may differ from this one without a new event."""
-        begun = self.reserved or self.swap_copies
+        begun = self.reserved or self.swap_copies or self.swap_outs
         return bool(self.sequences or begun or self.num_preempted or self.starved)
 
     @property

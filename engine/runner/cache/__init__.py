@@ -5,7 +5,7 @@ kv_cache       the KV cache in one allocation
 kv_formats     what it stores of a number
 layers_out     reports a step's layers as they become readable
 device_copies  copies KV between a device and host memory beside running steps
-host_pool      swapped-out blocks in host memory
+host_pool      blocks of swapped sequences and of prefixes in host memory
 
 Decisions:
 

@@ -1,4 +1,4 @@
-"""Swapped-out KV blocks in separate host memory."""
+"""KV blocks in separate host memory: of swapped sequences, and of prefixes."""
 
 from __future__ import annotations
 

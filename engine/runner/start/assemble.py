@@ -35,14 +35,14 @@ class NodeShare:
     """What a node's runner may use, and for what.
 
     A sequence has at most `num_drafts` drafts in a step, and a step `max_chunk_tokens` tokens.
-    `swap_space` bytes of host memory hold swapped-out blocks, `host_memory` allocates the memory
-    behind `kv_bytes` (None: private memory), and packed weights are below `packed_folder` (None:
-    private memory). `meter` measures the memory of a step (None: the back end's).
+    `host_space` bytes of host memory hold swapped blocks and prefixes, `host_memory` allocates the
+    memory behind `kv_bytes` (None: private memory), and packed weights are below `packed_folder`
+    (None: private memory). `meter` measures the memory of a step (None: the back end's).
     """
 
     num_drafts: int
     max_chunk_tokens: int
-    swap_space: int = 0
+    host_space: int = 0
     host_memory: HostMemory | None = None
     packed_folder: Path | None = None
     meter: MemoryMeter | None = None
@@ -87,7 +87,7 @@ def assemble_runner(
         limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
     loaded.release_buffers()
     memory = _memory_plan(loaded, cache, share.max_chunk_tokens, peak_bytes)
-    return make(loaded, cache, limits, widest, swap_space=share.swap_space, memory=memory)
+    return make(loaded, cache, limits, widest, host_space=share.host_space, memory=memory)
 
 
 def _cache_size(
@@ -100,7 +100,7 @@ def _cache_size(
         model_limit=files.spec.max_position,
         tokens_per_seq=1 + share.num_drafts,
         max_chunk_tokens=share.max_chunk_tokens,
-        swap_space=share.swap_space,
+        host_space=share.host_space,
         host_memory=share.host_memory,
     )
 

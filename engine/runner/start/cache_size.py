@@ -28,7 +28,7 @@ class CacheSize:
     model_limit: int
     tokens_per_seq: int
     max_chunk_tokens: int
-    swap_space: int
+    host_space: int
     host_memory: HostMemory | None
 
     @property
@@ -44,10 +44,11 @@ class CacheSize:
         and tables have an entry for each position. Raises `ConfigError` when the model, the cache
         and the drafts do not fit each other.
         """
-        if 0 < self.swap_space < layout.block_bytes:
+        if 0 < self.host_space < layout.block_bytes:
             raise ConfigError(
-                f"swap_space is {self.swap_space} bytes: wanted at least {layout.block_bytes}, one "
-                f"KV block of block_size = {layout.block_size}"
+                f"swap_space and prefix_host_memory are {self.host_space} bytes together: "
+                f"wanted at least {layout.block_bytes}, one KV block of block_size = "
+                f"{layout.block_size}"
             )
         if self.is_planned:
             cache = self.back_end.new_cache(layout, MIN_BLOCKS * layout.block_bytes, None)
@@ -75,7 +76,7 @@ class CacheSize:
             meter.memory(),
             self.engine.memory_fraction,
             peak_bytes=peak_bytes,
-            swap_space=self.swap_space if self.back_end.is_on_host else 0,
+            host_space=self.host_space if self.back_end.is_on_host else 0,
             least_bytes=MIN_BLOCKS * cache.layout.block_bytes,
             max_chunk_tokens=self.max_chunk_tokens,
         )

@@ -61,7 +61,7 @@ def load_model_runner(
     engine: EngineConfig,
     *,
     speculation: SpeculationConfig = _NO_SPECULATION,
-    swap_space: int = 0,
+    host_space: int = 0,
     max_chunk_tokens: int | None = None,
     host_memory: HostMemory | None = None,
     meter: MemoryMeter | None = None,
@@ -70,7 +70,7 @@ def load_model_runner(
 ) -> ModelRunner:
     """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
 
-    `swap_space` bytes of host memory hold blocks that were swapped out. No step has more than
+    `host_space` bytes of host memory hold swapped blocks and prefixes. No step has more than
     `max_chunk_tokens` tokens (None: `engine.max_num_batched_tokens`). With the speculative method
     mtp the drafting layer is read too, from its own file or from the checkpoint. `host_memory`
     allocates the memory behind `kv_bytes` (None: private memory). Unless `engine.kv_cache_memory`
@@ -109,7 +109,7 @@ def load_model_runner(
     share = NodeShare(
         num_drafts=num_drafts,
         max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
-        swap_space=swap_space,
+        host_space=host_space,
         host_memory=host_memory,
         packed_folder=packed_folder,
         meter=meter,

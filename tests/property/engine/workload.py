@@ -12,8 +12,15 @@ from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, StepOutput
-from tests.support.engine.build import Engine, check_books, check_idle, make_prompt, make_request
+from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
+from tests.support.engine.build import (
+    Engine,
+    check_books,
+    check_idle,
+    make_prompt,
+    make_request,
+    num_late_copies,
+)
 from tests.support.engine.hash_runner import expected_prompt_logprobs, expected_tokens
 
 STOP_TOKEN_IDS = tuple(range(0, 16 * MAX_STOP_TOKEN_IDS, 16))
@@ -75,7 +82,7 @@ class Run:
     def _is_busy(self) -> bool:
         scheduler = self.engine.scheduler
         queues = (scheduler.waiting, scheduler.running, scheduler.receiving, scheduler.exporting)
-        return any((*queues, scheduler.quarantined, scheduler.swapping.num_under_way))
+        return any((*queues, scheduler.quarantined, num_late_copies(scheduler)))
 
     def _one_step(self) -> None:
         for arrival in self.arrivals:
@@ -86,16 +93,16 @@ class Run:
         self._abort_due()
         scheduler = self.engine.scheduler
         others = (scheduler.running, scheduler.receiving, scheduler.exporting)
-        is_alone = not any((*others, scheduler.quarantined, scheduler.swapping.num_under_way))
+        is_alone = not any((*others, scheduler.quarantined, num_late_copies(scheduler)))
         could_work = is_alone and bool(scheduler.waiting)
-        decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
         ratio = scheduler.reservation.ratio
+        waiting = list(scheduler.waiting)
         step = self.engine.plan()
         is_work = bool(step.batch or step.reserved or step.swap_copies)
         assert not could_work or is_work, "an idle engine admits nobody"
         assert not step.starved, "a pool that holds the longest sequence starves nobody"
-        self._check_victims(step, decoding, ratio)
-        self._check_plan(step)
+        self._check_victims(step, self.engine.were_decoding, ratio)
+        self._check_plan(step, waiting)
         self._check_outputs(self.engine.apply(step))
         self.num_steps += 1
 
@@ -122,7 +129,8 @@ class Run:
     def _move_kv(self, live: _Live) -> None:
         scheduler, sequence = self.engine.scheduler, live.sequence
         is_quarantined = sequence.sequence_id in scheduler.quarantined
-        if any(swap.sequence is sequence for swap, _ in self.engine._copies):
+        swaps = [copy for copy, _ in self.engine._copies if isinstance(copy, SwapCopy)]
+        if any(swap.sequence is sequence for swap in swaps):
             return  # its quarantine ends with the copy
         if not is_quarantined and sequence.status not in (
             SequenceStatus.WAITING_FOR_KV,
@@ -154,7 +162,7 @@ class Run:
                 scheduler.finish(sequence)
             check_books(scheduler)
 
-    def _check_plan(self, step: PlannedStep) -> None:
+    def _check_plan(self, step: PlannedStep, waiting: Items[Sequence]) -> None:
         scheduler, limits = self.engine.scheduler, self.engine.scheduler.limits
         num_tokens = sum(len(scheduled.token_ids) for scheduled in step.batch)
         assert num_tokens <= limits.max_num_batched_tokens, "the budget is exceeded"
@@ -168,7 +176,10 @@ class Run:
             assert end <= limits.max_model_len
         # A plan that was made ahead does not know which sequences their tokens would end.
         if scheduler.waiting and not step.num_preempted and not self.engine.was_ahead:
-            self._check_head(num_tokens)
+            head = next(iter(scheduler.waiting))
+            # The one that waited longest may have come to the front by the admissions of this plan.
+            if head is next((one for one in waiting if one in scheduler.waiting), None):
+                self._check_head(head, num_tokens)
 
     def _check_victims(self, step: PlannedStep, decoding: set[int], ratio: float) -> None:
         """Victims were decoding, another goes on or takes their place; the ratio does not fall."""
@@ -186,19 +197,23 @@ class Run:
             assert scheduler.reservation.ratio >= ratio
             assert not victims & {s.sequence_id for s in step.sequences}, "planned and preempted"
 
-    def _check_head(self, num_tokens: int) -> None:
+    def _check_head(self, head: Sequence, num_tokens: int) -> None:
         """Without a reservation, a seat is left empty only when the head does not fit."""
         scheduler, limits = self.engine.scheduler, self.engine.scheduler.limits
-        head = next(iter(scheduler.waiting))
         has_tokens = head.has_remote_kv or num_tokens < limits.max_num_batched_tokens
         is_free = self.engine.config.reservation_policy == "none"
         if not is_free or head.status is SequenceStatus.PREEMPTED:
             return
         if scheduler.num_free_seats <= 0 or not has_tokens or limits.chunk_granularity > 1:
             return
-        num_cached = scheduler.num_cached_tokens(head) // limits.block_size
-        cached = scheduler.pool.prefix_cache.match(head.block_hashes[:num_cached])
+        if head.sequence_id in scheduler.kept_prefixes.awaiting:
+            return
+        most = scheduler.num_cached_tokens(head) // limits.block_size
+        cached = scheduler.pool.prefix_cache.match(head.block_hashes[:most])
+        num_cached = len(cached)
         claimed = sum(scheduler.pool.is_evictable(block) for block in cached)
+        if head.num_bypassed:  # by one that begins alike and claimed them after the head was tried
+            claimed = num_cached
         known = min(head.num_known + limits.tokens_per_seq, limits.max_model_len)
         needed = blocks_for(known, limits.block_size) - num_cached + claimed
         assert needed > scheduler.pool.num_available, "a seat is free and the head would fit"

@@ -15,6 +15,7 @@ from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import PoolView, SequenceView, StepLimits
 from engine.core.planning.forecast import Forecast
 from engine.core.policies.growth import GrowthColumns
@@ -81,6 +82,11 @@ def status_of(sequence: Sequence) -> SequenceStatus:
     return sequence.status
 
 
+def num_late_copies(scheduler: Scheduler) -> int:
+    """Return how many copies beside the steps have not ended."""
+    return scheduler.swapping.num_under_way + len(scheduler.kept_prefixes.under_way)
+
+
 def check_books(scheduler: Scheduler) -> None:
     """Check every invariant of a scheduler between two calls; count owners by sequence."""
     scheduler.check()
@@ -93,11 +99,20 @@ def check_books(scheduler: Scheduler) -> None:
     pool, size = scheduler.pool, scheduler.limits.block_size
     holders = [*scheduler.running, *scheduler.receiving.values(), *scheduler.exporting.values()]
     owners = Counter(block for sequence in holders for block in sequence.block_table)
-    copied = {block for copy in scheduler.swapping.copies_out for block in copy.block_ids}
+    kept_out = [copy for copy in scheduler.kept_prefixes.under_way if copy.is_out]
+    swapped = {block for copy in scheduler.swapping.copies_out for block in copy.block_ids}
+    copied = swapped | {block for copy in kept_out for block in copy.block_ids}
+    coming = [
+        block
+        for copy in scheduler.kept_prefixes.under_way
+        for block in (() if copy.is_out else copy.block_ids)
+    ]
     kept = {block for block_ids in scheduler.quarantined.values() for block in block_ids}
     assert not kept & set(owners), "a block in quarantine has an owner"
     assert not kept & copied, "a block in quarantine is copied out"
-    num_known = pool.num_available + len(copied | set(owners)) + len(kept)
+    assert len(set(coming)) == len(coming), "a block is copied back twice"
+    assert not set(coming) & (copied | kept | set(owners)), "a block is copied back and in use"
+    num_known = pool.num_available + len(copied | set(owners)) + len(kept) + len(coming)
     assert num_known == pool.num_blocks, "held by nobody, yet not available"
     for sequence in holders:
         assert len(set(sequence.block_table)) == len(sequence.block_table)
@@ -121,7 +136,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.receiving
     assert not scheduler.exporting
     assert not scheduler.quarantined
-    assert not scheduler.swapping.num_under_way
+    assert not num_late_copies(scheduler)
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
     assert scheduler.host_pool.num_used == 0
 
@@ -195,6 +210,7 @@ class Engine:
         method: str = "none",
         num_drafts: int = 0,
         num_host_blocks: int = 0,
+        keeps_prefixes: bool = False,
         chunk_granularity: int = 1,
         pairs_per_token: int = 0,
         is_ahead: bool = False,
@@ -205,6 +221,8 @@ class Engine:
         self.is_ahead = is_ahead
         self.was_ahead = False
         """Whether the latest plan was made ahead."""
+        self.were_decoding: set[int] = set()
+        """What decoded when the latest plan was made, by id."""
         self.num_as_foreseen = 0
         """Plans that were made ahead and were the same as a plan made later."""
         self._foreseen: object = None
@@ -216,7 +234,7 @@ class Engine:
         )
         self.runner.num_copy_polls = num_copy_polls or 0
         self.runner.goes_on = goes_on
-        self._copies: list[tuple[SwapCopy, LateCopy]] = []
+        self._copies: list[tuple[SwapCopy | PrefixCopy, LateCopy]] = []
         speculation = SpeculationConfig(
             speculative_method=method, num_speculative_tokens=num_drafts
         )
@@ -234,6 +252,7 @@ class Engine:
             config=self.config,
             speculation=make_speculation(speculation, self.runner.step_costs),
             num_host_blocks=num_host_blocks,
+            keeps_prefixes=keeps_prefixes,
             num_blocks=num_blocks,
             fingerprint=self.runner.layout.fingerprint,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
@@ -258,6 +277,7 @@ class Engine:
         """Begin a step, with its invariants checked."""
         scheduler = self.scheduler
         self._take_copies()
+        self.were_decoding = {s.sequence_id for s in scheduler.running if s.is_decoding}
         ahead, num_ahead = scheduler._ahead, self._num_ahead()
         as_foreseen = self._foreseen == _outlook(scheduler, scheduler.running, scheduler.pool)
         plan_now = None

@@ -35,7 +35,7 @@ def load_with_mtp(
     folder: Path,
     file: Path | None = None,
     *,
-    swap_space: int = 0,
+    host_space: int = 0,
     packed_folder: Path | None = None,
     activation_dtype: str = "auto",
     **engine: Any,
@@ -52,7 +52,7 @@ def load_with_mtp(
         speculation=SpeculationConfig(
             speculative_method="mtp", speculative_model=str(file) if file else ""
         ),
-        swap_space=swap_space,
+        host_space=host_space,
         packed_folder=packed_folder,
     )
 

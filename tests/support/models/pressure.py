@@ -18,6 +18,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import RunnerResult, StepCosts
 from engine.core.scheduler import Scheduler
@@ -65,7 +66,7 @@ def load_runner(
                 block_size=BLOCK_SIZE, kv_cache_memory=64 << 20, kv_cache_dtype=kv_cache_dtype
             ),
             speculation=speculation,
-            swap_space=32 << 20,
+            host_space=32 << 20,
             max_chunk_tokens=max_chunk_tokens,
         )
     runner.warm_up()
@@ -99,13 +100,14 @@ class Node:
         num_seats: int = 4,
         budget: int = 64,
         is_async: bool = False,
+        keeps_prefixes: bool = False,
     ) -> None:
         # What an earlier run left in the pool must not help this one.
         runner.kv_bytes[...] = 0
         if runner.needs_staging:
             _copy(runner, CopyKind.STAGE_IN, range(runner.num_blocks))
-        self._copies: list[tuple[int, SwapCopy]] = []
-        """Copies of swapped blocks, and in which step each is made."""
+        self._copies: list[tuple[int, SwapCopy | PrefixCopy]] = []
+        """Copies to and from host memory, and in which step each is made."""
         self._num_steps = 0
         self.runner = runner
         kind = ExecutionThread if is_async else ExecutionHere
@@ -128,6 +130,7 @@ class Node:
             config=config,
             speculation=make_speculation(speculation, COSTS),
             num_host_blocks=min(num_blocks, runner.num_host_blocks),
+            keeps_prefixes=keeps_prefixes,
             swaps_late=runner.needs_staging,
         )
         self.outputs: dict[int, list[int]] = {}

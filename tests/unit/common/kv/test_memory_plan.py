@@ -11,12 +11,12 @@ GIB = 1 << 30
 HOST = DeviceMemory(16 * GIB, "the memory of this machine", 0.3)
 
 
-def left(fraction: float, peak_bytes: int = GIB, swap_space: int = 0, least: int = 4096) -> int:
+def left(fraction: float, peak_bytes: int = GIB, host_space: int = 0, least: int = 4096) -> int:
     return kv_cache_bytes(
         HOST,
         fraction,
         peak_bytes=peak_bytes,
-        swap_space=swap_space,
+        host_space=host_space,
         least_bytes=least,
         max_chunk_tokens=512,
     )
@@ -24,7 +24,7 @@ def left(fraction: float, peak_bytes: int = GIB, swap_space: int = 0, least: int
 
 def test_the_cache_gets_what_the_largest_step_and_swapped_blocks_leave() -> None:
     assert left(0.5) == 7 * GIB
-    assert left(0.5, swap_space=2 * GIB) == 5 * GIB
+    assert left(0.5, host_space=2 * GIB) == 5 * GIB
     assert left(1.0, peak_bytes=0) == 16 * GIB
 
 
@@ -41,14 +41,14 @@ def test_exactly_the_least_is_enough() -> None:
 
 def test_too_little_memory_is_told_with_the_numbers_and_what_to_set() -> None:
     with pytest.raises(ConfigError) as caught:
-        left(0.05, swap_space=GIB // 4, least=3 << 20)
+        left(0.05, host_space=GIB // 4, least=3 << 20)
     assert str(caught.value) == (
         "memory_fraction is 0.05: 819.2 MiB of the memory of this machine, 16.00 GiB; the weights "
-        "and the largest step of 512 tokens take 1.00 GiB and swap_space 256.0 MiB, and the "
-        "smallest KV cache 3.0 MiB; wanted at least 0.079, a smaller max_num_batched_tokens or "
-        "max_num_seqs, or kv_cache_memory"
+        "and the largest step of 512 tokens take 1.00 GiB, and swap_space and prefix_host_memory "
+        "256.0 MiB, and the smallest KV cache 3.0 MiB; wanted at least 0.079, a smaller "
+        "max_num_batched_tokens or max_num_seqs, or kv_cache_memory"
     )
-    assert left(0.079, swap_space=GIB // 4, least=3 << 20) >= 3 << 20
+    assert left(0.079, host_space=GIB // 4, least=3 << 20) >= 3 << 20
 
 
 def test_more_than_all_memory_cannot_be_set() -> None:

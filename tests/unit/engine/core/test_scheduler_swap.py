@@ -10,7 +10,7 @@ from engine.core.blocks.host_pool import HostPool
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.core.swapping import Swapping
 from tests.support.engine.build import (
     STRICT,
@@ -343,7 +343,7 @@ def test_a_copy_out_that_fails_late_leaves_what_a_later_one_saves() -> None:
     swapping.swap_out(step, sequence)
     swapping.forget(sequence)
     swapping.swap_out(step, sequence)
-    first, second = step.swap_copies
+    first, second = (copy for copy in step.swap_copies if isinstance(copy, SwapCopy))
     swapping.end(first, is_good=False)
     assert sequence.host_block_ids == second.host_block_ids
     assert sequence.num_swapped == 8

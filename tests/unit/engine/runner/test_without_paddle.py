@@ -24,7 +24,7 @@ runner = load_model_runner(
     ModelConfig(model=sys.argv[1], max_model_len=64),
     EngineConfig(block_size=16, max_num_batched_tokens=32, max_num_seqs=2, num_threads=1,
                  kv_cache_memory=1 << 20, attention_backend=backend),
-    swap_space=1 << 20,
+    host_space=1 << 20,
     on_imported=lambda: called.append("paddle" in sys.modules),
 )
 runner.swap_out([0, 1], [0, 1])

@@ -15,11 +15,11 @@ from common.settings.config import (
     SpeculationConfig,
 )
 from node.life.make_scheduler import (
+    host_space_of,
     make_scheduler,
     max_chunk_tokens_of,
     plans_ahead,
     speculation_of,
-    swap_space_of,
 )
 from tests.support.engine.hash_runner import HashRunner
 
@@ -89,24 +89,33 @@ def test_the_scheduler_plans_no_more_than_the_largest_step(
 
 
 @pytest.mark.parametrize(
-    ("role", "mode", "wanted"),
+    ("role", "mode", "kept", "wanted"),
     [
-        (Role.DECODE, "recompute", 0),
-        (Role.DECODE, "swap", 5 << 20),
-        (Role.MIXED, "swap", 5 << 20),
-        (Role.PREFILL, "swap", 0),
+        (Role.DECODE, "recompute", 0, 0),
+        (Role.DECODE, "swap", 0, 5 << 20),
+        (Role.MIXED, "swap", 0, 5 << 20),
+        (Role.PREFILL, "swap", 0, 0),
+        (Role.DECODE, "recompute", 3 << 20, 3 << 20),
+        (Role.DECODE, "swap", 3 << 20, 8 << 20),
+        (Role.PREFILL, "swap", 3 << 20, 3 << 20),
     ],
 )
-def test_host_memory_is_taken_where_blocks_are_swapped(role: Role, mode: str, wanted: int) -> None:
+def test_host_memory_is_taken_where_blocks_are_swapped_or_kept(
+    role: Role, mode: str, kept: int, wanted: int
+) -> None:
     given = config(role, preemption_mode=mode, swap_space=5 << 20)
-    assert swap_space_of(given) == wanted
+    given = replace(given, engine=replace(given.engine, prefix_host_memory=kept))
+    assert host_space_of(given) == wanted
 
 
-def test_host_blocks_count_only_when_swapping() -> None:
+def test_host_blocks_count_only_when_blocks_are_swapped_or_kept() -> None:
     model = HashRunner(num_blocks=10, block_size=8, num_host_blocks=6)
-    for mode, count in (("recompute", 0), ("swap", 6)):
+    for mode, kept, count in (("recompute", 0, 0), ("swap", 0, 6), ("recompute", 1, 6)):
         given = config(Role.DECODE, preemption_mode=mode)
-        assert make_scheduler(given, model).host_pool.num_blocks == count
+        given = replace(given, engine=replace(given.engine, prefix_host_memory=kept))
+        scheduler = make_scheduler(given, model)
+        assert scheduler.host_pool.num_blocks == count
+        assert scheduler.kept_prefixes.is_enabled == (kept > 0)
 
 
 @pytest.mark.covers("S03")

@@ -29,6 +29,7 @@ NODE = {
     "new_token_ratio": 0.352,
     "num_preemptions": 3,
     "num_recomputed_tokens": 1200,
+    "num_prefix_host_blocks": 77,
     "num_drafted": 400,
     "num_accepted": 300,
     "num_quarantined_blocks": 4,
@@ -154,13 +155,13 @@ def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         "  1536 MiB            4  10.0.0.2:50051\n"
         "\n"
         "Scheduling, since each node's start:\n"
-        "NODE       KEPT BACK  PREEMPTED  RECOMPUTED TOKENS  DRAFTER   ACCEPTED DRAFTS"
+        "NODE       KEPT BACK  PREEMPTED  RECOMPUTED TOKENS  KEPT BLOCKS  DRAFTER   ACCEPTED DRAFTS"
         "  METRICS\n"
-        "decode-10        35%          3               1200  ngram    300 of 400 (75%)"
+        "decode-10        35%          3               1200           77  ngram    300 of 400 (75%)"
         "  10.0.0.2:9100\n"
-        "decode-9         35%          3               1200  ngram              0 of 0"
+        "decode-9         35%          3               1200           77  ngram              0 of 0"
         "  10.0.0.2:9100\n"
-        "prefill-1          -          3               1200  ngram    300 of 400 (75%)"
+        "prefill-1          -          3               1200           77  ngram    300 of 400 (75%)"
         "  10.0.0.2:9100\n"
         "\n"
         "KV transfer:\n"

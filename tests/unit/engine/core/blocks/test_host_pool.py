@@ -37,6 +37,86 @@ def test_a_place_is_not_given_back_in_vain(released: list[int]) -> None:
     pool.check()
 
 
+# --- prefixes ------------------------------------------------------------------------------------
+
+A, B, C = (bytes([n]) * 32 for n in range(3))
+
+
+def kept(pool: HostPool, *hashes: bytes) -> list[int]:
+    taken = pool.allocate(len(hashes))
+    pool.keep(taken, hashes)
+    pool.check()
+    return taken
+
+
+def test_a_prefix_is_found_until_its_place_is_needed() -> None:
+    pool = HostPool(3)
+    first, second = kept(pool, A, B)
+    assert (pool.find(A), pool.find(B), pool.find(C)) == (first, second, None)
+    assert (pool.num_free, pool.num_used, pool.num_prefixes, pool.num_available) == (1, 0, 2, 3)
+    assert len(pool.allocate(2)) == 2
+    assert (pool.find(A), pool.find(B)) == (None, second)
+    pool.check()
+
+
+def test_a_prefix_that_was_used_again_gives_way_later() -> None:
+    pool = HostPool(2)
+    first, _ = kept(pool, A, B)
+    assert pool.note_use(A)
+    assert not pool.note_use(C)
+    pool.allocate(1)
+    assert (pool.find(A), pool.find(B)) == (first, None)
+
+
+def test_a_prefix_that_is_read_does_not_give_way_before_all_have_read_it() -> None:
+    pool = HostPool(1)
+    block_ids = kept(pool, A)
+    pool.begin_reading(block_ids)
+    pool.begin_reading(block_ids)
+    pool.end_reading(block_ids)
+    assert pool.note_use(A)
+    assert pool.num_available == 0
+    pool.check()
+    pool.end_reading(block_ids)
+    assert pool.num_available == 1
+    assert pool.allocate(1) == block_ids
+
+
+def test_what_could_not_be_read_is_found_no_more() -> None:
+    pool = HostPool(2)
+    block_ids = kept(pool, A, B)
+    pool.begin_reading(block_ids)
+    pool.end_reading(block_ids, is_good=False)
+    assert (pool.num_free, pool.num_prefixes) == (2, 0)
+    pool.check()
+
+
+def test_the_start_of_what_was_read_gives_way_last() -> None:
+    pool = HostPool(3)
+    block_ids = kept(pool, A, B, C)
+    pool.begin_reading(block_ids)
+    pool.end_reading(block_ids)
+    pool.allocate(2)
+    assert [pool.find(one) is not None for one in (A, B, C)] == [True, False, False]
+
+
+def test_the_same_prefix_is_kept_once() -> None:
+    pool = HostPool(2)
+    kept(pool, A)
+    kept(pool, A)
+    assert (pool.num_free, pool.num_prefixes) == (1, 1)
+
+
+def test_only_a_used_place_becomes_a_prefix() -> None:
+    pool = HostPool(2)
+    block_ids = kept(pool, A)
+    with pytest.raises(ValueError, match="has no owner"):
+        pool.keep(block_ids, [B])
+    with pytest.raises(ValueError, match="has no owner"):
+        pool.release(block_ids)
+    pool.check()
+
+
 def test_the_checker_notices_a_lost_and_a_doubled_place() -> None:
     lost, doubled = HostPool(3), HostPool(3)
     lost._free.pop()

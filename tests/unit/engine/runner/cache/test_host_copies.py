@@ -90,19 +90,19 @@ def test_a_runner_without_swap_space_has_no_host_blocks(tmp_path: Path) -> None:
     config = ModelConfig(model=str(folder)), EngineConfig(block_size=16, kv_cache_memory=2 << 20)
     assert load_model_runner(*config).num_host_blocks == 0
     block_bytes = 2 * 2 * 2 * 16 * 16 * 4
-    runner = load_model_runner(*config, swap_space=3 * block_bytes + 1)
+    runner = load_model_runner(*config, host_space=3 * block_bytes + 1)
     assert runner.num_host_blocks == 3
     runner.swap_out([], [])
     runner.swap_in([], [])
-    wrong = f"swap_space is {block_bytes - 1} bytes: wanted at least {block_bytes}"
+    wrong = f"are {block_bytes - 1} bytes together: wanted at least {block_bytes}"
     with pytest.raises(ConfigError, match=wrong):
-        load_model_runner(*config, swap_space=block_bytes - 1)
+        load_model_runner(*config, host_space=block_bytes - 1)
 
 
 def test_a_sequence_goes_on_after_it_was_away(tmp_path: Path) -> None:
     """At other blocks of the cache, and with the drafting layer's keys and values too."""
     prompt = prompt_of(40)
-    runner = load_with_mtp(write_inside(tmp_path, "deepseek"), swap_space=1 << 20)
+    runner = load_with_mtp(write_inside(tmp_path, "deepseek"), host_space=1 << 20)
     runner.execute([chunk(prompt, 0, 39, [4, 5, 2])])
     runner.swap_out([4, 5, 2], [1, 0, 7])
     wanted = only(runner.execute([step(prompt, 39, [4, 5, 2], num_proposals=3)]))

@@ -70,7 +70,7 @@ def planned(
     *,
     method: str = "none",
     max_chunk_tokens: int = 64,
-    swap_space: int = 0,
+    host_space: int = 0,
     host_memory: HostMemory | None = None,
     **engine: object,
 ) -> ModelRunner:
@@ -80,7 +80,7 @@ def planned(
         ModelConfig(model=str(folder)),
         EngineConfig(max_num_seqs=NUM_SEATS, **(settings | engine)),  # type: ignore[arg-type]
         speculation=SpeculationConfig(speculative_method=method, num_speculative_tokens=drafts),
-        swap_space=swap_space,
+        host_space=host_space,
         max_chunk_tokens=max_chunk_tokens,
         host_memory=host_memory,
         meter=meter,
@@ -113,7 +113,7 @@ def test_the_cache_is_what_the_step_leaves_of_the_share(folder: Path, backend: s
 def test_the_plan_counts_the_bytes_that_are_stored(
     folder: Path, dtype: str, head_bytes: int
 ) -> None:
-    runner = planned(folder, FakeMeter(), kv_cache_dtype=dtype, swap_space=MIB)
+    runner = planned(folder, FakeMeter(), kv_cache_dtype=dtype, host_space=MIB)
     layers, heads = CONFIG["num_hidden_layers"], CONFIG["num_key_value_heads"]
     block_bytes = 2 * layers * heads * BLOCK_SIZE * head_bytes
     assert runner.layout.block_bytes == block_bytes
@@ -142,7 +142,7 @@ def test_memory_that_others_can_read_is_taken_for_the_cache_alone(
 
 
 def test_swapped_blocks_are_part_of_the_share(folder: Path) -> None:
-    runner = planned(folder, FakeMeter(), swap_space=4 * MIB)
+    runner = planned(folder, FakeMeter(), host_space=4 * MIB)
     assert runner.num_blocks == 16 * MIB // runner.layout.block_bytes
 
 
@@ -157,8 +157,8 @@ def test_too_small_a_share_is_told(folder: Path) -> None:
     meter = FakeMeter(peak_bytes=50 * MIB)
     with pytest.raises(ConfigError, match=r"is 0\.5 by default: 50\.0 MiB of a small device, 100"):
         planned(folder, meter)
-    with pytest.raises(ConfigError, match=r"swap_space 100\.0 MiB.*wanted more memory"):
-        planned(folder, FakeMeter(), swap_space=100 * MIB)
+    with pytest.raises(ConfigError, match=r"prefix_host_memory 100\.0 MiB.*wanted more memory"):
+        planned(folder, FakeMeter(), host_space=100 * MIB)
 
 
 def test_a_length_that_the_planned_cache_cannot_hold_is_told(folder: Path) -> None:

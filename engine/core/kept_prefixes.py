@@ -1,0 +1,274 @@
+"""Prefixes that are kept in host memory when the cache evicts them, and copied back for a hit.
+
+A block is copied out ahead of its eviction, so that no allocation waits for a copy: when a step is
+planned, blocks near the end of the order of eviction that were used at least twice. It is copied
+back before the sequence that needs it is admitted, and then is a cached block like any other. So
+admissions, handoffs and transfers know nothing of host memory, and a copy that fails, or comes too
+late, means computing.
+
+Where steps compute in host memory, copies are made before the step, and both ends of them can be
+found in the plan of that step. On a device the copies are late, as swapped ones are: until one has
+ended, its blocks and host blocks are held, and what it writes cannot be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+
+from common.kv.blocks import BlockHash
+from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.blocks.host_pool import HostPool
+from engine.core.blocks.prefix_copy import PrefixCopy
+from engine.core.planner_contract import StepPlan
+from engine.core.sequences.prefix_index import PrefixIndex
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.statistics import StepCounters
+from engine.core.step.step_in_flight import BlockCopy, PlannedStep
+
+LOOK_AHEAD_BLOCKS = 256
+"""How many allocations ahead of its eviction a block is copied out."""
+MOST_BLOCKS_OUT = 16
+"""The most blocks that one step copies out. Further ones follow with the next steps."""
+
+
+class KeptPrefixes:
+    """The copies of prefixes between `pool` and `host_pool`."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        host_pool: HostPool,
+        prefixes: PrefixIndex,
+        counters: StepCounters,
+        *,
+        is_enabled: bool,
+        is_late: bool,
+    ) -> None:
+        self._pool, self._host_pool, self._prefixes = pool, host_pool, prefixes
+        self._counters = counters
+        self.is_enabled, self.is_late = is_enabled, is_late
+        self._planned: list[PrefixCopy] = []
+        """Copies of the step that is being planned."""
+        self._under_way: list[PrefixCopy] = []
+        """Late copies that have not ended, in the order of their begin."""
+        self._coming: dict[BlockHash, PrefixCopy] = {}
+        """Late copies back that have not ended, by what they copy."""
+        self._awaited: dict[int, PrefixCopy] = {}
+        """The copy that each waiting sequence waits for, by the id of the sequence."""
+
+    @property
+    def awaiting(self) -> Set[int]:
+        """Sequences that are not to be admitted before a copy has ended, by id."""
+        return self._awaited.keys()
+
+    @property
+    def under_way(self) -> Collection[PrefixCopy]:
+        """Late copies that have not ended."""
+        return self._under_way
+
+    @property
+    def num_coming(self) -> int:
+        """How many blocks will be available when all late copies have ended."""
+        return sum(sum(map(self._pool.is_unshared, copy.block_ids)) for copy in self._under_way)
+
+    def num_found(self, sequence: Sequence, num_cached: int) -> int:
+        """Return how many blocks behind `num_cached` could be copied back for a sequence."""
+        if not self._host_pool.num_prefixes:
+            return 0
+        num_found = 0
+        for block_hash in self._prefixes.hashes_behind(sequence, num_cached):
+            if self._host_pool.find(block_hash) is None:
+                break
+            num_found += 1
+        return num_found
+
+    # --- while a step is planned ----------------------------------------------------------------
+
+    def begin_plan(self) -> None:
+        """Plan copies out that the step makes before it computes, before anything else of it."""
+        if self.is_late:
+            return
+        copy = self._copy_out()
+        if copy is not None:
+            self._planned.append(copy)
+            self._keep(copy)
+
+    def fetch(self, plan: StepPlan, waiting: Collection[Sequence]) -> bool:
+        """Begin to copy back what the plan's admissions lack; if so, it must be made again.
+
+        Those blocks are findable then, or their sequences wait for late copies (`awaiting`). For
+        each sequence this is tried once while it waits, so a plan is made again a few times at
+        most.
+        """
+        wanted = {one.sequence_id: one.cached_block_ids for one in plan.admissions}
+        if not wanted or not self._host_pool.num_prefixes:
+            return False
+        admitted = []
+        for sequence in waiting:
+            if sequence.sequence_id in wanted:
+                admitted.append((sequence, wanted[sequence.sequence_id]))
+                if len(admitted) == len(wanted):
+                    break
+        # Held until all is allocated, because allocating evicts.
+        held = [block_id for _, cached in admitted for block_id in cached]
+        self._pool.acquire_cached(held)
+        is_begun = False
+        for sequence, cached in admitted:
+            if sequence.fetched is None and not sequence.host_block_ids:
+                is_begun |= self._fetch(sequence, len(cached), held)
+        self._pool.release(held)
+        return is_begun
+
+    def end_plan(self, step: PlannedStep) -> None:
+        """Plan late copies out of what the step leaves, and give all copies to the step.
+
+        In a step, copies of prefixes are made before swaps in the same direction: a swap may reuse
+        a block or a host block of a prefix that was found for nobody.
+        """
+        if self.is_late:
+            copy = self._copy_out()
+            if copy is not None:
+                self._pool.acquire_cached(copy.block_ids)
+                self._planned.append(copy)
+                self._under_way.append(copy)
+            step.swap_copies += self._planned
+        else:
+            outs: list[BlockCopy] = []
+            ins: list[BlockCopy] = []
+            for copy in self._planned:
+                (outs if copy.is_out else ins).append(
+                    BlockCopy(copy.block_ids, copy.host_block_ids)
+                )
+                if not copy.is_out:
+                    self._host_pool.end_reading(copy.host_block_ids)
+            step.swap_outs[:0], step.swap_ins[:0] = outs, ins
+        self._planned = []
+
+    def on_admitted(self, sequence: Sequence, cached_block_ids: Collection[int]) -> None:
+        """Note which blocks a sequence found, and where; it may fetch again if it is preempted."""
+        if sequence.status is SequenceStatus.WAITING:
+            num_fetched = len((sequence.fetched or frozenset()).intersection(cached_block_ids))
+            self._counters.on_prefix_found(
+                pool=len(cached_block_ids) - num_fetched, host=num_fetched
+            )
+        sequence.fetched = None
+        if self.is_enabled:
+            self._pool.prefix_cache.reused.update(cached_block_ids)
+
+    # --- when a late copy has ended -------------------------------------------------------------
+
+    def end(self, copy: PrefixCopy, *, is_good: bool) -> None:
+        """Release what a late copy held; what it wrote is findable from now on if it is good."""
+        self._under_way.remove(copy)
+        if not copy.is_out:
+            self._end_in(copy, is_good=is_good)
+        elif is_good:
+            self._keep(copy)
+        else:
+            self._host_pool.release(copy.host_block_ids)
+        self._pool.release(copy.block_ids)
+
+    def check(self) -> None:
+        """Raise `AssertionError` if a late copy wrote what can be found, or holds too little."""
+        for copy in self._under_way:
+            for block_id, block_hash in zip(copy.block_ids, copy.hashes, strict=True):
+                if copy.is_out:
+                    assert self._pool.prefix_cache.hash_of(block_id) == block_hash, "other KV"
+                else:
+                    assert not self._pool.prefix_cache.holds(block_id), "found too early"
+            copied = zip(copy.host_block_ids, copy.hashes, strict=True)
+            is_found = [self._host_pool.find(block_hash) == one for one, block_hash in copied]
+            assert not (copy.is_out and any(is_found)), "found in host memory too early"
+            assert copy.is_out or all(is_found), "evicted from host memory while it is read"
+
+    @property
+    def num_written(self) -> int:
+        """Host blocks that late copies write."""
+        return sum(len(copy.host_block_ids) for copy in self._under_way if copy.is_out)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _copy_out(self) -> PrefixCopy | None:
+        """Choose blocks to be copied out and allocate host blocks for them."""
+        reused, host_pool = self._pool.prefix_cache.reused, self._host_pool
+        most = min(MOST_BLOCKS_OUT, host_pool.num_available)
+        if self.is_late:
+            # One copy at a time, and never more than half of what others could allocate.
+            is_under_way = any(copy.is_out for copy in self._under_way)
+            most = 0 if is_under_way else min(most, self._pool.num_available // 2)
+        if not reused or most == 0:
+            return None
+        block_ids: list[int] = []
+        hashes: list[BlockHash] = []
+        for block_id in self._pool.next_evicted(LOOK_AHEAD_BLOCKS):
+            if block_id not in reused:
+                continue
+            reused.remove(block_id)  # once for each use
+            block_hash = self._pool.prefix_cache.hash_of(block_id)
+            if not host_pool.note_use(block_hash):
+                block_ids.append(block_id)
+                hashes.append(block_hash)
+                if len(block_ids) == most:
+                    break
+        if not block_ids:
+            return None
+        return PrefixCopy(block_ids, host_pool.allocate(len(block_ids)), hashes, is_out=True)
+
+    def _fetch(self, sequence: Sequence, num_cached: int, held: list[int]) -> bool:
+        """Begin to copy back what a sequence lacks, up to the first block that is nowhere."""
+        hashes: list[BlockHash] = []
+        host_block_ids: list[int] = []
+        awaited: PrefixCopy | None = None
+        most = self._pool.num_available
+        for block_hash in self._prefixes.hashes_behind(sequence, num_cached):
+            coming = self._coming.get(block_hash)
+            host_block_id = self._host_pool.find(block_hash)
+            if coming is not None:
+                awaited = coming
+            elif self._pool.prefix_cache.find(block_hash) is not None:
+                continue
+            elif host_block_id is None or len(hashes) == most:
+                break
+            else:
+                hashes.append(block_hash)
+                host_block_ids.append(host_block_id)
+        fetched = set() if awaited is None else set(awaited.block_ids)
+        if hashes:
+            use = BlockUse.RECEIVING if self.is_late else BlockUse.RUNNING
+            block_ids = self._pool.allocate(len(hashes), use)
+            fetched.update(block_ids)
+            copy = PrefixCopy(block_ids, host_block_ids, hashes, is_out=False)
+            self._host_pool.begin_reading(host_block_ids)
+            self._planned.append(copy)
+            if self.is_late:
+                awaited = copy
+                self._under_way.append(copy)
+                self._coming.update(dict.fromkeys(hashes, copy))
+            else:
+                self._publish(copy)
+                held += block_ids
+        if awaited is not None:
+            self._awaited[sequence.sequence_id] = awaited
+        if fetched:
+            sequence.fetched = frozenset(fetched)
+        return bool(fetched)
+
+    def _end_in(self, copy: PrefixCopy, *, is_good: bool) -> None:
+        for block_hash in copy.hashes:
+            del self._coming[block_hash]
+        for sequence_id in [one for one, awaited in self._awaited.items() if awaited is copy]:
+            del self._awaited[sequence_id]
+        self._host_pool.end_reading(copy.host_block_ids, is_good=is_good)
+        self._pool.start_running(copy.block_ids)
+        if is_good:
+            self._publish(copy)
+
+    def _publish(self, copy: PrefixCopy) -> None:
+        for block_id, block_hash in zip(copy.block_ids, copy.hashes, strict=True):
+            self._pool.publish(block_id, block_hash)
+        self._counters.num_prefix_blocks_in += len(copy.block_ids)
+
+    def _keep(self, copy: PrefixCopy) -> None:
+        self._host_pool.keep(copy.host_block_ids, copy.hashes)
+        self._counters.num_prefix_blocks_out += len(copy.block_ids)

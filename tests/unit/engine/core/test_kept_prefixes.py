@@ -1,0 +1,404 @@
+"""Prefixes in host memory: copied out once they were used twice, found again, never half copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.core.kept_prefixes import LOOK_AHEAD_BLOCKS, MOST_BLOCKS_OUT
+from engine.core.planner_contract import StopRule
+from engine.core.sequences.sequence import Sequence
+from engine.core.sequences.status import SequenceStatus
+from engine.core.statistics import StepCounters
+from tests.support.engine.build import (
+    STRICT,
+    Engine,
+    check_books,
+    check_idle,
+    make_prompt,
+    make_request,
+    num_late_copies,
+    status_of,
+)
+from tests.support.engine.hash_runner import expected_tokens
+
+NEVER = 1_000_000
+LATE = pytest.mark.parametrize("num_copy_polls", [None, 0, 2], ids=["in step", "late", "later"])
+
+
+def keeping(num_host_blocks: int = 16, **given: Any) -> Engine:
+    """A pool of 6 blocks of 4 tokens: a prompt of 13 tokens and its output take 4 of them."""
+    settings = {"num_blocks": 6, "seats": 1, "keeps_prefixes": True, **STRICT, **given}
+    return Engine(num_host_blocks=num_host_blocks, **settings)
+
+
+def ask(engine: Engine, family: int, **given: Any) -> Sequence:
+    """Answer a prompt of 13 tokens, whose first three blocks are full."""
+    salt = given.pop("cache_salt", "")
+    given = {"max_tokens": 2, "ignore_eos": True, "cache_salt": salt, **given}
+    sequence = engine.add(make_request(make_prompt(13, family), **given))
+    engine.run()
+    check_answer(engine, sequence)
+    check_idle(engine.scheduler)
+    return sequence
+
+
+def check_answer(engine: Engine, sequence: Sequence) -> None:
+    request = sequence.request
+    right = expected_tokens(request.prompt_token_ids, request.sampling)
+    assert engine.outputs[sequence.sequence_id] == right
+
+
+def use_twice(engine: Engine, family: int) -> None:
+    ask(engine, family)
+    assert ask(engine, family).num_cached_tokens == 12
+
+
+def rest(engine: Engine) -> None:
+    """Go on as long as there is anything to be copied, as a node does."""
+    for _ in range(100):
+        step = engine.plan()
+        assert not step.sequences
+        engine.apply(step)
+        if not step.made_progress and not num_late_copies(engine.scheduler):
+            return
+    raise AssertionError("it never rests")
+
+
+def evict(engine: Engine) -> None:
+    """Fill the pool with what is used once, when all has been copied out."""
+    rest(engine)
+    for _ in range(engine.scheduler.pool.num_blocks // 3):
+        ask(engine, 20 + len(engine.outputs))
+
+
+def probe(family: int, **given: Any) -> Sequence:
+    return Sequence(999, make_request(make_prompt(13, family), **given))
+
+
+def counters(engine: Engine) -> StepCounters:
+    return engine.scheduler.statistics().counters
+
+
+def in_pool(engine: Engine, family: int) -> int:
+    return len(engine.scheduler._prefixes.match(probe(family)))
+
+
+@LATE
+def test_a_prefix_that_was_used_twice_comes_back_from_host_memory(
+    num_copy_polls: int | None,
+) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    evict(engine)
+    assert in_pool(engine, 1) == 0
+    assert engine.scheduler.statistics().num_prefix_host_blocks == 3
+    assert engine.scheduler.num_cached_tokens(probe(1)) == 12
+    num_batches = len(engine.runner.batches)
+    again = ask(engine, 1)
+    assert again.num_cached_tokens == 12
+    computed = [
+        len(one.token_ids) for batch in engine.runner.batches[num_batches:] for one in batch
+    ]
+    assert computed == [1, 1]
+    assert (counters(engine).num_prefix_blocks_out, counters(engine).num_prefix_blocks_in) == (3, 3)
+    assert counters(engine).prefix_blocks_found == {"pool": 3, "host": 3}
+
+
+@LATE
+def test_what_is_used_once_is_not_copied(num_copy_polls: int | None) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    for family in range(5):
+        ask(engine, family)
+    assert counters(engine).num_prefix_blocks_out == 0
+    assert ask(engine, 0).num_cached_tokens == 0
+
+
+@LATE
+def test_what_is_in_host_memory_already_is_not_copied_again(num_copy_polls: int | None) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    for _ in range(3):
+        evict(engine)
+        assert ask(engine, 1).num_cached_tokens == 12
+    assert (counters(engine).num_prefix_blocks_out, counters(engine).num_prefix_blocks_in) == (3, 9)
+
+
+def test_without_the_setting_nothing_is_copied_or_noted() -> None:
+    engine = keeping(keeps_prefixes=False)
+    use_twice(engine, 1)
+    evict(engine)
+    assert ask(engine, 1).num_cached_tokens == 0
+    assert engine.scheduler.host_pool.num_blocks == 0
+    assert not engine.scheduler.pool.prefix_cache.reused
+
+
+@LATE
+@pytest.mark.parametrize("num_host_blocks", [1, 2])
+def test_host_memory_that_is_full_keeps_what_it_holds(
+    num_copy_polls: int | None, num_host_blocks: int
+) -> None:
+    """The start of a prefix is worth most, so it is copied last and evicted last."""
+    engine = keeping(num_host_blocks, num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    evict(engine)
+    assert engine.scheduler.num_cached_tokens(probe(1)) == 4 * num_host_blocks
+    assert ask(engine, 1).num_cached_tokens == 4 * num_host_blocks
+
+
+@LATE
+def test_the_prefix_that_was_not_used_for_longest_gives_way(num_copy_polls: int | None) -> None:
+    engine = keeping(6, num_copy_polls=num_copy_polls)
+    for family in (1, 2):
+        use_twice(engine, family)
+        evict(engine)
+    assert ask(engine, 1).num_cached_tokens == 12
+    evict(engine)
+    use_twice(engine, 3)
+    evict(engine)
+    found = [engine.scheduler.num_cached_tokens(probe(family)) for family in (1, 2, 3)]
+    assert found == [12, 0, 12]
+
+
+@LATE
+def test_a_salt_finds_only_its_own_prefixes(num_copy_polls: int | None) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    ask(engine, 1, cache_salt="a")
+    ask(engine, 1, cache_salt="a")
+    evict(engine)
+    assert ask(engine, 1).num_cached_tokens == 0
+    assert ask(engine, 1, cache_salt="b").num_cached_tokens == 0
+    evict(engine)
+    assert ask(engine, 1, cache_salt="a").num_cached_tokens == 12
+
+
+@LATE
+@pytest.mark.parametrize("method", ["none", "mtp", "suffix"])
+def test_drafts_find_as_much_as_no_drafts(num_copy_polls: int | None, method: str) -> None:
+    num_drafts = 0 if method == "none" else 2
+    engine = keeping(num_copy_polls=num_copy_polls, method=method, num_drafts=num_drafts)
+    use_twice(engine, 1)
+    evict(engine)
+    assert ask(engine, 1).num_cached_tokens == 12
+
+
+@LATE
+def test_a_prompt_that_is_scored_is_computed_whole(num_copy_polls: int | None) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    evict(engine)
+    assert ask(engine, 1, prompt_logprobs=0).num_cached_tokens == 0
+    assert counters(engine).num_prefix_blocks_in == 0
+
+
+@pytest.mark.parametrize("kind", ["has_remote_kv", "is_exported"])
+@LATE
+def test_handoffs_find_what_is_in_host_memory(num_copy_polls: int | None, kind: str) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    evict(engine)
+    sequence = engine.add(make_request(make_prompt(13, 1), max_tokens=2), **{kind: True})
+    wanted = SequenceStatus.WAITING_FOR_KV if kind == "has_remote_kv" else SequenceStatus.EXPORTING
+    engine.run_until(lambda: sequence.status is wanted)
+    assert sequence.num_cached_tokens == 12
+    if kind == "has_remote_kv":
+        engine.land(sequence)
+        engine.run()
+        check_answer(engine, sequence)
+    else:
+        engine.scheduler.release(sequence)
+    check_idle(engine.scheduler)
+
+
+# --- late copies ---------------------------------------------------------------------------------
+
+
+def until_fetching(**given: Any) -> tuple[Engine, Sequence]:
+    """A sequence waits for its prefix, whose copy does not end."""
+    engine = keeping(num_copy_polls=0, **given)
+    use_twice(engine, 1)
+    evict(engine)
+    engine.runner.num_copy_polls = NEVER
+    waiting = engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True))
+    step = engine.plan()
+    assert (step.stopped_by, len(step.swap_copies)) == (StopRule.FETCHING, 1)
+    engine.apply(step)
+    return engine, waiting
+
+
+def finish_copies(engine: Engine) -> None:
+    engine.runner.num_copy_polls = 0
+
+
+def test_nothing_is_found_before_its_copy_back_has_ended() -> None:
+    engine, waiting = until_fetching()
+    for _ in range(3):
+        assert not engine.plan().batch
+        assert in_pool(engine, 1) == 0
+        assert status_of(waiting) is SequenceStatus.WAITING
+    finish_copies(engine)
+    step = engine.plan()
+    assert step.sequences == [waiting]
+    assert waiting.num_cached_tokens == 12
+    engine.apply(step)
+    engine.run()
+    check_answer(engine, waiting)
+    check_idle(engine.scheduler)
+
+
+def test_nothing_is_found_before_its_copy_out_has_ended() -> None:
+    engine = keeping(num_copy_polls=NEVER)
+    first = engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True))
+    engine.run()
+    again = engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True))
+    engine.run_until(lambda: status_of(again) is SequenceStatus.FINISHED)
+    engine.step()
+    (copy,) = engine.scheduler.kept_prefixes.under_way
+    assert copy.is_out
+    assert engine.scheduler.host_pool.num_prefixes == 0
+    assert engine.scheduler.statistics().num_host_blocks_used == len(copy.block_ids)
+    assert not set(copy.block_ids) & set(engine.scheduler.pool._evictable)
+    finish_copies(engine)
+    engine.run()
+    assert engine.scheduler.host_pool.num_prefixes == 3
+    check_answer(engine, first)
+    check_idle(engine.scheduler)
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_one_that_is_aborted_while_it_waits_leaves_the_copy_to_itself(is_good: bool) -> None:
+    engine, waiting = until_fetching()
+    engine.scheduler.finish(waiting)
+    check_books(engine.scheduler)
+    assert not engine.scheduler.pool.prefix_cache.match(waiting.block_hashes)
+    engine.runner.copies[0]._is_failing = not is_good
+    finish_copies(engine)
+    engine.run()
+    check_idle(engine.scheduler)
+    assert in_pool(engine, 1) == (3 if is_good else 0)
+    assert not engine.scheduler.kept_prefixes.awaiting
+
+
+def test_a_copy_back_that_fails_means_computing_and_is_not_tried_again() -> None:
+    engine, waiting = until_fetching()
+    engine.runner.copies[0]._is_failing = True
+    finish_copies(engine)
+    engine.run()
+    check_answer(engine, waiting)
+    check_idle(engine.scheduler)
+    assert waiting.num_cached_tokens == 0
+    assert engine.scheduler.host_pool.num_prefixes == 0
+    assert counters(engine).num_prefix_blocks_in == 0
+
+
+def test_a_copy_out_that_fails_is_never_found() -> None:
+    engine = keeping(num_copy_polls=0)
+    ask(engine, 1)
+    ask(engine, 1)
+    engine.runner.fail_next_copy = True
+    evict(engine)
+    assert engine.scheduler.host_pool.num_prefixes < 3
+    assert ask(engine, 1).num_cached_tokens == 0
+
+
+def test_others_go_on_while_one_waits_for_its_prefix() -> None:
+    engine, waiting = until_fetching(num_blocks=12, seats=2, skip_ahead_window=2)
+    other = engine.add(make_request(make_prompt(5, 7), max_tokens=3, ignore_eos=True))
+    engine.run_until(lambda: status_of(other) is SequenceStatus.FINISHED)
+    assert status_of(waiting) is SequenceStatus.WAITING
+    finish_copies(engine)
+    engine.run()
+    check_answer(engine, waiting)
+    check_answer(engine, other)
+
+
+def test_a_second_prompt_with_the_same_start_waits_for_the_same_copy() -> None:
+    engine, waiting = until_fetching(num_blocks=12, seats=2, skip_ahead_window=2)
+    second = engine.add(make_request(make_prompt(13, 1), seed=5, max_tokens=2, ignore_eos=True))
+    step = engine.plan()
+    assert not step.swap_copies
+    assert engine.scheduler.kept_prefixes.awaiting == {waiting.sequence_id, second.sequence_id}
+    engine.apply(step)
+    finish_copies(engine)
+    engine.run()
+    assert (waiting.num_cached_tokens, second.num_cached_tokens) == (12, 12)
+    assert counters(engine).num_prefix_blocks_in == 3
+    check_answer(engine, waiting)
+    check_answer(engine, second)
+    check_idle(engine.scheduler)
+
+
+def test_a_plan_made_ahead_is_made_again_when_a_prefix_has_come() -> None:
+    engine, waiting = until_fetching(num_blocks=12, seats=2, skip_ahead_window=2, is_ahead=True)
+    other = engine.add(make_request(make_prompt(5, 7), max_tokens=6, ignore_eos=True))
+    engine.run_until(lambda: other.is_decoding)
+    engine.step()
+    finish_copies(engine)
+    step = engine.plan()
+    assert waiting in step.sequences
+    engine.apply(step)
+    engine.run()
+    check_answer(engine, waiting)
+    check_answer(engine, other)
+
+
+# --- one pool with swapped sequences -------------------------------------------------------------
+
+
+@LATE
+def test_a_preempted_sequence_takes_the_place_of_prefixes(num_copy_polls: int | None) -> None:
+    engine = keeping(
+        3, num_copy_polls=num_copy_polls, seats=2, preemption_mode="swap", min_progress_tokens=0
+    )
+    use_twice(engine, 1)
+    evict(engine)
+    assert engine.scheduler.host_pool.num_prefixes == 3
+    old, young = (
+        engine.add(make_request(8, seed=seed, max_tokens=12, ignore_eos=True)) for seed in (3, 4)
+    )
+    engine.run_until(lambda: engine.num_preemptions > 0)
+    assert young.num_swapped == 12
+    assert (engine.scheduler.host_pool.num_used, engine.scheduler.host_pool.num_prefixes) == (3, 0)
+    engine.run()
+    check_answer(engine, old)
+    check_answer(engine, young)
+    check_idle(engine.scheduler)
+    assert counters(engine).num_recomputed_tokens == 0
+
+
+def test_a_prefix_that_is_read_does_not_give_way() -> None:
+    engine, waiting = until_fetching(num_host_blocks=3, preemption_mode="swap")
+    assert engine.scheduler.host_pool.num_available == 0
+    with pytest.raises(ValueError, match="asked for 1 host blocks, 0 are free"):
+        engine.scheduler.host_pool.allocate(1)
+    finish_copies(engine)
+    engine.run()
+    assert engine.scheduler.host_pool.num_available == 3
+    check_answer(engine, waiting)
+
+
+# --- what a step does for it ---------------------------------------------------------------------
+
+
+def test_a_step_copies_out_a_bounded_number_of_blocks() -> None:
+    num_prompt = 4 * (MOST_BLOCKS_OUT + 5) + 1
+    engine = keeping(64, num_blocks=MOST_BLOCKS_OUT + 8, budget=512, max_model_len=num_prompt + 8)
+    for _ in range(2):
+        engine.add(make_request(make_prompt(num_prompt), max_tokens=1))
+        engine.run()
+    assert [len(copy.block_ids) for copy in engine.plan().swap_outs] == [MOST_BLOCKS_OUT]
+    step = engine.plan()
+    assert step.made_progress
+    assert [len(copy.block_ids) for copy in step.swap_outs] == [5]
+    assert not engine.plan().made_progress
+
+
+def test_blocks_that_are_far_from_eviction_are_not_copied() -> None:
+    engine = keeping(num_blocks=LOOK_AHEAD_BLOCKS + 4, max_model_len=40)
+    use_twice(engine, 1)
+    rest(engine)
+    assert counters(engine).num_prefix_blocks_out == 0
+    ask(engine, 2)
+    rest(engine)
+    assert counters(engine).num_prefix_blocks_out == 3
