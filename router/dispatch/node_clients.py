@@ -39,6 +39,7 @@ from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
+from router.core.block_reports import ReportReader
 from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.echoes import UNREACHED_S, Echoes
@@ -109,6 +110,7 @@ class NodeClient:
         self._pings = Pings(self._address, CHANNEL_OPTIONS, keys) if can_ping else None
         self._silence = Silence()
         self._echoes = Echoes()
+        self._reports = ReportReader()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
         self._keys = keys
@@ -362,6 +364,8 @@ class NodeClient:
         self._is_heard = True
         self._stuck_s = message.stuck_ms / 1000
         self._echoes.heard(message.echo)
+        if message.HasField("blocks"):
+            self._take_blocks(message.blocks)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()
@@ -369,6 +373,15 @@ class NodeClient:
                 self._has_room.clear()
         else:
             self._tell(outputs)
+
+    def _take_blocks(self, message: pb.BlockReport) -> None:
+        report = self._reports.take(message.number, message.tier, message.added, message.removed)
+        if report is None:
+            return
+        self._listener.on_blocks(self._node, report)
+        if self._reports.has_lost:
+            log.warning("%s: a report of its blocks is missing, all are asked for", self._node)
+            self._unsent.ask_blocks()
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         is_reached = self._echoes.is_reached
