@@ -34,6 +34,7 @@ def draws(card: Any, found: Findings) -> None:
     """Tokens under filters at 152,000 tokens, and the time of a step's draws."""
     rows = DrawnRows(card.device, card.kernel, QWEN3_8B, _MOST_ROWS, card.stream)
     rows.launches(_MOST_ROWS, with_filters=True)
+    rows.bind_edits(_MOST_ROWS, 4096)
     if not card.is_real:
         return
     rng = np.random.default_rng(4)

@@ -7,6 +7,8 @@
     draw            the next token, and the state of the next step
     filters         the next token under top-k, top-p and min-p
     withholding     tokens that a row may not draw, taken out of its logits
+    edits           biases, penalties and withheld tokens, before a draw
+    likeliest       what log probabilities are made of
     gathering       rows and KV blocks that do not lie together
     ordering        programs that start while the kernel before still runs
     random_numbers  random weights
