@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.request import GREEDY_BELOW
-from engine.runner.gpu.drawing.card_logprobs import CardLogprobs
-from engine.runner.gpu.drawing.edit_launches import LogitEdits
 from engine.runner.gpu.drawing.filter_launches import (
     FilteredDraw,
     bind_filters,
@@ -94,19 +92,6 @@ class DrawnRows:
         )  # fmt: skip
         masks = bind_masks(self.make, memory["logits"], staging, num_rows)
         return [masks, find, *bind_filters(self.make, draw, memory, num_rows), choose]
-
-    def bind_edits(self, most_rows: int, max_len: int) -> None:
-        """Ask for the kernels of penalties, biases and log probabilities."""
-        memory, device = self.memory, self._device
-        edits = LogitEdits(device, self.stream, memory["logits"], most_rows, max_len)
-        edits.bind_all(self.make)
-        edits.close()
-        best = (memory["best_scores"], memory["best_tokens"])
-        logprobs = CardLogprobs(
-            device, self.stream, memory["logits"], best, memory["tokens"], memory, most_rows
-        )
-        logprobs.bind_all(self.make)
-        logprobs.close()
 
     def drawn(
         self, logits: np.ndarray, ways: np.ndarray, indices: np.ndarray,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
@@ -14,166 +11,39 @@ import numpy as np
 import pytest
 
 from common.errors import InternalError
-from common.request import SamplingParams, TokenLogprobs
+from common.request import TokenLogprobs
 from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence
-from engine.core.step.step_batch import EMPTY_BATCH, batch_of
-from engine.runner.drawing.host_draw import HostDraw
-from engine.runner.drawing.sampler import SampledRows, sampled_rows
+from engine.core.step.step_batch import batch_of
 from engine.runner.drawing.verification import Draws
 from engine.runner.gpu.drawing import edit_launches
-from engine.runner.gpu.drawing.card_draw import CardDraw, has_rules
-from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
-from engine.runner.gpu.steps.decode_step import draw_sizes
-from engine.runner.gpu.steps.step_memory import StepMemory
+from engine.runner.gpu.drawing.card_draw import has_rules
+from tests.gpu.edited_rows import (
+    MIXED,
+    PENALTIES,
+    RULES,
+    VOCABULARY,
+    Pair,
+    entry_of,
+    logits_for,
+    mixed,
+    rows_behind,
+    way,
+)
 from tests.gpu_kernels.tiny_decoder import SPEC
 from tests.support.models.draws import rows_of
 
-VOCABULARY = 5000
-"""Three slices, the last one not a whole one."""
 MOST_ROWS = 16
-MAX_LEN = 3000
-HIDDEN = SimpleNamespace(drawing=None, rows=SimpleNamespace(places=None))
 
 
-class GivenLogits:
-    """A decoder whose logits are given; it counts how often it computed them for the card."""
-
+def new_pair() -> Pair:
     spec = replace(SPEC, vocab_size=VOCABULARY)
-    max_len = MAX_LEN
-    most_logits_rows = MOST_ROWS
-    stream = 1
-
-    def __init__(self) -> None:
-        device: Any = InterpretedDevice()
-        nothing: Any = None
-        self.device = device
-        self.launches = Launches(
-            InterpretedKernel, device.properties, self.spec, nothing, KVPool(0, 1, 16, 1),
-            AttentionShape(),
-        )  # fmt: skip
-        sizes = draw_sizes(self.launches.num_slices, MOST_ROWS)
-        self.memory = StepMemory(device, {"logits": 4 * MOST_ROWS * VOCABULARY, **sizes})
-        self.given = np.zeros((0, VOCABULARY), np.float32)
-        self.num_queued = 0
-
-    def queue_logits(self, hidden: Any, rows: np.ndarray) -> None:
-        self.num_queued += 1
-        self.device.upload_array(self.memory["logits"], np.ascontiguousarray(self.given[rows]))
-
-    def logits(self, hidden: Any, rows: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.given[rows]
-        return found
-
-
-class Pair:
-    """The card's draw and the host's, of the same logits."""
-
-    def __init__(self) -> None:
-        decoder: Any = GivenLogits()
-        self.decoder, self.card = decoder, CardDraw(decoder.device, decoder)
-        self._host = HostDraw(decoder, VOCABULARY)
-
-    def on_card(self, logits: np.ndarray, rows: SampledRows) -> Draws:
-        self.decoder.given, self.decoder.num_queued = logits, 0
-        return self.card.draw(HIDDEN, np.arange(len(rows)), rows, EMPTY_BATCH)  # type: ignore[arg-type]
-
-    def on_host(self, logits: np.ndarray, rows: SampledRows) -> Draws:
-        self.decoder.given = logits
-        return self._host.draw(HIDDEN, np.arange(len(rows)), rows, EMPTY_BATCH)
+    return Pair(InterpretedDevice(), InterpretedKernel, spec, MOST_ROWS, 1)
 
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return Pair()
-
-
-def way(**given: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=9000, **given)
-
-
-SOME = tuple(range(0, VOCABULARY, 3))
-PENALTIES: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.3},
-    {"repetition_penalty": 0.7},
-    {"frequency_penalty": 0.4},
-    {"presence_penalty": 1.5, "frequency_penalty": -0.3},
-    {"repetition_penalty": 1.1, "presence_penalty": -0.7, "frequency_penalty": 1.9},
-]
-RULES = [
-    TokenRules(biases=((3, 40.0), (4999, 41.0), (2047, -100.0))),
-    # Float32 sums of a token's biases, in their order.
-    TokenRules(biases=((9, 30.3), (2048, 0.7), (9, 0.1), (9, 0.07), (2048, 36.6))),
-    TokenRules(allowed_token_ids=SOME, bad_words=((3,), (0,)), biases=((6, 2.5), (7, 100.0))),
-]
-MIXED = [
-    *(way(temperature=0.0, **one) for one in PENALTIES),
-    *(way(temperature=0.8, **one) for one in PENALTIES),
-    *(way(temperature=1.2, top_k=40, top_p=0.9, **one) for one in PENALTIES),
-    *(way(temperature=0.9, rules=one) for one in RULES),
-    *(way(temperature=0.0, rules=one, logprobs=4) for one in RULES),
-    *(way(top_p=0.8, rules=one, repetition_penalty=1.4, logprobs=20) for one in RULES),
-    way(temperature=0.0, logprobs=0),
-    way(temperature=1.0, logprobs=7, min_tokens=9000, stop_token_ids=(11, 2050)),
-    way(temperature=1.0, min_p=0.1, logprobs=20, frequency_penalty=1.0),
-    way(temperature=0.0),
-    way(temperature=0.7, top_k=5),
-]
-
-
-def entry_of(
-    rng: np.random.Generator, params: SamplingParams, num_prompt: int, num_output: int,
-    drafts: Sequence[int] = (),
-) -> ScheduledSequence:  # fmt: skip
-    """A decoding sequence behind random tokens, of which many are there several times."""
-    tokens = rng.integers(0, VOCABULARY, num_prompt + num_output)
-    few = rng.integers(0, VOCABULARY, 5)
-    is_one = rng.random(len(tokens)) < 0.6
-    tokens[is_one] = few[rng.integers(0, 5, int(is_one.sum()))]
-    prompt, output = tokens[:num_prompt].tolist(), tokens[num_prompt:].tolist()
-    sample = SampleInput(replace(params, seed=int(rng.integers(2**63))), num_output, prompt, output)
-    last = (prompt + output)[-1]
-    return ScheduledSequence(
-        0, [last, *drafts], len(tokens) - 1, [0], sample, num_drafts=len(drafts)
-    )
-
-
-def rows_behind(entries: Sequence[ScheduledSequence]) -> SampledRows:
-    return sampled_rows(batch_of(entries), VOCABULARY, {17})
-
-
-def mixed(rng: np.random.Generator) -> list[ScheduledSequence]:
-    return [entry_of(rng, one, int(rng.integers(1, 60)), int(rng.integers(0, 40))) for one in MIXED]
-
-
-def logits_for(
-    rng: np.random.Generator, rows: SampledRows, scale: float = 4.0, digits: int = 1
-) -> np.ndarray:
-    """Logits with ties, in which penalised tokens are likely and unlikely ones."""
-    logits = np.round(rng.standard_normal((len(rows), VOCABULARY)) * scale, digits)
-    for row in range(len(rows)):
-        known = rows.token_ids[rows.histories[row], : rows.num_tokens[row]]
-        logits[row, known] += rng.choice([0.0, 3 * scale], len(known))
-    return logits.astype(np.float32)
-
-
-def require_hosts(pair: Pair, logits: np.ndarray, rows: SampledRows) -> Draws:
-    """Check what the card drew against what the host draws; return it."""
-    found, expected = pair.on_card(logits, rows), pair.on_host(logits, rows)
-    assert found.token_ids == expected.token_ids
-    assert found.is_drawn == expected.is_drawn
-    assert found.logprobs.keys() == expected.logprobs.keys()
-    for row, one in found.logprobs.items():
-        require_close(one, expected.logprobs[row])
-    return found
-
-
-def require_close(found: TokenLogprobs, expected: TokenLogprobs) -> None:
-    """The same tokens in the same order; values differ by the order of float64 sums."""
-    assert [token for token, _ in found.top] == [token for token, _ in expected.top]
-    values = [found.logprob, *(value for _, value in found.top)]
-    wanted = [expected.logprob, *(value for _, value in expected.top)]
-    np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-12)
+    return new_pair()
 
 
 def of_row(draws: Draws, row: int) -> tuple[int, bool, TokenLogprobs | None]:
@@ -184,10 +54,55 @@ def of_row(draws: Draws, row: int) -> tuple[int, bool, TokenLogprobs | None]:
 def test_draws_are_those_of_the_host(pair: Pair, digits: int) -> None:
     rng = np.random.default_rng(digits)
     rows = rows_behind(mixed(rng))
-    draws = require_hosts(pair, logits_for(rng, rows, digits=digits), rows)
+    draws = pair.require_equal(logits_for(rng, rows, digits=digits), rows)
     assert all(draws.is_drawn)
     asked = [row for row, one in enumerate(MIXED) if one.logprobs is not None]
     assert list(draws.logprobs) == asked
+
+
+def test_edited_logits_are_those_of_the_host_to_the_bit(pair: Pair) -> None:
+    """Also where they are too small to be drawn; the rows of no edits are as they were."""
+    rng = np.random.default_rng(3)
+    params = [
+        *(way(temperature=0.0, **one) for one in PENALTIES),
+        way(temperature=0.0, rules=RULES[1], **PENALTIES[4]),
+        way(temperature=0.0, rules=RULES[2], **PENALTIES[3]),
+        way(temperature=0.0),
+    ]
+    entries = [entry_of(rng, one, 50, 40) for one in params]
+    rows = rows_behind(entries)
+    logits = logits_for(rng, rows, digits=5)
+    pair.on_card(logits, rows)
+    decoder = pair.decoder
+    raw = decoder.device.download(decoder.memory["logits"], logits.nbytes)
+    found = np.frombuffer(raw, np.float32).reshape(logits.shape)
+    for row, entry in enumerate(entries):
+        expected = edited(logits[row].copy(), entry)
+        assert np.array_equal(found[row].view(np.int32), expected.view(np.int32)), row
+
+
+def edited(row: np.ndarray, entry: ScheduledSequence) -> np.ndarray:
+    """A row's logits as the rules of `sampler` change them, token by token."""
+    sample = entry.sample
+    assert sample is not None
+    params, output = sample.params, list(sample.output_token_ids)
+    allowed = params.rules.allowed_token_ids
+    if allowed:
+        row[~np.isin(np.arange(len(row)), allowed)] = -1e30
+    for token, bias in params.rules.biases:
+        row[token] += np.float32(bias)
+    penalty = np.float32(params.repetition_penalty)
+    for token in {*sample.prompt_token_ids, *output}:
+        if row[token] != np.float32(-1e30):
+            row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
+    for token in {*output}:
+        if row[token] != np.float32(-1e30):
+            count = output.count(token)
+            less = params.frequency_penalty * count + params.presence_penalty
+            row[token] -= np.float32(less)
+    for word in params.rules.bad_words:
+        row[word[-1]] = -np.inf
+    return row
 
 
 def test_a_row_alone_has_what_it_has_among_others(pair: Pair) -> None:
@@ -226,7 +141,7 @@ def test_drafts_see_the_tokens_before_them(pair: Pair, number: int) -> None:
     # Whether a draft before is token 70 decides which of these is drawn.
     logits[:, 1234] = logits.max(axis=1) + 10
     logits[:, 70] = logits[:, 1234] + np.float32(1.5)
-    together = require_hosts(pair, logits, rows)
+    together = pair.require_equal(logits, rows)
     for sequence, entry in enumerate(entries):
         sample = entry.sample
         assert sample is not None
@@ -262,10 +177,10 @@ def test_long_histories_and_many_biases_go_in_rounds(
     ]
     rows = rows_behind(entries)
     logits = logits_for(rng, rows)
-    at_once = require_hosts(pair, logits, rows)
+    at_once = pair.require_equal(logits, rows)
     monkeypatch.setattr(edit_launches, "HISTORY_TOKENS", 1)
     monkeypatch.setattr(edit_launches, "LISTED_TOKENS", len(biases))
-    small = Pair()
+    small = new_pair()
     assert small.on_card(logits, rows) == at_once
 
 
@@ -274,12 +189,12 @@ def test_rows_that_filters_leave_are_drawn_from_their_own_logits(pair: Pair) -> 
     rng = np.random.default_rng(6)
     params = [
         way(temperature=1.0, top_p=0.98, min_tokens=9000, **PENALTIES[4]),
-        way(temperature=1.0, top_p=1 - 1e-13, rules=RULES[1], logprobs=5),
+        way(temperature=1.0, top_p=1 - 1e-13, rules=RULES[1]),
         way(temperature=0.0, rules=RULES[0]),
         way(temperature=1.0, top_p=0.98, rules=RULES[2]),
     ]
     rows = rows_behind([entry_of(rng, one, 30, 30) for one in params])
-    draws = require_hosts(pair, logits_for(rng, rows, scale=0.2, digits=5), rows)
+    draws = pair.require_equal(logits_for(rng, rows, scale=0.2, digits=5), rows)
     assert all(draws.is_drawn)
 
 
@@ -292,7 +207,7 @@ def test_logits_are_computed_again_only_where_they_are_read_after_edits(pair: Pa
         ([way(top_p=1 - 1e-13), way(temperature=0.0, **PENALTIES[0])], 1),
     ):
         rows = rows_behind([entry_of(rng, one, 30, 30) for one in params])
-        require_hosts(pair, logits_for(rng, rows), rows)
+        pair.require_equal(logits_for(rng, rows), rows)
         pair.on_card(logits_for(rng, rows), rows)
         assert pair.decoder.num_queued == count, params
 
@@ -301,6 +216,7 @@ def test_rows_without_a_token_have_none(pair: Pair) -> None:
     """Logits that are not finite, before penalties or by them; and every allowed token withheld."""
     rng = np.random.default_rng(8)
     word = TokenRules(allowed_token_ids=(5, 6), bad_words=((8, 6), (5,)))
+    first = TokenRules(allowed_token_ids=(0,), bad_words=((8, 0),))
     params = [
         way(temperature=0.0, logprobs=3, **PENALTIES[1]),
         way(temperature=1.0, **PENALTIES[1]),
@@ -308,15 +224,16 @@ def test_rows_without_a_token_have_none(pair: Pair) -> None:
         way(temperature=1.0, logprobs=3, rules=RULES[0]),
         way(temperature=0.0, rules=word, logprobs=1),
         way(temperature=1.0, rules=word, presence_penalty=1.0),
+        way(temperature=1.0, rules=first),
         way(temperature=0.0, logprobs=3, **PENALTIES[1]),
     ]
     entries = [entry_of(rng, one, 30, 30) for one in params]
-    entries[4:6] = [
+    entries[4:7] = [
         replace(
             one, token_ids=[8],
             sample=replace(one.sample, output_token_ids=[*one.sample.output_token_ids[:-1], 8]),
         )
-        for one in entries[4:6] if one.sample is not None
+        for one in entries[4:7] if one.sample is not None
     ]  # fmt: skip
     rows = rows_behind(entries)
     logits = logits_for(rng, rows)
@@ -325,8 +242,8 @@ def test_rows_without_a_token_have_none(pair: Pair) -> None:
     logits[1, 4999] = np.nan
     logits[2, first_known[2]] = -3e38
     logits[3, 7] = np.inf
-    draws = require_hosts(pair, logits, rows)
-    assert draws.is_drawn == [False] * 6 + [True]
+    draws = pair.require_equal(logits, rows)
+    assert draws.is_drawn == [False] * 7 + [True]
 
 
 def test_likeliest_tokens_of_equal_logits_are_those_of_the_lowest_ids(pair: Pair) -> None:
@@ -335,7 +252,7 @@ def test_likeliest_tokens_of_equal_logits_are_those_of_the_lowest_ids(pair: Pair
     logits = np.full((3, VOCABULARY), -2.0, np.float32)
     for row, count in enumerate((3, 20, 45)):
         logits[row, rng.permutation(VOCABULARY)[:count]] = (0.0, -0.0, 1.0)[row]
-    draws = require_hosts(pair, logits, rows)
+    draws = pair.require_equal(logits, rows)
     top = [token for token, _ in draws.logprobs[2].top]
     assert top == np.flatnonzero(logits[2] == 1.0)[:20].tolist()
 

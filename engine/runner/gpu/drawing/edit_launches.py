@@ -133,7 +133,7 @@ class LogitEdits:
     def bind_penalties(self, make: Launches, num_rows: int) -> Bound:
         """Return the launch that applies penalties."""
         constants = {"VOCABULARY": make.spec.vocab_size, "SLICE": DRAW_SLICE, "TILE": _TILE}
-        kernel = make.kernel(edits.penalise, _PENALISED, constants, 8, 1)
+        kernel = make.kernel(edits.penalise, _PENALISED, constants, 4, 1)
         sent = map(self._penalised.__getitem__, _in(_PENALISED))
         return kernel.bind((num_rows, make.num_slices), self._logits, *sent)
 
