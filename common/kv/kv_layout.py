@@ -75,7 +75,7 @@ class KVLayout:
 
     One block in one plane is a *piece*: `[num_kv_heads, block_size, slot_bytes]`. A *slot* is one
     head's key or value of one token: `head_dim` numbers of `dtype`, and with int8 their scale
-    after them. So what is stored of a token depends on that token alone, and a head of a piece is
+    after them (on a card behind the slots of its head, `gpu/kernels/slots.py`). So what is stored of a token depends on that token alone, and a head of a piece is
     one range of it.
 
     `model_digest` names the weights and their dtype: the model, whatever part of it a node holds.

@@ -49,4 +49,9 @@ are the host's to the bit, so a request has the same tokens in every batch and e
 The tokens that penalties look at are sent with each step, not counted on the card. A table of
 counts takes 0.6 MB a seat at 152,000 tokens, has to follow every seat that changes hands, and would
 need a second one for the drafts of a step; sent are 4 bytes for each token before the row.
+
+A cache in int8 has the CPU's bytes and scales, but the scales of a block behind its bytes, and a
+word of 16 bits for two numbers that are operands of different instructions. In the CPU's places a
+token of 128 numbers takes 132 bytes, which no wide load reads, and operands read in bytes would
+have other bits in `mma.sync` than in `wgmma`.
 """

@@ -2,6 +2,7 @@
 
     products        weights in bfloat16 times rows
     ranged_products quantised weights times rows; stored_weights: how they are read
+    slots           what the cache stores of a token in a head, and how it is read
     attention       pieces of keys at fixed positions, merged in order
     rows            embedding, norms, rotation, keys and values into the cache
     draw            the next token, and the state of the next step
