@@ -201,7 +201,6 @@ class _Decoding:
             np.zeros_like(ones),
             ones.astype(np.bool_),
             _not_looked_at,
-            is_plain=True,
         )
 
     def append(self, drawn: Sequence[DrawnTokens | None]) -> None:

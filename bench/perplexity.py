@@ -234,8 +234,9 @@ def measure(
                 print(
                     f"{len(scores)} of {len(wanted)}: {one.name}: "
                     f"{np.exp(-scores[one].mean()):.4f}",
-                    file=sys.stderr, flush=True,
-                )  # fmt: skip
+                    file=sys.stderr,
+                    flush=True,
+                )
                 del runner  # before the next one is loaded
     return scores
 

@@ -49,13 +49,13 @@ from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import (
     DrawnTokens,
     RunnerResult,
-    ScheduledSequence,
     StepCosts,
 )
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.speculation.speculation import make_speculation
 from engine.core.step.step_batch import StepBatch
+from engine.core.step.step_in_flight import PlannedStep
 from engine.runner.flat_batch import BatchLimits, flatten
 from pdserve.roles.long_lived import exclude_from_collection
 
@@ -190,7 +190,7 @@ class BusyNode:
         planned_s = time.perf_counter() - began_s
         planned_cpu_s = time.thread_time() - began_cpu_s
         flatten_s = self._flatten(step.batch)
-        drawn = [self._draw(scheduled) for scheduled in step.batch]
+        drawn = self._draw(step)
         began_s = time.perf_counter()
         self.scheduler.apply(step, RunnerResult(drawn))
         applied_s = time.perf_counter() - began_s
@@ -212,12 +212,18 @@ class BusyNode:
             pool.release(self._ballast[-missing:])
             del self._ballast[-missing:]
 
-    def _draw(self, scheduled: ScheduledSequence) -> DrawnTokens | None:
-        """Accept drafts as long as they equal the text."""
-        if scheduled.sample is None:
-            return None
-        text, ahead = self._texts[scheduled.sequence_id], self._ahead[scheduled.sequence_id]
-        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+    def _draw(self, step: PlannedStep) -> list[DrawnTokens | None]:
+        """Return what each sequence draws: drafts are accepted as long as they equal the text."""
+        is_sampled, num_drafts = step.batch.is_sampled.tolist(), step.batch.num_drafts.tolist()
+        return [
+            self._drawn(sequence.sequence_id, step.batch.drafts(entry) if num_drafts[entry] else [])
+            if is_sampled[entry]
+            else None
+            for entry, sequence in enumerate(step.sequences)
+        ]
+
+    def _drawn(self, sequence_id: int, drafts: list[int]) -> DrawnTokens:
+        text, ahead = self._texts[sequence_id], self._ahead[sequence_id]
         while len(ahead) <= len(drafts):
             ahead.append(next(text))
         num_right = 0

@@ -324,12 +324,13 @@ def judged(model: Model, num_answers: int) -> dict[str, int]:
             serving.arrive(
                 model.prompt(f"Invent one {name.replace('_', ' ')} as JSON."),
                 SamplingParams(
-                    max_tokens=MAX_ANSWER_TOKENS, seed=first + number,
+                    max_tokens=MAX_ANSWER_TOKENS,
+                    seed=first + number,
                     grammar=grammar_of(SCHEMAS[name]),
                 ),
             )
             for number, name in enumerate(names[first : first + 100])
-        ]  # fmt: skip
+        ]
         while serving.is_busy:
             serving.step()
         for name, sequence in zip(names[first:], sequences, strict=False):

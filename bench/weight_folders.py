@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import numpy as np
 
 from engine.runner.cache.kv_formats import stored_slots
 from engine.runner.weights.checkpoint import Checkpoint, expected_shapes
-from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.model_spec import read_decoder_spec, read_json_object
 from engine.runner.weights.quantised_source import QuantisedSource
 from engine.runner.weights.stored_formats import QUANTISERS
 from engine.runner.weights.tensor_source import TensorSource
@@ -72,11 +71,13 @@ def weight_folder(model: Path, name: str) -> Iterator[WeightFolder]:
 def write_wide(source: TensorSource, model: Path, folder: Path, dtype: str | None) -> Path:
     """Write a folder with all values of `source` in `dtype`, a value of `WIDE` (None: F32).
 
-    The configuration is that of the folder `model`.
+    The configuration is that of the folder `model`, but for how its weights are quantised.
     """
     dtype = dtype or WIDE["f32"]
     folder.mkdir()
-    shutil.copyfile(model / "config.json", folder / "config.json")
+    config = read_json_object(model / "config.json")
+    config.pop("quantization_config", None)
+    (folder / "config.json").write_text(json.dumps(config))
     shapes = expected_shapes(read_decoder_spec(model))
     header, end = {}, 0
     for name, shape in shapes.items():

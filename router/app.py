@@ -84,7 +84,6 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,  # a redirect names whatever host the client named
-        separate_input_output_schemas=False,
     )
     chat = text_model.chat
     add_api_docs(app, ServedModel(text_model.name, chat.has_template, chat.knows_tools()))

@@ -28,8 +28,7 @@ from node.flow.messages import NodeStatistics
 from node.flow.step_progress import StepProgress
 from node.watch.grammar_metrics import GrammarCollector
 from node.watch.kv_metrics import KvCollector
-from node.watch.memory_metrics import MemoryCollector
-from node.watch.metrics import LeaseCollector, NodeCollector
+from node.watch.metrics import LeaseCollector, MemoryCollector, NodeCollector
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.refused_logins import RefusedLogins

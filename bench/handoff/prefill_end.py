@@ -24,9 +24,9 @@ from node.control.router_calls import Replies
 from node.flow.inbox import Inbox
 from node.flow.messages import Answer, CallRefused, Submit
 from node.flow.perform_effects import NodeEffects
+from node.life.make_flow import flow_maker
 from node.life.make_scheduler import make_scheduler
 from node.life.node_parts import LoadedModel, NodeConnector
-from node.life.prefill_node import prefill_flow_maker
 from node.life.step_thread import StepThread
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.roles.kv_plane import KVPlane
@@ -126,7 +126,7 @@ class PrefillEnd:
         self._connector = kv.connect(self._runner, me, self._on_event)
         self._timed = _TimedConnector(self._connector)
         self._answers = _Answers()
-        flow = prefill_flow_maker(config)(
+        flow = flow_maker(config)(
             make_scheduler(config, self._runner), self._runner, me, self._connector
         )
         self._step_thread = StepThread(

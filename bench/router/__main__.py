@@ -29,8 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.router.figures import figures
-from bench.router.load import LoadResult, LoadSpec
+from bench.router.load import LoadResult, LoadSpec, figures
 from bench.router.node_stand_in import answers
 from bench.router.processes import RunningSystem, running_system
 from pdserve.checkpoints.demo_model import demo_model_folder

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.transfer.memory import memory_bytes, reset_peak_memory
-from bench.transfer.threads import cpu_s
+from bench.transfer.process_costs import cpu_s, memory_bytes, reset_peak_memory
 from bench.transfer.ways import Span, Way
 from bench.transfer.workload import Memory, Workload, digest
 from pdserve.roles.long_lived import exclude_from_collection
@@ -21,7 +20,7 @@ _END_WITHIN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move of all blocks: its time, and CPU seconds of each process by `threads`."""
+    """One move of all blocks: its time, and CPU seconds of each process by thread."""
 
     seconds: float
     sender_cpu_s: dict[str, float]

@@ -33,8 +33,9 @@ def code_cache_folder(sources: Path) -> str:
         return str(folder)
     _logger.warning(
         "compiled kernels are not taken from %s, and are compiled for this process alone: %s",
-        folder, problem,
-    )  # fmt: skip
+        folder,
+        problem,
+    )
     own = tempfile.mkdtemp(prefix="kernels-of-pdserve-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     return own

@@ -65,8 +65,8 @@ class Holdings:
         Its cached blocks must have been claimed.
         """
         num_cached = len(admission.cached_block_ids) * self._block_size
-        self.seats.take(sequence)
-        self.seats.add_blocks(sequence, admission.cached_block_ids)
+        sequence.take_seat(self.seats)
+        self.seats.add_blocks(sequence.seat, admission.cached_block_ids)
         sequence.num_hashed_blocks = len(admission.cached_block_ids)
         sequence.num_computed = num_cached
         sequence.num_bypassed = 0
@@ -78,7 +78,7 @@ class Holdings:
             return False
         is_copied_in = self.swapping.is_copied_in(sequence, num_cached)
         use = BlockUse.RECEIVING if is_copied_in else BlockUse.RUNNING
-        self.seats.add_blocks(sequence, self.pool.allocate(admission.num_new_blocks, use))
+        self.seats.add_blocks(sequence.seat, self.pool.allocate(admission.num_new_blocks, use))
         self.swapping.swap_in(step, sequence)
         if is_copied_in:
             sequence.move_to(SequenceStatus.SWAPPING_IN)
@@ -98,8 +98,8 @@ class Holdings:
         known_blocks = blocks_for(sequence.num_known, self._block_size)
         num_targets = known_blocks - len(admission.cached_block_ids)
         num_more = admission.num_new_blocks - num_targets
-        self.seats.add_blocks(sequence, self.pool.allocate(num_targets, BlockUse.RECEIVING))
-        self.seats.add_blocks(sequence, self.pool.allocate(num_more, BlockUse.RESERVED))
+        self.seats.add_blocks(sequence.seat, self.pool.allocate(num_targets, BlockUse.RECEIVING))
+        self.seats.add_blocks(sequence.seat, self.pool.allocate(num_more, BlockUse.RESERVED))
         sequence.move_to(SequenceStatus.WAITING_FOR_KV)
         self.receiving[sequence.sequence_id] = sequence
 
@@ -122,9 +122,8 @@ class Holdings:
     def requeue(self, sequence: Sequence, *, num_held: int = 0) -> None:
         """Let a running sequence wait for blocks again; a copy holds the first `num_held`."""
         self.running.remove(sequence)
-        self.pool.release(sequence.block_table[num_held:])
-        self.seats.leave(sequence)
-        sequence.block_table = []
+        sequence.leave_seat()
+        self.pool.release(sequence.give_up_blocks()[num_held:])
         sequence.num_computed = 0
         sequence.num_hashed_blocks = 0
         sequence.draft_token_ids = sequence.proposed_token_ids = sequence.forced_token_ids = ()
@@ -152,7 +151,7 @@ class Holdings:
         if sequence.host_block_ids:
             self.swapping.forget(sequence)
         if sequence.seat != NO_SEAT:
-            self.seats.leave(sequence)
+            sequence.leave_seat()
 
     def export(self, sequence: Sequence) -> None:
         """Keep the blocks of a sequence that has left, for a transfer that reads them."""
@@ -161,13 +160,13 @@ class Holdings:
 
     def free(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence that has left; those still written are quarantined."""
+        block_ids = sequence.give_up_blocks()
         if sequence.status in _COMING:
-            kept = self.pool.quarantine(sequence.block_table)
+            kept = self.pool.quarantine(block_ids)
             self.quarantined[sequence.sequence_id] = kept
             written = set(kept)
-            sequence.block_table = [b for b in sequence.block_table if b not in written]
-        self.pool.release(sequence.block_table)
-        sequence.block_table = []
+            block_ids = [b for b in block_ids if b not in written]
+        self.pool.release(block_ids)
         sequence.move_to(SequenceStatus.FINISHED)
 
     def end_export(self, sequence: Sequence) -> None:

@@ -35,7 +35,7 @@ def check_state(state: SchedulerState) -> None:
     seated = [*state.running, *state.receiving.values()]
     assert len(seated) <= state.limits.max_num_seqs, "more sequences than seats"
     for sequence in state.running:
-        num_slots = len(sequence.block_table) * state.limits.block_size
+        num_slots = sequence.num_held_blocks * state.limits.block_size
         assert sequence.num_computed <= num_slots, "computed tokens without a block"
         if sequence.is_decoding:
             assert sequence.num_uncomputed == 1, "decoding, yet not caught up"
@@ -43,7 +43,7 @@ def check_state(state: SchedulerState) -> None:
     assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
     num_kept = sum(len(block_ids) for block_ids in state.quarantined.values())
     assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
-    state.seats.check(seated)
+    state.seats.check([sequence.seat for sequence in seated])
     owners = [*state.waiting, *state.receiving.values()]
     num_swapped = sum(len(sequence.host_block_ids) for sequence in owners)
     num_held = num_swapped + state.swapping.num_held

@@ -152,7 +152,7 @@ class Chunk:
 
 
 PLAIN_DECODE = Chunk(1)
-"""The chunk of nearly every decoding sequence: one for all of them, so that none is made."""
+"""The chunk of nearly every decode: one object for all, so that others are found by identity."""
 
 
 @dataclass(frozen=True, slots=True)

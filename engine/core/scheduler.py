@@ -46,14 +46,9 @@ from engine.core.sequences.stop_rules import end_tokens
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
+from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_batch import planned_batch
-from engine.core.step.step_in_flight import (
-    PlannedStep,
-    Preempted,
-    StepOutput,
-    StepOutputs,
-    SwapCopy,
-)
+from engine.core.step.step_in_flight import PlannedStep, Preempted, StepOutput, SwapCopy
 from engine.core.step.step_results import StepResults
 from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
@@ -131,7 +126,9 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Known tokens still to be computed, of waiting and running sequences."""
-        return self.waiting.num_tokens + sum(s.num_known - s.num_computed for s in self.running)
+        rows = self.running.rows
+        num_uncomputed = self.seats.num_known[rows] - self.seats.num_computed[rows]
+        return self.waiting.num_tokens + int(num_uncomputed.sum())
 
     def num_cached_tokens(self, sequence: Sequence) -> int:
         """Return the number of a waiting sequence's tokens whose KV is in the prefix cache now."""
@@ -256,7 +253,7 @@ class Scheduler:
         self._held.leave(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
-        if keep_blocks and sequence.block_table:
+        if keep_blocks and sequence.num_held_blocks:
             self._held.export(sequence)
         else:
             self._held.free(sequence)
@@ -355,15 +352,16 @@ class Scheduler:
             step.sequences = list(self.running)
         else:
             step.sequences = list(map(by_id.__getitem__, plan.chunks))
-        # All that is done for hundreds of plain decodes is to see that they are plain.
+        # Of hundreds of decodes without a new block or a draft nothing is done here.
         chunks = {n: c for n, c in enumerate(plan.chunks.values()) if c is not PLAIN_DECODE}
         for entry, chunk in chunks.items():
             sequence = step.sequences[entry]
             if chunk.num_new_blocks:
                 block_ids = self.pool.allocate(chunk.num_new_blocks, BlockUse.RUNNING)
-                self.seats.add_blocks(sequence, block_ids)
+                self.seats.add_blocks(sequence.seat, block_ids)
             if chunk.num_drafts:
-                self.seats.write_drafts(sequence, sequence.draft_token_ids[: chunk.num_drafts])
+                drafts = sequence.draft_token_ids[: chunk.num_drafts]
+                self.seats.write_drafts(sequence.seat, drafts)
         if plan.admissions:
             admitted = self.waiting.take({a.sequence_id for a in plan.admissions})
             for admission in plan.admissions:

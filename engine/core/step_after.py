@@ -62,7 +62,7 @@ class StepAfter:
         going = [step.sequences[entry] for entry in rows.entries.tolist()]
         for entry in rows.num_lacking.nonzero()[0].tolist():
             block_ids = held.pool.allocate(int(rows.num_lacking[entry]), BlockUse.RUNNING)
-            held.seats.add_blocks(going[entry], block_ids)
+            held.seats.add_blocks(going[entry].seat, block_ids)
         step.batch.going_on = rows.entries
         self._step = step
         self._entries = {one.sequence_id: entry for entry, one in enumerate(going)}

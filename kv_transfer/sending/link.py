@@ -14,7 +14,6 @@ from kv_transfer.sending.channels import (
     chunks_by_token,
 )
 from kv_transfer.sending.effects import SayHello, SenderEffect, SendToPeer
-from kv_transfer.sending.joining import next_frame
 from kv_transfer.sending.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
 from kv_transfer.sending.shared_window import SharedWindow
 from kv_transfer.sending.transfer import Transfer
@@ -171,8 +170,7 @@ class Link:
         is_only_written = self.lane in ONE_SIDED_LANES and self.verify == "off"
         has_room = self._node_window.has_room(self.in_flight_bytes, half)
         is_large = is_only_written and has_room and self.budget_bytes == math.inf
-        return next_frame(
-            transfer.pending,
+        return transfer.next_frame(
             self._block_bytes,
             most_chunks=self._limits.joined_on(self.lane),
             most_blocks=self._frame_blocks,

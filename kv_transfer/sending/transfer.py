@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -168,6 +169,24 @@ class Transfer:
         """Make chunks of pushed blocks until there are `num_wanted`, if there are so many."""
         while self._pushes and len(self.pending) < num_wanted:
             self._split_part(self._pushes[0])
+
+    def next_frame(
+        self, block_bytes: Sequence[int], *, most_chunks: int, most_blocks: int, most_bytes: int
+    ) -> tuple[int, int]:
+        """Return how many pending chunks, all of one layer, are the next DATA frame; its bytes.
+
+        The first chunk always fits.
+        """
+        layer = num_chunks = num_blocks = 0
+        for chunk in islice(self.pending, most_chunks):
+            if not num_chunks:
+                layer = chunk.layer
+                most_blocks = min(most_blocks, most_bytes // block_bytes[layer])
+            elif chunk.layer != layer or num_blocks + len(chunk) > most_blocks:
+                break
+            num_chunks += 1
+            num_blocks += len(chunk)
+        return num_chunks, num_blocks * block_bytes[layer]
 
     def _split_part(self, push: _Push) -> None:
         # Whole chunks, so that none is short before the last part.

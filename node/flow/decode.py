@@ -23,7 +23,8 @@ from common.request import OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
-from engine.core.step.step_in_flight import PlannedStep, StepOutputs
+from engine.core.step.plain_decodes import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep
 from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
 from node.flow.attempt_outputs import emit_tokens, new_counts
 from node.flow.attempt_table import NodeAttempt

@@ -27,7 +27,8 @@ from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutputs, SwapCopy
+from engine.core.step.plain_decodes import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep, Pushes, SwapCopy
 from kv_transfer.contract import ConnectorFailed, KVEvent
 from node.flow.attempt_outputs import emit_error
 from node.flow.attempt_table import AttemptTable, NodeAttempt

@@ -29,7 +29,8 @@ from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput, StepOutputs
+from engine.core.step.plain_decodes import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput
 from kv_transfer.contract import Commit, KVEvent, Ticket, TransferEnded
 from node.flow.attempt_outputs import emit_tokens
 from node.flow.attempt_table import HANDED_OFF, NodeAttempt

@@ -2,7 +2,7 @@
 
 engine_node       a running node: its parts made in order, supervised, stopped in reverse order
 node_parts        the concrete parts of a node and their contracts
-prefill_node      the flow of a prefill node, made; decode_node: of a decode or mixed node
+make_flow         the flow of the node's role
 request_path      control service, inbox, step thread and token streams, connected
 step_thread       the step loop in its thread, until a stop, a crash or a stall
 connector_watch   whether the KV connector's thread makes turns

@@ -23,8 +23,7 @@ from node.life.node_parts import LoadedModel, NodeParts
 from node.life.request_path import RequestPath
 from node.life.self_description import log_loaded_model, node_record
 from node.life.step_thread import StepThread
-from node.watch.memory_metrics import MemoryCollector
-from node.watch.metrics import LeaseCollector, register_node
+from node.watch.metrics import LeaseCollector, MemoryCollector, register_node
 from node.watch.metrics_server import MetricsServer, bind_metrics
 from placement.first_answer import wait_for_store
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from common.kv.memory_plan import MemoryPlan
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import SchedulerStatistics
@@ -63,6 +64,26 @@ class LeaseCollector(Collector):
             "Heartbeats that the placement store did not take, by the error's code",
             "reason",
             self._failures,
+        )
+
+
+class MemoryCollector(Collector):
+    """Shows the parts of a `MemoryPlan`, which do not change; without one the KV cache alone."""
+
+    def __init__(self, plan: MemoryPlan | None, *, kv_bytes: int, swap_bytes: int) -> None:
+        self._parts = {"kv_cache": kv_bytes, "swapped_kv": swap_bytes}
+        if plan is not None:
+            self._parts["step_buffers"] = plan.step_buffer_bytes
+            self._parts["shared_weights"] = plan.shared_bytes
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one gauge."""
+        yield gauges(
+            "memory_bytes",
+            "Bytes as they are stored: the KV cache, host memory for swapped blocks, buffers of a "
+            "step, and the packed weights, of which all nodes of a machine map one copy",
+            "part",
+            self._parts,
         )
 
 

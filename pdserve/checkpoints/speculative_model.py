@@ -9,8 +9,9 @@ from common.errors import CheckpointError
 from common.files.cache_folder import full_path
 from common.settings.config import SpeculationConfig
 from engine.runner.mtp.mtp_weights import TARGET_IDENTITY
-from engine.runner.weights.checkpoint import Checkpoint, TensorFiles
+from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.tensor_files import TensorFiles
 
 _SHIPPED = Path(__file__).with_name("demo_mtp.safetensors")
 """An MTP layer that was distilled for the demo model; `tools/train_mtp.py` makes it."""

@@ -7,7 +7,6 @@ other_words     what other servers call these settings and commands
 help_text       what `--help` prints
 config_file     the TOML file
 exposure        what a process must have before other machines can reach it
-injected_variables  the variables that Kubernetes makes for Services, which are no settings
 config_sources  the three sources joined, every error at once with its origin
 shown_config    the effective configuration as TOML
 """

@@ -6,6 +6,7 @@ all sources are reported at once, each with the origin of its value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from common.settings.setting import Problem, quoted, without_passwords
 from pdserve.configuration.config_file import read_config_file, suggestion
 from pdserve.configuration.exposure import serve_problems, up_problems
 from pdserve.configuration.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS
-from pdserve.configuration.injected_variables import is_injected
 from pdserve.configuration.option_values import WANTED, value_from_text, value_from_toml
 from pdserve.configuration.options import (
     ROLE,
@@ -33,6 +33,13 @@ from pdserve.configuration.other_words import is_model
 
 # Variables with a meaning outside the configuration.
 OTHER_VARIABLES = ("PDSERVE_CACHE", "PDSERVE_CONFIG")
+
+_BY_NAME = re.compile(
+    r"PDSERVE_([A-Z0-9_]+_)?"
+    r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_PORT = re.compile(r"PDSERVE_([A-Z0-9_]+_)?PORT")
+_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 class SettingsError(ConfigError):
@@ -250,3 +257,17 @@ def _default_origin(command: Command, key: str) -> str:
 def _ways_to_set(option: Option) -> str:
     place = f"{option.key} under [{option.section}]" if option.section else option.key
     return f"set it with {option.flag}, {option.variable}, or {place} in the file"
+
+
+def is_injected(name: str, value: str) -> bool:
+    """Return whether Kubernetes made this variable for a Service: such variables are no settings.
+
+    A Service named `pdserve-router` adds to every container of its namespace
+    PDSERVE_ROUTER_SERVICE_HOST, PDSERVE_ROUTER_SERVICE_PORT, PDSERVE_ROUTER_SERVICE_PORT_HTTP,
+    PDSERVE_ROUTER_PORT=tcp://10.0.0.7:8000, PDSERVE_ROUTER_PORT_8000_TCP, and four variables that
+    begin with the last one. A Service named `pdserve` adds PDSERVE_PORT=tcp://10.0.0.7:8000, which
+    has the name of a setting.
+    """
+    if _BY_NAME.fullmatch(name):
+        return True
+    return _PORT.fullmatch(name) is not None and _ADDRESS.match(value) is not None

@@ -3,9 +3,7 @@
 local_cluster   starts, watches and ends every process
 cluster_plan    which processes there are, and the configuration of each
 restarts        when a node that died is started again
-start_progress  what nodes that start are doing, out of their logs
-first_lines     where everything is, once the cluster serves
-endings         what is said when a process has ended
+messages        what is said while nodes start, when all serve, and when a process has ended
 child_process   a child process with a log, stopped by its pid
 exec_child      becomes a command that is killed when its parent dies
 embedded_redis  a Redis server for this cluster

@@ -38,16 +38,21 @@ from pdserve.local_cluster.child_process import (
 )
 from pdserve.local_cluster.cluster_plan import ClusterSize, plan_cluster
 from pdserve.local_cluster.embedded_redis import start_embedded_redis
-from pdserve.local_cluster.endings import obituary, what_now
-from pdserve.local_cluster.first_lines import command_name, first_lines
 from pdserve.local_cluster.free_ports import connectable_host, require_free_port
 from pdserve.local_cluster.local_keys import make_local_keys, redis_users
+from pdserve.local_cluster.messages import (
+    command_name,
+    compiled_kernels,
+    first_lines,
+    last_words,
+    obituary,
+    what_now,
+)
 from pdserve.local_cluster.private_files import write_private
 from pdserve.local_cluster.restarts import Restarts
 from pdserve.local_cluster.run_folder import RunFolder, earlier_runs, make_log_folder
 from pdserve.local_cluster.sample_answer import show_sample_answer
 from pdserve.local_cluster.signals import Signals, StopRequested
-from pdserve.local_cluster.start_progress import compiled_kernels, last_words
 
 DEFAULT_PORT = 8000
 _START_TIMEOUT_S = 600.0

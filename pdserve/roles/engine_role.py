@@ -10,13 +10,13 @@ from typing import cast
 
 from common.files.cache_folder import cache_root
 from common.files.keys_folder import Keys
-from common.nodes import Role
 from common.observing.clock import MonotonicClock
 from common.observing.tracing import NO_TRACING, Tracing
 from common.settings.config import Config
 from node.life.engine_node import EngineNode
+from node.life.make_flow import flow_maker
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of, swap_space_of
-from node.life.node_parts import LoadedModel, MakeFlow, NodeParts
+from node.life.node_parts import LoadedModel, NodeParts
 from pdserve.roles.file_limit import allow_node_files
 from pdserve.roles.kv_plane import KVPlane
 from pdserve.roles.long_lived import exclude_from_collection
@@ -53,7 +53,7 @@ async def run_engine_role(
     parts = NodeParts(
         load_model=load_model,
         make_connector=kv.connect,
-        make_flow=_flow_maker(config),
+        make_flow=flow_maker(config),
         store=store,
         clock=MonotonicClock(),
         keys=keys,
@@ -80,13 +80,3 @@ def _loaded(config: Config, kv: KVPlane, watch_again: Callable[[], object]) -> L
     )
     exclude_from_collection()
     return cast(LoadedModel, runner)
-
-
-def _flow_maker(config: Config) -> MakeFlow:
-    if config.role is Role.PREFILL:
-        from node.life.prefill_node import prefill_flow_maker
-
-        return prefill_flow_maker(config)
-    from node.life.decode_node import decode_flow_maker
-
-    return decode_flow_maker(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from router.api.answers.chat_and_completions import (
     AnswerForm,
@@ -45,7 +44,7 @@ MakeFormat = Callable[[AnswerHead, RequestPlan, Usage, DescribeToken], AnswerFor
 class Endpoint:
     """What tells the APIs apart. `name` is that of metrics and logs, `operation` that of traces.
 
-    `title`, `body`, `answer` and `responses` describe it, for `/openapi.json`.
+    `title`, `body` and `responses` describe it, for `/openapi.json`.
     """
 
     path: str
@@ -56,7 +55,6 @@ class Endpoint:
     kind: RequestKind
     make_format: MakeFormat
     body: type[WholeBody]
-    answer: Any
     responses: Responses
 
 
@@ -90,8 +88,7 @@ CHAT = Endpoint(
     kind=RequestKind.CHAT,
     make_format=_choices(lambda plan: ChatFormat if plan.syntax.is_plain else ChatPartsFormat),
     body=ChatBody,
-    answer=ChatAnswer,
-    responses=stream_responses(ChatEvent),
+    responses=stream_responses(ChatAnswer, ChatEvent),
 )
 COMPLETIONS = Endpoint(
     path="/v1/completions",
@@ -102,8 +99,7 @@ COMPLETIONS = Endpoint(
     kind=RequestKind.COMPLETION,
     make_format=_choices(lambda _: CompletionFormat),
     body=CompletionBody,
-    answer=CompletionAnswer,
-    responses=stream_responses(CompletionEvent),
+    responses=stream_responses(CompletionAnswer, CompletionEvent),
 )
 RESPONSES = Endpoint(
     path="/v1/responses",
@@ -114,8 +110,7 @@ RESPONSES = Endpoint(
     kind=RequestKind.RESPONSE,
     make_format=lambda head, plan, usage, _: ResponseFormat(head, plan, usage),
     body=ResponseBody,
-    answer=ResponseAnswer,
-    responses=stream_responses(NamedEvent, has_done=False),
+    responses=stream_responses(ResponseAnswer, NamedEvent, has_done=False),
 )
 MESSAGES = Endpoint(
     path="/v1/messages",
@@ -126,8 +121,7 @@ MESSAGES = Endpoint(
     kind=RequestKind.MESSAGE,
     make_format=lambda head, plan, usage, _: MessageFormat(head, plan, usage),
     body=MessageBody,
-    answer=MessageAnswer,
-    responses=stream_responses(NamedEvent, MessageError, has_done=False),
+    responses=stream_responses(MessageAnswer, NamedEvent, MessageError, has_done=False),
 )
 
 ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)

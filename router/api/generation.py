@@ -202,7 +202,6 @@ def _add_generation(
         summary=endpoint.title,
         tags=[ANSWERS],
         description=endpoint.body.__doc__,
-        response_model=endpoint.answer,
         responses=endpoint.responses,
         openapi_extra=described_body(endpoint.body),
     )

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 
 from router.api.answers.shapes import ModelCard, ModelList
 from router.api.planning.planner import check_model
 from router.http.api_texts import MODELS
-from router.http.described import COMMON_ERRORS, error_responses
+from router.http.described import COMMON_ERRORS, error_responses, good_response
 from router.http.routes import Access, open_to
 from router.text.text_model import TextModel
 
@@ -29,11 +30,15 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
         }
 
     @app.get(
-        "/v1/models", summary="The model that is served", tags=[MODELS], responses=COMMON_ERRORS
+        "/v1/models",
+        summary="The model that is served",
+        tags=[MODELS],
+        responses=good_response(ModelList) | COMMON_ERRORS,
     )
     @open_to(Access.KEY)
-    async def list_models() -> ModelList:
-        return {"object": "list", "data": [card()]}
+    async def list_models() -> JSONResponse:
+        models: ModelList = {"object": "list", "data": [card()]}
+        return JSONResponse(models)
 
     # Any name is valid: declared to the framework, it would be described with a status 422.
     path = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -42,10 +47,10 @@ def add_model_routes(app: FastAPI, text_model: TextModel, max_model_len: Callabl
         "/v1/models/{name:path}",
         summary="One model",
         tags=[MODELS],
-        responses=COMMON_ERRORS | error_responses(404),
+        responses=good_response(ModelCard) | COMMON_ERRORS | error_responses(404),
         openapi_extra={"parameters": [path]},
     )
     @open_to(Access.KEY)
-    async def one_model(request: Request) -> ModelCard:
+    async def one_model(request: Request) -> JSONResponse:
         check_model(request.path_params["name"], text_model)
-        return card()
+        return JSONResponse(card())

@@ -20,7 +20,7 @@ from router.api.exchanges import Exchanges
 from router.api.generation import OpenAiApi
 from router.api.planning.planner import check_model
 from router.http.api_texts import MODELS
-from router.http.described import COMMON_ERRORS, described_body, error_responses
+from router.http.described import COMMON_ERRORS, described_body, error_responses, good_response
 from router.http.exchange import Exchange, Reply
 from router.http.routes import Access, open_to
 from router.http.sse import to_json
@@ -85,8 +85,7 @@ def add_tokenization_routes(
         summary="From text to tokens",
         tags=[MODELS],
         description="The token ids of a prompt or of a conversation.",
-        response_model=TokensAnswer,
-        responses=_ERRORS,
+        responses=good_response(TokensAnswer) | _ERRORS,
         openapi_extra=described_body(
             ChatBody | CompletionBody,
             description="A body of one of these endpoints: a chat where it has messages.",
@@ -101,8 +100,7 @@ def add_tokenization_routes(
         summary="From tokens to text",
         tags=[MODELS],
         description="The text of token ids.",
-        response_model=PromptAnswer,
-        responses=_ERRORS,
+        responses=good_response(PromptAnswer) | _ERRORS,
         openapi_extra=described_body(DetokenizeBody),
     )
     @open_to(Access.LIMITED)
@@ -114,8 +112,7 @@ def add_tokenization_routes(
         summary="Count the tokens of a message's prompt",
         tags=[MODELS],
         description=CountedBody.__doc__,
-        response_model=CountAnswer,
-        responses=error_responses(*_ERRORS, answer=MessageError),
+        responses=good_response(CountAnswer) | error_responses(*_ERRORS, answer=MessageError),
         openapi_extra=described_body(CountedBody),
     )
     @open_to(Access.LIMITED)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from router.cluster.shapes import READY_RESPONSES, ClusterAnswer, ReadyAnswer, ScrapeTarget
+from router.cluster.shapes import READY_RESPONSES, ClusterAnswer, ScrapeTarget
 from router.core.cluster_view import ClusterView
 from router.http.api_texts import CLUSTER, HEALTH
-from router.http.described import COMMON_ERRORS
+from router.http.described import COMMON_ERRORS, good_response
 from router.http.routes import Access, open_to
 from router.live.shapes import Serving
 
@@ -24,7 +24,6 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         "/ready",
         summary="Whether a request can be served",
         tags=[HEALTH],
-        response_model=ReadyAnswer,
         responses=READY_RESPONSES,
     )
     @open_to(Access.ANYBODY)
@@ -42,8 +41,7 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         "/v1/cluster/targets",
         summary="The nodes, for Prometheus' HTTP discovery",
         tags=[HEALTH],
-        response_model=list[ScrapeTarget],
-        responses=COMMON_ERRORS,
+        responses=good_response(list[ScrapeTarget]) | COMMON_ERRORS,
     )
     @open_to(Access.METRICS)
     async def scrape_targets() -> JSONResponse:
@@ -53,8 +51,7 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
         "/v1/cluster",
         summary="The nodes, their loads, the latest placements",
         tags=[CLUSTER],
-        response_model=ClusterAnswer,
-        responses=COMMON_ERRORS,
+        responses=good_response(ClusterAnswer) | COMMON_ERRORS,
     )
     @open_to(Access.KEY)
     async def describe_cluster() -> JSONResponse:

@@ -98,7 +98,6 @@ def add_drain_route(app: FastAPI, drain_node: DrainNode) -> None:
         summary="Let a node finish its requests and leave",
         tags=[CLUSTER],
         description=_DESCRIPTION,
-        response_model=DrainAnswer,
         responses=DRAIN_RESPONSES,
         openapi_extra=described_body(DrainBody),
     )

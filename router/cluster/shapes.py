@@ -8,7 +8,14 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from common.wire_types import Count
-from router.http.described import COMMON_ERRORS, ERRORS, PROBE_ERRORS, Responses, error_responses
+from router.http.described import (
+    COMMON_ERRORS,
+    ERRORS,
+    PROBE_ERRORS,
+    Responses,
+    error_responses,
+    good_response,
+)
 from router.live.shapes import Serving
 
 
@@ -88,6 +95,7 @@ class DrainAnswer(TypedDict):
 
 
 READY_RESPONSES: Responses = {
+    **good_response(ReadyAnswer),
     **error_responses(503, answer=NotReadyAnswer, texts={503: "It has not; the reason is there"}),
     **PROBE_ERRORS,
 }
@@ -99,6 +107,7 @@ _DRAIN_ERRORS: dict[int | str, str] = {
     502: "The node has left, or does not answer",
 }
 DRAIN_RESPONSES: Responses = {
+    **good_response(DrainAnswer),
     **COMMON_ERRORS,
     **error_responses(400, 404, 408, 409, 413, 415, 502, 503, texts=_DRAIN_ERRORS),
 }

@@ -10,9 +10,8 @@ from typing import Any
 from common.nodes import NodeRecord
 from common.version import PROTOCOL_VERSION, VERSION
 from placement.records import facts_json
-from router.cluster.layout_mismatches import unpaired_prefill_nodes
-from router.cluster.missing_nodes import unlisted_nodes, what_is_missing
 from router.cluster.shapes import PlacementFacts, ScrapeTarget
+from router.cluster.troubles import unlisted_nodes, unpaired_prefill_nodes, what_is_missing
 from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests

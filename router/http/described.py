@@ -1,7 +1,8 @@
 """How a route names what it takes and answers, for `/openapi.json`.
 
-Answers are `TypedDict`s, declared where they are made, of which the framework writes schemas.
-Nothing is checked with them at run time; tests compare real answers with them.
+Answers are `TypedDict`s, declared where they are made. The framework gets their schemas and not
+the types themselves, of which it would make a validator for each answer of each route. Nothing is
+checked with them at run time; tests compare real answers with them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ Responses = dict[int | str, dict[str, Any]]
 """What an endpoint answers besides its own answer, by status."""
 
 JSON = "application/json"
+NAMED = "#/components/schemas/{model}"
+"""The place of a type's schema in `/openapi.json`, where `documented_api` puts it."""
 
 
 class ErrorFields(TypedDict):
@@ -48,11 +51,30 @@ ERRORS: dict[int | str, str] = {
 }
 
 
+@cache
+def named_schema(kind: Any) -> Schema:
+    """Return the schema of a type that names types as `NAMED` says, with their own in `$defs`."""
+    schema = TypeAdapter(list[kind]).json_schema(ref_template=NAMED)
+    return {**schema["items"], "$defs": schema.get("$defs", {})}
+
+
+def response(answer: Any, description: str, media_type: str = JSON) -> dict[str, Any]:
+    """Return what an answer of one status is."""
+    return {"description": description, "content": {media_type: {"schema": named_schema(answer)}}}
+
+
 def error_responses(
     *statuses: int | str, answer: Any = ErrorAnswer, texts: Mapping[int | str, str] = ERRORS
 ) -> Responses:
     """Return errors by status; `texts` say what each means."""
-    return {status: {"description": texts[status], "model": answer} for status in statuses}
+    return {status: response(answer, texts[status]) for status in statuses}
+
+
+def good_response(
+    answer: Any, description: str = "Successful Response", media_type: str = JSON
+) -> Responses:
+    """Return the answer of an endpoint that went well."""
+    return {200: response(answer, description, media_type)}
 
 
 COMMON_ERRORS = error_responses(401, 403, 500)
@@ -60,12 +82,6 @@ COMMON_ERRORS = error_responses(401, 403, 500)
 
 PROBE_ERRORS = error_responses(403)
 """What those that are open without a key may answer."""
-
-
-def good_response(answer: Any, description: str, media_type: str) -> Responses:
-    """Return the answer of an endpoint that went well, and is not JSON."""
-    schema = schema_of(answer)
-    return {200: {"description": description, "content": {media_type: {"schema": schema}}}}
 
 
 def described_body(kind: Any, **more: str) -> dict[str, Any]:

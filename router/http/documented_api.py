@@ -27,8 +27,10 @@ class ServedModel(NamedTuple):
 def documented_api(described: Described, model: ServedModel) -> Described:
     """Return the OpenAPI description with groups, fields and bodies that `model` answers.
 
-    Raises `KeyError` for a field that `api_texts` has no words for.
+    Raises `KeyError` for a field that `api_texts` has no words for, and `ValueError` for two types
+    of answers with one name.
     """
+    named: Described = {}
     paths = {
         path: {
             method: _operation(operation, EXAMPLES.get(path, {}), model)
@@ -37,7 +39,24 @@ def documented_api(described: Described, model: ServedModel) -> Described:
         for path, methods in described["paths"].items()
     }
     tags = [{"name": name, "description": text} for name, text in GROUPS.items()]
-    return {**described, "paths": paths, "tags": tags}
+    return {
+        **described,
+        "paths": _without_types(paths, named),
+        "components": {"schemas": dict(sorted(named.items()))},
+        "tags": tags,
+    }
+
+
+def _without_types(part: Any, named: Described) -> Any:
+    """Return a part whose schemas only name types: what stands for these is put into `named`."""
+    if isinstance(part, list):
+        return [_without_types(one, named) for one in part]
+    if not isinstance(part, dict):
+        return part
+    for name, schema in part.get("$defs", {}).items():
+        if named.setdefault(name, schema) != schema:
+            raise ValueError(f"two types of answers have the name {name}")
+    return {key: _without_types(one, named) for key, one in part.items() if key != "$defs"}
 
 
 def _operation(operation: Described, bodies: Mapping[str, Body], model: ServedModel) -> Described:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from typing_extensions import TypedDict
 
@@ -28,17 +29,25 @@ _MEASURED = good_response(str, "Metrics as Prometheus reads them", "text/plain")
 def add_probe_routes(app: FastAPI, registry: CollectorRegistry) -> None:
     """Add the routes to `app`; `/metrics` shows `registry`."""
 
-    @app.get("/health", summary="Whether the process runs", tags=[HEALTH], responses=PROBE_ERRORS)
+    @app.get(
+        "/health",
+        summary="Whether the process runs",
+        tags=[HEALTH],
+        responses=good_response(Health) | PROBE_ERRORS,
+    )
     @open_to(Access.ANYBODY)
-    async def health() -> Health:
-        return {"status": "ok"}
+    async def health() -> JSONResponse:
+        return JSONResponse(Health(status="ok"))
 
     @app.get(
-        "/version", summary="The version of this router", tags=[MODELS], responses=COMMON_ERRORS
+        "/version",
+        summary="The version of this router",
+        tags=[MODELS],
+        responses=good_response(Version) | COMMON_ERRORS,
     )
     @open_to(Access.KEY)
-    async def version() -> Version:
-        return {"version": VERSION}
+    async def version() -> JSONResponse:
+        return JSONResponse(Version(version=VERSION))
 
     @app.get(
         "/metrics",

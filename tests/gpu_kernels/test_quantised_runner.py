@@ -22,9 +22,10 @@ from engine.runner.gpu.weight_plan import PlannedMatrix, planned
 from engine.runner.gpu.weights import DecoderWeights, Form
 from engine.runner.model_runner import ModelRunner
 from engine.runner.weights.tensor_source import TensorSource
+from tests.support.models.hub_formats import Awq, Fp8, Gptq, Packer, pack_folder
 from tests.support.models.running import load, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, write_checkpoint
-from tests.support.models.tiny_gguf import write_pair
+from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
+from tests.support.models.tiny_gguf import write_pair, write_wide
 
 pytestmark = pytest.mark.usefixtures("interpreted_card")
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}
@@ -94,6 +95,23 @@ def test_weights_that_are_quantised_while_they_are_loaded_are_those_of_a_file(
     made = on_card(folder, kind.lower(), "random")
     assert forms_on(made) == forms_on(runner)
     assert np.isfinite(computed(made, PROMPT, [])).all()
+
+
+@pytest.mark.parametrize(
+    ("packer", "form"), [(Gptq(), Form.Q4_0), (Awq(), Form.Q8_0), (Fp8(), Form.BF16)],
+    ids=["gptq", "awq", "fp8"],
+)  # fmt: skip
+def test_integers_of_a_hub_are_multiplied_as_blocks(
+    tmp_path: Path, packer: Packer, form: Form
+) -> None:
+    """Their values and no others: near those in float32, as are those in bfloat16."""
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    values = pack_folder(packed, QWEN3, weights_of(QWEN3), packer)
+    runner = on_card(packed)
+    assert forms_on(runner) == [form] * 4 + [Form.BF16]
+    exact = load(write_wide(tmp_path / "wide", QWEN3, values), 64)
+    assert close(computed(runner, PROMPT, []), computed(exact, PROMPT, []))
 
 
 MIXED = [

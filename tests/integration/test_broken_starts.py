@@ -23,6 +23,7 @@ from pdserve.cli import main
 from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.support.cluster.processes import role_environment
+from tests.support.models.hub_formats import Gptq, packed_model, write_tensors
 from tests.support.models.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
 from tests.support.models.tokenizer_gguf import write_tiny_gguf
 from tests.support.stores.redis_server import RedisServer
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 
 END_TIMEOUT_S = 150.0
 GGUF = "model.gguf"
+UP = "model.layers.1.mlp.up_proj"
 Break = Callable[[Path], object]
 
 
@@ -56,13 +58,31 @@ def change_a_shape(folder: Path) -> None:
 
 def change_a_dtype(folder: Path) -> None:
     weights = tiny_weights(7)
-    name = "model.layers.1.mlp.up_proj.weight"
+    name = f"{UP}.weight"
     weights[name] = weights[name].astype(np.int8)
     save_file(weights, folder / "model.safetensors")
 
 
 def change_the_architecture(folder: Path) -> None:
     write_json(folder / "config.json", tiny_config() | {"architectures": ["GPT2LMHeadModel"]})
+
+
+def claim_three_bits(folder: Path) -> None:
+    change_quantization(folder, {"bits": 3})
+
+
+def lose_the_scales(folder: Path) -> None:
+    change_quantization(folder, {}, f"{UP}.scales")
+
+
+def change_quantization(folder: Path, keys: dict[str, object], lost: str = "") -> None:
+    """Write GPTQ weights, with other keys in config.json or without one tensor."""
+    packer = Gptq(group_size=32)
+    tensors, _ = packed_model(tiny_weights(7), packer)
+    tensors.pop(lost, None)
+    write_tensors(folder / "model.safetensors", tensors)
+    config = tiny_config() | {"quantization_config": packer.config() | keys}
+    write_json(folder / "config.json", config)
 
 
 def cut_a_gguf_file_short(folder: Path) -> None:
@@ -100,6 +120,8 @@ CASES: dict[str, Case] = {
     "wrong shape": Case(1, ("mlp", "shape", "192"), change_a_shape),
     "wrong dtype": Case(1, ("mlp.up_proj.weight", "I8", "F32"), change_a_dtype),
     "architecture": Case(1, ("GPT2LMHeadModel", "LlamaForCausalLM"), change_the_architecture),
+    "three bits": Case(1, ("quantization_config.bits is 3", "wanted 4 or 8"), claim_three_bits),
+    "no scales": Case(1, (f"{UP}.scales is missing", "[2, 128]"), lose_the_scales),
     "truncated GGUF file": Case(
         1, (GGUF, "not a whole GGUF file", "bytes"), cut_a_gguf_file_short, IN_GGUF
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pdserve.local_cluster.free_ports import free_loopback_port
 from tests.support.cluster.processes import role_environment
+from tests.support.cluster.serving_up import serving_up
 
-UP = (sys.executable, "-m", "pdserve", "up", "--host", "0.0.0.0", "--mixed", "1")
+EXPOSED = ("--host", "0.0.0.0", "--mixed", "1")
 ELSEWHERE = "127.0.0.2"
 """An address of this machine at which nothing answers that listens on 127.0.0.1 alone."""
 
@@ -23,35 +22,14 @@ ELSEWHERE = "127.0.0.2"
 @contextmanager
 def serving(folder: Path, model: Path, *arguments: str) -> Iterator[str]:
     """A cluster that has shown its sample answer; the block gets its address for others."""
-    port = free_loopback_port()
-    process = subprocess.Popen(
-        [*UP, "--model", str(model), "--port", str(port), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=role_environment() | {"TMPDIR": str(folder)},
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        printed = ""
-        while "Serving on" not in printed:
-            line = process.stdout.readline()
-            assert line, printed
-            printed += line
-        yield f"http://{ELSEWHERE}:{port}/v1/models"
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        assert process.wait() == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with serving_up(folder, model, *EXPOSED, *arguments) as up:
+        yield f"http://{ELSEWHERE}:{up.port}/v1/models"
     assert list(folder.iterdir()) == []
 
 
 def test_without_a_key_it_is_refused_with_what_to_do_and_nothing_starts(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*UP, "--model", "/nowhere"],
+        [sys.executable, "-m", "pdserve", "up", *EXPOSED, "--model", "/nowhere"],
         capture_output=True,
         text=True,
         env=role_environment() | {"TMPDIR": str(tmp_path)},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -26,10 +25,10 @@ import redis
 from common.files.keys_folder import load_keys
 from common.nodes import NodeRecord, Role
 from kv_transfer.zmq.curve_keys import load_curve_keys, new_curve_keys
-from pdserve.local_cluster.free_ports import free_loopback_port
 from placement.records import decode_node
 from tests.support.cluster.books import NodeBooks
 from tests.support.cluster.processes import SOURCES, role_environment
+from tests.support.cluster.serving_up import serving_up
 from tests.support.key_folders import make_keys
 from tests.support.observing.listeners import listening_sockets, process_tree
 
@@ -94,37 +93,18 @@ class Up:
 def up(tiny_model: Path) -> Iterator[Up]:
     temporary = Path(tempfile.mkdtemp(prefix="of-all-"))
     temporary.chmod(0o1777)
-    port = free_loopback_port()
     numba = Path(role_environment().get("PDSERVE_CACHE") or Path.home() / ".cache/pdserve")
-    environ = {"TMPDIR": str(temporary), "PDSERVE_CACHE": str(temporary / "cache")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pdserve", "up", "--port", str(port), "--model", str(tiny_model)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={"NUMBA_CACHE_DIR": str(numba / "numba"), **role_environment(), **environ},
-        cwd=SOURCES,
-        text=True,
-        umask=0,
-    )
-    assert process.stdout is not None
+    environ = {"PDSERVE_CACHE": str(temporary / "cache")}
+    if "NUMBA_CACHE_DIR" not in role_environment():
+        environ["NUMBA_CACHE_DIR"] = str(numba / "numba")
     try:
-        printed = ""
-        while "Serving on" not in printed:
-            line = process.stdout.readline()
-            assert line, printed
-            printed += line
-        # A body that is planned in a process of its own, which the router starts for it.
-        large = {"model": "tiny", "prompt": "word " * 40_000}
-        httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=large, timeout=60)
-        yield Up(process.pid, port, temporary, _records(temporary))
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        assert process.wait() == 0
+        with serving_up(temporary, tiny_model, environ=environ, cwd=SOURCES, umask=0) as up:
+            # A body that is planned in a process of its own, which the router starts for it.
+            large = {"model": "tiny", "prompt": "word " * 40_000}
+            httpx.post(f"http://127.0.0.1:{up.port}/v1/completions", json=large, timeout=60)
+            yield Up(up.pid, up.port, temporary, _records(temporary))
         assert [path.name for path in temporary.iterdir()] == ["cache"]
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
         shutil.rmtree(temporary)
 
 

@@ -40,39 +40,47 @@ def plan_decodes(
     if budget.available < num_needed <= budget.available + budget.coming:
         budget.plan.stopped_by = StopRule.COPYING
         _plan_those_that_fit(budget, decoding, new)
-        return decoding
-    if num_needed > budget.available:
+    elif num_needed > budget.available:
         # The last one left: it waits until held blocks are released, or until it is preempted.
         budget.plan.stopped_by = StopRule.NO_VICTIM
         if not is_anything_else_held:
             budget.plan.starved.append(decoding[0].sequence_id)
-        return decoding
-    if budget.limits.num_speculative_tokens == 0:
-        budget.plan_plain_decodes(decoding, new)
-        return decoding
-    spare_blocks = budget.available - num_needed
-    spare_tokens = budget.tokens_left - len(decoding)
-    for sequence, num_new in zip(decoding, new.tolist(), strict=True):
-        if budget.tokens_left == 0:
-            break
-        if sequence.draft_token_ids and spare_tokens > 0:
-            most_held = len(sequence.block_table) + num_new + spare_blocks
-            num_slots = most_held * size - sequence.num_computed - 1
-            num_drafts = min(_wanted_drafts(budget, sequence, spare_tokens), num_slots)
-            num_with_drafts = _blocks_needed(sequence, num_drafts, size)
-            spare_blocks -= num_with_drafts - num_new
-            spare_tokens -= num_drafts
-            budget.plan_decode(sequence, num_with_drafts, num_drafts)
-        else:
-            budget.plan_decode(sequence, num_new, 0)
+    else:
+        budget.plan_decodes(decoding, *_with_drafts(budget, decoding, new))
     return decoding
 
 
 def _plan_those_that_fit(budget: StepBudget, decoding: list[SequenceView], new: Ints) -> None:
     """Plan one token of each sequence for which blocks are left; the others wait for copies."""
-    for sequence, num_new in zip(decoding, new.tolist(), strict=True):
-        if num_new <= budget.available and budget.tokens_left:
-            budget.plan_decode(sequence, num_new, 0)
+    chosen: list[int] = []
+    num_left = budget.available
+    for number, num_new in enumerate(new.tolist()):
+        if num_new <= num_left:
+            chosen.append(number)
+            num_left -= num_new
+    new = new[chosen]
+    budget.plan_decodes([decoding[number] for number in chosen], new, np.zeros_like(new))
+
+
+def _with_drafts(budget: StepBudget, decoding: list[SequenceView], new: Ints) -> tuple[Ints, Ints]:
+    """Return how many blocks and drafts each sequence gets: as many drafts as are left over."""
+    num_drafts = np.zeros_like(new)
+    spare_tokens = budget.tokens_left - len(decoding)
+    if budget.limits.num_speculative_tokens == 0 or spare_tokens <= 0:
+        return new, num_drafts
+    size, num_blocks = budget.limits.block_size, new.copy()
+    spare_blocks = budget.available - int(new.sum())
+    for number, num_new in enumerate(new.tolist()):
+        sequence = decoding[number]
+        if sequence.draft_token_ids and spare_tokens > 0:
+            most_held = sequence.num_held_blocks + num_new + spare_blocks
+            num_slots = most_held * size - sequence.num_computed - 1
+            count = min(_wanted_drafts(budget, sequence, spare_tokens), num_slots)
+            num_blocks[number] = num_with_drafts = _blocks_needed(sequence, count, size)
+            num_drafts[number] = count
+            spare_blocks -= num_with_drafts - num_new
+            spare_tokens -= count
+    return num_blocks, num_drafts
 
 
 def new_blocks(
@@ -88,7 +96,7 @@ def new_blocks(
 
 
 def _blocks_needed(sequence: SequenceView, num_drafts: int, block_size: int) -> int:
-    return new_blocks(sequence.num_computed, 1, num_drafts, len(sequence.block_table), block_size)
+    return new_blocks(sequence.num_computed, 1, num_drafts, sequence.num_held_blocks, block_size)
 
 
 def _wanted_drafts(budget: StepBudget, sequence: SequenceView, spare_tokens: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.planner_contract import SequenceView
 from engine.core.policies.growth import GrowthColumns
+from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Ints, Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -23,7 +24,7 @@ from engine.core.step.step_in_flight import PlannedStep
 class SequenceForecast:
     """A running sequence as it will be (`planner_contract.SequenceView`). It drafts nothing."""
 
-    __slots__ = ("_now", "block_table", "num_computed", "num_known", "sequence_id", "status")
+    __slots__ = ("_now", "num_computed", "num_known", "sequence_id", "status")
 
     draft_token_ids: Items[int] = ()
 
@@ -32,7 +33,6 @@ class SequenceForecast:
     ) -> None:
         self._now = now
         self.sequence_id = now.sequence_id
-        self.block_table = now.block_table
         self.num_known = num_known
         self.num_computed = num_computed
         self.status = status
@@ -63,7 +63,11 @@ class SequenceForecast:
 
     @property
     def num_held_blocks(self) -> int:
-        return len(self.block_table)
+        return self._now.num_held_blocks
+
+    @property
+    def block_table(self) -> list[int]:
+        return self._now.block_table
 
     @property
     def num_swapped(self) -> int:
@@ -100,9 +104,7 @@ class PoolForecast:
 class Forecast:
     """The running sequences, the seats and the pool after `step`, in which nothing is drafted."""
 
-    def __init__(
-        self, step: PlannedStep, running: Items[Sequence], seats: Seats, pool: BlockPool
-    ) -> None:
+    def __init__(self, step: PlannedStep, running: Running, seats: Seats, pool: BlockPool) -> None:
         self.running: list[SequenceView] = []
         self._seats = seats
         self._rows: list[int] = []
@@ -111,24 +113,23 @@ class Forecast:
         self._leaving: list[int] = []
         entries = {s.sequence_id: entry for entry, s in enumerate(step.sequences)}
         num_tokens, is_sampled = step.batch.num_tokens.tolist(), step.batch.is_sampled.tolist()
+        counts = seats.num_known[running.rows].tolist(), seats.num_computed[running.rows].tolist()
         freed: list[int] = []
         decode = SequenceStatus.RUNNING_DECODE
-        for sequence in running:
+        for sequence, num_known, num_computed in zip(running, *counts, strict=True):
             entry = entries.get(sequence.sequence_id)
             if entry is None or not is_sampled[entry]:
-                num_computed = sequence.num_computed + (0 if entry is None else num_tokens[entry])
-                self.running.append(
-                    SequenceForecast(sequence, sequence.num_known, num_computed, sequence.status)
-                )
+                num_computed += 0 if entry is None else num_tokens[entry]
+                status = sequence.status
+                self.running.append(SequenceForecast(sequence, num_known, num_computed, status))
                 self._rows.append(sequence.seat)
             elif sequence.is_exported:
                 self._leaving.append(sequence.seat)
-            elif sequence.num_known + 1 >= sequence.num_prompt + sequence.max_new_tokens:
+            elif num_known + 1 >= sequence.num_prompt + sequence.max_new_tokens:
                 self._leaving.append(sequence.seat)
                 freed += filter(pool.is_unshared, sequence.block_table)
             else:
                 self._drawing.append(sequence.seat)
-                num_known = sequence.num_known
                 self.running.append(SequenceForecast(sequence, num_known + 1, num_known, decode))
                 self._rows.append(sequence.seat)
         self.pool = PoolForecast(pool, frozenset(freed)) if freed else pool

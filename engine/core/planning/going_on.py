@@ -64,7 +64,9 @@ def rows_after(
     `num_running` sequences run, `num_waiting` wait; `has_seat`: one of those could be given a seat.
     """
     batch = step.batch
-    if not batch.is_plain or len(batch) != num_running or _has_copies(step):
+    if not (batch.is_plain and batch.is_decode.all()):
+        return None
+    if len(batch) != num_running or _has_copies(step):
         return None
     known = seats.num_known.take(batch.rows)
     longest = seats.num_prompt.take(batch.rows) + seats.max_new_tokens.take(batch.rows)

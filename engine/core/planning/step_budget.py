@@ -65,15 +65,24 @@ class StepBudget:
             self.plan.num_decode_tokens -= planned.num_tokens
             self.plan.num_draft_tokens -= planned.num_drafts
 
-    def plan_decode(self, sequence: SequenceView, num_new_blocks: int, num_drafts: int) -> None:
-        """Plan one known token and its drafts."""
-        self.plan.chunks[sequence.sequence_id] = Chunk(1, num_new_blocks, num_drafts)
-        if num_new_blocks:
-            self.growing.append((sequence, num_new_blocks))
-        self.plan.num_decode_tokens += 1
-        self.plan.num_draft_tokens += num_drafts
-        self.tokens_left -= 1 + num_drafts
-        self.available -= num_new_blocks
+    def plan_decodes(
+        self, sequences: Sequence[SequenceView], num_new_blocks: Ints, num_drafts: Ints
+    ) -> None:
+        """Plan one known token and the drafts of each; no more than there are tokens left.
+
+        To be called before anything else is planned.
+        """
+        plan, sequences = self.plan, sequences[: self.tokens_left]
+        plan.chunks = dict.fromkeys([s.sequence_id for s in sequences], PLAIN_DECODE)
+        plan.num_decode_tokens = len(sequences)
+        for number in (num_new_blocks | num_drafts)[: len(sequences)].nonzero()[0].tolist():
+            sequence, count = sequences[number], int(num_new_blocks[number])
+            plan.chunks[sequence.sequence_id] = chunk = Chunk(1, count, int(num_drafts[number]))
+            plan.num_draft_tokens += chunk.num_drafts
+            if count:
+                self.growing.append((sequence, count))
+                self.available -= count
+        self.tokens_left -= plan.num_decode_tokens + plan.num_draft_tokens
 
     def plan_chunk(self, sequence: SequenceView, num_tokens: int) -> None:
         """Plan `num_tokens` of a prompt, beyond those planned for it already."""
@@ -115,24 +124,6 @@ class StepBudget:
     def capped(self, num_tokens: int) -> int:
         """Return the tokens of a chunk of `num_tokens` that one prompt may have in a step."""
         return min(num_tokens, self._longest_chunk)
-
-    def plan_plain_decodes(self, sequences: Sequence[SequenceView], num_new_blocks: Ints) -> None:
-        """Plan one known token each, as `plan_decode` does; no more than there are tokens left.
-
-        To be called before anything else is planned.
-        """
-        if len(sequences) > self.tokens_left:
-            sequences = sequences[: self.tokens_left]
-            num_new_blocks = num_new_blocks[: self.tokens_left]
-        chunks = dict.fromkeys([s.sequence_id for s in sequences], PLAIN_DECODE)
-        for number in num_new_blocks.nonzero()[0].tolist():
-            sequence, count = sequences[number], int(num_new_blocks[number])
-            chunks[sequence.sequence_id] = Chunk(1, count)
-            self.growing.append((sequence, count))
-            self.available -= count
-        self.plan.chunks = chunks
-        self.plan.num_decode_tokens = len(sequences)
-        self.tokens_left -= len(sequences)
 
     def chunk_tokens(
         self, start: int, num_uncomputed: int, *, num_kept: int = 0, num_planned: int = 0

@@ -43,8 +43,9 @@ class PrefixIndex:
         if num_full <= sequence.num_hashed_blocks or not self._is_enabled:
             return
         self._extend_hashes(sequence, num_full)
+        block_ids = sequence.block_table
         for index in range(sequence.num_hashed_blocks, num_full):
-            self._pool.publish(sequence.block_table[index], sequence.block_hashes[index])
+            self._pool.publish(block_ids[index], sequence.block_hashes[index])
         sequence.num_hashed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, count: int) -> None:

@@ -1,8 +1,7 @@
 """The seated sequences as arrays, one row per seat, changed in place: what every step reads.
 
-A `Sequence` is the truth about itself; a row repeats the parts that a step reads for hundreds of
-sequences at once: tokens, blocks and sampling parameters. `Scheduler.check` compares the two. Only
-the tokens of plain decodes are written here alone, and read by their sequence when it needs them.
+The tokens and the block table of a seated sequence are here alone, with their counts and with how
+far the tokens are computed. Its `Sequence` reads them here, and takes them along when it leaves.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy.typing as npt
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
 from engine.core.policies.growth import GrowthColumns
-from engine.core.sequences.sequence import NO_SEAT, Sequence
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -57,6 +55,7 @@ class Seats:
         self.block_tables = np.zeros((num_seats, max_blocks), np.int32)
         self.num_prompt: Ints = np.zeros(num_seats, np.int64)
         self.num_known: Ints = np.zeros(num_seats, np.int64)
+        self.num_computed: Ints = np.zeros(num_seats, np.int64)
         self.num_blocks: Ints = np.zeros(num_seats, np.int64)
         self.max_new_tokens: Ints = np.zeros(num_seats, np.int64)
         self.sampling = np.zeros(num_seats, SAMPLING_COLUMNS)
@@ -66,18 +65,21 @@ class Seats:
         self.params: list[SamplingParams | None] = [None] * num_seats
         self._free = list(range(num_seats - 1, -1, -1))
 
-    def take(self, sequence: Sequence) -> None:
-        """Seat a sequence that has no blocks yet."""
+    def take(
+        self,
+        prompt_token_ids: Items[int],
+        output_token_ids: Items[int],
+        max_new_tokens: int,
+        params: SamplingParams,
+    ) -> int:
+        """Return a free seat, now with these tokens, of which none is computed, and no blocks."""
         seat = self._free.pop()
-        sequence.seat = seat
-        row = self.token_ids[seat]
-        row[: sequence.num_prompt] = sequence.prompt_token_ids
-        row[sequence.num_prompt : sequence.num_known] = sequence.output_token_ids
-        sequence.row = row
-        self.num_prompt[seat] = sequence.num_prompt
-        self.num_known[seat] = sequence.num_known
-        self.max_new_tokens[seat] = sequence.max_new_tokens
-        self.set_params(seat, sequence.request.sampling)
+        self.append(seat, prompt_token_ids)
+        self.num_prompt[seat] = len(prompt_token_ids)
+        self.append(seat, output_token_ids)
+        self.max_new_tokens[seat] = max_new_tokens
+        self.set_params(seat, params)
+        return seat
 
     def set_params(self, seat: int, params: SamplingParams) -> None:
         """Write the sampling parameters of a seat."""
@@ -91,41 +93,40 @@ class Seats:
         asked = params.prompt_logprobs
         self.num_prompt_logprobs[seat] = NOT_ASKED if asked is None else asked
 
-    def leave(self, sequence: Sequence) -> None:
-        """Empty the sequence's seat."""
-        seat = sequence.seat
+    def leave(self, seat: int) -> None:
+        """Empty a seat."""
         self.block_tables[seat, : self.num_blocks[seat]] = 0
-        for column in (self.num_prompt, self.num_known, self.num_blocks, self.max_new_tokens):
+        for column in (
+            self.num_prompt, self.num_known, self.num_computed, self.num_blocks,
+            self.max_new_tokens,
+        ):  # fmt: skip
             column[seat] = 0
         self.params[seat] = None
         self.has_grammar[seat] = self.has_rules[seat] = False
         self.num_prompt_logprobs[seat] = NOT_ASKED
         self._free.append(seat)
-        sequence.leave_row()
-        sequence.seat = NO_SEAT
 
-    def add_blocks(self, sequence: Sequence, block_ids: Items[int]) -> None:
-        """Append `block_ids` to the block table of a seated sequence and to its row."""
-        held = len(sequence.block_table)
-        sequence.block_table += block_ids
-        self.block_tables[sequence.seat, held : held + len(block_ids)] = block_ids
-        self.num_blocks[sequence.seat] = held + len(block_ids)
+    def add_blocks(self, seat: int, block_ids: Items[int]) -> None:
+        """Append `block_ids` to the block table of a seat."""
+        held = self.num_blocks.item(seat)
+        self.block_tables[seat, held : held + len(block_ids)] = block_ids
+        self.num_blocks[seat] = held + len(block_ids)
 
-    def write_drafts(self, sequence: Sequence, token_ids: Items[int]) -> None:
-        """Write drafts after the sequence's known tokens."""
-        known = sequence.num_known
-        self.token_ids[sequence.seat, known : known + len(token_ids)] = token_ids
+    def write_drafts(self, seat: int, token_ids: Items[int]) -> None:
+        """Write drafts after the known tokens of a seat."""
+        known = self.num_known.item(seat)
+        self.token_ids[seat, known : known + len(token_ids)] = token_ids
 
-    def append(self, sequence: Sequence, token_ids: Items[int]) -> None:
-        """Append tokens that were appended to the sequence."""
-        known = sequence.num_known
-        self.token_ids[sequence.seat, known - len(token_ids) : known] = token_ids
-        self.num_known[sequence.seat] = known
+    def append(self, seat: int, token_ids: Items[int]) -> None:
+        """Append known tokens to those of a seat."""
+        self.write_drafts(seat, token_ids)
+        self.num_known[seat] += len(token_ids)
 
     def append_one_each(self, rows: Ints, known: Ints, token_ids: Ints) -> None:
-        """Append one token to each of these seats, which have `known` tokens."""
+        """Append one token to each of these seats, whose `known` tokens are all computed now."""
         self.token_ids[rows, known] = token_ids
         self.num_known[rows] = known + 1
+        self.num_computed[rows] = known
 
     def num_lacking(self, rows: Ints, num_known: Ints, block_size: int) -> Ints:
         """Return how many more blocks each of these seats needs for so many tokens."""
@@ -141,24 +142,11 @@ class Seats:
             num_held_blocks=self.num_blocks.copy(),
         )
 
-    def check(self, seated: Items[Sequence]) -> None:
-        """Raise `AssertionError` unless each row says what its sequence says."""
-        seats = [sequence.seat for sequence in seated]
-        everyone = sorted([*seats, *self._free])
-        assert everyone == list(range(len(self.num_known))), "a seat is lost or taken twice"
-        for sequence, seat in zip(seated, seats, strict=True):
-            known = sequence.tokens(0, sequence.num_known)
-            held = len(sequence.block_table)
-            assert self.num_prompt[seat] == sequence.num_prompt, "prompt miscounted in a row"
-            assert self.num_known[seat] == sequence.num_known, "tokens miscounted in a row"
-            assert self.num_blocks[seat] == held, "blocks miscounted in a row"
-            assert self.max_new_tokens[seat] == sequence.max_new_tokens, "another limit in a row"
-            row = self.token_ids[seat]
-            assert sequence.row is not None, "no row to read tokens from"
-            assert np.shares_memory(sequence.row, row), "tokens are read from another row"
-            assert row[: sequence.num_known].tolist() == list(known), "other tokens in a row"
-            table = self.block_tables[seat, :held]
-            assert table.tolist() == sequence.block_table, "other blocks in a row"
+    def check(self, taken: Items[int]) -> None:
+        """Raise `AssertionError` unless these seats are taken, and the others hold nothing."""
+        assert sorted([*taken, *self._free]) == list(range(len(self.num_known))), (
+            "a seat is lost or taken twice"
+        )
         for seat in self._free:
             assert self.num_blocks[seat] == self.num_known[seat] == 0, "an empty seat holds blocks"
         is_behind = np.arange(self.block_tables.shape[1]) >= self.num_blocks[:, None]

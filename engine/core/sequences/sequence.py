@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from collections.abc import Set
 
-import numpy as np
-import numpy.typing as npt
-
 from common.kv.blocks import BlockHash
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest
-from engine.core.runner_contract import SampleInput
+from engine.core.runner_contract import DrawnTokens, SampleInput
+from engine.core.sequences.seats import Seats
 from engine.core.sequences.status import SequenceStatus, check_transition
 from engine.core.speculation.draft_length import Acceptance
 
@@ -25,17 +23,21 @@ _DECODE = SequenceStatus.RUNNING_DECODE
 class Sequence:
     """Known tokens, how far they are computed, and the blocks that hold their KV.
 
+    While it is seated these are in its seat alone, and it reads them there.
+
     `has_remote_kv`: the prompt's KV is computed on another node and lands here. `is_exported`: the
     prompt is computed here and its KV is sent to another node after the first token. Only the
     scheduler writes to a sequence.
     """
 
     __slots__ = (
+        "_block_table",
+        "_num_computed",
         "_output_token_ids",
+        "_seats",
         "acceptance",
         "arrival",
         "block_hashes",
-        "block_table",
         "draft_token_ids",
         "end_token_ids",
         "forced_token_ids",
@@ -46,10 +48,8 @@ class Sequence:
         "num_accepted_drafts",
         "num_bypassed",
         "num_cached_tokens",
-        "num_computed",
         "num_drafted",
         "num_hashed_blocks",
-        "num_known",
         "num_output_at_preemption",
         "num_prompt",
         "num_swapped",
@@ -59,7 +59,6 @@ class Sequence:
         "proposed_token_ids",
         "queue_key",
         "request",
-        "row",
         "seat",
         "sequence_id",
         "status",
@@ -81,15 +80,13 @@ class Sequence:
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
-        self._output_token_ids = list(request.output_token_ids)
+        self._output_token_ids: Tokens[int] = request.output_token_ids
         self.prompt_logprobs: list[PromptLogprobs] = []
         """Those of the chunks that were computed, until the first token is drawn."""
-        self.num_known = self.num_prompt + len(self._output_token_ids)
-        """Prompt and accepted output."""
-        self.num_computed = 0
+        self._num_computed = 0
+        self._block_table: list[int] = []
         self.max_new_tokens = 0
         """Output tokens that `max_tokens` and the model's length allow here; set when queued."""
-        self.block_table: list[int] = []
         self.block_hashes: list[BlockHash] = []
         self.num_hashed_blocks = 0
         self.num_cached_tokens = 0
@@ -98,8 +95,7 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.seat = NO_SEAT
         """The number of its row in `Seats` while it runs or receives KV."""
-        self.row: npt.NDArray[np.int32] | None = None
-        """The tokens of that row: those that its own list does not have yet are read there."""
+        self._seats: Seats | None = None
         self.end_token_ids: Set[int] = frozenset()
         """Tokens that end the output; set when queued."""
         self.draft_token_ids: Tokens[int] = ()
@@ -119,6 +115,50 @@ class Sequence:
         self.num_swapped = 0
         """Leading tokens whose KV is in host memory."""
 
+    def take_seat(self, seats: Seats) -> None:
+        """Move into a free seat; it has no blocks yet."""
+        self.seat = seats.take(
+            self.prompt_token_ids,
+            self._output_token_ids,
+            self.max_new_tokens,
+            self.request.sampling,
+        )
+        self._seats, self._output_token_ids = seats, ()
+
+    def leave_seat(self) -> None:
+        """Take tokens and blocks along, and empty the seat."""
+        assert self._seats is not None, "a sequence without a seat"
+        self._output_token_ids, self._block_table = self.output_token_ids, self.block_table
+        self._num_computed = self.num_computed
+        self._seats.leave(self.seat)
+        self._seats, self.seat = None, NO_SEAT
+
+    def give_up_blocks(self) -> list[int]:
+        """Return the blocks of a sequence without a seat; it holds none after that."""
+        block_ids, self._block_table = self._block_table, []
+        return block_ids
+
+    @property
+    def num_known(self) -> int:
+        """Prompt and accepted output."""
+        if self._seats is None:
+            return self.num_prompt + len(self._output_token_ids)
+        return self._seats.num_known.item(self.seat)
+
+    @property
+    def num_computed(self) -> int:
+        """Known tokens whose KV is in the cache."""
+        if self._seats is None:
+            return self._num_computed
+        return self._seats.num_computed.item(self.seat)
+
+    @num_computed.setter
+    def num_computed(self, count: int) -> None:
+        if self._seats is None:
+            self._num_computed = count
+        else:
+            self._seats.num_computed[self.seat] = count
+
     @property
     def num_output(self) -> int:
         """Output tokens so far."""
@@ -126,22 +166,23 @@ class Sequence:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The output so far; only `append` changes the list."""
-        tokens = self._output_token_ids
-        num_missing = self.num_known - self.num_prompt - len(tokens)
-        if num_missing and self.row is not None:
-            tokens += self.row[self.num_known - num_missing : self.num_known].tolist()
-        return tokens
-
-    def leave_row(self) -> None:
-        """Take over the tokens of its row before another sequence gets it."""
-        self._output_token_ids = self.output_token_ids
-        self.row = None
+        """A copy of the output so far."""
+        return self.tokens(self.num_prompt, self.num_known)
 
     @property
     def num_held_blocks(self) -> int:
         """Blocks in the table."""
-        return len(self.block_table)
+        if self._seats is None:
+            return len(self._block_table)
+        return self._seats.num_blocks.item(self.seat)
+
+    @property
+    def block_table(self) -> list[int]:
+        """A copy of the table of its blocks."""
+        if self._seats is None:
+            return self._block_table.copy()
+        table: list[int] = self._seats.block_tables[self.seat, : self.num_held_blocks].tolist()
+        return table
 
     @property
     def num_uncomputed(self) -> int:
@@ -165,24 +206,28 @@ class Sequence:
         before = self.num_output_at_preemption
         return None if before is None else self.num_output - before
 
-    def append(self, token_ids: Tokens[int]) -> None:
-        """Append accepted output tokens."""
-        self.output_token_ids.extend(token_ids)
-        self.num_known += len(token_ids)
-
-    def tokens(self, start: int, end: int) -> tuple[int, ...] | list[int]:
+    def tokens(self, start: int, end: int) -> list[int]:
         """Return known tokens `start` to `end`, exclusive."""
-        if start >= self.num_prompt:
-            return self.output_token_ids[start - self.num_prompt : end - self.num_prompt]
-        if end <= self.num_prompt:
-            return self.prompt_token_ids[start:end]
-        return [*self.prompt_token_ids[start:], *self.output_token_ids[: end - self.num_prompt]]
+        if self._seats is not None:
+            tokens: list[int] = self._seats.token_ids[self.seat, start:end].tolist()
+            return tokens
+        first = self.num_prompt
+        return [
+            *self.prompt_token_ids[start:end],
+            *self._output_token_ids[max(start - first, 0) : max(end - first, 0)],
+        ]
+
+    def take_drafts(self, drawn: DrawnTokens) -> None:
+        """Keep the drafts that came with the latest tokens; earlier ones are outdated."""
+        self.draft_token_ids = ()
+        self.proposed_token_ids = drawn.draft_token_ids
+        self.forced_token_ids = drawn.forced_token_ids
 
     def sample_input(self) -> SampleInput:
         """Return the inputs of drawing the next output token."""
         return SampleInput(
             self.request.sampling,
-            len(self.output_token_ids),
+            self.num_output,
             self.prompt_token_ids,
             self.output_token_ids,
         )

@@ -18,19 +18,18 @@ class OwnText:
     position of the last token alone, of length 1.
     """
 
-    __slots__ = ("_singles", "index", "matches", "num_prompt")
+    __slots__ = ("_singles", "index", "matches")
 
     def __init__(self, view: DraftView) -> None:
-        known = [*view.prompt_token_ids, *view.output_token_ids]
-        self.num_prompt = len(view.prompt_token_ids)
+        known = view.tokens(0, view.num_known)
         self.index = SuffixIndex(RUN)
         self.index.extend(known)
         self._singles = {token: position for position, token in enumerate(known[:-1], 1)}
         self.matches = self._find()
 
     def unseen(self, view: DraftView) -> Sequence[int]:
-        """Return the output tokens of `view` that were not taken yet."""
-        return view.output_token_ids[len(self.index.tokens) - self.num_prompt :]
+        """Return the known tokens of `view` that were not taken yet."""
+        return view.tokens(len(self.index.tokens), view.num_known)
 
     def take(self, token: int) -> None:
         """Append one known token."""

@@ -91,10 +91,11 @@ class SuffixDrafter:
         """Drop the sequence; add its output to the recent ones, and drop the oldest of them."""
         if self._states.pop(view.sequence_id, None) is None:
             return
-        size = len(view.output_token_ids) + 1
+        output = view.output_token_ids
+        size = len(output) + 1
         if not RECENT_RUN < size <= self._most_recent_tokens:
             return
-        self._recent.extend(view.output_token_ids)
+        self._recent.extend(output)
         self._recent.extend((SEPARATOR,))
         self._recent_sizes.append(size)
         while len(self._recent.tokens) > self._most_recent_tokens:

@@ -23,8 +23,7 @@ class StepBatch(Sequence[ScheduledSequence]):
     `is_sampled[i]`, tokens are drawn after the last known token and after each draft.
     Where `is_decode[i]`, a decoding sequence computes its last known token, and drafts.
     `num_proposals[i]` drafts may be proposed for the next step. `view(i)` makes the entry as a
-    `ScheduledSequence`, which the runner does not read. With `is_plain` every entry computes its
-    last known token, without drafts, and draws the next one.
+    `ScheduledSequence`, which the runner does not read.
 
     The runner may begin a step after this one, before anybody knows the tokens of this one: a plain
     step of the entries `going_on` (None: it may not), at their next positions, for which they have
@@ -42,8 +41,6 @@ class StepBatch(Sequence[ScheduledSequence]):
         num_drafts: npt.ArrayLike,
         is_sampled: npt.ArrayLike,
         view: Callable[[int], ScheduledSequence],
-        *,
-        is_plain: bool = False,
     ) -> None:
         self.seats = seats
         self.rows: Ints = np.asarray(rows, np.int64)
@@ -53,12 +50,16 @@ class StepBatch(Sequence[ScheduledSequence]):
         self.is_sampled = np.asarray(is_sampled, np.bool_)
         self.is_decode = np.zeros(len(self.rows), np.bool_)
         self.num_proposals: Ints = np.zeros(len(self.rows), np.int64)
-        self.is_plain = is_plain
         self.going_on: Ints | None = None
         self.has_gone_on = False
         self.continues: Ints | None = None
         self._view = view
         self._views: list[ScheduledSequence] = []
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every entry computes one token, its last known one, and draws the next."""
+        return bool(self.is_sampled.all() and (self.num_tokens == 1).all())
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,7 +90,6 @@ class StepBatch(Sequence[ScheduledSequence]):
             self.num_drafts[kept],
             self.is_sampled[kept],
             lambda i: self[entries[i]],
-            is_plain=self.is_plain,
         )
         part.is_decode = self.is_decode[kept]
         part.num_proposals = self.num_proposals[kept]
@@ -108,18 +108,14 @@ def planned_batch(
     They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
     drafts after it. `chunks` are by entry; an entry without one is a plain decode.
     """
-    known = seats.num_known.take(rows)
-    starts, num_tokens, num_drafts = known - 1, np.ones_like(known), np.zeros_like(known)
-    is_plain = num_decodes == len(sequences) and not any(c.num_drafts for c in chunks.values())
-    if is_plain:
-        is_sampled = num_tokens.astype(np.bool_)
-    else:
-        starts[num_decodes:] = [sequence.num_computed for sequence in sequences[num_decodes:]]
+    known, starts = seats.num_known.take(rows), seats.num_computed.take(rows)
+    num_tokens, num_drafts = np.ones_like(known), np.zeros_like(known)
+    if chunks:
         entries = list(chunks)
         num_tokens[entries] = [chunk.num_tokens for chunk in chunks.values()]
         num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]
-        is_sampled = starts + num_tokens == known
-        num_tokens += num_drafts
+    is_sampled = starts + num_tokens == known
+    num_tokens += num_drafts
     batch = StepBatch(
         seats,
         rows,
@@ -128,7 +124,6 @@ def planned_batch(
         num_drafts,
         is_sampled,
         lambda entry: _view(sequences[entry], batch, entry),
-        is_plain=is_plain,
     )
     batch.is_decode[:num_decodes] = True
     return batch
@@ -187,7 +182,6 @@ def batch_of(entries: Sequence[ScheduledSequence]) -> StepBatch:
         [entry.num_drafts for entry in entries],
         [entry.sample is not None for entry in entries],
         lambda i: entries[i],
-        is_plain=all(e.sample and len(e.token_ids) == 1 and not e.num_drafts for e in entries),
     )
     batch.num_proposals[:] = [entry.num_proposals for entry in entries]
     return batch

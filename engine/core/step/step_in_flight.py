@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Generic, TypeVar, overload
+from typing import Generic, TypeVar
 
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, TokenLogprobs
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import StopRule
-from engine.core.runner_contract import DrawnTokens
-from engine.core.sequences.seats import Ints
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
 
@@ -35,57 +32,6 @@ class StepOutput:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
     prompt_logprobs: PromptLogprobs | None = None
-
-
-class StepOutputs(Items[StepOutput]):
-    """The outputs of a step, in the order of its batch.
-
-    Nearly all are one more token of a sequence that goes on. Those are kept as columns, and made
-    one by one when the first of them is read: by then the next step may run. `others` are the rest,
-    by their index among all, in order: prompts that have ended, ends, accepted drafts.
-    """
-
-    def __init__(
-        self,
-        sequences: Items[Sequence],
-        first_indices: Ints,
-        drawn: Items[DrawnTokens],
-        others: Mapping[int, StepOutput],
-    ) -> None:
-        self.others = others
-        self._sequences = sequences
-        self._first_indices = first_indices
-        self._drawn = drawn
-        self._outputs: list[StepOutput] | None = None
-
-    def __len__(self) -> int:
-        return len(self._sequences) + len(self.others)
-
-    def __iter__(self) -> Iterator[StepOutput]:
-        return iter(self._all())
-
-    @overload
-    def __getitem__(self, index: int) -> StepOutput: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[StepOutput]: ...
-    def __getitem__(self, index: int | slice) -> StepOutput | list[StepOutput]:
-        return self._all()[index]
-
-    def _all(self) -> list[StepOutput]:
-        if self._outputs is None:
-            self._outputs = list(
-                map(
-                    StepOutput,
-                    self._sequences,
-                    self._first_indices.tolist(),
-                    [one.token_ids for one in self._drawn],
-                    [one.logprobs for one in self._drawn],
-                    repeat(None),
-                )
-            )
-            for index, output in self.others.items():
-                self._outputs.insert(index, output)
-        return self._outputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,21 @@ from engine.runner.cpu.weight_memory import WeightMemory
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.attention import STATE_LANES
 from engine.runner.kernels.attention_plan import PART_ROWS, plan_attention
-from engine.runner.kernels.layer import whole_layer
+from engine.runner.kernels.layer import (
+    Attended,
+    LayerBuffers,
+    LayerCache,
+    LayerConstants,
+    LayerTables,
+    Plain,
+    whole_layer,
+)
 from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.norms import quantise_rows, rms_norm
 from engine.runner.kernels.products.linear import gather_columns, is_fine, linear
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
-
-AttentionWork = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Items and merges of an `AttentionPlan`, and the buffer for its parts."""
 
 
 class _Buffers:
@@ -55,12 +60,19 @@ class _Buffers:
         return _Rows(
             count=count,
             hidden=self.hidden.first(count),
+            of_layer=self.of_layer(count, self.qkv.first(count)),
+        )
+
+    def of_layer(self, count: int, qkv: np.ndarray) -> Plain:
+        """Return the first rows of a layer's buffers, with `qkv` among them: `LayerBuffers`."""
+        rows = LayerBuffers(
             normed=self.normed.first(count),
-            qkv=self.qkv.first(count),
+            qkv=qkv,
             attended=self.attended.first(count),
             gated=self.gated.first(count),
             quantised=self.quantised.first(count),
         )
+        return tuple(rows)
 
 
 @dataclass(slots=True)
@@ -69,11 +81,7 @@ class _Rows:
 
     count: int
     hidden: np.ndarray
-    normed: np.ndarray
-    qkv: np.ndarray
-    attended: np.ndarray
-    gated: np.ndarray
-    quantised: np.ndarray
+    of_layer: Plain
 
 
 class NumbaDecoder:
@@ -103,13 +111,13 @@ class NumbaDecoder:
         self.spec = spec
         self.num_threads = get_num_threads()
         self.epsilon = np.float32(spec.rms_epsilon)
-        self.cosines, self.sines = rotary_tables(spec, max_len)
+        cosines, sines = rotary_tables(spec, max_len)
+        self.constants = LayerConstants(self.epsilon, cosines, sines, self.num_threads)
         self.memory = WeightMemory()
         self.shape, self.step_buffers = shape, StepBuffers()
         self.with_bytes = with_bytes
         self.buffers = _Buffers(spec, shape, self.step_buffers, with_bytes=with_bytes)
         self._rows = self.buffers.first(0)
-        self.use_cache(cache)
         plans = decoder_plans(spec)
         with KERNEL_LOCK:
             if packed_folder is None:
@@ -126,10 +134,20 @@ class NumbaDecoder:
             load_layer(checkpoint, f"model.layers.{i}.", spec, packed, cache.layout.dtype)
             for i in range(spec.num_layers)
         ]
+        self.use_cache(cache)
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
-        self._kv = [(layer[0], layer[1]) for layer in cache.slots()]
+        self._layers = [
+            self.of_layer(layer.tables, *slots)
+            for layer, slots in zip(self.layers, cache.slots(), strict=False)
+        ]
+
+    def of_layer(
+        self, tables: LayerTables, keys: np.ndarray, values: np.ndarray
+    ) -> tuple[Plain, Plain, Plain]:
+        """Return a layer with its keys and values in the cache, as the kernels take it."""
+        return tuple(tables), tuple(self.constants), tuple(LayerCache(keys, values))
 
     def begin(self, batch: FlatBatch) -> np.ndarray:
         rows = batch.token_ids.size
@@ -137,30 +155,30 @@ class NumbaDecoder:
         if rows != self._rows.count:  # most steps have as many rows as the one before
             self._rows = self.buffers.first(rows)
         self._batch = batch
-        self._attention = self.plan_attention(batch.row_starts, batch.positions)
+        self._attention = self.plan_attention(batch.row_starts, batch.positions, batch.block_tables)
         hidden = self._rows.hidden
         gather_columns(self.embedding.table, batch.token_ids, hidden)
         return hidden
 
-    def plan_attention(self, row_starts: np.ndarray, positions: np.ndarray) -> AttentionWork:
-        """Return the work of a step's attention, for the kernels."""
+    def plan_attention(
+        self, row_starts: np.ndarray, positions: np.ndarray, block_tables: np.ndarray
+    ) -> Plain:
+        """Return a step's attention for the kernels: an `Attended`."""
         spec = self.spec
         group = spec.num_heads // spec.num_kv_heads
         plan = plan_attention(row_starts, positions, spec.num_kv_heads, group, self.num_threads)
-        return plan.items, plan.merges, self.buffers.parts.first(PART_ROWS)
+        parts = self.buffers.parts.first(PART_ROWS)
+        return tuple(Attended(positions, block_tables, plan.items, plan.merges, parts))
 
     def run_layer(self, index: int, hidden: np.ndarray) -> None:
-        layer, batch, rows = self.layers[index], self._batch, self._rows
-        keys, values = self._kv[index]
         with KERNEL_LOCK:
             whole_layer(
-                hidden, layer.input_norm, layer.qkv.table, layer.qkv_bias, layer.head_norms,
-                layer.output.table, layer.output_bias, layer.mlp_norm, layer.gate_up.table,
-                layer.gate_up_bias, layer.down.table, layer.down_bias, keys, values, self.epsilon,
-                self.cosines, self.sines, layer.scales, batch.positions, batch.slots,
-                batch.block_tables, self._attention, rows.normed, rows.qkv, rows.attended,
-                rows.gated, rows.quantised, self.num_threads,
-            )  # fmt: skip
+                hidden,
+                self._layers[index],
+                self._batch.slots,
+                self._attention,
+                self._rows.of_layer,
+            )
 
     def apply_final_norm(self, states: np.ndarray, out: np.ndarray) -> None:
         """Write `states` `[rows, hidden_size]` after the final norm into `out`."""
@@ -179,7 +197,6 @@ class NumbaDecoder:
         with KERNEL_LOCK:
             if self.with_bytes:
                 quantise_rows(normed, quantised, is_fine(self.head.table))
-            linear(
-                normed, self.head.table, NONE_1D, NONE_2D, quantised, out, self.num_threads
-            )  # fmt: skip
+            table, num_threads = self.head.table, self.num_threads
+            linear(normed, table, NONE_1D, NONE_2D, quantised, out, num_threads)
         return out

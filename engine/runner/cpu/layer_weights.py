@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.runner.kernels.layer import LayerTables
 from engine.runner.kernels.products.packed import PackedWeight
 from engine.runner.kernels.vector_ir import LANES
 from engine.runner.weights.key_scales import key_scales
@@ -25,20 +26,13 @@ NONE_2D = np.zeros((0, 0), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class NumbaLayer:
-    """One layer's weights; empty arrays for parts that the family does not have."""
+    """One layer's weights: the packed ones, and `tables`, by which the kernels read all of them."""
 
-    input_norm: np.ndarray
     qkv: PackedWeight
-    qkv_bias: np.ndarray
-    head_norms: np.ndarray
-    scales: np.ndarray
     output: PackedWeight
-    output_bias: np.ndarray
-    mlp_norm: np.ndarray
     gate_up: PackedWeight
-    gate_up_bias: np.ndarray
     down: PackedWeight
-    down_bias: np.ndarray
+    tables: LayerTables
 
 
 def load_layer(
@@ -65,22 +59,24 @@ def load_layer(
         names = (f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj")
         biases = [files.read(f"{name}.bias").reshape(-1, LANES) for name in names]
         gate_up_bias = np.stack(biases, axis=1).reshape(-1)
-    return NumbaLayer(
+    products = {name: packed[prefix + name] for name in ("qkv", "output", "gate_up", "down")}
+    tables = LayerTables(
         input_norm=files.read(f"{prefix}input_layernorm.weight"),
-        qkv=packed[f"{prefix}qkv"],
+        qkv=products["qkv"].table,
         qkv_bias=_biases(files, qkv, rotated) if spec.has_qkv_bias else NONE_1D,
         head_norms=head_norms,
         scales=np.stack([np.float32(spec.head_dim**-0.5) * divisors, 1 / divisors]),
-        output=packed[f"{prefix}output"],
+        output=products["output"].table,
         output_bias=(
             _biases(files, [f"{prefix}self_attn.o_proj"]) if spec.has_output_bias else NONE_1D
         ),
         mlp_norm=files.read(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=packed[f"{prefix}gate_up"],
+        gate_up=products["gate_up"].table,
         gate_up_bias=gate_up_bias,
-        down=packed[f"{prefix}down"],
+        down=products["down"].table,
         down_bias=_biases(files, [f"{prefix}mlp.down_proj"]) if spec.has_mlp_bias else NONE_1D,
     )
+    return NumbaLayer(**products, tables=tables)
 
 
 def _biases(files: TensorSource, names: list[str], rotated: int = 0) -> np.ndarray:

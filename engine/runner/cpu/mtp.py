@@ -16,7 +16,7 @@ from engine.runner.cpu.packed_weights import (
     pack_shared,
 )
 from engine.runner.flat_batch import FlatBatch
-from engine.runner.kernels.layer import enter_mtp, leave_mtp
+from engine.runner.kernels.layer import MtpEntry, enter_mtp, leave_mtp
 from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.products.linear import gather_columns
 from engine.runner.mtp.draft_source import (
@@ -52,13 +52,9 @@ class NumbaMtp:
         memory).
         """
         self._index = layer_index
-        self.use_cache(cache)
         self._decoder, self._spec = decoder, decoder.spec
-        self._embedding_norm, self._hidden_norm = weights.embedding_norm(), weights.hidden_norm()
         self._output_norm = weights.output_norm()
         self._recurses_on_normed = weights.recurses_on_normed
-        bias = weights.projection_bias()
-        self._projection_bias = NONE_1D if bias is None else bias
         self._draft_ids = weights.draft_token_ids
         self._num_drafted = self._spec.vocab_size
         if self._draft_ids is not None:
@@ -77,10 +73,20 @@ class NumbaMtp:
         self.shared_bytes = 0
         if packed_folder is not None:
             self.shared_bytes = sum(weight.data.nbytes for weight in packed.values())
-        self._token_weight = packed[EMBEDDING_PROJECTION]
-        self._hidden_weight = packed[STATE_PROJECTION]
+        # Kept: their tables hold addresses in them.
+        token, own = self._projections = packed[EMBEDDING_PROJECTION], packed[STATE_PROJECTION]
+        bias = weights.projection_bias()
+        entry = MtpEntry(
+            embedding_norm=weights.embedding_norm(),
+            hidden_norm=weights.hidden_norm(),
+            token=token.table,
+            hidden=own.table,
+            bias=NONE_1D if bias is None else bias,
+        )
+        self._entry = tuple(entry)
         self._head = packed.get(DRAFT_HEAD, decoder.head)
         self._layer = load_layer(files, weights.block, self._spec, packed, cache.layout.dtype)
+        self.use_cache(cache)
         buffers, shape = decoder.step_buffers, decoder.shape
         width = self._spec.hidden_size
         self._entered = buffers.rows(shape.num_tokens, width)
@@ -98,7 +104,11 @@ class NumbaMtp:
 
     def use_cache(self, cache: KVCache) -> None:
         """Keep keys and values in `cache` from now on."""
-        self._keys, self._values = cache.slots()[self._index]
+        slots, tables = cache.slots()[self._index], self._layer.tables
+        self._whole = self._decoder.of_layer(tables, *slots)
+        left_out = self._spec.num_heads * self._spec.head_dim
+        tables = tables._replace(qkv=tables.qkv[1:], qkv_bias=tables.qkv_bias[left_out:])
+        self._without_queries = self._decoder.of_layer(tables, *slots)
 
     def first_drafts(self, hidden: np.ndarray, rows: np.ndarray, batch: FlatBatch) -> np.ndarray:
         last, states = batch.sampled_rows, self._entered.first(len(rows))
@@ -124,41 +134,41 @@ class NumbaMtp:
         self, states: np.ndarray, batch: FlatBatch, *, has_queries: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the layer's inputs `[rows, hidden_size]`, and queries ready for attention."""
-        layer, decoder, spec = self._layer, self._decoder, self._spec
+        decoder, spec = self._decoder, self._spec
         left_out = 0 if has_queries else spec.num_heads * spec.head_dim
-        qkv_table = layer.qkv.table if has_queries else layer.qkv.table[1:]
         rows, shared = len(states), decoder.buffers
-        inputs, normed = self._inputs.first(rows), shared.normed.first(rows)
-        qkv = shared.qkv.first(rows, spec.qkv_size - left_out)
+        inputs, qkv = self._inputs.first(rows), shared.qkv.first(rows, spec.qkv_size - left_out)
         with KERNEL_LOCK:
             enter_mtp(
-                batch.token_ids, decoder.embedding.table, self._embedding_norm, states,
-                self._hidden_norm, decoder.epsilon, self._token_weight.table,
-                self._hidden_weight.table, self._projection_bias, layer.input_norm, qkv_table,
-                layer.qkv_bias[left_out:], layer.head_norms, decoder.cosines, decoder.sines,
-                layer.scales, self._keys, self._values, batch.positions, batch.slots, inputs,
-                normed, qkv, decoder.quantised_rows(rows), decoder.num_threads,
-            )  # fmt: skip
+                batch.token_ids,
+                decoder.embedding.table,
+                states,
+                self._entry,
+                self._whole if has_queries else self._without_queries,
+                batch.positions,
+                batch.slots,
+                inputs,
+                shared.of_layer(rows, qkv),
+            )
         return inputs, qkv
 
     def _leave(
         self, outputs: np.ndarray, qkv: np.ndarray, positions: np.ndarray, block_tables: np.ndarray
     ) -> np.ndarray:
         """Return drafts after rows that are each a sequence's last; `outputs` are layer inputs."""
-        layer, decoder = self._layer, self._decoder
-        count = len(outputs)
-        work = decoder.plan_attention(np.arange(count + 1), positions)
+        decoder, count = self._decoder, len(outputs)
         shared, logits = decoder.buffers, self._logits.first(count)
-        attended, gated = shared.attended.first(count), shared.gated.first(count)
-        normed = shared.normed.first(count)
+        work = decoder.plan_attention(np.arange(count + 1), positions, block_tables)
         with KERNEL_LOCK:
             leave_mtp(
-                outputs, qkv, layer.output.table, layer.output_bias, self._keys, self._values,
-                positions, block_tables, work, decoder.epsilon, layer.mlp_norm,
-                layer.gate_up.table, layer.gate_up_bias, layer.down.table, layer.down_bias,
-                self._output_norm, self._head.table, attended, gated, normed,
-                decoder.quantised_rows(count), logits, decoder.num_threads,
-            )  # fmt: skip
-        self._states = normed if self._recurses_on_normed else outputs
+                outputs,
+                self._whole,
+                work,
+                self._output_norm,
+                self._head.table,
+                shared.of_layer(count, qkv),
+                logits,
+            )
+        self._states = shared.normed.first(count) if self._recurses_on_normed else outputs
         best: np.ndarray = logits.argmax(axis=1)
         return best if self._draft_ids is None else self._draft_ids[best]

@@ -34,11 +34,15 @@ from engine.runner.kernels.products.packed import (
 from engine.runner.weights import quantised_source, rope, stored_formats
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first
+from engine.runner.weights.schemes import float8_scheme, integer_blocks, integer_schemes
 from engine.runner.weights.stored_tensor import BlockTensor
 from engine.runner.weights.tensor_source import TensorSource
 
 _HEADER_BYTES = mmap.PAGESIZE
-_CODE = (stored_formats, block_layout, packed, quantised_source, rope)
+_CODE = (
+    *(stored_formats, block_layout, packed, quantised_source, rope),
+    *(float8_scheme, integer_blocks, integer_schemes),
+)
 """What decides the bytes of a packed weight. Its sources are a part of every file's name."""
 _FILE_NAME = "weights.packed"
 _LOG_EVERY_BYTES = 256 << 20
@@ -188,8 +192,9 @@ def _write(
             if start >= logged:
                 _logger.info(
                     "packing the weights for this machine's kernels: %d of %d MB",
-                    start >> 20, total >> 20,
-                )  # fmt: skip
+                    start >> 20,
+                    total >> 20,
+                )
                 logged += _LOG_EVERY_BYTES
             end = start + sizes[plan.key]
             pack_into(plan.tensors(source), data[start:end])

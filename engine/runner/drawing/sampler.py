@@ -42,6 +42,7 @@ from engine.runner.grammars.unmasked_rows import UnmaskedRows
 from engine.runner.kernels.lock import KERNEL_LOCK
 from engine.runner.kernels.sampling.filters import likeliest
 from engine.runner.kernels.sampling.sample_rows import DRAWN, Scratch, sample_rows
+from engine.runner.kernels.step_rows import lay_out_draws
 
 _NO_TOKENS = np.zeros(0, np.int64)
 
@@ -105,7 +106,9 @@ def sampled_rows(
     under grammars that have no mask yet.
     """
     seats = batch.seats
-    histories, num_tokens = _draws_of(batch)
+    histories, num_tokens = lay_out_draws(
+        batch.rows, batch.num_drafts, batch.is_sampled, seats.num_known
+    )
     num_prompts = seats.num_prompt.take(histories)
     output_indices = num_tokens - num_prompts
     ways = seats.sampling.take(histories)
@@ -158,18 +161,6 @@ def _withheld(
         # An id outside the vocabulary, of a client or a checkpoint, is never drawn anyway.
         withheld[row] = [one for one in ids if 0 <= one < vocab_size]
     return withheld
-
-
-def _draws_of(batch: StepBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Return the seat of each draw of a batch, and the number of tokens before it."""
-    num_known = batch.seats.num_known
-    if batch.is_plain:
-        return batch.rows.copy(), num_known.take(batch.rows)
-    entries = np.flatnonzero(batch.is_sampled)
-    counts = batch.num_drafts[entries] + 1
-    histories = np.repeat(batch.rows[entries], counts)
-    before = np.repeat(np.cumsum(counts) - counts, counts)
-    return histories, num_known[histories] + np.arange(len(histories)) - before
 
 
 def _rules(seats: Seats, seat: int) -> TokenRules:

@@ -347,9 +347,10 @@ class Launches:
     ) -> Bound:  # fmt: skip
         """Return what lists a decoding step's pieces, for all layers."""
         constants = {
-            "BLOCK": self.pool.block_size, "PIECE": self.shape.piece,
+            "BLOCK": self.pool.block_size,
+            "PIECE": self.shape.piece,
             "SEQUENCES": max(1 << (num_sequences - 1).bit_length(), 2),
-        }  # fmt: skip
+        }
         kernel = self.kernel(attention.list_pieces, _ATTENTION, constants, 4, 1)
         return kernel.bind(
             (num_sequences,), last_positions, tables, table_width, num_sequences, *pieces
@@ -370,9 +371,7 @@ class Launches:
         stage_bytes = 2 * self.pool.number_bytes * shape.tile_keys * self.spec.head_dim
         stages = max(min(stages, self._card.shared_bytes // stage_bytes), 2)
         tile_rows = max(shape.tile_rows, self.group_rows(rows_each))
-        common = {
-            **self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece
-        }  # fmt: skip
+        common = {**self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece}
         compute = self.kernel(
             attention.attend_pieces, self._attention_types(),
             {

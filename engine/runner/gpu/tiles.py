@@ -53,7 +53,7 @@ _TOGETHER = {
     (4, 8): ((32, 128, 3), (32, 256, 3), (32, 128, 3)),
     (4, 16): ((32, 128, 3), (32, 256, 3), (32, 128, 3)),
     (4, 32): ((32, 128, 3), (32, 128, 3)),
-}  # fmt: skip
+}
 """Outputs, depth and stages by bits of a weight and rows: of products with more outputs than
 inputs, with others, and of gate and up."""
 _LEAST_DEPTH = 16

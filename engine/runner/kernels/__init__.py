@@ -11,7 +11,7 @@ last bit however prompts are chunked and requests are batched.
     norms           norms of rows, and rows in int8 for a team
     attention       paged attention with an online softmax
     attention_plan  the work items of a step's attention
-    plain_rows      a step of plain decodes, laid out in one call
+    step_rows       a step's rows and its draws, laid out in one call each
     kv_slots        a token's key or value in the KV cache: float32, bfloat16 or int8
     rotary          head norms, rotary positions, writing the KV cache
     layer           a whole decoder layer out of these, in few entries into the thread pool

@@ -188,7 +188,7 @@ def _products(rows, a, a_stride, b, b_stride, depth, c, c_stride, width, is_adde
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_piece(  # type: ignore[no-untyped-def]
     keys, values, blocks, head, group, rows, position, first_key, end_key, tiles, states
-) -> None:  # fmt: skip
+) -> None:
     """Set the states of `rows` queries to their softmax over the keys of one piece.
 
     A row before `first_key` has no key here: its state has no meaning.
@@ -247,7 +247,7 @@ def _put(state, out) -> None:  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_item(  # type: ignore[no-untyped-def]
     qkv, keys, values, blocks, first, end, head, position, piece, tiles, states, parts, out
-) -> None:  # fmt: skip
+) -> None:
     """Attend from rows `first` to `end`, the first at `position`.
 
     A `piece` of -1 means all positions up to a row's own, and writes `out`; otherwise only one
@@ -294,7 +294,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def attention_phase(  # type: ignore[no-untyped-def]
     counters, qkv, keys, values, block_tables, positions, items, parts, out
-) -> None:  # fmt: skip
+) -> None:
     """Compute a team's `out` `[rows, heads, head_dim]` from queries prepared by `rotary_phase`.
 
     `keys` and `values` are one layer's bytes `[num_blocks, kv_heads, block_size, slot_bytes]`,

@@ -1,10 +1,17 @@
 """A decoder layer, and a drafting layer, made of the kernels: few entries into the thread pool.
 
-Functions named `_members_…` are run by all members of a team at once; they call phases.
+Functions named `_members_…` are run by all members of a team at once; they call phases. A *table*
+is a packed weight as the products read it (`products.linear`).
+
+What is called from outside takes named tuples as plain ones, `tuple(named)`, and names their fields
+itself: with named ones each call takes microseconds longer, in which numba finds out their types.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
 from numba import njit
 
 from engine.runner.kernels.attention import STATE_LANES, attention_phase, merge_phase
@@ -13,197 +20,266 @@ from engine.runner.kernels.products.linear import gated_phase, gather_columns, i
 from engine.runner.kernels.rotary import rotary_phase
 from engine.runner.kernels.team import new_progress, run_team
 
+Plain = tuple[Any, ...]
+"""One of the named tuples below, as a plain one."""
+
 _PROJECT_PHASES, _ATTEND_PHASES, _MLP_PHASES = 3, 4, 4
+
+
+class LayerTables(NamedTuple):
+    """A layer's weights: norms, biases, key scales and tables; empty where a family has none.
+
+    `scales` and `head_norms` are as in `rotary_phase`.
+    """
+
+    input_norm: np.ndarray
+    qkv: np.ndarray
+    qkv_bias: np.ndarray
+    head_norms: np.ndarray
+    scales: np.ndarray
+    output: np.ndarray
+    output_bias: np.ndarray
+    mlp_norm: np.ndarray
+    gate_up: np.ndarray
+    gate_up_bias: np.ndarray
+    down: np.ndarray
+    down_bias: np.ndarray
+
+
+class LayerConstants(NamedTuple):
+    """What is the same for all layers and steps of a model; see `rotary_phase`."""
+
+    epsilon: np.float32
+    cosines: np.ndarray
+    sines: np.ndarray
+    num_threads: int
+
+
+class LayerCache(NamedTuple):
+    """The keys and values of a layer, as bytes: see `attention_phase`."""
+
+    keys: np.ndarray
+    values: np.ndarray
+
+
+class Attended(NamedTuple):
+    """A step's attention: its rows' positions, and an `attention_plan.AttentionPlan` of them."""
+
+    positions: np.ndarray
+    block_tables: np.ndarray
+    items: np.ndarray
+    merges: np.ndarray
+    parts: np.ndarray
+
+
+class LayerBuffers(NamedTuple):
+    """Memory of a step, `[rows, …]` each.
+
+    `quantised` is for rows in int8, two bytes for each of the most inputs of a product; empty,
+    activations stay float32.
+    """
+
+    normed: np.ndarray
+    qkv: np.ndarray
+    attended: np.ndarray
+    gated: np.ndarray
+    quantised: np.ndarray
+
+
+class MtpEntry(NamedTuple):
+    """What a drafting layer has before its layer: two norms, two projections and their bias."""
+
+    embedding_norm: np.ndarray
+    hidden_norm: np.ndarray
+    token: np.ndarray
+    hidden: np.ndarray
+    bias: np.ndarray
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _project_and_store(  # type: ignore[no-untyped-def]
-    progress, hidden, norm, epsilon, qkv_table, qkv_bias, head_norms, cosines, sines, scales,
-    keys, values, positions, slots, normed, qkv, quantised, num_threads,
-) -> None:  # fmt: skip
+    progress, hidden, layer, model, cache, positions, slots, buffers
+) -> None:
     """Compute `qkv = rotary(qkv(norm(hidden)))`, and write keys and values into the cache."""
+    normed, qkv, quantised = buffers.normed, buffers.qkv, buffers.quantised
     rows = hidden.shape[0]
-    head_dim = 2 * cosines.shape[1]
-    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised, is_fine(qkv_table))
-    linear_phase(
-        progress[1], normed, qkv_table, qkv_bias, hidden[:0], quantised, qkv, num_threads
-    )  # fmt: skip
+    head_dim = 2 * model.cosines.shape[1]
+    is_fine_qkv = is_fine(layer.qkv)
+    norm_phase(progress[0], hidden, layer.input_norm, model.epsilon, normed, quantised, is_fine_qkv)
+    none, num_threads = hidden[:0], model.num_threads
+    linear_phase(progress[1], normed, layer.qkv, layer.qkv_bias, none, quantised, qkv, num_threads)
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
     rotary_phase(
-        progress[2], heads, head_norms, epsilon, cosines, sines, positions, scales, slots,
-        keys, values,
-    )  # fmt: skip
+        progress[2],
+        heads,
+        layer.head_norms,
+        model.epsilon,
+        model.cosines,
+        model.sines,
+        positions,
+        layer.scales,
+        slots,
+        cache.keys,
+        cache.values,
+    )
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_and_add(  # type: ignore[no-untyped-def]
-    progress, hidden, qkv, output_table, output_bias, keys, values, positions, block_tables,
-    work, attended, quantised, num_threads,
-) -> None:  # fmt: skip
-    """Compute `hidden += output(attention(qkv))`.
-
-    `work` has the items and merges of an `attention_plan.AttentionPlan`, and its `parts`.
-    """
+    progress, hidden, layer, cache, work, buffers, num_threads
+) -> None:
+    """Compute `hidden += output(attention(qkv))`; `work` is an `Attended`."""
+    qkv, attended, quantised = buffers.qkv, buffers.attended, buffers.quantised
     rows = hidden.shape[0]
-    items, merges, parts = work
-    head_dim = parts.shape[1] - STATE_LANES
+    head_dim = work.parts.shape[1] - STATE_LANES
     heads = qkv.reshape((rows, qkv.shape[1] // head_dim, head_dim))
     out = attended.reshape((rows, attended.shape[1] // head_dim, head_dim))
     attention_phase(
-        progress[0], heads, keys, values, block_tables, positions, items, parts, out
-    )  # fmt: skip
-    merge_phase(progress[1], positions, merges, parts, out)
-    quantise_phase(progress[2], attended, quantised, is_fine(output_table))
-    linear_phase(
-        progress[3], attended, output_table, output_bias, hidden, quantised, hidden,
-        num_threads,
-    )  # fmt: skip
+        progress[0],
+        heads,
+        cache.keys,
+        cache.values,
+        work.block_tables,
+        work.positions,
+        work.items,
+        work.parts,
+        out,
+    )
+    merge_phase(progress[1], work.positions, work.merges, work.parts, out)
+    output, bias = layer.output, layer.output_bias
+    quantise_phase(progress[2], attended, quantised, is_fine(output))
+    linear_phase(progress[3], attended, output, bias, hidden, quantised, hidden, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _mlp_half(  # type: ignore[no-untyped-def]
-    progress, hidden, norm, epsilon, gate_up_table, gate_up_bias, down_table, down_bias,
-    normed, gated, quantised, num_threads,
-) -> None:  # fmt: skip
+def _mlp_half(progress, hidden, layer, model, buffers) -> None:  # type: ignore[no-untyped-def]
     """Compute `hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))`."""
-    norm_phase(progress[0], hidden, norm, epsilon, normed, quantised, is_fine(gate_up_table))
-    gated_phase(
-        progress[1], normed, gate_up_table, gate_up_bias, quantised, gated, num_threads
-    )  # fmt: skip
-    quantise_phase(progress[2], gated, quantised, is_fine(down_table))
-    linear_phase(
-        progress[3], gated, down_table, down_bias, hidden, quantised, hidden, num_threads
-    )  # fmt: skip
+    normed, gated, quantised = buffers.normed, buffers.gated, buffers.quantised
+    gate_up, down, num_threads = layer.gate_up, layer.down, model.num_threads
+    is_fine_mlp = is_fine(gate_up)
+    norm_phase(progress[0], hidden, layer.mlp_norm, model.epsilon, normed, quantised, is_fine_mlp)
+    gated_phase(progress[1], normed, gate_up, layer.gate_up_bias, quantised, gated, num_threads)
+    quantise_phase(progress[2], gated, quantised, is_fine(down))
+    bias = layer.down_bias
+    linear_phase(progress[3], gated, down, bias, hidden, quantised, hidden, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _members_of_layer(  # type: ignore[no-untyped-def]
-    _member, progress, hidden, input_norm, qkv_table, qkv_bias, head_norms, output_table,
-    output_bias, mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias, keys, values,
-    epsilon, cosines, sines, scales, positions, slots, block_tables, work, normed, qkv, attended,
-    gated, quantised, num_threads,
-) -> None:  # fmt: skip
-    _project_and_store(
-        progress, hidden, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
-        sines, scales, keys, values, positions, slots, normed, qkv, quantised, num_threads,
-    )  # fmt: skip
-    _attend_and_add(
-        progress[_PROJECT_PHASES:], hidden, qkv, output_table, output_bias, keys, values,
-        positions, block_tables, work, attended, quantised, num_threads,
-    )  # fmt: skip
-    _mlp_half(
-        progress[_PROJECT_PHASES + _ATTEND_PHASES :], hidden, mlp_norm, epsilon, gate_up_table,
-        gate_up_bias, down_table, down_bias, normed, gated, quantised, num_threads,
-    )  # fmt: skip
+    _member, progress, hidden, layer, model, cache, slots, work, buffers
+) -> None:
+    _project_and_store(progress, hidden, layer, model, cache, work.positions, slots, buffers)
+    at = _PROJECT_PHASES
+    _attend_and_add(progress[at:], hidden, layer, cache, work, buffers, model.num_threads)
+    _mlp_half(progress[at + _ATTEND_PHASES :], hidden, layer, model, buffers)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def whole_layer(  # type: ignore[no-untyped-def]
-    hidden, input_norm, qkv_table, qkv_bias, head_norms, output_table, output_bias, mlp_norm,
-    gate_up_table, gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines, sines,
-    scales, positions, slots, block_tables, work, normed, qkv, attended, gated, quantised,
-    num_threads,
-) -> None:  # fmt: skip
+def whole_layer(hidden, layer, slots, work, buffers) -> None:  # type: ignore[no-untyped-def]
     """Compute a layer in one call: entering compiled code costs as much as a small kernel.
 
-    Weights are tables (`linear`). `quantised` is memory for rows in int8, two bytes for each of the
-    most inputs of a product; empty, activations stay float32.
+    `layer` is (`LayerTables`, `LayerConstants`, `LayerCache`), `work` an `Attended` and `buffers` a
+    `LayerBuffers`, all as plain tuples.
     """
+    tables, constants, cache = layer
+    model = LayerConstants(*constants)
     run_team(
-        _members_of_layer, num_threads,
+        _members_of_layer,
+        model.num_threads,
         (
-            new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _MLP_PHASES), hidden, input_norm,
-            qkv_table, qkv_bias, head_norms, output_table, output_bias, mlp_norm, gate_up_table,
-            gate_up_bias, down_table, down_bias, keys, values, epsilon, cosines, sines, scales,
-            positions, slots, block_tables, work, normed, qkv, attended, gated, quantised,
-            num_threads,
+            new_progress(_PROJECT_PHASES + _ATTEND_PHASES + _MLP_PHASES),
+            hidden,
+            LayerTables(*tables),
+            model,
+            LayerCache(*cache),
+            slots,
+            Attended(*work),
+            LayerBuffers(*buffers),
         ),
-    )  # fmt: skip
+    )
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _members_entering(  # type: ignore[no-untyped-def]
-    _member, progress, embedding_norm, states, hidden_norm, epsilon, token_table, hidden_table,
-    projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scales, keys,
-    values, positions, slots, inputs, normed, qkv, quantised, num_threads,
-) -> None:  # fmt: skip
+    _member, progress, states, entry, layer, model, cache, positions, slots, inputs, buffers
+) -> None:
+    normed, quantised, epsilon = buffers.normed, buffers.quantised, model.epsilon
+    token, own, num_threads = entry.token, entry.hidden, model.num_threads
     norm_phase(
-        progress[0], inputs, embedding_norm, epsilon, normed, quantised, is_fine(token_table)
+        progress[0], inputs, entry.embedding_norm, epsilon, normed, quantised, is_fine(token)
     )
-    linear_phase(
-        progress[1], normed, token_table, projection_bias, inputs[:0], quantised, inputs,
-        num_threads,
-    )  # fmt: skip
-    norm_phase(progress[2], states, hidden_norm, epsilon, normed, quantised, is_fine(hidden_table))
-    linear_phase(
-        progress[3], normed, hidden_table, projection_bias[:0], inputs, quantised,
-        inputs, num_threads,
-    )  # fmt: skip
-    _project_and_store(
-        progress[4:], inputs, input_norm, epsilon, qkv_table, qkv_bias, head_norms, cosines,
-        sines, scales, keys, values, positions, slots, normed, qkv, quantised, num_threads,
-    )  # fmt: skip
+    none = inputs[:0]
+    linear_phase(progress[1], normed, token, entry.bias, none, quantised, inputs, num_threads)
+    norm_phase(progress[2], states, entry.hidden_norm, epsilon, normed, quantised, is_fine(own))
+    no_bias = entry.bias[:0]
+    linear_phase(progress[3], normed, own, no_bias, inputs, quantised, inputs, num_threads)
+    _project_and_store(progress[4:], inputs, layer, model, cache, positions, slots, buffers)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def enter_mtp(  # type: ignore[no-untyped-def]
-    token_ids, embedding, embedding_norm, states, hidden_norm, epsilon, token_table, hidden_table,
-    projection_bias, input_norm, qkv_table, qkv_bias, head_norms, cosines, sines, scales, keys,
-    values, positions, slots, inputs, normed, qkv, quantised, num_threads,
-) -> None:  # fmt: skip
+    token_ids, embedding, states, entry, layer, positions, slots, inputs, buffers
+) -> None:
     """Compute `inputs` from tokens and `states`, write their keys and values, and compute `qkv`.
 
-    `quantised` is as in `whole_layer`.
+    `entry` is an `MtpEntry` as a plain tuple, `layer` and `buffers` are as in `whole_layer`;
+    `attended` and `gated` are not used.
     """
     gather_columns(embedding, token_ids, inputs)
+    tables, constants, cache = layer
+    model = LayerConstants(*constants)
     run_team(
-        _members_entering, num_threads,
+        _members_entering,
+        model.num_threads,
         (
-            new_progress(4 + _PROJECT_PHASES), embedding_norm, states, hidden_norm, epsilon,
-            token_table, hidden_table, projection_bias, input_norm, qkv_table, qkv_bias, head_norms,
-            cosines, sines, scales, keys, values, positions, slots, inputs, normed, qkv, quantised,
-            num_threads,
+            new_progress(4 + _PROJECT_PHASES),
+            states,
+            MtpEntry(*entry),
+            LayerTables(*tables),
+            model,
+            LayerCache(*cache),
+            positions,
+            slots,
+            inputs,
+            LayerBuffers(*buffers),
         ),
-    )  # fmt: skip
+    )
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _members_leaving(  # type: ignore[no-untyped-def]
-    _member, progress, outputs, qkv, output_table, output_bias, keys, values, positions,
-    block_tables, work, epsilon, mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias,
-    output_norm, head, attended, gated, normed, quantised, logits, num_threads,
-) -> None:  # fmt: skip
-    _attend_and_add(
-        progress, outputs, qkv, output_table, output_bias, keys, values, positions,
-        block_tables, work, attended, quantised, num_threads,
-    )  # fmt: skip
-    _mlp_half(
-        progress[_ATTEND_PHASES:], outputs, mlp_norm, epsilon, gate_up_table, gate_up_bias,
-        down_table, down_bias, normed, gated, quantised, num_threads,
-    )  # fmt: skip
-    norm_phase(
-        progress[_ATTEND_PHASES + _MLP_PHASES], outputs, output_norm, epsilon, normed,
-        quantised, is_fine(head),
-    )  # fmt: skip
-    linear_phase(
-        progress[_ATTEND_PHASES + _MLP_PHASES + 1], normed, head, output_bias[:0], outputs[:0],
-        quantised, logits, num_threads,
-    )  # fmt: skip
+    _member, progress, outputs, layer, model, cache, work, output_norm, head, buffers, logits
+) -> None:
+    normed, quantised, num_threads = buffers.normed, buffers.quantised, model.num_threads
+    _attend_and_add(progress, outputs, layer, cache, work, buffers, num_threads)
+    _mlp_half(progress[_ATTEND_PHASES:], outputs, layer, model, buffers)
+    at, no_bias, none = _ATTEND_PHASES + _MLP_PHASES, layer.output_bias[:0], outputs[:0]
+    norm_phase(progress[at], outputs, output_norm, model.epsilon, normed, quantised, is_fine(head))
+    linear_phase(progress[at + 1], normed, head, no_bias, none, quantised, logits, num_threads)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def leave_mtp(  # type: ignore[no-untyped-def]
-    outputs, qkv, output_table, output_bias, keys, values, positions, block_tables, work, epsilon,
-    mlp_norm, gate_up_table, gate_up_bias, down_table, down_bias, output_norm, head, attended,
-    gated, normed, quantised, logits, num_threads,
-) -> None:  # fmt: skip
-    """Compute the rest of the layer over `outputs` in place; `normed` is the input of the head."""
+def leave_mtp(outputs, layer, work, output_norm, head, buffers, logits) -> None:  # type: ignore[no-untyped-def]
+    """Compute the rest of the layer over `outputs` in place, from the queries in `buffers`.
+
+    Its `normed` is the input of the head then. `layer`, `work` and `buffers` are as in
+    `whole_layer`.
+    """
+    tables, constants, cache = layer
+    model = LayerConstants(*constants)
     run_team(
-        _members_leaving, num_threads,
+        _members_leaving,
+        model.num_threads,
         (
-            new_progress(_ATTEND_PHASES + _MLP_PHASES + 2), outputs, qkv, output_table, output_bias,
-            keys, values, positions, block_tables, work, epsilon, mlp_norm, gate_up_table,
-            gate_up_bias, down_table, down_bias, output_norm, head, attended, gated, normed,
-            quantised, logits, num_threads,
+            new_progress(_ATTEND_PHASES + _MLP_PHASES + 2),
+            outputs,
+            LayerTables(*tables),
+            model,
+            LayerCache(*cache),
+            Attended(*work),
+            output_norm,
+            head,
+            LayerBuffers(*buffers),
+            logits,
         ),
-    )  # fmt: skip
+    )

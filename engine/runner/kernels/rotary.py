@@ -44,7 +44,7 @@ def _store_row(qkv, head_norms, epsilon, cosine, sine, scales, slot, keys, value
 @njit(nogil=True, cache=True, error_model="numpy")
 def rotary_phase(  # type: ignore[no-untyped-def]
     counters, qkv, head_norms, epsilon, cosines, sines, positions, scales, slots, keys, values
-) -> None:  # fmt: skip
+) -> None:
     """Prepare a team's queries for attention in place, and write keys and values to their slots.
 
     `qkv` is `[rows, heads + 2 · kv_heads, head_dim]`; `head_norms` `[2, head_dim]` (query, key) or

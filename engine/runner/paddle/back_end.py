@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
+from common.kv.memory_plan import DeviceMemory
 from common.settings.config import EngineConfig, ModelConfig
 from engine.runner.back_end import LoadedDecoder, ModelFiles, ModelToLoad
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cache.kv_cache import KVCache
-from engine.runner.memory_meter import HostMeter, MemoryMeter
+from engine.runner.memory_meter import SHARE_OF_ITS_OWN, HostMeter, MemoryMeter
 from engine.runner.paddle_import import has_gpu, import_paddle, paddle, set_num_threads
 from engine.runner.weights.arithmetic import Arithmetic, stored_formats
 
@@ -50,8 +53,6 @@ class PaddleBackEnd:
         paddle.set_device("gpu" if has_gpu() else "cpu")
 
     def meter(self) -> MemoryMeter:
-        from engine.runner.paddle.memory_meter import PaddleMeter
-
         return PaddleMeter(paddle.device.cuda) if has_gpu() else HostMeter()
 
     def arithmetic(self, model: ModelConfig, files: ModelFiles) -> Arithmetic:
@@ -78,3 +79,28 @@ class PaddleBackEnd:
         if files.mtp is not None:
             mtp = PaddleMtp(files.mtp, decoder, decoder.num_layers)
         return LoadedDecoder(decoder=decoder, mtp=mtp)
+
+
+class PaddleMeter:
+    """A `memory_meter.MemoryMeter` of the current GPU. `cuda` is `paddle.device.cuda`.
+
+    What the driver takes for itself is not counted, so a share of the GPU must leave room for it.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+
+    def memory(self) -> DeviceMemory:
+        total_bytes = int(self._cuda.get_device_properties().total_memory)
+        return DeviceMemory(total_bytes, "the GPU's memory", SHARE_OF_ITS_OWN)
+
+    def reset_peak(self) -> None:
+        # Loading converts weights: without this, memory that only loading used would count.
+        self._cuda.synchronize()
+        self._cuda.empty_cache()
+        self._cuda.reset_max_memory_reserved()
+
+    def peak_bytes(self, shared_bytes: int = 0) -> int:
+        # Reserved, not allocated: memory that the allocator holds between tensors is gone as well.
+        self._cuda.synchronize()
+        return int(self._cuda.max_memory_reserved())

@@ -87,6 +87,10 @@ def load_model_runner(
     spec, eos_token_ids, checkpoint = checked_checkpoint(model)
     if isinstance(checkpoint, RandomWeights):
         _warn_of_random_weights(folder)
+    elif isinstance(checkpoint, Checkpoint) and checkpoint.quantization:
+        _logger.info(
+            "weights: stored in %s; activations as activation_dtype says", checkpoint.quantization
+        )
     mtp = None
     if speculation.speculative_method == "mtp":
         mtp = read_mtp_weights(speculation.speculative_model, folder, checkpoint, spec)

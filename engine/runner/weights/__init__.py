@@ -1,7 +1,9 @@
 """The weights of a folder, checked before any is read.
 
 model_spec        the parameters of a decoder
-checkpoint        the weights of a folder in safetensors
+checkpoint        the weights of a folder
+tensor_files      tensors of safetensors files
+schemes/          what is quantised in them
 gguf_file         the format of GGUF
 gguf_weights      the weights of a folder in GGUF
 quantised_source  weights that are quantised while they are loaded

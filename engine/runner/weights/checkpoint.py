@@ -1,155 +1,25 @@
 """The weights of a model folder, in the types in which its files store them.
 
-Every header is checked before any weight is read. A safetensors file is eight bytes of header
-length (little endian), a JSON header that gives each tensor's dtype, shape and byte range, then the
-data. Its tensors are read one at a time, so loading never holds a second copy of the model.
-
-A folder with a file `weights.gguf` has its weights there (`gguf_weights`).
+A folder has safetensors files (`tensor_files`), whose weights are quantised where config.json says
+so (`schemes`), or a file `weights.gguf` (`gguf_weights`). Every header is checked before any
+weight is read.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from common.errors import CheckpointError
 from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.weights.model_spec import DecoderSpec, read_json_object
+from engine.runner.weights.schemes.quantization_config import read_quantization
+from engine.runner.weights.schemes.scheme_weights import SchemeWeights
 from engine.runner.weights.stored_tensor import BlockTensor
-from engine.runner.weights.tensor_source import TensorSource, stamps_of
-
-_FLOAT_DTYPES = ("F32", "F16", "BF16")
-_DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}
-_MAX_HEADER_BYTES = 100 << 20
-_SAMPLE_BYTES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """The location of one tensor: `offset` is in bytes from the start of its file."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size_bytes: int
-
-
-class TensorFiles(TensorSource):
-    """The tensors of some safetensors files, and a digest of the files."""
-
-    def __init__(self, shards: Mapping[Path, Sequence[str]]) -> None:
-        """Read the headers of `shards`: files, and the tensors to take from each (empty: all).
-
-        Raises `CheckpointError` for a file that is missing, truncated or not safetensors.
-        """
-        self._digest = hashlib.sha256()
-        self._tensors: dict[str, StoredTensor] = {}
-        self.metadata: dict[str, str] = {}
-        self._paths = list(shards)
-        for path, wanted in shards.items():
-            found = self._read_header(path)
-            for name in wanted or found:
-                if name not in found:
-                    raise CheckpointError(
-                        f"{path}: has no tensor {name}, which the index puts here"
-                    )
-                self._tensors[name] = found[name]
-
-    def check(
-        self,
-        source: Path,
-        name: str,
-        shape: tuple[int, ...],
-        dtypes: Sequence[str] | None = None,
-    ) -> None:
-        """Raise `CheckpointError` unless the tensor is there, with this shape and a known type."""
-        dtypes = dtypes or _FLOAT_DTYPES
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(f"{source}: tensor {name} is missing: wanted shape {list(shape)}")
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"{tensor.path}: tensor {name} has shape {list(tensor.shape)}: "
-                f"config.json wants {list(shape)}"
-            )
-        if tensor.dtype not in dtypes:
-            wanted = " or ".join(filter(None, [", ".join(dtypes[:-1]), dtypes[-1]]))
-            raise CheckpointError(
-                f"{tensor.path}: tensor {name} is {tensor.dtype}: wanted {wanted}"
-            )
-        wanted_bytes = math.prod(shape) * _DTYPE_BYTES[tensor.dtype]
-        if tensor.size_bytes != wanted_bytes:
-            raise CheckpointError(
-                f"{tensor.path}: tensor {name} has {tensor.size_bytes} bytes: "
-                f"{tensor.dtype} {list(shape)} wants {wanted_bytes}"
-            )
-
-    def _read_header(self, path: Path) -> dict[str, StoredTensor]:
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(0)
-                length = struct.unpack("<Q", file.read(8))[0] if size >= 8 else 0
-                if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-                    raise CheckpointError(
-                        f"{path}: {size} bytes with a header of {length}: truncated, or not "
-                        "safetensors"
-                    )
-                header = file.read(length)
-                tensors, metadata = _parse_header(path, header, 8 + length, size)
-                self.metadata |= metadata
-                self._digest.update(header)
-                self._digest.update(struct.pack("<Q", size))
-                for tensor in tensors.values():
-                    file.seek(tensor.offset + max(0, tensor.size_bytes // 2 - _SAMPLE_BYTES))
-                    self._digest.update(file.read(min(_SAMPLE_BYTES, tensor.size_bytes)))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        return tensors
-
-    def identity(self) -> str:
-        return self._digest.hexdigest()
-
-    def names(self) -> Iterable[str]:
-        return self._tensors.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[name].shape
-
-    def format_and_shape(self, name: str) -> tuple[str, tuple[int, int]]:
-        tensor = self._tensors[name]
-        return tensor.dtype, (math.prod(tensor.shape[:-1]), tensor.shape[-1])
-
-    def blocks(self, name: str) -> BlockTensor:
-        dtype, shape = self.format_and_shape(name)
-        return BlockTensor(
-            dtype, shape, self._stored(self._tensors[name], name).reshape(shape[0], -1)
-        )
-
-    def stamps(self) -> list[list[int]]:
-        return stamps_of(self._paths)
-
-    def read(self, name: str) -> np.ndarray:
-        """Return one tensor as a new array: float32, or int32 if it holds integers."""
-        tensor = self._tensors[name]
-        if tensor.dtype == "I32":
-            return self._stored(tensor, name).view(np.int32).reshape(tensor.shape)
-        return super().read(name)
-
-    def _stored(self, tensor: StoredTensor, name: str) -> np.ndarray:
-        data = np.fromfile(tensor.path, np.uint8, tensor.size_bytes, offset=tensor.offset)
-        if data.size != tensor.size_bytes:
-            raise CheckpointError(f"{tensor.path}: truncated within tensor {name}")
-        return data
+from engine.runner.weights.tensor_files import TensorFiles
+from engine.runner.weights.tensor_source import TensorSource
 
 
 class Checkpoint(TensorSource):
@@ -162,10 +32,15 @@ class Checkpoint(TensorSource):
         """
         shapes = expected_shapes(spec)
         link = folder / WEIGHTS_FILE
+        self.quantization = ""
+        """What config.json says of how the weights are quantised, in words; empty: nothing."""
         self._source: TensorSource
         if link.is_symlink() or link.exists():
             # What is wrong is said of the file that people know, not of a link in the cache.
             self._source = GgufWeights(link.resolve(), shapes, spec.num_heads, spec.num_kv_heads)
+        elif (quantization := read_quantization(folder)) is not None:
+            self.quantization = quantization.description
+            self._source = SchemeWeights(TensorFiles(_shards(folder)), quantization)
         else:
             self._source = TensorFiles(_shards(folder))
         self.metadata = self._source.metadata
@@ -201,36 +76,6 @@ class Checkpoint(TensorSource):
 
     def read(self, name: str) -> np.ndarray:
         return self._source.read(name)
-
-
-def _parse_header(
-    path: Path, header: bytes, data_start: int, file_bytes: int
-) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    try:
-        entries: dict[str, Any] = json.loads(header)
-        metadata = {str(k): str(v) for k, v in (entries.pop("__metadata__", None) or {}).items()}
-        tensors = {
-            name: StoredTensor(
-                path,
-                str(entry["dtype"]),
-                tuple(int(n) for n in entry["shape"]),
-                data_start + int(entry["data_offsets"][0]),
-                int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]),
-            )
-            for name, entry in entries.items()
-        }
-    except (
-        *(ValueError, TypeError, KeyError, IndexError, AttributeError),
-        *(OverflowError, RecursionError),
-    ) as error:
-        raise CheckpointError(f"{path}: the safetensors header is broken: {error!r}") from error
-    for name, tensor in tensors.items():
-        end = tensor.offset + tensor.size_bytes
-        if tensor.size_bytes < 0 or tensor.offset < data_start or end > file_bytes:
-            raise CheckpointError(
-                f"{path}: truncated: tensor {name} ends at byte {end}, the file at {file_bytes}"
-            )
-    return tensors, metadata
 
 
 def _shards(folder: Path) -> dict[Path, list[str]]:

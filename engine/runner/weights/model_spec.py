@@ -100,6 +100,7 @@ class _Family:
     default_theta: float
     default_head_dim: int | None = None
     is_tied_by_default: bool = False
+    has_qkv_bias_by_default: bool = False
 
 
 _FAMILIES = {
@@ -116,10 +117,14 @@ _FAMILIES = {
         "use_bias", "use_bias", "use_bias", False, True, 500000.0,
         default_head_dim=128, is_tied_by_default=True,
     ),
+    "SeedOssForCausalLM": _Family(
+        "attention_bias", "attention_out_bias", "mlp_bias", False, False, 10000.0,
+        default_head_dim=128, has_qkv_bias_by_default=True,
+    ),
 }  # fmt: skip
 
 
-class _Config:
+class ConfigValues:
     """A config file's keys, with errors that name the file, the key and the expected value."""
 
     def __init__(self, path: Path, values: dict[str, Any], prefix: str = "") -> None:
@@ -158,13 +163,18 @@ class _Config:
             raise self.refuse(key, "true or false")
         return value
 
-    def section(self, key: str) -> _Config | None:
+    def section(self, key: str) -> ConfigValues | None:
         value = self._values.get(key)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self.refuse(key, "an object")
-        return _Config(self._path, value, f"{self._prefix}{key}.")
+        return ConfigValues(self._path, value, f"{self._prefix}{key}.")
+
+    def sections(self) -> list[ConfigValues]:
+        """Return all values, which are objects."""
+        found = (self.section(key) for key in self._values)
+        return [one for one in found if one is not None]
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -187,7 +197,7 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
     """Return the decoder of config.json; `CheckpointError` names what is unsupported."""
     path = folder / "config.json"
     values = read_json_object(path)
-    config = _Config(path, values)
+    config = ConfigValues(path, values)
     architectures = values.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
@@ -213,8 +223,8 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         raise config.refuse("head_dim", "an even number, to be paired for rotary positions")
     max_position = config.integer("max_position_embeddings")
 
-    def has_bias(rule: bool | str) -> bool:
-        return rule if isinstance(rule, bool) else config.flag(rule, False)
+    def has_bias(rule: bool | str, default: bool = False) -> bool:
+        return rule if isinstance(rule, bool) else config.flag(rule, default)
 
     return DecoderSpec(
         architecture=architecture,
@@ -230,19 +240,17 @@ def read_decoder_spec(folder: Path) -> DecoderSpec:
         rope=_rope_spec(config, family.default_theta, max_position),
         is_rope_interleaved=family.is_rope_interleaved,
         has_tied_embeddings=config.flag("tie_word_embeddings", family.is_tied_by_default),
-        has_qkv_bias=has_bias(family.qkv_bias),
+        has_qkv_bias=has_bias(family.qkv_bias, family.has_qkv_bias_by_default),
         has_output_bias=has_bias(family.output_bias),
         has_mlp_bias=has_bias(family.mlp_bias),
         has_head_norms=family.has_head_norms,
     )
 
 
-def _refuse_other_arithmetic(config: _Config) -> None:
+def _refuse_other_arithmetic(config: ConfigValues) -> None:
     """Raise `CheckpointError` for settings that this decoder would compute wrongly."""
     if config.get("hidden_act") not in (None, "silu", "swish"):
         raise config.refuse("hidden_act", "silu")
-    if config.get("quantization_config") is not None:
-        raise config.refuse("quantization_config", "none: weights in F32, F16 or BF16")
     if config.flag("use_sliding_window", False):
         raise config.refuse("use_sliding_window", "false: every layer attends to all positions")
     layer_types = config.get("layer_types")
@@ -253,7 +261,7 @@ def _refuse_other_arithmetic(config: _Config) -> None:
         raise config.refuse("layer_types", "a list of full_attention, one for each layer")
 
 
-def _refuse_window(config: _Config) -> None:
+def _refuse_window(config: ConfigValues) -> None:
     """Raise `CheckpointError` for a sliding window that is shorter than the context.
 
     A Mistral file without the key has a window of 4096, as in transformers.
@@ -270,7 +278,7 @@ def _refuse_window(config: _Config) -> None:
         )
 
 
-def _rope_spec(config: _Config, default_theta: float, max_position: int) -> RopeSpec:
+def _rope_spec(config: ConfigValues, default_theta: float, max_position: int) -> RopeSpec:
     """Return the rotary positions.
 
     They are in `rope_parameters` (newer files) or in `rope_theta` and `rope_scaling` (older ones).

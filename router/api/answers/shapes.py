@@ -8,7 +8,14 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from common.wire_types import Count, Size
-from router.http.described import ERRORS, ErrorAnswer, Responses, error_responses, schema_of
+from router.http.described import (
+    ERRORS,
+    ErrorAnswer,
+    Responses,
+    error_responses,
+    named_schema,
+    response,
+)
 from router.text.usage import UsageAnswer
 
 _Logprob = Annotated[float, Field(le=0)]
@@ -251,19 +258,19 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
-def stream_responses(event: Any, error: Any = ErrorAnswer, *, has_done: bool = True) -> Responses:
-    """Return what a generation endpoint answers besides its whole answer: events, and errors.
+def stream_responses(
+    whole: Any, event: Any, error: Any = ErrorAnswer, *, has_done: bool = True
+) -> Responses:
+    """Return what a generation endpoint answers: its whole answer or events, and errors.
 
     `has_done`: whether a stream ends with `[DONE]`.
     """
     last = "; then [DONE]" if has_done else ""
     stream = {
-        "schema": schema_of(event),
+        "schema": named_schema(event),
         "description": f"Server-sent events, each a JSON object behind `data: `{last}. "
         "Lines that begin with a colon say that the first or the next one is awaited.",
     }
-    good = {
-        "description": "The answer, or with `stream` its events",
-        "content": {"text/event-stream": stream},
-    }
+    good = response(whole, "The answer, or with `stream` its events")
+    good["content"]["text/event-stream"] = stream
     return {200: good, **error_responses(*ERRORS, answer=error)}

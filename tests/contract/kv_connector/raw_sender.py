@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from typing import Any
 
@@ -75,6 +76,34 @@ class RawSender:
 
     def close(self) -> None:
         self._line.close()
+
+
+def assert_unknown_block_is_refused(cluster: Cluster, decode: Node, block: int) -> None:
+    """Name a source block that a sender's pool lacks: the connection ends, and no byte is written.
+
+    `decode` refuses it before memory is touched.
+    """
+    ticket = cluster.ticket(decode, [1, 2])
+    with contextlib.closing(RawSender(cluster, decode)) as rogue:
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        rogue.send(frames.Begin(ticket.lease_token, ticket.generation))
+        rogue.settle()
+        untouched = decode.pool.copy()
+        rogue.send(
+            frames.Data(
+                seq=0,
+                lease_token=ticket.lease_token,
+                generation=ticket.generation,
+                layer=0,
+                ordinals=(0, 1),
+                runs=(),
+                source_blocks=(0, block),
+                sums=bytes(2 * 2 * frames.SUM_BYTES),
+            )
+        )
+        assert f"source block {block}: the sender's pool has 4" in str(decode.wait_failed())
+        assert any(isinstance(rogue.answer(), frames.Rejected) for _ in range(2))
+        assert np.array_equal(decode.pool, untouched)
 
 
 class _Dealer:

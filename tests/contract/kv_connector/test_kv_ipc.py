@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +17,8 @@ from kv_transfer.contract import Landed, LandingFailed, Released, Ticket, Transf
 from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
-from tests.contract.kv_connector.raw_sender import RawSender
+from tests.contract.kv_connector.killed_sender import killed_sender
+from tests.contract.kv_connector.raw_sender import RawSender, assert_unknown_block_is_refused
 from tests.support.engine.fake_card import FakeCard
 from tests.support.kv.kinds import CardKind
 from tests.support.kv.kv_cluster import (
@@ -103,6 +101,52 @@ def test_nothing_lands_before_the_card_has_it(any_lane: Cluster, verify: str) ->
     assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
     assert np.array_equal(decode.pool, wanted)
     assert_ended_once(prefill, decode)
+
+
+@pytest.mark.parametrize("verify", ["block", "commit", "off"])
+def test_a_frame_waits_until_its_layer_is_computed(
+    any_lane: Cluster, verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender's card tells when, also where it makes no sums: till then steps write blocks."""
+    prefill, decode = (any_lane.node(name, verify=verify) for name in "pd")
+    source, target = (card_of(any_lane, node).copier for node in (prefill, decode))
+    order: list[str] = []
+    begin_source, begin_target = source.begin, target.begin
+
+    def computed(work: Callable[[], None]) -> None:
+        def run() -> None:
+            order.append("computed")
+            work()
+
+        begin_source(run)
+
+    def copied(work: Callable[[], None]) -> None:
+        order.append("copied")
+        begin_target(work)
+
+    monkeypatch.setattr(source, "begin", computed)
+    monkeypatch.setattr(target, "begin", copied)
+    source.hold()
+    ticket = any_lane.ticket(decode, TARGETS)
+    send(prefill, decode, ticket, SOURCES)
+    wait_until(lambda: source.num_under_way or order)
+    for target_block in (5, 6):  # Two round trips: all that could be sent was sent and handled.
+        other = any_lane.ticket(decode, [target_block])
+        decode.connector.expect(other, sender_deadline_s=30)
+        prefill.connector.open(other, deadline_s=30)
+        prefill.connector.abort(other.lease_token)
+        assert error_of(prefill.wait_event()).code == "handoff_failed"
+        decode.wait_failed()
+    assert not prefill.connector.statistics().measured.bytes_to.get("d")
+    assert order == []
+    prefill.pool[:, :, SOURCES] ^= 0xFF
+    source.release()
+    assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
+    assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+    assert np.array_equal(decode.pool[:, :, TARGETS], prefill.pool[:, :, SOURCES])
+    assert order.count("copied") >= 3
+    for end in range(len(order)):
+        assert order[:end].count("computed") >= order[:end].count("copied")
 
 
 @pytest.mark.covers("F14", "F56")
@@ -213,21 +257,7 @@ def test_a_sender_whose_card_fails_ends(any_lane: Cluster) -> None:
 def test_a_block_that_the_sender_does_not_have(cluster: Cluster, block: int) -> None:
     """It is refused before the card is asked, and its connection with it."""
     decode = cluster.node("d")
-    ticket = cluster.ticket(decode, [1, 2])
-    with contextlib.closing(RawSender(cluster, decode)) as rogue:
-        decode.connector.expect(ticket, sender_deadline_s=30)
-        rogue.send(frames.Begin(ticket.lease_token, ticket.generation))
-        rogue.settle()
-        untouched = decode.pool.copy()
-        data = frames.Data(
-            seq=0, lease_token=ticket.lease_token, generation=ticket.generation, layer=0,
-            ordinals=(0, 1), runs=(), source_blocks=(0, block),
-            sums=bytes(2 * 2 * frames.SUM_BYTES),
-        )  # fmt: skip
-        rogue.send(data)
-        assert f"source block {block}: the sender's pool has 4" in str(decode.wait_failed())
-        assert any(isinstance(rogue.answer(), frames.Rejected) for _ in range(2))
-        assert np.array_equal(decode.pool, untouched)
+    assert_unknown_block_is_refused(cluster, decode, block)
     wait_until(lambda: all(one.is_closed for one in card_of(cluster, decode).opened))
 
 
@@ -299,21 +329,6 @@ def change_lane(
     assert list(prefill.connector.statistics().lanes.values()) == ["zmq"]
 
 
-_SENDER = """
-import pickle, signal, sys
-from tests.support.kv.kv_cluster import Cluster
-from tests.support.kv.kinds import IpcKind
-
-cluster = Cluster(IpcKind())
-node = cluster.node("p")
-print("made", flush=True)
-ticket = pickle.load(sys.stdin.buffer)
-node.connector.open(ticket, deadline_s=60)
-node.push_all(ticket, [4, 5, 6], layers=[0, 1])
-signal.pause()
-"""
-
-
 @pytest.mark.covers("F25")
 def test_a_sender_that_is_killed_while_its_pool_is_copied(cluster: Cluster) -> None:
     """The mapped memory stays readable; the landing fails typed; the memory is released."""
@@ -322,18 +337,8 @@ def test_a_sender_that_is_killed_while_its_pool_is_copied(cluster: Cluster) -> N
     card.copier.hold()
     ticket = cluster.ticket(decode, TARGETS)
     decode.connector.expect(ticket, sender_deadline_s=60)
-    command = [sys.executable, "-c", _SENDER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
-        try:
-            assert sender.stdin is not None
-            assert sender.stdout is not None
-            assert sender.stdout.readline() == b"made\n"
-            sender.stdin.write(pickle.dumps(ticket))
-            sender.stdin.close()
-            card.copier.wait_under_way(1)
-        finally:
-            sender.kill()
-            sender.wait()
+    with killed_sender(cluster, ticket, [4, 5, 6], layers=[0, 1]):
+        card.copier.wait_under_way(1)
     assert "was silent for 2 s" in str(error_of(decode.wait_event()))
     assert not any(one.is_closed for one in card.opened)
     card.copier.release()

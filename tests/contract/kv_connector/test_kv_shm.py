@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +25,8 @@ from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from kv_transfer.zmq.connector import ZmqConnector
-from tests.contract.kv_connector.raw_sender import RawSender
+from tests.contract.kv_connector.killed_sender import killed_sender
+from tests.contract.kv_connector.raw_sender import RawSender, assert_unknown_block_is_refused
 from tests.support.kv.kv_cluster import (
     LAYOUT,
     WAIT_S,
@@ -173,28 +171,7 @@ def test_a_landing_that_is_revoked_just_before_the_copy_is_not_written(
 def test_a_block_that_the_sender_does_not_have(cluster: Cluster, block: int) -> None:
     """It is refused before memory is touched, and its connection with it."""
     decode = cluster.node("d")
-    ticket = cluster.ticket(decode, [1, 2])
-    with contextlib.closing(RawSender(cluster, decode)) as rogue:
-        decode.connector.expect(ticket, sender_deadline_s=30)
-        rogue.send(frames.Begin(ticket.lease_token, ticket.generation))
-        rogue.settle()
-        untouched = decode.pool.copy()
-        rogue.send(
-            frames.Data(
-                seq=0,
-                lease_token=ticket.lease_token,
-                generation=ticket.generation,
-                layer=0,
-                ordinals=(0, 1),
-                runs=(),
-                source_blocks=(0, block),
-                sums=bytes(2 * 2 * frames.SUM_BYTES),
-            )
-        )
-        assert f"source block {block}: the sender's pool has 4" in str(decode.wait_failed())
-        answers = [rogue.answer(), rogue.answer()]
-        assert any(isinstance(answer, frames.Rejected) for answer in answers)
-        assert np.array_equal(decode.pool, untouched)
+    assert_unknown_block_is_refused(cluster, decode, block)
     assert decode.connector.statistics().sessions_open == 0
     # Nor is the memory kept by the error, whose traceback may live long.
     decode.connector.close()
@@ -259,23 +236,6 @@ class NowhereToBeSeen(ShmLane):
         return packed
 
 
-_SENDER = """
-import pickle, signal, sys
-from common.ids import Incarnation
-from tests.support.kv.kv_cluster import Cluster
-from tests.support.kv.kinds import ShmKind
-from tests.contract.kv_connector.test_kv_shm import BIG, BIG_WINDOW_BYTES
-
-cluster = Cluster(ShmKind())
-node = cluster.node("p", layout=BIG, window_bytes=BIG_WINDOW_BYTES)
-print("made", flush=True)
-ticket = pickle.load(sys.stdin.buffer)
-node.connector.open(ticket, deadline_s=60)
-node.push_all(ticket, [4, 5, 6], layers=[0, 1])
-signal.pause()
-"""
-
-
 @pytest.mark.covers("F25")
 def test_a_sender_that_is_killed_while_its_pool_is_read(
     cluster: Cluster, held: tuple[threading.Event, threading.Event]
@@ -285,19 +245,10 @@ def test_a_sender_that_is_killed_while_its_pool_is_read(
     decode = cluster.node("d", layout=BIG, window_bytes=BIG_WINDOW_BYTES, peer_timeout_s=2.0)
     ticket = cluster.ticket(decode, [1, 2, 3])
     decode.connector.expect(ticket, sender_deadline_s=60)
-    command = [sys.executable, "-c", _SENDER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sender:
-        try:
-            assert sender.stdin is not None
-            assert sender.stdout is not None
-            assert sender.stdout.readline() == b"made\n"
-            sender.stdin.write(pickle.dumps(ticket))
-            sender.stdin.close()
-            assert begins.wait(WAIT_S)
-            assert num_pools_read() == 1
-        finally:
-            sender.kill()
-            sender.wait()
+    options = {"layout": BIG, "window_bytes": BIG_WINDOW_BYTES}
+    with killed_sender(cluster, ticket, [4, 5, 6], layers=[0, 1], **options):
+        assert begins.wait(WAIT_S)
+        assert num_pools_read() == 1
     goes_on.set()
     assert "was silent for 2 s" in str(decode.wait_failed())
     # The blocks are free for others, and nothing of the dead process is kept.

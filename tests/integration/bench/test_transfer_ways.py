@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.transfer import connector_ends, plain, push_calls, threads, workload
+from bench.transfer import connector_ends, plain, process_costs, push_calls, workload
 from bench.transfer.processes import Pair
 from bench.transfer.ways import Receiver, Sender, Span, Way
 from bench.transfer.workload import Memory, Workload
@@ -89,10 +89,10 @@ def move(receiver: Receiver, sender: Sender, pattern: str) -> None:
 
 
 def test_processor_time_is_told_by_thread() -> None:
-    before = threads.cpu_s()
-    while threads.cpu_s()["caller"] - before["caller"] < 0.01:
+    before = process_costs.cpu_s()
+    while process_costs.cpu_s()["caller"] - before["caller"] < 0.01:
         pass
-    spans = threads.cpu_s()
+    spans = process_costs.cpu_s()
     assert spans["all"] == pytest.approx(sum(s for name, s in spans.items() if name != "all"))
 
 

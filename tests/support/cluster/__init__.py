@@ -6,6 +6,7 @@ cluster       processes that form one cluster
 compilations  a process that prints which kernels it compiled
 memory        what a process takes of the machine's memory
 processes     one `pdserve serve` process
+serving_up    `pdserve up` in a process of its own
 slow_serve    the same, whose steps take a while
 topologies    clusters that several test files use
 watching      requests beside an attack, and how long each stood still

@@ -19,10 +19,12 @@ from engine.core.planner_contract import PoolView, SequenceView, StepLimits
 from engine.core.planning.forecast import Forecast
 from engine.core.policies.growth import GrowthColumns
 from engine.core.scheduler import Scheduler
+from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step.step_in_flight import PlannedStep, StepOutput, StepOutputs, SwapCopy
+from engine.core.step.plain_decodes import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, HashRunner, LateCopy
 
 BLOCK_SIZE = 4
@@ -63,6 +65,15 @@ def make_request(
         output_token_ids=output_token_ids,
         cache_salt=cache_salt,
     )
+
+
+def take_seat(sequence: Sequence, block_ids: Items[int], num_computed: int) -> Seats:
+    """Give a sequence a seat of its own, with these blocks and so many computed tokens."""
+    seats = Seats(2, sequence.num_known + 8, len(block_ids) + 2)
+    sequence.take_seat(seats)
+    seats.add_blocks(sequence.seat, block_ids)
+    sequence.num_computed = num_computed
+    return seats
 
 
 def status_of(sequence: Sequence) -> SequenceStatus:
@@ -124,10 +135,10 @@ def state_of(scheduler: Scheduler) -> str:
         *scheduler.receiving.values(),
         *scheduler.exporting.values(),
     ]
-    # Hashes are a memory of what was looked up, and an own list of tokens of what was read.
-    unseen = ("block_hashes", "_output_token_ids", "row")
+    # Hashes are a memory of what was looked up.
+    unseen = ("block_hashes", "_seats")
     fields = [name for name in Sequence.__slots__ if name not in unseen]
-    fields.append("output_token_ids")
+    fields += ["num_known", "num_computed", "output_token_ids", "block_table"]
     of_pool = (pool._free, pool._evictable, pool._references, pool._use, pool.counts())
     of_seats = [
         seats.token_ids.tobytes(),

@@ -125,6 +125,25 @@ class ScriptedRunner:
         self.log.append(f"in {host_block_ids} to {block_ids}")
 
 
+class SlowRunner(ScriptedRunner):
+    """Each step takes a quarter of a second."""
+
+    def __init__(
+        self, clock: ManualClock, log: list[str] | None = None, error: Exception | None = None
+    ) -> None:
+        super().__init__([] if log is None else log, error)
+        self._clock = clock
+
+    def execute(
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
+    ) -> RunnerResult:
+        self._clock.advance(0.25)
+        return super().execute(batch, on_layer, on_queued)
+
+
 def make_loop(
     inbox: ScriptedInbox,
     flow: ScriptedFlow,

@@ -28,6 +28,13 @@ class View:
     def known(self) -> list[int]:
         return [*self.prompt_token_ids, *self.output_token_ids]
 
+    @property
+    def num_known(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        return self.known[start:end]
+
 
 def view_of(text: str, output: str = "", *, sequence_id: int = 1) -> View:
     """Letters as tokens."""

@@ -2,6 +2,7 @@
 
 demo_digests       digests of the demo model's logits
 draws              single draws, and what they must be
+hub_formats        models in GPTQ, AWQ, fp8 and compressed-tensors
 mtp_running        sequences that decode on a runner with an MTP layer
 odd_models         folders of models that are odd in one way
 packing            weights of every stored format, packed for the kernels

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +12,7 @@ from typing import Any
 import httpx
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.support.cluster.processes import role_environment
+from tests.support.cluster.serving_up import serving_up
 from tests.support.models.tiny_model import VOCAB_SIZE, make_tiny_model, write_json
 
 ROWS = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
@@ -127,33 +123,13 @@ def make_odd_model(folder: Path, *changes: str) -> Path:
 
 
 @contextmanager
-def served(model: Path, folder: Path) -> Iterator[httpx.Client]:
+def served(model: Path, folder: Path, *flags: str) -> Iterator[httpx.Client]:
     """A cluster of `pdserve up` over the model; the block gets a client of its router."""
-    port = free_loopback_port()
-    command = ("up", "--mixed", "1", "--tool-template", "builtin", "--model", str(model))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pdserve", *command, "--port", str(port)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=role_environment() | {"TMPDIR": str(folder)},
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        printed = ""
-        while "Serving on" not in printed:
-            line = process.stdout.readline()
-            assert line, printed
-            printed += line
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=60) as client:
-            yield client
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        assert process.wait() == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with (
+        serving_up(folder, model, "--mixed", "1", "--tool-template", "builtin", *flags) as up,
+        httpx.Client(base_url=f"http://127.0.0.1:{up.port}/v1", timeout=60) as client,
+    ):
+        yield client
 
 
 def check_completions(client: httpx.Client) -> None:

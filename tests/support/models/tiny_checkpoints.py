@@ -92,6 +92,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
     },
+    "seed_oss": _COMMON
+    | {
+        "architectures": ["SeedOssForCausalLM"],
+        "model_type": "seed_oss",
+        "head_dim": 32,
+        "rope_theta": 10000000.0,
+        "tie_word_embeddings": False,
+    },
     "ernie": _ERNIE,
     "ernie_biased": _ERNIE | {"use_bias": True, "tie_word_embeddings": False},
 }
@@ -103,6 +111,9 @@ def has_bias(config: Mapping[str, Any], part: str) -> bool:
         return part == "qkv"
     if config["model_type"] == "ernie4_5":
         return bool(config.get("use_bias", False))
+    if config["model_type"] == "seed_oss":
+        key = {"qkv": "attention_bias", "output": "attention_out_bias", "mlp": "mlp_bias"}[part]
+        return bool(config.get(key, part == "qkv"))
     return bool(config.get("mlp_bias" if part == "mlp" else "attention_bias", False))
 
 

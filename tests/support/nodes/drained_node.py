@@ -19,8 +19,8 @@ from common.request import RequestOutput
 from common.settings.config import Config
 from engine.core.runner_contract import OnLayer, OnQueued
 from kv_transfer.contract import OnEvent
-from node.life.decode_node import decode_flow_maker
 from node.life.engine_node import EngineNode
+from node.life.make_flow import flow_maker
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -110,7 +110,7 @@ class World:
         parts = NodeParts(
             load_model=self.load,
             make_connector=connect,
-            make_flow=decode_flow_maker(self.config),
+            make_flow=flow_maker(self.config),
             store=self.store,
             clock=MonotonicClock(),
         )

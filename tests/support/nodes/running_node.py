@@ -16,8 +16,8 @@ from common.observing.clock import MonotonicClock
 from common.request import GenerationRequest, RequestOutput
 from common.settings.config import Config, SpeculationConfig
 from kv_transfer.contract import OnEvent
-from node.life.decode_node import decode_flow_maker
 from node.life.engine_node import EngineNode
+from node.life.make_flow import flow_maker
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -77,7 +77,7 @@ async def running_node(config: Config) -> AsyncIterator[RunningNode]:
     parts = NodeParts(
         load_model=lambda: runner,
         make_connector=connect,
-        make_flow=decode_flow_maker(config),
+        make_flow=flow_maker(config),
         store=store,
         clock=MonotonicClock(),
     )

@@ -14,6 +14,7 @@ from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
 from engine.runner.weights.stored_formats import dequantise, quantise
 from pdserve.checkpoints.gguf_folder import make_gguf_folder
+from tests.support.models.hub_formats import PackQuantized, pack_folder
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 from tests.support.models.tiny_gguf import FORMATS, write_gguf
 
@@ -40,6 +41,15 @@ def gguf_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model").mkdir()
     make_gguf_folder(folder / "model.gguf", folder / "model")
     return folder / "model"
+
+
+def test_a_folder_that_is_quantised_already_is_written_in_float32(tmp_path: Path) -> None:
+    config = CONFIGS["llama"]
+    values = pack_folder(tmp_path, config, weights_of(config), PackQuantized(group_size=32))
+    with weight_folder(tmp_path, "f32") as found:
+        source = Checkpoint(found.folder, read_decoder_spec(found.folder))
+        assert source.blocks(WEIGHT).format == "F32"
+        np.testing.assert_array_equal(source.read(WEIGHT), values[WEIGHT])
 
 
 @pytest.mark.parametrize("name", [name for name in ALL_WEIGHTS if not name.endswith(AS_F32)])

@@ -25,6 +25,7 @@ from tests.support.engine.scripted_loop import (
     ScriptedFlow,
     ScriptedInbox,
     ScriptedRunner,
+    SlowRunner,
     make_loop,
 )
 
@@ -197,16 +198,6 @@ def test_a_failing_step_fails_its_sequences_and_the_next_step_runs(
 def test_the_time_of_a_step_is_that_of_the_runner() -> None:
     clock = ManualClock(5.0)
 
-    class SlowRunner(ScriptedRunner):
-        def execute(
-            self,
-            batch: Sequence[ScheduledSequence],
-            on_layer: OnLayer | None = None,
-            on_queued: OnQueued | None = None,
-        ) -> RunnerResult:
-            clock.advance(0.25)
-            return super().execute(batch, on_layer, on_queued)
-
     took: list[float] = []
 
     class Timed(ScriptedFlow):
@@ -214,7 +205,7 @@ def test_the_time_of_a_step_is_that_of_the_runner() -> None:
             took.append(step.took_s)
 
     loop = StepLoop(
-        inbox=ScriptedInbox(), flow=Timed([], [1]), runner=SlowRunner([]),
+        inbox=ScriptedInbox(), flow=Timed([], [1]), runner=SlowRunner(clock),
         perform=lambda _: None, flush=lambda: None, clock=clock, is_async=True,
     )  # fmt: skip
     loop.turn()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pytest
 
@@ -13,10 +13,7 @@ from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import StopRule
 from engine.core.runner_contract import (
     DeviceLost,
-    OnLayer,
-    OnQueued,
     RunnerResult,
-    ScheduledSequence,
     SequencesFailed,
 )
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep, Preempted, Pushes
@@ -25,7 +22,7 @@ from tests.support.clocks.manual_clock import ManualClock
 from tests.support.engine.scripted_loop import (
     ScriptedFlow,
     ScriptedInbox,
-    ScriptedRunner,
+    SlowRunner,
     make_loop,
 )
 
@@ -65,16 +62,6 @@ def test_what_leaves_with_a_step_leaves_before_it_and_layer_by_layer_within_it()
 def test_a_step_says_how_long_the_runner_took_unless_it_failed() -> None:
     clock = ManualClock(5.0)
 
-    class SlowRunner(ScriptedRunner):
-        def execute(
-            self,
-            batch: Sequence[ScheduledSequence],
-            on_layer: OnLayer | None = None,
-            on_queued: OnQueued | None = None,
-        ) -> RunnerResult:
-            clock.advance(0.25)
-            return super().execute(batch, on_layer, on_queued)
-
     class Timed(ScriptedFlow):
         def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
             self.log.append(f"end after {step.took_s:g} at {now_s:g}")
@@ -83,7 +70,7 @@ def test_a_step_says_how_long_the_runner_took_unless_it_failed() -> None:
     partly = SequencesFailed({1: InternalError("boom")}, RunnerResult([None] * 2))
     for error in (None, partly):
         loop = StepLoop(
-            inbox=ScriptedInbox(), flow=Timed(log, [2]), runner=SlowRunner(log, error),
+            inbox=ScriptedInbox(), flow=Timed(log, [2]), runner=SlowRunner(clock, log, error),
             perform=lambda _: None, flush=lambda: None, clock=clock,
         )  # fmt: skip
         assert loop.turn()

@@ -122,8 +122,9 @@ class GpuCache:
         if mirror.nbytes > _MOST_PINNED_SHARE * host_bytes:
             _logger.warning(
                 "KV for other nodes is copied through buffers, which is slower: %.1f GiB of KV "
-                "cache are more than a quarter of this machine's memory", mirror.nbytes / (1 << 30),
-            )  # fmt: skip
+                "cache are more than a quarter of this machine's memory",
+                mirror.nbytes / (1 << 30),
+            )
             return None
         try:
             return self._device.register(int(mirror.ctypes.data), mirror.nbytes)

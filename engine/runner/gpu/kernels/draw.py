@@ -117,13 +117,15 @@ def draw_slices(logits, temperatures, seeds, indices, best_scores, best_tokens, 
 
 
 @triton.jit
-def choose(best_scores, best_tokens, slices, tokens, PARTS: tl.constexpr,
-           IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def choose(
+    best_scores, best_tokens, slices, tokens, PARTS: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr
+):
     """Choose each row's token among those of its slices. Program: row."""
     begin(IS_PROGRAMMATIC)
     row = tl.program_id(0).to(tl.int64)
-    tl.store(tokens + row, _best(best_scores + row * slices, best_tokens + row * slices, slices,
-                                 PARTS))  # fmt: skip
+    tl.store(
+        tokens + row, _best(best_scores + row * slices, best_tokens + row * slices, slices, PARTS)
+    )
 
 
 @triton.jit

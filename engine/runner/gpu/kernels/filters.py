@@ -209,19 +209,20 @@ def draw_kept(temperatures, seeds, indices, top_ks, top_ps, deepests, cuts, tota
             index, seed = tl.load(indices + row).to(tl.uint32), tl.load(seeds + row)
             count = tl.load(listed + row)
             if count <= FEW:
-                token = _drawn(keys + row * LIST, count, last, top_k, top_p, deepest, total, index,
-                               seed, FEW)  # fmt: skip
+                token = _drawn(
+                    keys + row * LIST, count, last, top_k, top_p, deepest, total, index, seed, FEW
+                )
             else:
-                token = _drawn(keys + row * LIST, count, last, top_k, top_p, deepest, total, index,
-                               seed, LIST)  # fmt: skip
+                token = _drawn(
+                    keys + row * LIST, count, last, top_k, top_p, deepest, total, index, seed, LIST
+                )
         if last != _NOT_FINITE:
             tl.store(best_scores + row * slices, float("inf"))
             tl.store(best_tokens + row * slices, token)
 
 
 @triton.jit
-def _drawn(keys, count, last, top_k, top_p, deepest, total, index, seed,
-           SIZE: tl.constexpr):  # fmt: skip
+def _drawn(keys, count, last, top_k, top_p, deepest, total, index, seed, SIZE: tl.constexpr):
     """Return the token that is drawn from a list, or `LEFT_TO_HOST`."""
     rank = tl.arange(0, SIZE)
     key = tl.sort(tl.load(keys + rank, mask=rank < count, other=_NO_KEY))

@@ -9,8 +9,9 @@ from engine.runner.gpu.kernels.ordering import begin
 
 
 @triton.jit
-def gather_rows(source, rows, out, N: tl.constexpr, COLUMNS: tl.constexpr,
-                IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def gather_rows(
+    source, rows, out, N: tl.constexpr, COLUMNS: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr
+):
     """Set out[i] = source[rows[i]], rows of N numbers. Program: i."""
     begin(IS_PROGRAMMATIC)
     index = tl.program_id(0).to(tl.int64)

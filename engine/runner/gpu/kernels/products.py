@@ -18,8 +18,9 @@ from engine.runner.gpu.kernels.ordering import begin, prefetch_rows
 
 
 @triton.jit
-def tile_of(program, num_rows, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-            GROUP: tl.constexpr):  # fmt: skip
+def tile_of(
+    program, num_rows, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr
+):
     """Return the program's tile of rows and tile of weights."""
     tiles_n: tl.constexpr = (N + BN - 1) // BN
     tiles_m = tl.cdiv(num_rows, BM)

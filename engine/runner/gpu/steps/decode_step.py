@@ -54,9 +54,10 @@ def graph_sizes(most: int) -> list[int]:
 def draw_sizes(num_slices: int, num_rows: int) -> dict[str, int]:
     """Return the bytes of what a draw of so many rows writes."""
     return {
-        "best_scores": 8 * num_rows * num_slices, "best_tokens": 4 * num_rows * num_slices,
+        "best_scores": 8 * num_rows * num_slices,
+        "best_tokens": 4 * num_rows * num_slices,
         "drawn": 4 * num_rows,
-    }  # fmt: skip
+    }
 
 
 class DecodeSteps:

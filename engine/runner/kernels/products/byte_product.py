@@ -183,7 +183,7 @@ def _emit_product(
             chosen = slice(first, first + _ROWS_TOGETHER)
             new += _emit_rows(
                 builder, layout, instruction, records[chosen], block, sums[chosen], parts
-            )  # fmt: skip
+            )
         return new
 
     count = builder.sdiv(depth, INT64(layout.inputs))

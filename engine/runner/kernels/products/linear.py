@@ -215,9 +215,7 @@ def _bytes_linear(  # type: ignore[no-untyped-def]
                 # The first of several tiles leaves time to read the next panel.
                 has_next = row == block and row + rows < block_end and panel + 1 < last
                 _byte_tile(weight, panel, rows, row, has_next, quantised, tiles_at)
-                _put(
-                    tiles[0], rows, bias, residual, out, row, column + panel * LANES, lanes
-                )  # fmt: skip
+                _put(tiles[0], rows, bias, residual, out, row, column + panel * LANES, lanes)
                 row += rows
 
 
@@ -262,7 +260,7 @@ def _scratch(table, num_rows):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, error_model="numpy")
 def linear_phase(  # type: ignore[no-untyped-def]
     counters, x, table, bias, residual, quantised, out, num_threads
-) -> None:  # fmt: skip
+) -> None:
     """Compute a team's `linear`."""
     num_pairs = 0
     for n in range(table.shape[0]):
@@ -298,9 +296,10 @@ def linear(
     `residual` may be `out`. `quantised` has `x` in int8, for matrices with such a kernel.
     """
     run_team(
-        _team_linear, num_threads,
+        _team_linear,
+        num_threads,
         (new_progress(1), x, table, bias, residual, quantised, out, num_threads),
-    )  # fmt: skip
+    )
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

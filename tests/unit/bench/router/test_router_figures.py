@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.router.figures import figures, quantile
-from bench.router.load import LoadResult, num_token_events
+from bench.router.load import LoadResult, figures, num_token_events, quantile
 from bench.router.node_stand_in import NUM_ANSWERS, answers
 
 

@@ -19,6 +19,7 @@ from tests.support.engine.build import (
     check_idle,
     make_request,
     status_of,
+    take_seat,
 )
 from tests.support.engine.hash_runner import expected_tokens
 
@@ -338,7 +339,7 @@ def test_a_copy_out_that_fails_late_leaves_what_a_later_one_saves() -> None:
     """Between the two, the prefix cache held the whole sequence, and nothing was copied back."""
     swapping = Swapping(HostPool(4), 4, is_late=True)
     sequence, step = Sequence(1, make_request(8)), PlannedStep()
-    sequence.block_table, sequence.num_computed = [5, 6], 8
+    take_seat(sequence, [5, 6], num_computed=8)
     swapping.swap_out(step, sequence)
     swapping.forget(sequence)
     swapping.swap_out(step, sequence)

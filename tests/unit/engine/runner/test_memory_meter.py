@@ -15,7 +15,7 @@ from engine.runner.memory_meter import (
     group_limit_bytes,
     return_freed_memory,
 )
-from engine.runner.paddle.memory_meter import PaddleMeter
+from engine.runner.paddle.back_end import PaddleMeter
 
 MIB = 1 << 20
 UNLIMITED = "9223372036854771712"

@@ -34,8 +34,8 @@ def measured(queue: WaitingQueue, *, tokens_per_s: int, for_s: int = 4) -> Shedd
 def end(
     shedding: Shedding, num_tokens: int, span_s: float, landed_at_s: float | None = None
 ) -> None:
-    sequence = Sequence(99, make_request(4))
-    sequence.append(list(range(num_tokens)))
+    output = tuple(range(num_tokens))
+    sequence = Sequence(99, make_request(4, max_tokens=1000, output_token_ids=output))
     attempt = NodeAttempt(AttemptId("r", 1), Incarnation("router", 1), sequence, 1e9, 0.0)
     attempt.first_token_at_s, attempt.landed_at_s = 200.0, landed_at_s
     shedding.on_end(attempt, 200.0 + span_s)

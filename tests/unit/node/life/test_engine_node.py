@@ -22,8 +22,8 @@ from kv_transfer.contract import OnEvent
 from node.control.control_port import SERVER_OPTIONS
 from node.flow.node_flow import NodeFlow
 from node.life import connector_watch, engine_node, step_thread
-from node.life.decode_node import decode_flow_maker
 from node.life.engine_node import EngineNode
+from node.life.make_flow import flow_maker
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from placement import first_answer
 from placement.store import PlacementUnavailable
@@ -87,7 +87,7 @@ class World:
         incarnation: Incarnation,
         connector: NodeConnector,
     ) -> NodeFlow:
-        flow = decode_flow_maker(self.config)(scheduler, model, incarnation, connector)
+        flow = flow_maker(self.config)(scheduler, model, incarnation, connector)
         begin_step = flow.begin_step
 
         def begin_late(now_s: float) -> tuple[PlannedStep, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.kv.memory_plan import MemoryPlan
-from node.watch.memory_metrics import MemoryCollector
+from node.watch.metrics import MemoryCollector
 
 
 def shown(collector: MemoryCollector) -> dict[str, float]:

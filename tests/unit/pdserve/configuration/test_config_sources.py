@@ -14,10 +14,10 @@ from pdserve.configuration.config_sources import (
     Command,
     LoadedConfig,
     SettingsError,
+    is_injected,
     load_config,
 )
 from pdserve.configuration.flags import SET_BY_UP, UP_DEFAULTS, build_parser
-from pdserve.configuration.injected_variables import is_injected
 from pdserve.configuration.options import all_options
 
 UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP)

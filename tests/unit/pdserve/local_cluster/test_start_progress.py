@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.runner.start.compile_progress import PROGRESS
-from pdserve.local_cluster.start_progress import compiled_kernels, last_words
+from pdserve.local_cluster.messages import compiled_kernels, last_words
 
 
 def test_a_warm_start_has_no_kernels() -> None:

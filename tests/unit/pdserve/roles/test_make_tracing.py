@@ -42,7 +42,7 @@ def test_off_is_nothing() -> None:
 def test_a_node_without_traces_imports_nothing_of_them() -> None:
     code = (
         "import sys, pdserve.roles.make_tracing, pdserve.roles.engine_role, node.life.engine_node, "
-        "node.life.decode_node, node.life.prefill_node\n"
+        "node.life.make_flow\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

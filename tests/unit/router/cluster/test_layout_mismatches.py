@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.nodes import Role
-from router.cluster.layout_mismatches import MAX_WARNINGS, unpaired_prefill_nodes
+from router.cluster.troubles import MAX_WARNINGS, unpaired_prefill_nodes
 from tests.unit.router.cluster.node_records import record
 
 DECODE = record("d0", Role.DECODE)

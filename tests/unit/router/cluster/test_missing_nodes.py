@@ -8,7 +8,7 @@ import pytest
 
 from common.nodes import NodeLoad, NodeRecord, Role
 from placement.store import LiveNode
-from router.cluster.missing_nodes import MAX_NAMED, unlisted_nodes, what_is_missing
+from router.cluster.troubles import MAX_NAMED, unlisted_nodes, what_is_missing
 from router.core.membership import Membership
 
 LEASE_S = 5.0

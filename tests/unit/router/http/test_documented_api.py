@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from typing_extensions import TypedDict
 
 from router.http.api_texts import EXAMPLES, FIELDS, GROUPS
+from router.http.described import good_response
+from router.http.documented_api import ServedModel, documented_api
+from router.http.probes import Health
 from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
 from tests.support.http.http_edge import Edge, make_edge, write_model_folder
@@ -102,3 +106,40 @@ async def test_a_model_without_a_chat_template_is_not_asked_to_chat(tmp_path: Pa
         async with edge.client() as client:
             for path, _, body in examples:
                 assert (await client.post(path, json=body)).status_code == 200
+
+
+async def test_answers_are_named_and_each_name_is_described_once() -> None:
+    described = await description(make_edge())
+    paths, named = described["paths"], described["components"]["schemas"]
+    content = paths["/v1/models"]["get"]["responses"]["200"]["content"]["application/json"]
+    assert content["schema"] == {"$ref": "#/components/schemas/ModelList"}
+    assert named["ModelList"]["properties"]["data"]["items"] == {
+        "$ref": "#/components/schemas/ModelCard"
+    }
+    assert set(references(described)) == {f"#/components/schemas/{name}" for name in named}
+    assert "$defs" not in str(described)
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if "$ref" in part:
+            yield part["$ref"]
+        part = list(part.values())
+    for one in part if isinstance(part, list) else ():
+        yield from references(one)
+
+
+class NamedTwice:
+    class Health(TypedDict):
+        """Another type with the name of one that is described."""
+
+        status: int
+
+
+def test_two_answers_with_one_name_are_refused() -> None:
+    paths = {
+        path: {"get": {"responses": good_response(kind)}}
+        for path, kind in (("/health", Health), ("/other", NamedTwice.Health))
+    }
+    with pytest.raises(ValueError, match="the name Health"):
+        documented_api({"paths": paths}, ServedModel("tiny", can_chat=True, knows_tools=True))

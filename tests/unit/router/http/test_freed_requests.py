@@ -41,7 +41,7 @@ def objects_of(modules: tuple[str, ...]) -> Counter[str]:
     return Counter(
         f"{one.__module__}.{one.__qualname__}"
         for one in types
-        if one.__module__.startswith(modules)
+        if str(one.__module__).startswith(modules)  # some types' is a descriptor
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence
-from tests.support.engine.build import BLOCK_SIZE, Engine, make_request
+from tests.support.engine.build import BLOCK_SIZE, Engine, make_request, take_seat
 
 A, B, C, D = (tuple(range(first, first + BLOCK_SIZE)) for first in (10, 20, 30, 40))
 
@@ -14,15 +16,15 @@ def index_of(pool: BlockPool, fingerprint: str = "model") -> PrefixIndex:
     return PrefixIndex(pool, block_size=BLOCK_SIZE, fingerprint=fingerprint, is_enabled=True)
 
 
-def sequence_of(*blocks: tuple[int, ...]) -> Sequence:
-    return Sequence(1, make_request(tuple(token for block in blocks for token in block)))
+def sequence_of(*blocks: tuple[int, ...], output: tuple[int, ...] = ()) -> Sequence:
+    prompt = tuple(token for block in blocks for token in block)
+    return Sequence(1, make_request(prompt, output_token_ids=output))
 
 
 def publish(pool: BlockPool, index: PrefixIndex, *blocks: tuple[int, ...]) -> list[int]:
     """Compute all of these blocks; return their ids."""
     sequence = sequence_of(*blocks)
-    sequence.block_table = pool.allocate(len(blocks), BlockUse.RUNNING)
-    sequence.num_computed = sequence.num_known
+    take_seat(sequence, pool.allocate(len(blocks), BlockUse.RUNNING), sequence.num_known)
     index.publish(sequence)
     assert sequence.num_hashed_blocks == len(blocks)
     return sequence.block_table
@@ -46,8 +48,7 @@ def test_a_prompt_whose_logprobs_are_wanted_finds_nothing_until_its_output_begin
     request = make_request((*A, *B, 1), prompt_logprobs=0)
     sequence = Sequence(1, request)
     assert index.match(sequence) == []
-    sequence.append([2])
-    assert index.match(sequence) == blocks
+    assert index.match(Sequence(1, replace(request, output_token_ids=(2,)))) == blocks
     assert index.match(Sequence(2, request, has_remote_kv=True)) == blocks
 
 
@@ -55,12 +56,10 @@ def test_the_block_of_the_last_known_token_is_not_found() -> None:
     pool = BlockPool(2)
     index = index_of(pool)
     blocks = publish(pool, index, A, B)
-    again = sequence_of(A, B)
-    assert index.match(again) == blocks[:1]
-    again.append([1])
-    assert index.match(again) == blocks
+    assert index.match(sequence_of(A, B)) == blocks[:1]
+    assert index.match(sequence_of(A, B, output=(1,))) == blocks
     hashed = sequence_of(A, B)
-    hashed.block_table, hashed.num_computed = blocks, hashed.num_known
+    take_seat(hashed, blocks, hashed.num_known)
     index.publish(hashed)
     assert index.match(hashed) == blocks[:1], "its own hashes are known"
 
@@ -90,8 +89,7 @@ def test_kv_of_another_salt_is_not_found() -> None:
     plain = publish(pool, index, A, B)
     mine = Sequence(2, make_request((*A, *B, 1), cache_salt="mine"))
     assert index.match(mine) == []
-    mine.block_table = pool.allocate(3, BlockUse.RUNNING)
-    mine.num_computed = 2 * BLOCK_SIZE
+    take_seat(mine, pool.allocate(3, BlockUse.RUNNING), 2 * BLOCK_SIZE)
     index.publish(mine)
     assert (
         index.match(Sequence(3, make_request((*A, *B, 2), cache_salt="mine")))

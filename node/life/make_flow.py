@@ -1,4 +1,4 @@
-"""A decode or mixed node: its flow, made for the shared node runtime."""
+"""The flow of a node's role, made for the shared node runtime."""
 
 from __future__ import annotations
 
@@ -7,13 +7,36 @@ from common.nodes import Role
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
 from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.prefill import PrefillFlow
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
 from node.life.self_description import flow_limits, kv_description
 
 
-def decode_flow_maker(config: Config) -> MakeFlow:
-    """Return what makes the flow of a decode or mixed node with this configuration."""
+def flow_maker(config: Config) -> MakeFlow:
+    """Return what makes the flow of a node with this configuration."""
+    is_prefill = config.role is Role.PREFILL
+    return (_prefill_flow_maker if is_prefill else _decode_flow_maker)(config)
 
+
+def _prefill_flow_maker(config: Config) -> MakeFlow:
+    def make(
+        scheduler: Scheduler,
+        model: LoadedModel,
+        incarnation: Incarnation,
+        connector: NodeConnector,
+    ) -> PrefillFlow:
+        return PrefillFlow(
+            scheduler,
+            flow_limits(config, model),
+            fingerprint=model.layout.fingerprint,
+            kv_description=kv_description(config, model),
+            needs_staging=model.stages_landings,
+        )
+
+    return make
+
+
+def _decode_flow_maker(config: Config) -> MakeFlow:
     # A mixed node prefills every prompt itself.
     is_mixed = config.role is Role.MIXED
     threshold = None if is_mixed else config.handoff.local_prefill_threshold

@@ -1,13 +1,14 @@
-"""What a router says of nodes that are missing: among those it hears, or in the store."""
+"""What is wrong with a cluster, in words: nodes that are missing, or whose KV no node can take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.nodes import Role
+from common.nodes import NodeRecord, Role
 from router.core.membership import Membership
 from router.core.policies.query import NodeView
 
+MAX_WARNINGS = 8
 MAX_NAMED = 8
 
 
@@ -45,6 +46,38 @@ def unlisted_nodes(membership: Membership) -> list[str]:
     more = f" and {len(unlisted) - MAX_NAMED} more" if len(unlisted) > MAX_NAMED else ""
     heard = _counted(len(unlisted), "node is heard", "nodes are heard")
     return [f"{heard} that the placement store does not list ({named}{more}): it takes no leases"]
+
+
+def unpaired_prefill_nodes(records: Sequence[NodeRecord]) -> list[str]:
+    """Return a sentence for each prefill node whose KV no decode node can take.
+
+    At most `MAX_WARNINGS`, with both sides' values. Without a decode node there is nothing to
+    compare.
+    """
+    decoders = [record for record in records if record.role is Role.DECODE]
+    if not decoders:
+        return []
+    return [
+        f"{record.node_id} can hand nothing off: its KV cache "
+        f"({described(record)}) is not that of {_those_of(decoders)}"
+        for record in records
+        if record.role is Role.PREFILL and not any(map(record.can_exchange_kv, decoders))
+    ][:MAX_WARNINGS]
+
+
+def described(record: NodeRecord) -> str:
+    """Return a readable description of a node's KV cache and of how it is carried."""
+    layout = record.kv_description or f"fingerprint {record.fingerprint}"
+    return f"{layout}, KV protocol {record.kv_protocol}"
+
+
+def _those_of(decoders: Sequence[NodeRecord]) -> str:
+    """Describe one decode node for each layout."""
+    by_layout = {(r.fingerprint, r.kv_protocol): r for r in reversed(decoders)}
+    return ", ".join(
+        f"{record.node_id} ({described(record)})"
+        for record in list(by_layout.values())[::-1][:MAX_WARNINGS]
+    )
 
 
 def _counted(number: int, one: str, many: str) -> str:
