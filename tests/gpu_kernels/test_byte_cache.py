@@ -77,7 +77,7 @@ def test_decoded_rows_have_the_same_bits(tiny: TinyDecoder, whole: np.ndarray) -
 
 
 def test_what_is_stored_has_the_bytes_and_scales_of_the_cpu(tiny: TinyDecoder) -> None:
-    """Of values, which are stored as they are; large and small ones, and those not finite."""
+    """Values are stored as they are: large and small ones, and those that are not finite."""
     rng = np.random.default_rng(1)
     heads, dim = SPEC.num_kv_heads, SPEC.head_dim
     rows = (rng.standard_normal((9, SPEC.num_heads + 2 * heads, dim))).astype(np.float32)

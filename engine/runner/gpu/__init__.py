@@ -50,8 +50,8 @@ The tokens that penalties look at are sent with each step, not counted on the ca
 counts takes 0.6 MB a seat at 152,000 tokens, has to follow every seat that changes hands, and would
 need a second one for the drafts of a step; sent are 4 bytes for each token before the row.
 
-A cache in int8 has the CPU's bytes and scales, but the scales of a block behind its bytes, and a
-word of 16 bits for two numbers that are operands of different instructions. In the CPU's places a
+A cache in int8 has the CPU's bytes and scales, but all bytes of a block come before its scales, in
+words of 16 bits for two numbers that are operands of different instructions. In the CPU's places a
 token of 128 numbers takes 132 bytes, which no wide load reads, and operands read in bytes would
 have other bits in `mma.sync` than in `wgmma`.
 """

@@ -154,9 +154,8 @@ def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
     """Compute every piece of every KV head; a fixed number of programs shares them out evenly.
 
     Each sequence has ROWS query rows. The results are `totals` [pieces, KV_HEADS, BM, DIM] and
-    `tops` [pieces, KV_HEADS, BM, 2] (the largest score and the sum of weights). A program walks the
-    blocks of all its pieces in one loop, so that the loads of the next piece are under way before
-    the last one ends.
+    `tops` [pieces, KV_HEADS, BM, 2] (the largest score and the sum of weights). A program walks all
+    its blocks in one loop, so that the next piece's loads are under way before the last one ends.
     """
     begin(IS_PROGRAMMATIC)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -189,12 +188,12 @@ def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
             queries + source[:, None] * DIM, (row < ROWS)[:, None], DIM, HAS_SCALES
         )
         own = block.to(tl.int64) * KV_HEADS + head
-        # A slot behind the sequence's end may hold anything, and 0 times NaN is NaN.
-        is_slot = (block >= 0) & (position <= last)
+        is_block = (block >= 0) & (places >= 0)
         key = load_slots(
-            keys, key_scales, own, places, (block >= 0) & (places >= 0), query.dtype, BLOCK, DIM,
-            HAS_SCALES,
-        )  # fmt: skip
+            keys, key_scales, own, places, is_block, query.dtype, BLOCK, DIM, HAS_SCALES
+        )
+        # A slot behind the sequence's end may hold anything, and 0 times NaN is NaN.
+        is_slot = is_block & (position <= last)
         value = load_slots(
             values, value_scales, own, places, is_slot, query.dtype, BLOCK, DIM, HAS_SCALES
         )
