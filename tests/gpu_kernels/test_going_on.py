@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("interpreted_card")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.0}
 FILTERED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
+PENALISED: dict[str, Any] = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logprobs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def answers(
             gone = node.add(3, 8, 4, **DRAWN)
         if count == 8:
             node.scheduler.finish(gone)
-            node.add(4, 3, 5, **FILTERED)
+            node.add(4, 3, 5, **FILTERED, **PENALISED)
         if node.scheduler.running or node.scheduler.waiting:
             node.step()
     check_idle(node.scheduler)
@@ -124,7 +125,7 @@ def test_tokens_are_the_same_whether_it_goes_on_or_not(folder: Path) -> None:
 def watch(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the copies, graphs and waits of a runner's steps."""
     calls: list[str] = []
-    steps: Any = runner._decoder.steps  # type: ignore[attr-defined]
+    steps: Any = runner.decoder.steps  # type: ignore[attr-defined]
     device: InterpretedDevice = steps._device
 
     def recorded(owner: Any, name: str, shown: str) -> None:
@@ -166,7 +167,7 @@ def test_a_steady_step_is_one_graph_and_two_copies_behind_the_one_that_is_waited
 
 
 def test_rows_under_rules_do_not_go_on(folder: Path) -> None:
-    """Their logits are read after the step, and the step behind it would overwrite them."""
+    """They are drawn from the step's logits, which the step behind it would overwrite."""
     node = Node(on_card(folder), goes_on=True)
     node.add(5, 8, 1, **GREEDY)
     node.add(6, 4, 2, **FILTERED)
@@ -182,7 +183,7 @@ def test_rows_that_are_not_finite_end_as_in_any_other_step(folder: Path) -> None
     node.add(5, 20, 1, **GREEDY)
     for _ in range(3):
         node.step()
-    decoder: Any = node.runner._decoder
+    decoder: Any = node.runner.decoder
     not_a_number = np.full(decoder.spec.hidden_size, 0x7FC0, np.uint16)
     decoder._device.upload_array(decoder.launches.weights.final_norm, not_a_number)
     node.step()  # its tokens were drawn before
@@ -197,7 +198,7 @@ def test_a_card_that_is_lost_in_a_step_that_was_begun(
     node.add(5, 20, 1, **GREEDY)
     for _ in range(3):
         node.step()
-    steps: Any = node.runner._decoder.steps  # type: ignore[attr-defined]
+    steps: Any = node.runner.decoder.steps  # type: ignore[attr-defined]
 
     def lost() -> None:
         raise GpuError("cuEventSynchronize: an illegal memory access was encountered (700)")
