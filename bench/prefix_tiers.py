@@ -36,7 +36,7 @@ from node.life.make_scheduler import host_space_of, make_scheduler
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 BLOCK_BYTES = 2_949_120
-"""Of 64 tokens of the demo model, in float32."""
+"""The size of a block of 64 tokens of the demo model, in float32."""
 SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 

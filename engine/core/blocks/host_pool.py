@@ -43,6 +43,11 @@ class HostPool:
         return len(self._prefixes)
 
     @property
+    def num_read(self) -> int:
+        """Prefixes that copies read, and that therefore do not give way."""
+        return len(self._readers)
+
+    @property
     def num_available(self) -> int:
         """Host blocks that `allocate` can hand out now: free ones, and prefixes that give way."""
         return len(self._free) + len(self._evictable)

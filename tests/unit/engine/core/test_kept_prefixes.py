@@ -34,11 +34,11 @@ def keeping(num_host_blocks: int = 16, **given: Any) -> Engine:
     return Engine(num_host_blocks=num_host_blocks, **settings)
 
 
-def ask(engine: Engine, family: int, **given: Any) -> Sequence:
+def ask(engine: Engine, family: int, *, length: int = 13, **given: Any) -> Sequence:
     """Answer a prompt of 13 tokens, whose first three blocks are full."""
     salt = given.pop("cache_salt", "")
     given = {"max_tokens": 2, "ignore_eos": True, "cache_salt": salt, **given}
-    sequence = engine.add(make_request(make_prompt(13, family), **given))
+    sequence = engine.add(make_request(make_prompt(length, family), **given))
     engine.run()
     check_answer(engine, sequence)
     check_idle(engine.scheduler)
@@ -107,6 +107,19 @@ def test_a_prefix_that_was_used_twice_comes_back_from_host_memory(
     assert computed == [1, 1]
     assert (counters(engine).num_prefix_blocks_out, counters(engine).num_prefix_blocks_in) == (3, 3)
     assert counters(engine).prefix_blocks_found == {"pool": 3, "host": 3}
+
+
+@LATE
+def test_what_the_pool_has_of_a_prefix_is_not_evicted_for_the_rest(
+    num_copy_polls: int | None,
+) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    rest(engine)
+    ask(engine, 20, length=17)  # takes five blocks of six
+    assert in_pool(engine, 1) == 1
+    assert ask(engine, 1).num_cached_tokens == 12
+    assert counters(engine).num_prefix_blocks_in == 2
 
 
 @LATE
@@ -244,11 +257,12 @@ def test_nothing_is_found_before_its_copy_back_has_ended() -> None:
     for _ in range(3):
         assert not engine.plan().batch
         assert in_pool(engine, 1) == 0
+        assert engine.scheduler.pool.counts().receiving == 3
         assert status_of(waiting) is SequenceStatus.WAITING
     finish_copies(engine)
     step = engine.plan()
     assert step.sequences == [waiting]
-    assert waiting.num_cached_tokens == 12
+    assert (waiting.num_cached_tokens, waiting.fetched) == (12, None)
     engine.apply(step)
     engine.run()
     check_answer(engine, waiting)
@@ -392,6 +406,28 @@ def test_a_prefix_that_is_read_does_not_give_way() -> None:
     check_answer(engine, waiting)
 
 
+@LATE
+def test_a_prompt_that_takes_a_victims_place_fetches_what_there_is_room_for(
+    num_copy_polls: int | None,
+) -> None:
+    engine = keeping(
+        num_copy_polls=num_copy_polls, seats=2, enable_priority_scheduling=True,
+        min_progress_tokens=0,
+    )  # fmt: skip
+    use_twice(engine, 1)
+    evict(engine)
+    low = engine.add(make_request(17, seed=3, max_tokens=6, ignore_eos=True))
+    engine.run_until(lambda: low.is_decoding)
+    assert engine.scheduler.pool.num_available < 3
+    high = engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True, priority=1))
+    engine.run_until(lambda: status_of(high) is SequenceStatus.FINISHED)
+    assert engine.num_preemptions == 1
+    engine.run()
+    check_answer(engine, low)
+    check_answer(engine, high)
+    check_idle(engine.scheduler)
+
+
 # --- what a step does for it ---------------------------------------------------------------------
 
 
@@ -406,6 +442,20 @@ def test_a_step_copies_out_a_bounded_number_of_blocks() -> None:
     assert step.made_progress
     assert [len(copy.block_ids) for copy in step.swap_outs] == [5]
     assert not engine.plan().made_progress
+
+
+def test_late_copies_out_take_half_of_what_is_available_and_one_is_under_way() -> None:
+    engine = keeping(num_blocks=4, num_copy_polls=NEVER)
+    for _ in range(2):
+        engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True))
+        engine.run_until(lambda: not (engine.scheduler.waiting or engine.scheduler.running))
+    for _ in range(3):
+        engine.step()
+        assert [len(one.block_ids) for one in engine.scheduler.kept_prefixes.under_way] == [2]
+    assert engine.scheduler.pool.num_available == 2
+    finish_copies(engine)
+    rest(engine)
+    assert engine.scheduler.host_pool.num_prefixes == 3
 
 
 def test_blocks_that_are_far_from_eviction_are_not_copied() -> None:
