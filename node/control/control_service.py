@@ -110,6 +110,7 @@ class ControlService(pb_grpc.NodeServicer):
                     outputs=outputs_to_proto(outputs) if outputs else None,
                     stuck_ms=round(1000 * self._progress.stuck_s),
                     echo=stream.echo,
+                    blocks=stream.reports.next(),
                 )
         finally:
             listening.cancel()
@@ -126,6 +127,8 @@ class ControlService(pb_grpc.NodeServicer):
         try:
             async for message in messages:
                 stream.echo = message.echo or stream.echo
+                if message.resend_blocks:
+                    stream.reports.restart()
                 await calls.take(message)
         except PdserveError as wrong:
             return wrong
@@ -140,8 +143,9 @@ class ControlService(pb_grpc.NodeServicer):
             case StartedLocally(num_cached_tokens):
                 local = pb.LocalStart(num_cached_tokens=num_cached_tokens)
                 reply = pb.Reply(call_id=call_id, local=local)
-            case PromptAccepted():
-                reply = pb.Reply(call_id=call_id, accepted=pb.Accepted())
+            case PromptAccepted(pull):
+                accepted = pb.Accepted(pull=None if pull is None else ticket_to_proto(pull))
+                reply = pb.Reply(call_id=call_id, accepted=accepted)
             case CallRefused():
                 reply = pb.Reply(call_id=call_id, refusal=self._refusal(answer))
         self._streams.reply(stream, reply)

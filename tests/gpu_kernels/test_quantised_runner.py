@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,15 +15,32 @@ from tests.gpu_kernels.interpreted_runner import InterpretedCard, TABLE, compute
 import numpy as np
 import pytest
 
-from common.errors import LayoutMismatch
+from common.errors import CheckpointError, LayoutMismatch
 from common.kv.kv_layout import check_compatible
 from engine.runner.gpu import load_weights, tiles
 from engine.runner.gpu.repacking import FORMS
-from engine.runner.gpu.weight_plan import PlannedMatrix, planned
-from engine.runner.gpu.weights import DecoderWeights, Form
+from engine.runner.gpu.weight_plan import (
+    PlannedMatrix,
+    layer_matrices,
+    planned,
+    planned_products,
+)
+from engine.runner.gpu.weights import DecoderWeights, Form, Matrix
 from engine.runner.model_runner import ModelRunner
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.model_spec import read_decoder_spec
+from engine.runner.weights.rope import halves_first
 from engine.runner.weights.tensor_source import TensorSource
-from tests.support.models.hub_formats import Awq, Fp8, Gptq, Packer, pack_folder
+from tests.support.models.hub_formats import (
+    Awq,
+    Fp8,
+    Gptq,
+    Packer,
+    e4m3,
+    pack_folder,
+    packed_model,
+    write_tensors,
+)
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import CONFIGS, prompt_of, weights_of, write_checkpoint
 from tests.support.models.tiny_gguf import write_pair, write_wide
@@ -31,6 +49,8 @@ pytestmark = pytest.mark.usefixtures("interpreted_card")
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 1}
 """Rows of whole blocks of 128 inputs."""
 QWEN3 = CONFIGS["qwen3"] | WIDE
+FLOATS_CONFIG = QWEN3 | {"head_dim": 64}
+"""The outputs of query, key and value are whole blocks of 128 too."""
 ERNIE = CONFIGS["ernie"] | WIDE
 """Heads whose rotary pairs are neighbours, and a head that is the embedding."""
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
@@ -97,21 +117,99 @@ def test_weights_that_are_quantised_while_they_are_loaded_are_those_of_a_file(
     assert np.isfinite(computed(made, PROMPT, [])).all()
 
 
+def _packed(folder: Path, config: dict[str, Any], packer: Packer) -> tuple[Path, Path]:
+    """Return a folder as hubs have it, and one with the same values in float32."""
+    stored = folder / "stored"
+    stored.mkdir()
+    values = pack_folder(stored, config, weights_of(config), packer)
+    return stored, write_wide(folder / "wide", config, values)
+
+
 @pytest.mark.parametrize(
-    ("packer", "form"), [(Gptq(), Form.Q4_0), (Awq(), Form.Q8_0), (Fp8(), Form.BF16)],
+    ("packer", "form"), [(Gptq(), Form.Q4_0), (Awq(), Form.Q8_0), (Fp8(), Form.FP8)],
     ids=["gptq", "awq", "fp8"],
 )  # fmt: skip
-def test_integers_of_a_hub_are_multiplied_as_blocks(
+def test_weights_of_hubs_are_multiplied_as_they_are_stored(
     tmp_path: Path, packer: Packer, form: Form
 ) -> None:
-    """Their values and no others: near those in float32, as are those in bfloat16."""
-    packed = tmp_path / "packed"
-    packed.mkdir()
-    values = pack_folder(packed, QWEN3, weights_of(QWEN3), packer)
-    runner = on_card(packed)
+    """Their values and no others, with the same bits in chunks cut anywhere."""
+    stored, wide = _packed(tmp_path, FLOATS_CONFIG, packer)
+    runner = on_card(stored)
     assert forms_on(runner) == [form] * 4 + [Form.BF16]
-    exact = load(write_wide(tmp_path / "wide", QWEN3, values), 64)
-    assert close(computed(runner, PROMPT, []), computed(exact, PROMPT, []))
+    whole = computed(runner, PROMPT, [])
+    assert close(whole, computed(load(wide, 64), PROMPT, []))
+    assert np.array_equal(computed(runner, PROMPT, (1, 18, 19)), whole)
+
+
+@pytest.mark.parametrize(
+    "config", [FLOATS_CONFIG, ERNIE | {"head_dim": 64}], ids=["qwen3", "ernie"]
+)
+def test_fp8_on_the_card_has_the_values_of_the_file(tmp_path: Path, config: dict[str, Any]) -> None:
+    stored, wide = _packed(tmp_path, config, Fp8())
+    source = Checkpoint(wide, read_decoder_spec(wide))
+    layer = weights_on(on_card(stored)).layers[0]
+    for name, matrix in {
+        "qkv": layer.qkv, "output": layer.output, "gate_up": layer.gate_up, "down": layer.down,
+    }.items():  # fmt: skip
+        values = [source.read(one) for one in layer_matrices("model.layers.0.")[name]]
+        if name == "qkv" and config is not FLOATS_CONFIG:
+            values[:2] = [halves_first(one, 64) for one in values[:2]]
+        assert matrix.form is Form.FP8
+        np.testing.assert_array_equal(values_on_card(matrix), np.concatenate(values))
+
+
+def values_on_card(matrix: Matrix) -> np.ndarray:
+    """Return what the words of e4m3 and their scales stand for, as their docstring says."""
+    numbers = held(matrix.address, matrix.weight_bytes, np.uint8)
+    pairs = numbers.reshape(matrix.num_outputs, -1, 64, 2)
+    decoded = np.array([e4m3(byte) for byte in range(256)], np.float32)[pairs]
+    in_order = decoded.swapaxes(2, 3).reshape(matrix.num_outputs, matrix.num_inputs)
+    scales = held(matrix.scales, matrix.scale_bytes, np.float32)
+    blocks = scales.reshape(-1, matrix.num_inputs // 128)
+    wide = np.repeat(np.repeat(blocks, 128, axis=0), 128, axis=1)[: matrix.num_outputs]
+    product: np.ndarray = in_order * wide
+    return product
+
+
+def held(address: int, num_bytes: int, kind: type[np.generic]) -> np.ndarray:
+    raw = (ctypes.c_uint8 * num_bytes).from_address(address)
+    return np.frombuffer(bytes(raw), kind)
+
+
+def test_blocks_of_fp8_that_two_tensors_share_are_computed_in_bfloat16(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The keys have 64 outputs: a block of fp8 would have scales of keys and of values."""
+    stored, wide = _packed(tmp_path, QWEN3, Fp8())
+    with caplog.at_level(logging.WARNING, "pdserve.engine"):
+        runner = on_card(stored)
+    assert forms_on(runner) == [Form.BF16, Form.FP8, Form.FP8, Form.FP8, Form.BF16]
+    assert "1 matrices: blocks of fp8 that two tensors or heads share" in caplog.text
+    assert close(computed(runner, PROMPT, []), computed(load(wide, 64), PROMPT, []))
+
+
+def test_heads_that_cross_blocks_of_fp8_are_computed_in_bfloat16(tmp_path: Path) -> None:
+    """Their outputs are reordered over two blocks, which have scales of their own."""
+    stored, _ = _packed(tmp_path, ERNIE | {"head_dim": 256}, Fp8())
+    source = Checkpoint(stored, read_decoder_spec(stored))
+    names = layer_matrices("model.layers.0.")["qkv"]
+    assert planned(source, names).matrix.form is Form.FP8
+    assert planned(source, names, (256, 256)).matrix.form is Form.BF16
+    [qkv, *_] = planned_products(read_decoder_spec(stored), source)
+    assert qkv.matrix.form is Form.BF16
+
+
+def test_numbers_that_are_none_are_refused_on_a_card(tmp_path: Path) -> None:
+    stored, _ = _packed(tmp_path, FLOATS_CONFIG, Fp8())
+    name = "model.layers.0.mlp.down_proj"
+    source = Checkpoint(stored, read_decoder_spec(stored))
+    assert source.has_float8(f"{name}.weight")
+    tensors, _ = packed_model(weights_of(FLOATS_CONFIG), Fp8())
+    broken = [0x7F, *tensors[f"{name}.weight"].numbers[1:]]
+    tensors[f"{name}.weight"] = replace(tensors[f"{name}.weight"], numbers=broken)
+    write_tensors(stored / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=r"down_proj.weight: has numbers that are NaN"):
+        on_card(stored)
 
 
 MIXED = [
@@ -154,8 +252,8 @@ def test_kernels_of_all_layers_are_compiled_before_they_are_needed(
 ) -> None:
     """Layers may have weights in different forms; a late kernel would stop a node for seconds."""
 
-    def mixed(source: TensorSource, names: Sequence[str]) -> PlannedMatrix:
-        found = planned(source, names)
+    def mixed(source: TensorSource, names: Sequence[str], rotated: Sequence[int]) -> PlannedMatrix:
+        found = planned(source, names, rotated)
         form = Form.BF16 if "layers.1." in names[0] else found.matrix.form
         return replace(found, matrix=replace(found.matrix, form=form))
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.runner.gpu.cuda_driver import Device, Memory
-from engine.runner.gpu.repacking import repacked
-from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned
+from engine.runner.gpu.repacking import float8_words, repacked
+from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned, rotated_heads
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
+from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first, rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
@@ -38,8 +39,10 @@ class _Upload:
 class _Loader:
     """Allocates a decoder's matrices and notes which tensors they consist of."""
 
-    def __init__(self, device: Device, source: TensorSource, spec: DecoderSpec) -> None:
-        self._device, self._source, self._spec = device, source, spec
+    def __init__(
+        self, device: Device, source: TensorSource, spec: DecoderSpec, stored: str
+    ) -> None:
+        self._device, self._source, self._spec, self._stored = device, source, spec, stored
         self.memories: list[Memory] = []
         self.uploads: list[_Upload] = []
 
@@ -58,7 +61,7 @@ class _Loader:
 
     def matrix(self, names: Sequence[str], rotated: Sequence[int] = ()) -> Matrix:
         """Return the matrix of these tensors, in the form that `planned` says."""
-        plan = planned(self._source, names).matrix
+        plan = planned(self._source, names, rotated).matrix
         if plan.form is Form.BF16:
             return replace(plan, address=self.joined(names, rotated)[0])
         words, scales = (
@@ -82,8 +85,7 @@ class _Loader:
 
     def layer(self, prefix: str) -> LayerWeights:
         spec = self._spec
-        # Rotary pairs of neighbours become pairs of halves, which the kernel rotates.
-        rotated = (spec.head_dim,) * 2 if spec.is_rope_interleaved else ()
+        rotated = rotated_heads(spec)
         names = layer_matrices(prefix)
         bias = query_norm = key_norm = 0
         if spec.has_qkv_bias:
@@ -102,7 +104,17 @@ class _Loader:
             gate_up=self.matrix(names["gate_up"]),
             down=self.matrix(names["down"]),
             qkv_bias=bias,
+            key_divisors=self._key_divisors(prefix),
         )
+
+    def _key_divisors(self, prefix: str) -> int:
+        if not has_key_scales(self._spec, self._stored):
+            return 0
+        divisors = key_scales(self._source, prefix, self._spec, self._stored)
+        memory = self._device.allocate(divisors.nbytes)
+        self.memories.append(memory)
+        self._device.upload_array(memory.address, np.ascontiguousarray(divisors))
+        return memory.address
 
     def upload(self) -> None:
         """Read and send all tensors, several at a time."""
@@ -111,6 +123,8 @@ class _Loader:
             self._device.use()
             if one.form is Form.BF16:
                 self._device.upload_array(one.address, self._bfloat16(one))
+            elif one.form is Form.FP8:
+                self._send_float8(one)
             else:
                 self._send_blocks(one)
 
@@ -132,6 +146,18 @@ class _Loader:
             self._device.upload_array(scale_address, scales)
             address += words.nbytes
             scale_address += scales.nbytes
+
+    def _send_float8(self, one: _Upload) -> None:
+        """Send a tensor's words and scales; heads lie within the outputs that share a scale."""
+        stored = self._source.float8(one.name)
+        numbers = halves_first(stored.numbers, one.rotated) if one.rotated else stored.numbers
+        self._device.upload_array(one.scales, np.ascontiguousarray(stored.scales))
+        address = one.address
+        step = max(1, _PART_BYTES // numbers.shape[1])
+        for first in range(0, len(numbers), step):
+            words = float8_words(np.ascontiguousarray(numbers[first : first + step]))
+            self._device.upload_array(address, words)
+            address += words.nbytes
 
     def _bfloat16(self, one: _Upload) -> np.ndarray:
         """Return a tensor as bfloat16 bits, C-contiguous."""
@@ -158,12 +184,15 @@ def load_weights(
     source: TensorSource,
     spec: DecoderSpec,
     max_len: int,
+    stored: str = "bfloat16",
 ) -> DecoderWeights:
     """Read a folder's weights; what has no form of its own is rounded to bfloat16.
 
+    `stored` is the type of the numbers of the KV cache.
+
     Raises `CheckpointError` for a truncated file.
     """
-    loader = _Loader(device, source, spec)
+    loader = _Loader(device, source, spec, stored)
     # Tokens are looked up in bfloat16, whatever the file has.
     address, vocabulary = loader.joined([EMBEDDING])
     embedding = Matrix(address, vocabulary, spec.hidden_size)

@@ -1,4 +1,4 @@
-"""Blocks of quantised weights as files have them, in the order in which kernels read them.
+"""Quantised weights as files have them, in the order in which kernels read them.
 
 Nothing is rounded: the same numbers and scales, in other places (`kernels.stored_weights`).
 """
@@ -42,3 +42,9 @@ def repacked(form: Form, rows: Bytes) -> tuple[Bytes, Bytes]:
         words[:, :, :16, place] = (low & 15) | (high << 4)
         words[:, :, 16:, place] = (low >> 4) | (high & 0xF0)
     return words.reshape(outputs, -1), scales
+
+
+def float8_words(numbers: Bytes) -> Bytes:
+    """Return the words of e4m3 numbers [outputs, inputs], as bytes of the same shape."""
+    halves = numbers.reshape(len(numbers), -1, 2, BLOCK_INPUTS // 2)
+    return np.ascontiguousarray(halves.swapaxes(2, 3)).reshape(len(numbers), -1)

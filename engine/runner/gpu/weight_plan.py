@@ -50,13 +50,21 @@ def layer_matrices(prefix: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def planned(source: TensorSource, names: Sequence[str]) -> PlannedMatrix:
-    """Return the matrix that these tensors become."""
+def planned(
+    source: TensorSource, names: Sequence[str], rotated: Sequence[int] = ()
+) -> PlannedMatrix:
+    """Return the matrix that these tensors become; the first have heads of `rotated` outputs."""
     found = [source.format_and_shape(name) for name in names]
     outputs, inputs = sum(shape[0] for _, shape in found), found[0][1][1]
     formats = sorted({name for name, _ in found})
     form = FORMS.get(formats[0], Form.BF16) if len(formats) == 1 else Form.BF16
     refusal = ""
+    if all(source.has_float8(name) for name in names):
+        form = Form.FP8
+        if any(shape[0] % BLOCK_INPUTS for _, shape in found[:-1]) or any(
+            BLOCK_INPUTS % size for size in rotated
+        ):
+            form, refusal = Form.BF16, "blocks of fp8 that two tensors or heads share"
     if form is not Form.BF16 and inputs % BLOCK_INPUTS:
         form, refusal = Form.BF16, f"{inputs} inputs, no multiple of {BLOCK_INPUTS}"
     elif form is Form.BF16 and not set(formats) <= set(WIDE_FORMATS):
@@ -64,12 +72,20 @@ def planned(source: TensorSource, names: Sequence[str]) -> PlannedMatrix:
     return PlannedMatrix(tuple(names), Matrix(0, outputs, inputs, form), refusal)
 
 
+def rotated_heads(spec: DecoderSpec) -> tuple[int, ...]:
+    """Return the size of a query's and of a key's head whose outputs are reordered, if any is.
+
+    Rotary pairs of neighbours become pairs of halves, which the kernel rotates.
+    """
+    return (spec.head_dim,) * 2 if spec.is_rope_interleaved else ()
+
+
 def planned_products(spec: DecoderSpec, source: TensorSource) -> list[PlannedMatrix]:
     """Return the products of all layers, and the head unless it is the embedding."""
     plans = [
-        planned(source, names)
+        planned(source, names, rotated_heads(spec) if product == "qkv" else ())
         for index in range(spec.num_layers)
-        for names in layer_matrices(f"model.layers.{index}.").values()
+        for product, names in layer_matrices(f"model.layers.{index}.").items()
     ]
     if not spec.has_tied_embeddings:
         plans.append(planned(source, [HEAD]))

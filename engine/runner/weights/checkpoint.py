@@ -17,7 +17,7 @@ from engine.runner.weights.gguf_weights import WEIGHTS_FILE, GgufWeights
 from engine.runner.weights.model_spec import DecoderSpec, read_json_object
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import BlockTensor, Float8Tensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -70,6 +70,12 @@ class Checkpoint(TensorSource):
 
     def blocks(self, name: str) -> BlockTensor:
         return self._source.blocks(name)
+
+    def has_float8(self, name: str) -> bool:
+        return self._source.has_float8(name)
+
+    def float8(self, name: str) -> Float8Tensor:
+        return self._source.float8(name)
 
     def stamps(self) -> list[list[int]]:
         return self._source.stamps()

@@ -34,6 +34,20 @@ class BlockTensor:
     rows: np.ndarray
 
 
+@dataclass(frozen=True, slots=True)
+class Float8Tensor:
+    """A matrix in fp8: `numbers`, uint8 `[outputs, inputs]`, are e4m3, none of them NaN.
+
+    `scales`, float32, has one for each `FLOAT8_BLOCK` outputs and inputs, fewer at the ends.
+    """
+
+    numbers: np.ndarray
+    scales: np.ndarray
+
+
+FLOAT8_BLOCK = 128
+
+
 def row_bytes(format_name: str, num_inputs: int) -> int:
     """Return the bytes of a row; `num_inputs` is a multiple of the format's block."""
     block_values, block_bytes = BLOCK_SIZES[format_name]

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import CheckpointError
 from engine.runner.weights.stored_formats import dequantise
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import BlockTensor, Float8Tensor
 
 
 class TensorSource(ABC):
@@ -50,6 +50,18 @@ class TensorSource(ABC):
 
         Raises `CheckpointError` if the file is truncated.
         """
+
+    def has_float8(self, name: str) -> bool:
+        """Return whether `float8` has this weight too, reading none."""
+        del name
+        return False
+
+    def float8(self, name: str) -> Float8Tensor:
+        """Return a weight that is stored in fp8, in blocks with scales.
+
+        Raises `CheckpointError` like `blocks`, and for numbers that are NaN.
+        """
+        raise NotImplementedError(name)
 
     @abstractmethod
     def identity(self) -> str:

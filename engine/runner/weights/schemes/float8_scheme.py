@@ -16,6 +16,7 @@ from engine.runner.weights.schemes.scheme import (
     Tensors,
     in_parts,
 )
+from engine.runner.weights.stored_tensor import Float8Tensor
 
 
 def _e4m3_values() -> np.ndarray:
@@ -89,6 +90,16 @@ class Float8(Scheme):
                 return _VALUES[stored[first:last]] * widened
 
         return in_parts(shape, values)
+
+    def stored_blocks(self, tensors: Tensors) -> Float8Tensor:
+        """Return numbers and scales as they are stored, with one scale for each block.
+
+        Raises `CheckpointError` for numbers that are none.
+        """
+        numbers = tensors.read(self.stored)
+        if (numbers & 127 == 127).any():
+            raise tensors.refuse(self.stored, "has numbers that are NaN: wanted none of them")
+        return Float8Tensor(numbers, tensors.read(self._scale_name(tensors)))
 
     def _scale_name(self, tensors: Tensors) -> str:
         names = ("weight_scale_inv", "weight_scale")

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import CheckpointError
+from engine.runner.weights.schemes.float8_scheme import Float8
 from engine.runner.weights.schemes.quantization_config import Quantization
 from engine.runner.weights.schemes.scheme import FLOATS, Scheme, Tensors
-from engine.runner.weights.stored_tensor import BlockTensor
+from engine.runner.weights.stored_tensor import FLOAT8_BLOCK, BlockTensor, Float8Tensor
 from engine.runner.weights.tensor_files import TensorFiles
 from engine.runner.weights.tensor_source import TensorSource
 
@@ -131,6 +132,15 @@ class SchemeWeights(TensorSource):
             return self._files.blocks(name)
         format_name, shape = self.format_and_shape(name)
         return BlockTensor(format_name, shape, scheme.rows(self._tensors(name), format_name))
+
+    def has_float8(self, name: str) -> bool:
+        scheme = self._schemes.get(name)
+        return isinstance(scheme, Float8) and scheme.block == (FLOAT8_BLOCK, FLOAT8_BLOCK)
+
+    def float8(self, name: str) -> Float8Tensor:
+        scheme = self._schemes[name]
+        assert isinstance(scheme, Float8)
+        return scheme.stored_blocks(self._tensors(name))
 
     def read(self, name: str) -> np.ndarray:
         return super().read(name) if name in self._schemes else self._files.read(name)

@@ -15,6 +15,7 @@ from common.errors import ConfigError
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
+from engine.runner.weights.schemes.integer_blocks import Scaling, block_format
 from engine.runner.weights.schemes.quantization_config import read_quantization
 from engine.runner.weights.schemes.scheme_weights import SchemeWeights
 from engine.runner.weights.stored_formats import dequantise, quantise
@@ -98,6 +99,22 @@ def test_weights_are_in_the_smallest_format_that_has_them_exactly(
         if is_quantised(tensor, value)
     }
     assert found == {STORED[name]}
+
+
+@pytest.mark.parametrize(
+    ("highest", "zeros", "wanted"),
+    [
+        (15, (8, 8), "Q4_0"), (15, (7, 8), "Q8_0"), (15, (8, 9), "Q8_0"), (15, (0, 16), "Q8_0"),
+        (255, (128, 128), "Q8_0"), (255, (127, 128), "F32"), (255, (128, 129), "F32"),
+    ],
+)  # fmt: skip
+def test_blocks_have_to_have_every_number_less_every_zero(
+    highest: int, zeros: tuple[int, int], wanted: str
+) -> None:
+    scaling = Scaling(
+        np.ones((1, 2), np.float32), np.array([zeros], np.int16), lowest=0, highest=highest
+    )
+    assert block_format(scaling, 64) == wanted
 
 
 def test_scales_that_float16_does_not_have_are_kept(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_activations_and_keys_that_the_file_would_round_are_not_rounded(tmp_path
 
 @pytest.mark.parametrize("is_symmetric", [True, False])
 def test_rows_and_columns_whose_last_word_is_filled_up(tmp_path: Path, is_symmetric: bool) -> None:
-    """Of compressed-tensors: 68 inputs and 100 outputs are no whole words of eight integers."""
+    """68 inputs and 100 outputs are no whole words of eight integers (compressed-tensors)."""
     config = CONFIG | {"hidden_size": 68, "intermediate_size": 100, "head_dim": 18}
     packer = PackQuantized(group_size=-1, is_symmetric=is_symmetric)
     _check(tmp_path, _write(tmp_path, {"": packer}, packer.config(), config=config))
