@@ -404,6 +404,7 @@ def test_a_block_that_is_kept_would_be_noticed() -> None:
     world = World()
     world.ask(9)
     world.settle()
-    world.p.scheduler.pool.acquire_cached([next(iter(world.p.scheduler.pool._evictable))])
+    pool = world.p.scheduler.pool
+    pool.acquire_cached([next(filter(pool.is_evictable, range(pool.num_blocks)))])
     with pytest.raises(AssertionError):
         world.check_closed()

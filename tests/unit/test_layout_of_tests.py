@@ -37,7 +37,6 @@ TOUCHING = {
     "tests/integration/test_router_safety.py": 1,
     "tests/property/engine/workload.py": 1,
     "tests/rdma/test_rdma_endings.py": 2,
-    "tests/simulation/test_random_faults.py": 1,
     "tests/simulation/test_request_endings.py": 1,
     "tests/simulation/test_reservation_faults.py": 1,
     "tests/simulation/test_scheduling.py": 1,
