@@ -24,9 +24,10 @@ from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.step_loop import StepLoop
-from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
+from node.flow.landing_place import LandingPlace
 from node.flow.messages import Effect, Message, Submit
 
 DEVICE_S = 0.01

@@ -55,7 +55,7 @@ _REPEATED = re.compile(r"^ *[0-9]+ \| ", re.MULTILINE)
 _PLACE_OF_JSON = re.compile(r"^at [0-9]+\([0-9]+\): failed to compile JSON schema: ")
 
 
-def _limits(initial_lexer_fuel: int) -> LLParserLimits:
+def limits_of(initial_lexer_fuel: int) -> LLParserLimits:
     # Work is counted in the library's own units, not in time: every process refuses the same.
     return LLParserLimits(
         initial_lexer_fuel=initial_lexer_fuel,  # of a compilation: 50,000 take a millisecond
@@ -71,8 +71,8 @@ def _limits(initial_lexer_fuel: int) -> LLParserLimits:
 _BYTES = [bytes([byte]) for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
 """Those of UTF-8."""
 
-_LIMITS = _limits(1_000_000)
-_TRIAL_LIMITS = _limits(20_000)
+LIMITS = limits_of(1_000_000)
+_TRIAL_LIMITS = limits_of(20_000)
 """Limits of a compilation that looks for the place of a problem: most come before the lexer is
 built."""
 
@@ -230,7 +230,7 @@ class GrammarCompiler:
 
         def fails(schema: Mapping[str, Any]) -> bool:
             rule = json_rule(schema, is_lenient=True)
-            return bool(_problem(self._compile(f"start: {rule}", _LIMITS)))
+            return bool(_problem(self._compile(f"start: {rule}", LIMITS)))
 
         weakening = Weakening(fails)
         for part in schemas:
@@ -300,7 +300,7 @@ class GrammarCompiler:
         if grammar.kind is GrammarKind.LARK:
             check_lark(grammar.text, grammar.source)
         lark = as_lark(grammar, "start")
-        matcher = self._compile(lark, _LIMITS)
+        matcher = self._compile(lark, LIMITS)
         problem = _problem(matcher)
         if problem:
             if grammar.kind is GrammarKind.JSON_SCHEMA:
@@ -315,7 +315,7 @@ class GrammarCompiler:
     def _refuse_part(self, grammar: Grammar, schemas: Iterable[SchemaPart]) -> None:
         """Raise `InvalidRequest` for the schema that is why there is no `grammar`, if one is."""
         lark = as_lark(grammar, "start")
-        problem = _problem(self._compile(lark, _LIMITS))
+        problem = _problem(self._compile(lark, LIMITS))
         trials = self._trials(lark, problem)
         for part in schemas:
             if trials.is_at_fault(part.schema, is_lenient=part.is_lenient):
@@ -331,7 +331,7 @@ class GrammarCompiler:
 
         def has_problem(schema: Mapping[str, Any], is_lenient: bool) -> bool:
             tried = f"start: {json_rule(schema, is_lenient=is_lenient)}"
-            limits = _TRIAL_LIMITS if is_cheap else _LIMITS
+            limits = _TRIAL_LIMITS if is_cheap else LIMITS
             return _problem(self._compile(tried, limits)) == problem
 
         return SchemaTrials(has_problem, are_cheap=is_cheap)

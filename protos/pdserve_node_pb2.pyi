@@ -159,12 +159,14 @@ class LocalStart(_message.Message):
     def __init__(self, num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request", "ticket")
+    __slots__ = ("request", "ticket", "may_pull")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    MAY_PULL_FIELD_NUMBER: _ClassVar[int]
     request: GenerationRequest
     ticket: Ticket
-    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    may_pull: bool
+    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., may_pull: _Optional[bool] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("id", "reserve", "prefill")
@@ -184,21 +186,35 @@ class Attempts(_message.Message):
     attempts: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Pull(_message.Message):
+    __slots__ = ("request_id", "attempt", "ticket")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    ticket: Ticket
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
 class RouterMessage(_message.Message):
-    __slots__ = ("envelope", "calls", "aborts", "echo")
+    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     aborts: Attempts
     echo: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ...) -> None: ...
+    pulls: _containers.RepeatedCompositeFieldContainer[Pull]
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("pull",)
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    pull: Ticket
+    def __init__(self, pull: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("call_id", "ticket", "local", "accepted", "refusal")

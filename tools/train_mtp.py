@@ -28,7 +28,7 @@ from common.files.cache_folder import cache_root
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train_mtp",
         description=__doc__,
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    arguments = build_parser().parse_args()
     # Importing Paddle takes seconds; help and wrong flags are reported before.
     from tools.mtp_training.distil import Sizes, distil
 

@@ -35,7 +35,7 @@ class SimulatedFanout:
         self._tokens = itertools.count(1)
         self._ended: list[TransferEnded] = []
         ends = (DecodeMachine(n, f"decode-{n}", _LANE, 1) for n in range(num_ends))
-        self._ends = {Peer(end.endpoint, end.incarnation): end for end in ends}
+        self.ends = {Peer(end.endpoint, end.incarnation): end for end in ends}
 
     def hand_off(self, num_handoffs: int) -> float:
         """Return the CPU seconds of the sender for handoffs to one node after the other.
@@ -43,7 +43,7 @@ class SimulatedFanout:
         Raises `RuntimeError` when one failed.
         """
         began_s = self.sender_cpu_s
-        ends = itertools.cycle(self._ends.values())
+        ends = itertools.cycle(self.ends.values())
         for token, end in zip(itertools.islice(self._tokens, num_handoffs), ends, strict=False):
             ticket = end.reserve(token, self.now_s)
             self._act(self._sender.on_open, ticket, DEADLINE_S, self.now_s)
@@ -76,7 +76,7 @@ class SimulatedFanout:
             if isinstance(effect, Emit) and isinstance(effect.event, TransferEnded):
                 self._ended.append(effect.event)
             elif isinstance(effect, SayHello | SendToPeer | SendChunk):
-                frame, end = self._frame(effect), self._ends[effect.peer]
+                frame, end = self._frame(effect), self.ends[effect.peer]
                 for answer in end.answers(_SESSION, frame, _part_sizes(frame), self.now_s):
                     todo += self._timed(self._sender.on_frame, effect.peer, answer, self.now_s)
 

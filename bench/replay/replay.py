@@ -22,10 +22,10 @@ from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import (
     DrawnTokens,
     RunnerResult,
-    ScheduledSequence,
 )
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_batch import StepBatch
 from engine.core.step.step_in_flight import PlannedStep
 
 DEFAULT_BLOCK_SIZE = 64
@@ -192,7 +192,10 @@ class Replay:
         result.peak_pool_use = max(result.peak_pool_use, use)
         result.sequence_steps += len(step.batch)
         self._now_s = began_s + span_s
-        results = [self._draw(scheduled, began_s) for scheduled in step.batch]
+        is_sampled = step.batch.is_sampled.tolist()
+        results = [
+            self._draw(*one, began_s) for one in zip(step.sequences, is_sampled, strict=True)
+        ]
         for output in self._scheduler.apply(step, RunnerResult(results)):
             served = self._live[output.sequence.sequence_id]
             self._record(served, len(output.token_ids))
@@ -221,13 +224,13 @@ class Replay:
             del samples[::2]
             self._steps_per_sample *= 2
 
-    def _draw(self, scheduled: ScheduledSequence, began_s: float) -> DrawnTokens | None:
-        served = self._live[scheduled.sequence_id]
+    def _draw(self, sequence: Sequence, is_sampled: bool, began_s: float) -> DrawnTokens | None:
+        served = self._live[sequence.sequence_id]
         if served.began_at_s < 0:
             served.began_at_s = began_s
-        if scheduled.sample is None:
+        if not is_sampled:
             return None
-        token_id = served.client.drawn_token_id(scheduled.sample.output_index)
+        token_id = served.client.drawn_token_id(sequence.num_output)
         return DrawnTokens((token_id,))
 
     def _record(self, served: Served, num_tokens: int) -> None:
@@ -239,18 +242,19 @@ class Replay:
         served.num_tokens += num_tokens
 
 
-def num_overruns(batch: Items[ScheduledSequence], setup: ReplaySetup) -> int:
+def num_overruns(batch: StepBatch, setup: ReplaySetup) -> int:
     """Return how often a step breaks a limit: budget, seats, the sequences' blocks, the pool."""
     size = setup.block_size
-    num_tokens = count = 0
+    count = 0
     written: set[int] = set()
-    for scheduled in batch:
-        num_tokens += len(scheduled.token_ids)
-        first = scheduled.start // size
-        last = (scheduled.start + len(scheduled.token_ids) - 1) // size
-        blocks = scheduled.block_table[first : last + 1]
+    tables, held = batch.seats.block_tables, batch.seats.num_blocks[batch.rows].tolist()
+    firsts, lasts = batch.starts // size, (batch.starts + batch.num_tokens - 1) // size
+    spans = zip(batch.rows.tolist(), firsts.tolist(), lasts.tolist(), held, strict=True)
+    for row, first, last, num_held in spans:
+        blocks = tables[row, first : min(last + 1, num_held)].tolist()
         count += len(blocks) <= last - first
         for block_id in blocks:
             count += block_id in written or not 0 <= block_id < setup.num_blocks
             written.add(block_id)
-    return count + (num_tokens > setup.max_num_batched_tokens) + (len(batch) > setup.max_num_seqs)
+    count += int(batch.num_tokens.sum()) > setup.max_num_batched_tokens
+    return count + (len(batch) > setup.max_num_seqs)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from common.errors import ConfigError
-from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,12 @@ class StepCost:
         """Pairs of attention that cost as much as the matrix products of one token; 0: none do."""
         return round(self.token_s / self.pair_s) if self.pair_s else 0
 
-    def step_s(self, batch: Sequence[ScheduledSequence], num_copied_blocks: int = 0) -> float:
+    def step_s(self, batch: StepBatch, num_copied_blocks: int = 0) -> float:
         """Return the seconds of a step that runs `batch` and copies blocks from or to the host."""
-        num_tokens = context = pairs = 0
-        for scheduled in batch:
-            count = len(scheduled.token_ids)
-            num_tokens += count
-            if count == 1:
-                context += scheduled.start + 1
-            else:
-                pairs += count * (2 * scheduled.start + count + 1) // 2
+        counts, starts = batch.num_tokens, batch.starts
+        num_tokens, is_one = int(counts.sum()), counts == 1
+        context = int((starts[is_one] + 1).sum())
+        pairs = int((counts * (2 * starts + counts + 1) // 2)[~is_one].sum())
         return (
             self.overhead_s
             + max(self.weights_s, self.token_s * num_tokens)

@@ -73,7 +73,7 @@ class Keys:
         if stamp == self.stamp:
             return False
         try:
-            tls = _load_tls(self.folder, self.redis_user)
+            tls = load_tls(self.folder, self.redis_user)
         except ConfigError as broken:
             log.error("the earlier certificate stays: %s", broken)
             self.stamp = stamp
@@ -113,7 +113,7 @@ def load_keys(folder: Path, role: Role) -> Keys:
     contents = {name: _read_secret(folder / name) for name in names}
     return Keys(
         folder=folder,
-        tls=_load_tls(folder, kind),
+        tls=load_tls(folder, kind),
         redis_user=kind,
         redis_password=_word(folder / "redis.password", contents["redis.password"]),
         metrics_token=_word(folder / "metrics.token", contents["metrics.token"]),
@@ -121,7 +121,7 @@ def load_keys(folder: Path, role: Role) -> Keys:
     )
 
 
-def _load_tls(folder: Path, kind: str) -> TlsFiles:
+def load_tls(folder: Path, kind: str) -> TlsFiles:
     return TlsFiles(
         private_key=_read_secret(folder / "key.pem"),
         ca=_read(folder / "ca.pem"),

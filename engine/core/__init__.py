@@ -6,6 +6,7 @@ holdings          what sequences hold, from the queue to the end: seats and bloc
 step_after        a step that the runner begins before the one before it has ended
 swapping          copies of preempted sequences' blocks to host memory and back
 kept_prefixes     copies of prefixes to host memory, ahead of their eviction, and back for a hit
+prefix_transfers  cached prefixes that come from another node's pool, or go there
 planning/         what one step runs
 step/             a planned step on its way to the runner and back
 statistics        what a scheduler has done, as one immutable value

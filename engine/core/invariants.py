@@ -8,6 +8,7 @@ from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
 from engine.core.kept_prefixes import KeptPrefixes
 from engine.core.planner_contract import StepLimits
+from engine.core.prefix_transfers import PrefixTransfers
 from engine.core.sequences.running import Running
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
@@ -20,6 +21,7 @@ class SchedulerState(Protocol):
 
     limits: StepLimits
     pool: BlockPool
+    prefix_transfers: PrefixTransfers
     host_pool: HostPool
     swapping: Swapping
     kept_prefixes: KeptPrefixes
@@ -45,6 +47,7 @@ def check_state(state: SchedulerState) -> None:
     waiting_tokens = sum(sequence.num_known for sequence in state.waiting)
     assert state.waiting.num_tokens == waiting_tokens, "queued tokens miscounted"
     num_kept = sum(len(block_ids) for block_ids in state.quarantined.values())
+    num_kept += state.prefix_transfers.num_quarantined
     assert state.pool.counts().quarantined == num_kept, "quarantined blocks miscounted"
     state.seats.check([sequence.seat for sequence in seated])
     owners = [*state.waiting, *state.receiving.values()]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from common.kv.blocks import BlockHash
-from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.host_pool import HostPool
 from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import StepPlan
@@ -33,11 +33,10 @@ MOST_BLOCKS_OUT = 16
 
 
 class KeptPrefixes:
-    """The copies of prefixes between `pool` and `host_pool`."""
+    """The copies of prefixes between the pool of `prefixes` and `host_pool`."""
 
     def __init__(
         self,
-        pool: BlockPool,
         host_pool: HostPool,
         prefixes: PrefixIndex,
         counters: StepCounters,
@@ -45,7 +44,7 @@ class KeptPrefixes:
         is_enabled: bool,
         is_late: bool,
     ) -> None:
-        self._pool, self._host_pool, self._prefixes = pool, host_pool, prefixes
+        self._pool, self._host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
         self._counters = counters
         self.is_enabled, self.is_late = is_enabled, is_late
         self._planned: list[PrefixCopy] = []

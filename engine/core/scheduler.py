@@ -37,6 +37,7 @@ from engine.core.planning.plan_ahead import PlanAhead
 from engine.core.planning.planner import plan_step
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
+from engine.core.prefix_transfers import PrefixTransfers
 from engine.core.runner_contract import DrawnTokens, RunnerResult
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.seats import Ints
@@ -111,13 +112,9 @@ class Scheduler:
             fingerprint=fingerprint,
             is_enabled=enable_prefix_caching,
         )
+        self.prefix_transfers = PrefixTransfers(self._prefixes, counters, self._on_taken)
         self.kept_prefixes = KeptPrefixes(
-            self.pool,
-            self.host_pool,
-            self._prefixes,
-            counters,
-            is_enabled=keeps_prefixes,
-            is_late=swaps_late,
+            self.host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
         self._eos_token_ids = eos_token_ids
         self._results = StepResults(
@@ -258,6 +255,10 @@ class Scheduler:
             if not is_good:
                 self._held.requeue(sequence)
 
+    def _on_taken(self) -> None:
+        if self._ahead is not None:
+            self._ahead.on_taken_blocks()
+
     def _start(self, sequence: Sequence) -> None:
         self._held.start(sequence)
         if self._ahead is not None:
@@ -329,7 +330,11 @@ class Scheduler:
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
-            num_copies=self.swapping.num_under_way + len(self.kept_prefixes.under_way),
+            num_copies=(
+                self.swapping.num_under_way
+                + len(self.kept_prefixes.under_way)
+                + len(self.prefix_transfers)
+            ),
             num_coming=self.swapping.num_coming(self.pool) + self.kept_prefixes.num_coming,
             awaiting=self.kept_prefixes.awaiting,
             growth=self.seats.growth if forecast is None else forecast.growth,

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import AheadRule, PreemptionReason, StepPlan, StopRule
 
 
-def _counts(kinds: type[PreemptionReason] | type[StopRule] | type[AheadRule]) -> dict[str, int]:
+class PullOutcome(Enum):
+    """What became of a prefix that another node has cached and this one has not."""
+
+    LANDED = "landed"
+    FAILED = "failed"
+    DECLINED = "declined"
+    """Computing it was expected to be quicker."""
+    NO_ROOM = "no_room"
+
+
+_Kinds = type[PreemptionReason] | type[StopRule] | type[AheadRule] | type[PullOutcome]
+
+
+def _counts(kinds: _Kinds) -> dict[str, int]:
     return dict.fromkeys((kind.value for kind in kinds), 0)
 
 
@@ -20,8 +34,9 @@ class StepCounters:
     back at the last admission. `num_speculative_steps` counts a step once for each sequence that
     verified a draft in it. `num_prefix_blocks_…` were copied to host memory or back.
     `prefix_blocks_found` are those of prompts that were admitted, by where they were: in the cache,
-    or copied back from host memory for them. `preemptions` are by reason, `stops` by the rule that
-    ended admissions, `plans_ahead` by whether the plan was made while the step before ran, or what
+    or copied back from host memory for them. `pulls` are by their outcome, and `num_pulled_tokens`
+    came with those that landed. `preemptions` are by reason, `stops` by the rule that ended
+    admissions, `plans_ahead` by whether the plan was made while the step before ran, or what
     prevented that.
     """
 
@@ -38,10 +53,12 @@ class StepCounters:
     num_drafted: int = 0
     num_accepted: int = 0
     num_speculative_steps: int = 0
+    num_pulled_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
     plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
     prefix_blocks_found: dict[str, int] = field(default_factory=lambda: {"pool": 0, "host": 0})
+    pulls: dict[str, int] = field(default_factory=lambda: _counts(PullOutcome))
 
     @property
     def num_preemptions(self) -> int:
@@ -63,6 +80,7 @@ class StepCounters:
             stops=dict(self.stops),
             plans_ahead=dict(self.plans_ahead),
             prefix_blocks_found=dict(self.prefix_blocks_found),
+            pulls=dict(self.pulls),
         )
 
     def on_plan(self, plan: StepPlan) -> None:
@@ -81,6 +99,12 @@ class StepCounters:
         """Count the cached blocks of an admitted prompt, by where they were."""
         self.prefix_blocks_found["pool"] += pool
         self.prefix_blocks_found["host"] += host
+
+    def on_pull(self, outcome: PullOutcome, num_tokens: int) -> None:
+        """Count a prefix of so many tokens that another node has cached."""
+        self.pulls[outcome.value] += 1
+        if outcome is PullOutcome.LANDED:
+            self.num_pulled_tokens += num_tokens
 
     def on_verified(self, num_drafted: int, num_accepted: int) -> None:
         """Count one sequence's drafts that were verified in a step."""

@@ -47,14 +47,15 @@ def flatten(batch: StepBatch, limits: BatchLimits) -> FlatBatch:
     batch's seats may change while the step runs.
     """
     seats = batch.seats
-    *laid_out, is_good = lay_out_rows(
+    row_starts = np.empty(len(batch) + 1, np.int64)
+    token_ids, positions, slots, block_tables, sampled, is_good = lay_out_rows(
         batch.rows, batch.starts, batch.num_tokens, batch.num_drafts, batch.is_sampled,
         seats.token_ids, seats.block_tables, seats.num_blocks, limits.block_size,
-        limits.max_tokens, limits.max_len, limits.num_blocks, limits.vocab_size,
+        limits.max_tokens, limits.max_len, limits.num_blocks, limits.vocab_size, row_starts,
     )  # fmt: skip
     if not is_good:
         raise InternalError(_problem(batch, limits))
-    return FlatBatch(*laid_out)
+    return FlatBatch(token_ids, positions, slots, row_starts, block_tables, sampled)
 
 
 def _problem(batch: StepBatch, limits: BatchLimits) -> str:

@@ -32,6 +32,7 @@ from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles
 from engine.runner.cache.contract import Cache
 from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
+from engine.runner.decoder import Decoder
 from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS, HostDraw
 from engine.runner.drawing.prompt_scores import find_prompt_logprobs
 from engine.runner.drawing.sampler import sampled_rows
@@ -103,6 +104,11 @@ class ModelRunner:
         `Overloaded` while too many wait.
         """
         return None if self.grammars is None else self.grammars.prepare(grammar)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder, which measurements take apart."""
+        return self._decoder
 
     @property
     def layout(self) -> KVLayout:

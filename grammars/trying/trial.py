@@ -53,7 +53,7 @@ def run_trial(
     try:
         _limit_this_process(limits)
         fields = verdict_fields(
-            on_own_stack(limits.stack_bytes, lambda: _verdict(trial, compiler, limits))
+            on_own_stack(limits.stack_bytes, lambda: verdict(trial, compiler, limits))
         )
     except MemoryError:
         os._exit(_NO_MEMORY)
@@ -104,7 +104,7 @@ def is_final(status: int) -> bool:
     return os.waitstatus_to_exitcode(status) in _LIMITS_MET
 
 
-def _verdict(trial: Trial, compiler: GrammarCompiler | None, limits: TrialLimits) -> Verdict:
+def verdict(trial: Trial, compiler: GrammarCompiler | None, limits: TrialLimits) -> Verdict:
     if isinstance(trial.grammar, Gbnf):
         return Verdict(instead=lark_of_gbnf(trial.grammar))
     assert compiler is not None

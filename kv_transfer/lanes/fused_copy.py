@@ -240,7 +240,7 @@ def _begin_row(states: Any, number: Any, seed: Any) -> None:
 
 
 @_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64)")
-def _take_blocks(
+def take_blocks(
     is_copied: Any, target: Any, source: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
     at, block = np.uint64(0), np.uint64(BLOCK_BYTES)
@@ -253,7 +253,7 @@ def _take_blocks(
 
 
 @_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64, uint64)")
-def _take_blocks_of_two(
+def take_blocks_of_two(
     is_copied: Any,
     target: Any,
     target_2: Any,
@@ -277,7 +277,7 @@ def _take_blocks_of_two(
 
 
 @_kernel("void(boolean, uint64, uint64, uint64, uint64, uint64, uint64)")
-def _take_rest(
+def take_rest(
     is_copied: Any, target: Any, source: Any, ahead: Any, num_bytes: Any, key: Any, lanes: Any
 ) -> None:
     """Process the stripes after the last whole block; the very last one has its own key.
@@ -333,7 +333,7 @@ def _take_rows(
         for number in range(count):
             _begin_row(states, number, seeds[first + number])
         if count == 2:
-            _take_blocks_of_two(
+            take_blocks_of_two(
                 is_copied,
                 targets[first],
                 targets[first + 1],
@@ -344,13 +344,13 @@ def _take_rows(
                 key + state_bytes,
             )
         else:
-            _take_blocks(is_copied, targets[first], sources[first], blocks_end, key, key + lanes_at)
+            take_blocks(is_copied, targets[first], sources[first], blocks_end, key, key + lanes_at)
         for number in range(count):
             row, state = first + number, key + np.uint64(number) * state_bytes
             target, source = targets[row] + blocks_end, sources[row] + blocks_end
             ahead = sources[min(row + count, sources.size - 1)]
             rest, lanes = row_bytes - blocks_end, state + lanes_at
-            _take_rest(is_copied, target, source, ahead, rest, state, lanes)
+            take_rest(is_copied, target, source, ahead, rest, state, lanes)
             sums[row] = _end_row(states, number, row_bytes)
     _wait_for_stores()
 

@@ -39,6 +39,7 @@ class Receiver:
     """A state machine. `on_…` methods take `now_s` if time matters and return effects, in order.
 
     Calls of the connector's owner raise `ValueError` on misuse; frames of a peer never raise.
+    `sessions` and `landings` are there to be read.
     """
 
     def __init__(
@@ -61,18 +62,18 @@ class Receiver:
         self._ticked_at_s = float("inf")
         self._quarantine = Quarantine(blocks_per_slab or num_blocks)
         self._fences = SlabFences(self._quarantine, limits.report_timeout_s)
-        self._sessions = Sessions(me, layout, limits)
+        self.sessions = Sessions(me, layout, limits)
         self._windows = WindowShares(limits)
         self._copies = Copies()
         # A peer may begin another session with the same id while a copy is under way.
         self._session_of: dict[Write, Session] = {}
-        self._landings = Landings(
-            me, layout, self._sessions, self._quarantine, self._copies, num_blocks
+        self.landings = Landings(
+            me, layout, self.sessions, self._quarantine, self._copies, num_blocks
         )
         self._connections = Connections(
             me,
-            self._sessions,
-            self._landings,
+            self.sessions,
+            self.landings,
             self._windows,
             verify=verify,
             peer_timeout_s=limits.peer_timeout_s,
@@ -80,11 +81,11 @@ class Receiver:
 
     @property
     def num_landings(self) -> int:
-        return len(self._landings)
+        return len(self.landings)
 
     @property
     def num_sessions(self) -> int:
-        return len(self._sessions)
+        return len(self.sessions)
 
     @property
     def num_quarantined_blocks(self) -> int:
@@ -94,14 +95,14 @@ class Receiver:
 
     def on_expect(self, ticket: Ticket, sender_deadline_s: float, now_s: float) -> None:
         """Open a landing; `ValueError` unless the ticket is this node's, with unused blocks."""
-        self._landings.expect(ticket, sender_deadline_s, now_s)
+        self.landings.expect(ticket, sender_deadline_s, now_s)
 
     def on_revoke(self, token: int) -> Effects:
-        landing = self._landings.get(token)
+        landing = self.landings.get(token)
         if landing is None:
             return []
         error = HandoffFailed(f"{self._me} revoked the lease")
-        return self._landings.close(landing, HandoffStep.REVOKE, error)
+        return self.landings.close(landing, HandoffStep.REVOKE, error)
 
     def on_close(self) -> Effects:
         """Fail every landing and refuse all connected senders.
@@ -110,13 +111,13 @@ class Receiver:
         """
         error = HandoffFailed("the receiving connector was closed")
         effects: Effects = []
-        for landing in self._landings.all():
-            effects += self._landings.fail(landing, HandoffStep.FAIL, error)
+        for landing in self.landings.all():
+            effects += self.landings.fail(landing, HandoffStep.FAIL, error)
         self._fences.close()
         free = self._quarantine.release_all() + self._copies.release_all()
         effects += [Emit(Released(token)) for token in free]
         refusal = frames.Rejected(error.code, str(error))
-        return effects + [SendBack(session.id, refusal) for session in self._sessions.all()]
+        return effects + [SendBack(session.id, refusal) for session in self.sessions.all()]
 
     # -- events of the network --------------------------------------------------------------------
 
@@ -129,12 +130,12 @@ class Receiver:
         """
         if isinstance(frame, frames.Hello):
             return self._connections.on_hello(session_id, frame, now_s)
-        session = self._sessions.get(session_id)
+        session = self.sessions.get(session_id)
         if session is None:
             refusal = frames.Rejected(frames.NO_SESSION, "say HELLO first")
             detail = f"{type(frame).__name__} from {session_id.hex()}"
             return [Dropped(DropReason.NO_SESSION, detail), SendBack(session_id, refusal)]
-        self._sessions.hear(session, now_s)
+        self.sessions.hear(session, now_s)
         try:
             if part_sizes and not isinstance(frame, frames.Data):
                 raise PeerProtocolError(f"{type(frame).__name__} with a payload")
@@ -154,14 +155,14 @@ class Receiver:
 
     def may_write(self, write: Write) -> bool:
         """Return whether the landing that `write` was checked against is still open."""
-        return self._landings.of(write) is not None
+        return self.landings.of(write) is not None
 
     def on_written(self, write: Write, sums: BlockSums | None = None) -> Effects:
         """Record that the pieces of `write` are in the pool; ignored if its landing was closed.
 
         `sums` are those of its blocks if the pair verifies at commit.
         """
-        landing = self._landings.of(write)
+        landing = self.landings.of(write)
         try:
             if landing is not None:
                 landing.record(write.data, self._copies.spoiled(write), sums)
@@ -175,8 +176,8 @@ class Receiver:
 
     def on_copy_failed(self, write: Write, error: HandoffFailed) -> Effects:
         """Fail the landing of `write`, whose copy failed."""
-        landing = self._landings.of(write)
-        failed = self._landings.fail(landing, HandoffStep.FAIL, error) if landing else []
+        landing = self.landings.of(write)
+        failed = self.landings.fail(landing, HandoffStep.FAIL, error) if landing else []
         return failed + self._copied(write)
 
     def on_corrupt(self, write: Write, damaged: Set[int], detail: str) -> Effects:
@@ -184,18 +185,18 @@ class Receiver:
 
         The landing fails when that was asked too often, or its sender does not understand it.
         """
-        landing = self._landings.of(write)
+        landing = self.landings.of(write)
         if landing is None:
             return self._copied(write)
         data = write.data
         # One of several connections of the sender may be over.
-        session = self._sessions.get(write.session) or self._sessions.get(landing.session or b"")
+        session = self.sessions.get(write.session) or self.sessions.get(landing.session or b"")
         landing.record_damaged(data, self._copies.spoiled(write), damaged)
         self._copies.spoil(write, damaged)
         may_ask = landing.damaged.may_ask(data.layer, damaged)
         if not may_ask or (session is not None and not session.can_repeat):
             error = HandoffFailed(f"bad checksum: {detail}")
-            return self._landings.fail(landing, HandoffStep.FAIL, error) + self._copied(write)
+            return self.landings.fail(landing, HandoffStep.FAIL, error) + self._copied(write)
         landing.damaged.ask(data, damaged)
         effects: Effects = [Dropped(DropReason.DAMAGED, detail)]
         if session is not None:  # Otherwise the COMMIT on the next connection is answered so.
@@ -205,26 +206,26 @@ class Receiver:
 
     def on_files(self, *, is_short: bool) -> None:
         """Refuse further senders as long as this process can open hardly any more files."""
-        self._sessions.is_short_of_files = is_short
+        self.sessions.is_short_of_files = is_short
 
     def on_tick(self, now_s: float) -> Effects:
         effects: Effects = []
         if now_s - self._ticked_at_s > MAX_WAIT_S + self._limits.ping_interval_s:
-            self._sessions.hear_all(now_s)
+            self.sessions.hear_all(now_s)
             self._fences.wait_anew(now_s)
         self._ticked_at_s = now_s
         effects += self._connections.expire(now_s)
-        effects += self._landings.expire(now_s)
+        effects += self.landings.expire(now_s)
         return effects + self._next_fence(now_s)
 
     def on_moved(self, lane: str, lane_reply: bytes, now_s: float) -> Effects:
         """Send the lane's new reply, in which a slab has another address, to its senders."""
         told: dict[bytes, SendBack] = {}
-        for session in self._sessions.all():
+        for session in self.sessions.all():
             if session.lane == lane and session.lane_reply != lane_reply:
                 session.lane_reply = lane_reply
                 told[session.id] = self._connections.welcome(session)
-        return self._fences.on_moved(self._sessions.ids(), told, now_s)
+        return self._fences.on_moved(self.sessions.ids(), told, now_s)
 
     def on_fenced(self, now_s: float) -> Effects:
         """Release what a fenced slab kept; go on with the next slab."""
@@ -232,7 +233,7 @@ class Receiver:
         return [*released, *self._next_fence(now_s)]
 
     def next_deadline_s(self) -> float | None:
-        parts = (self._landings, self._sessions, self._fences)
+        parts = (self.landings, self.sessions, self._fences)
         times = [part.next_deadline_s() for part in parts]
         return min((at_s for at_s in times if at_s is not None), default=None)
 
@@ -246,7 +247,7 @@ class Receiver:
                 # A layer that is not there fails its landing below.
                 layer = min(frame.layer, len(self._block_bytes) - 1)
                 num_bytes = len(frame.ordinals) * self._block_bytes[layer]
-                self._sessions.check_window(session, num_bytes)
+                self.sessions.check_window(session, num_bytes)
                 session.consume(frame.seq, num_bytes, wants_ack=frame.wants_ack)
                 self._windows.sent(session.main, now_s)
                 effects = self._on_data(session, frame, part_sizes, now_s)
@@ -267,7 +268,7 @@ class Receiver:
                 return self._on_abort(session, frame, now_s)
             case frames.Ping(tokens):
                 for token in tokens:
-                    landing = self._landings.get(token)
+                    landing = self.landings.get(token)
                     if landing is not None and landing.session == session.id:
                         landing.renew(now_s)
                 pong, ack = SendBack(session.id, frames.Pong()), self._last_ack(session)
@@ -278,10 +279,10 @@ class Receiver:
     def _on_data(
         self, session: Session, data: frames.Data, part_sizes: list[int], now_s: float
     ) -> Effects:
-        landing = self._landings.get(data.lease_token)
+        landing = self.landings.get(data.lease_token)
         detail = f"DATA of lease {data.lease_token:#x} from {session.sender}"
         if landing is None:
-            is_late = self._landings.outcome(data.lease_token) is not None
+            is_late = self.landings.outcome(data.lease_token) is not None
             return [Dropped(DropReason.LATE if is_late else DropReason.UNKNOWN_LEASE, detail)]
         if landing.ticket.generation != data.generation:
             return [Dropped(DropReason.STALE_GENERATION, detail)]
@@ -295,19 +296,19 @@ class Receiver:
         try:
             landing.check(data, part_sizes, session.verify)
         except PeerProtocolError as error:
-            return self._landings.fail(landing, HandoffStep.FAIL, error)
+            return self.landings.fail(landing, HandoffStep.FAIL, error)
         if landing.has_all(data):
             return [Dropped(DropReason.DUPLICATE, detail)]
         changed = landing.damaged.changed(data)
         if changed is not None:
             what = f"block {changed} of the ticket in layer {data.layer}"
             other = HandoffFailed(f"bad checksum: {what} was sent again with another sum")
-            return self._landings.fail(landing, HandoffStep.FAIL, other)
+            return self.landings.fail(landing, HandoffStep.FAIL, other)
         targets = landing.targets_of(data)
         return [Write(session.id, session.lane, session.verify, data, targets)]
 
     def _on_begin(self, session: Session, frame: frames.Begin, now_s: float) -> Effects:
-        landing = self._landings.find(session, frame)
+        landing = self.landings.find(session, frame)
         if not isinstance(landing, Landing):
             return [SendBack(session.id, landing)]
         is_copied = self._copies.is_under_way((frame.lease_token, frame.generation))
@@ -317,12 +318,12 @@ class Receiver:
         ):
             # Writes or copies of the other connection may still arrive.
             error = HandoffFailed(f"the connection of {session.sender} broke while it wrote")
-            failed = self._landings.fail(landing, HandoffStep.FAIL, error)
+            failed = self.landings.fail(landing, HandoffStep.FAIL, error)
             return [*failed, SendBack(session.id, failed_frame(landing, error))]
         landing.advance(HandoffStep.BEGIN)
         if landing.sender is None:
             landing.sender = session.sender
-            self._sessions.began(session)
+            self.sessions.began(session)
         landing.session = session.id
         landing.lane = session.lane
         landing.renew(now_s)
@@ -333,7 +334,7 @@ class Receiver:
         return [SendBack(session.id, frames.Begun(landing.token, landing.ticket.generation))]
 
     def _on_commit(self, session: Session, frame: frames.CommitFrame, now_s: float) -> Effects:
-        landing = self._landings.find(session, frame)
+        landing = self.landings.find(session, frame)
         if not isinstance(landing, Landing):
             return [SendBack(session.id, landing)]
         if landing.session != session.id or not landing.advance(HandoffStep.COMMIT):
@@ -342,25 +343,25 @@ class Receiver:
         try:
             landing.promise(frame, session.verify)
         except HandoffFailed as error:
-            return self._landings.fail(landing, HandoffStep.FAIL, error)
+            return self.landings.fail(landing, HandoffStep.FAIL, error)
         # Everything sent was consumed, so a REPEAT whose piece has not come was lost.
         missing = landing.damaged.missing()
         again: Effects = [
             SendBack(session.id, landing.repeat(layer, ordinals)) for layer, ordinals in missing
         ]
-        return again or self._landings.complete(landing)
+        return again or self.landings.complete(landing)
 
     def _on_abort(self, session: Session, frame: frames.Abort, now_s: float) -> Effects:
         if frame.lease_token == NO_LEASE:
             self._fences.on_report(session.id, frame.generation)
             return self._next_fence(now_s)
-        outcome = self._landings.outcome(frame.lease_token)
+        outcome = self.landings.outcome(frame.lease_token)
         if isinstance(outcome, frames.Committed) and outcome.generation == frame.generation:
             return [SendBack(session.id, outcome)]
         effects: Effects = [
             SendBack(session.id, frames.Aborted(frame.lease_token, frame.generation))
         ]
-        landing = self._landings.get(frame.lease_token)
+        landing = self.landings.get(frame.lease_token)
         if (
             landing is not None
             and landing.ticket.generation == frame.generation
@@ -370,7 +371,7 @@ class Receiver:
             if landing.session == session.id:
                 landing.session = None
             error = HandoffFailed(f"{session.sender} aborted the transfer")
-            effects += self._landings.fail(landing, HandoffStep.FAIL, error)
+            effects += self.landings.fail(landing, HandoffStep.FAIL, error)
         if self._quarantine.release(frame.lease_token, frame.generation, session.id):
             effects.append(Emit(Released(frame.lease_token)))
         return effects
@@ -380,10 +381,10 @@ class Receiver:
         is_released = self._copies.end(write)
         effects: Effects = [Emit(Released(write.data.lease_token))] if is_released else []
         session = self._session_of.pop(write, None)
-        if session is not None and self._sessions.get(session.id) is session:
+        if session is not None and self.sessions.get(session.id) is session:
             effects += self._finished(session, write.data.seq)
-        landing = self._landings.of(write)
-        return effects if landing is None else effects + self._landings.complete(landing)
+        landing = self.landings.of(write)
+        return effects if landing is None else effects + self.landings.complete(landing)
 
     def _finished(self, session: Session, seq: int) -> Effects:
         session.finish(seq)
@@ -399,4 +400,4 @@ class Receiver:
         return replace(ack, window_bytes=session.window_bytes)
 
     def _next_fence(self, now_s: float) -> Effects:
-        return self._fences.next_step(self._sessions.ids(), now_s)
+        return self._fences.next_step(self.sessions.ids(), now_s)

@@ -43,7 +43,10 @@ Effects = list[SenderEffect]
 
 class Sender:
     """A state machine: `on_…` methods return effects, to be performed in order. Nothing raises:
-    misuse by the connector's owner ends the transfer at the next tick."""
+    misuse by the connector's owner ends the transfer at the next tick.
+
+    `links`, and `link_of` by the token of a transfer, are there to be read.
+    """
 
     def __init__(
         self, me: Incarnation, layout: KVLayout, limits: Limits, num_blocks: int = MAX_SOURCE_BLOCKS
@@ -51,10 +54,10 @@ class Sender:
         self._me = me
         self._layout = layout
         self._source = Source(num_blocks, limits.blocks_per_chunk(layout))
-        self._links = Links(limits, [layer.num_bytes for layer in layout.layers])
-        self._link_of: dict[int, Link] = {}
-        self._pump = Pump(self._links)
-        self._further = FurtherChannels(self._links, self._pump)
+        self.links = Links(limits, [layer.num_bytes for layer in layout.layers])
+        self.link_of: dict[int, Link] = {}
+        self._pump = Pump(self.links)
+        self._further = FurtherChannels(self.links, self._pump)
         self._max_channels = limits.max_channels
         self._num_connections = 0
         self._unreachable = UnreachablePeers()
@@ -63,12 +66,12 @@ class Sender:
 
     @property
     def num_transfers(self) -> int:
-        return len(self._link_of)
+        return len(self.link_of)
 
     @property
     def in_flight_bytes(self) -> dict[Peer, int]:
         """Unacknowledged bytes per peer; never above the window."""
-        return {link.peer: link.in_flight_bytes for link in self._links.all()}
+        return {link.peer: link.in_flight_bytes for link in self.links.all()}
 
     @property
     def unreachable(self) -> tuple[Incarnation, ...]:
@@ -85,10 +88,10 @@ class Sender:
         refusal = self._unreachable.refusal(peer)
         if refusal is not None:
             return [Emit(TransferEnded(ticket.lease_token, refusal))]
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         effects: Effects = []
         if link is None:
-            link = self._links.open(peer, now_s)
+            link = self.links.open(peer, now_s)
             effects += self._connect(link)
         if len(link.transfers) >= MAX_TRANSFERS_PER_LINK:
             error = HandoffFailed(f"{peer} has {MAX_TRANSFERS_PER_LINK} open transfers already")
@@ -97,8 +100,8 @@ class Sender:
             ticket, self._source, deadline_at_s=now_s + deadline_s, now_s=now_s, priority=priority
         )
         link.add(transfer)
-        self._link_of[transfer.token] = link
-        self._links.look_at(link, link.next_deadline_s())
+        self.link_of[transfer.token] = link
+        self.links.look_at(link, link.next_deadline_s())
         if link.state is LinkState.READY:
             effects += self._begin(link, transfer, now_s)
         return effects
@@ -106,26 +109,26 @@ class Sender:
     def on_push(
         self, token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> Effects:
-        link = self._link_of.get(token)
+        link = self.link_of.get(token)
         if link is None or link.transfers[token].is_stopped:
             return []
         link.transfers[token].push(layer, ordinals, source_blocks)
         if link.transfers[token].misuse:
-            self._links.look_at(link, 0.0)
+            self.links.look_at(link, 0.0)
         link.has_work(token)
         return [] if link.waits_for_node else self._pump.out_of_turn(link)
 
     def on_commit(self, token: int, commit: Commit) -> Effects:
-        link = self._link_of.get(token)
+        link = self.link_of.get(token)
         if link is None:
             return []
         link.transfers[token].commit(commit)
         link.has_work(token)
-        self._links.look_at(link, 0.0)
+        self.links.look_at(link, 0.0)
         return self._pump.out_of_turn(link)
 
     def on_abort(self, token: int) -> Effects:
-        link = self._link_of.get(token)
+        link = self.link_of.get(token)
         if link is None:
             return []
         transfer = link.transfers[token]
@@ -137,10 +140,10 @@ class Sender:
     def on_close(self, now_s: float) -> Effects:
         """End every transfer; notify the peers that can be reached."""
         effects: Effects = []
-        for link in self._links.all():
+        for link in self.links.all():
             error = HandoffFailed("the sending connector was closed")
             effects += self._give_up(link, link.all(), HandoffStep.FAIL, error, now_s)
-            self._links.drop(link)
+            self.links.drop(link)
         return effects
 
     # -- events of the shell ----------------------------------------------------------------------
@@ -150,7 +153,7 @@ class Sender:
         hello = frames.Hello(
             self._me, peer.incarnation, self._layout, offers, verify, can_repeat=True
         )
-        link = self._links.get(peer.main)
+        link = self.links.get(peer.main)
         if link is None:
             return hello
         if peer.channel:
@@ -160,19 +163,19 @@ class Sender:
 
     def is_sending(self, token: int) -> bool:
         """Return whether the pieces of a transfer are still needed: not ended nor aborted."""
-        link = self._link_of.get(token)
+        link = self.link_of.get(token)
         return link is not None and not link.transfers[token].is_stopped
 
     def on_summed(self, token: int, chunk: LayerChunk, sums: BlockSums) -> None:
         """Add the piece sums of a chunk's blocks to the commit's digest."""
-        link = self._link_of.get(token)
+        link = self.link_of.get(token)
         if link is not None:
             link.transfers[token].add_sums(chunk, sums)
 
     # -- events of the network --------------------------------------------------------------------
 
     def on_frame(self, peer: Peer, frame: frames.Frame, now_s: float) -> Effects:
-        link = self._links.get(peer.main)
+        link = self.links.get(peer.main)
         if link is None:
             return []
         try:
@@ -190,7 +193,7 @@ class Sender:
 
         What was in flight on a further connection is sent on the others.
         """
-        link = self._links.get(peer.main)
+        link = self.links.get(peer.main)
         if link is None:
             return []
         if peer.channel:
@@ -198,12 +201,12 @@ class Sender:
         if not link.transfers:
             return self._drop(link)
         link.break_off(now_s)
-        self._links.look_at(link, link.next_deadline_s())
+        self.links.look_at(link, link.next_deadline_s())
         return [Disconnect(peer), *link.channels.close()]
 
     def on_damaged_header(self, peer: Peer, error: PeerProtocolError, now_s: float) -> Effects:
         """Take a header with a wrong checksum: the connection is opened again, a few times."""
-        link = self._links.get(peer.main)
+        link = self.links.get(peer.main)
         if link is not None and link.count_damaged_header() > MAX_DAMAGED_HEADERS:
             return self.on_peer_failed(peer, error, now_s)
         return self.on_link_lost(peer, now_s)
@@ -213,7 +216,7 @@ class Sender:
 
         A further connection that cannot be had fails nothing.
         """
-        link = self._links.get(peer.main)
+        link = self.links.get(peer.main)
         if link is None:
             return []
         if peer.channel and not isinstance(error, PeerProtocolError):
@@ -226,9 +229,9 @@ class Sender:
         effects: Effects = []
         span_s, self._ticked_at_s = now_s - self._ticked_at_s, now_s
         if span_s > self._longest_turn_s:
-            for link in self._links.all():
+            for link in self.links.all():
                 link.on_suspended(span_s, now_s)
-        for link in self._links.take_due(now_s):
+        for link in self.links.take_due(now_s):
             effects += self._end_overdue(link, now_s)
             if link.is_silent(now_s):
                 effects += self._on_silence(link, now_s)
@@ -238,16 +241,16 @@ class Sender:
                 effects += self._connect(link)
             elif link.take_ping(now_s):
                 effects.append(link.question())
-            if self._links.get(link.peer) is link:
+            if self.links.get(link.peer) is link:
                 effects += self._further.on_tick(link, now_s)
-                self._links.look_at(link, link.next_deadline_s())
+                self.links.look_at(link, link.next_deadline_s())
         for peer in self._unreachable.take_due(now_s):
-            if self._links.get(peer) is None:
-                effects += self._connect(self._links.open(peer, now_s))
+            if self.links.get(peer) is None:
+                effects += self._connect(self.links.open(peer, now_s))
         return effects
 
     def next_deadline_s(self) -> float | None:
-        times = (self._links.next_deadline_s(), self._unreachable.next_deadline_s())
+        times = (self.links.next_deadline_s(), self._unreachable.next_deadline_s())
         return min((at_s for at_s in times if at_s is not None), default=None)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -297,7 +300,7 @@ class Sender:
         effects += link.channels.open(welcome.num_channels, welcome.group, now_s)
         for transfer in link.all():
             effects += self._begin(link, transfer, now_s)
-        self._links.look_at(link, link.next_deadline_s())  # Pings depend on the lane.
+        self.links.look_at(link, link.next_deadline_s())  # Pings depend on the lane.
         return effects + self._pump.out_of_turn(link)
 
     def _begin(self, link: Link, transfer: Transfer, now_s: float) -> Effects:
@@ -363,7 +366,7 @@ class Sender:
         if not transfer.advance(step):
             return []
         link.remove(transfer.token, now_s)
-        del self._link_of[transfer.token]
+        del self.link_of[transfer.token]
         return [Emit(TransferEnded(transfer.token, error))]
 
     def _on_silence(self, link: Link, now_s: float) -> Effects:
@@ -380,7 +383,7 @@ class Sender:
         late = HandoffFailed(f"{link.peer} did not acknowledge the KV by the deadline")
         effects += self._give_up(link, link.expired(now_s), HandoffStep.EXPIRE, late, now_s)
         waiting = link.waiting_long(now_s)
-        usual_per_s = self._links.rate_beside(link, now_s) if waiting else None
+        usual_per_s = self.links.rate_beside(link, now_s) if waiting else None
         moved = link.slow(waiting, usual_per_s, now_s)
         slow = TransferSlow(f"{link.peer} takes KV much more slowly than other decode nodes")
         return effects + self._give_up(link, moved, HandoffStep.FAIL, slow, now_s)
@@ -400,5 +403,5 @@ class Sender:
         return effects
 
     def _drop(self, link: Link) -> Effects:
-        self._links.drop(link)
+        self.links.drop(link)
         return [Disconnect(link.peer), *link.channels.close()]

@@ -234,7 +234,7 @@ _U32 = uint(32)
 _LEASE: dict[str, Check] = {"lease_token": _U64, "generation": _U64}
 _REASON: dict[str, Check] = {"code": text(64), "message": text(MAX_TEXT_CHARS)}
 
-_SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
+SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
     1: (
         Hello,
         {
@@ -303,13 +303,13 @@ _SCHEMAS: dict[int, tuple[type[Frame], dict[str, Check]]] = {
         {**_LEASE, "layer": uint(16), "ordinals": uints(32, MAX_BLOCKS_PER_FRAME)},
     ),
 }
-_KIND_OF: dict[type[Frame], int] = {cls: kind for kind, (cls, _) in _SCHEMAS.items()}
+_KIND_OF: dict[type[Frame], int] = {cls: kind for kind, (cls, _) in SCHEMAS.items()}
 
 
 def encode(frame: Frame) -> bytes:
     """Return the header of `frame`. Texts longer than a peer accepts are cut."""
     kind = _KIND_OF[type(frame)]
-    body = {name: _to_wire(getattr(frame, name)) for name in _SCHEMAS[kind][1]}
+    body = {name: _to_wire(getattr(frame, name)) for name in SCHEMAS[kind][1]}
     return seal(msgpack.packb({"v": PROTOCOL_VERSION, "k": kind, **body}))
 
 
@@ -330,7 +330,7 @@ def decode(header: bytes | memoryview) -> Frame:
     version, kind = body.get("v"), body.get("k")
     if type(version) is not int or version != PROTOCOL_VERSION:
         raise UnknownVersion(f"KV protocol version is {shown(version)}: wanted {PROTOCOL_VERSION}")
-    schema = _SCHEMAS.get(kind) if type(kind) is int else None
+    schema = SCHEMAS.get(kind) if type(kind) is int else None
     if schema is None:
         raise PeerProtocolError(f"frame kind {shown(kind)} is unknown")
     cls, checks = schema

@@ -140,8 +140,9 @@ class ControlService(pb_grpc.NodeServicer):
             case StartedLocally(num_cached_tokens):
                 local = pb.LocalStart(num_cached_tokens=num_cached_tokens)
                 reply = pb.Reply(call_id=call_id, local=local)
-            case PromptAccepted():
-                reply = pb.Reply(call_id=call_id, accepted=pb.Accepted())
+            case PromptAccepted(pull):
+                accepted = pb.Accepted(pull=None if pull is None else ticket_to_proto(pull))
+                reply = pb.Reply(call_id=call_id, accepted=accepted)
             case CallRefused():
                 reply = pb.Reply(call_id=call_id, refusal=self._refusal(answer))
         self._streams.reply(stream, reply)

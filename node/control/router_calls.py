@@ -16,6 +16,7 @@ from itertools import count
 from common.errors import (
     DeadlineExceeded,
     InternalError,
+    InvalidRequest,
     Overloaded,
     PdserveError,
     PeerProtocolError,
@@ -28,9 +29,9 @@ from common.observing.logs import log_fields
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, Submit
+from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, SendPrefix, Submit
 from protos import pdserve_node_pb2 as pb
-from protos.codec import attempts_from_proto, request_from_proto
+from protos.codec import attempt_from_proto, attempts_from_proto, request_from_proto
 
 log = logging.getLogger("pdserve.node.attempts")
 
@@ -112,11 +113,12 @@ class RouterCalls:
         self._waiting: dict[int, _Waiting] = {}
 
     async def take(self, message: pb.RouterMessage) -> None:
-        """Take the calls and aborts of one message, in its order.
+        """Take the calls, pulls and aborts of one message, in its order.
 
         Raises `PeerProtocolError` for a message that must end the stream.
         """
-        num_calls, num_aborts = len(message.calls), len(message.aborts.request_ids)
+        num_calls = len(message.calls) + len(message.pulls)
+        num_aborts = len(message.aborts.request_ids)
         if num_calls > MAX_CALLS_PER_MESSAGE or num_aborts > MAX_ABORTS_PER_MESSAGE:
             raise PeerProtocolError(
                 f"a message of {num_calls} calls and {num_aborts} aborts: wanted at most "
@@ -124,6 +126,8 @@ class RouterCalls:
             )
         for call in message.calls:
             self._take_call(call)
+        for pull in message.pulls:
+            self._take_pull(pull)
         if message.HasField("aborts"):
             await self._abort(AbortAttempt(self._router, attempts_from_proto(message.aborts)))
 
@@ -146,6 +150,14 @@ class RouterCalls:
                 await asyncio.sleep(FULL_INBOX_PAUSE_S)
             else:
                 return
+
+    def _take_pull(self, pull: pb.Pull) -> None:
+        """Queue a pull; one that cannot be read or taken is dropped: its prompt is computed."""
+        try:
+            attempt = attempt_from_proto(pull.request_id, pull.attempt)
+            self._inbox.put(SendPrefix(self._router, ticket_from_proto(pull.ticket, attempt)))
+        except (InvalidRequest, Overloaded) as error:
+            log.warning("a pull of %s is dropped: %s", self._router, error)
 
     def _take_call(self, call: pb.Call) -> None:
         call_id = call.id
@@ -214,6 +226,7 @@ class RouterCalls:
             reply_to=reply_to,
             received_at_s=self._clock.now_s(),
             ticket=ticket,
+            may_pull=message.may_pull,
         )
 
     def _on_answer(self, call_id: int, answer: Answer) -> None:

@@ -12,12 +12,9 @@ starts as soon as it has landed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from common.errors import HandoffFailed, InternalError, Overloaded
-from common.ids import Incarnation
 from common.kv.blocks import blocks_for
 from common.request import OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
@@ -25,10 +22,19 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_in_flight import PlannedStep
-from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released, Ticket
+from kv_transfer.contract import (
+    Commit,
+    KVEvent,
+    Landed,
+    LandingFailed,
+    Released,
+    Ticket,
+    TransferEnded,
+)
 from node.flow.attempt_outputs import emit_tokens, new_counts
 from node.flow.attempt_table import NodeAttempt
 from node.flow.flow_limits import FlowLimits
+from node.flow.landing_place import LandingPlace, NewLeaseToken, Tickets
 from node.flow.messages import (
     AnswerCall,
     CloseLanding,
@@ -36,27 +42,12 @@ from node.flow.messages import (
     OpenLanding,
     Reserved,
     SendOutput,
+    SendPrefix,
     StartedLocally,
     Submit,
 )
 from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
-
-NewLeaseToken = Callable[[], int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandingPlace:
-    """What a decode node writes into its tickets: where KV lands, and in which layout.
-
-    A tensor-parallel node would attach here: one endpoint and one fingerprint for each rank, in the
-    place and in `Ticket`, with the same target blocks on every rank.
-    """
-
-    node: Incarnation
-    kv_endpoint: str
-    fingerprint: str
-    kv_description: str
-    lease_s: float
+from node.flow.prefix_pulls import PrefixSends
 
 
 class DecodeFlow(NodeFlow):
@@ -81,9 +72,8 @@ class DecodeFlow(NodeFlow):
     ) -> None:
         super().__init__(scheduler, limits)
         self._local_prefill_threshold = local_prefill_threshold
-        self._place = place
-        self._new_lease_token = new_lease_token
-        self._generation = 0
+        self._new_tickets = Tickets(place, new_lease_token)
+        self._sends = PrefixSends(scheduler, self._copies if needs_staging else None)
         self._needs_staging = needs_staging
         self._staging: set[int] = set()
         """Lease tokens of landings whose KV is being copied."""
@@ -150,6 +140,8 @@ class DecodeFlow(NodeFlow):
                 return self._on_landed(attempt, event)
             case LandingFailed(_, error) if attempt is not None:
                 return self._fail(attempt, error)
+            case TransferEnded(lease_token) if lease_token in self._sends:
+                self._sends.on_ended(lease_token)
             case Landed(lease_token) | Released(lease_token):
                 # `Landed` too: the landing was complete before it was revoked.
                 effects: list[Effect] = []
@@ -158,6 +150,22 @@ class DecodeFlow(NodeFlow):
                 self._end_quarantine(lease_token)
                 return effects
         return []
+
+    def _send_prefix(self, message: SendPrefix) -> list[Effect]:
+        """Send cached blocks of an attempt to its prefill node, which then need not compute them.
+
+        A ticket that does not fit is ignored: the prefill node computes when nothing comes.
+        """
+        ticket = message.ticket
+        attempt = self.attempts.get(ticket.attempt)
+        if attempt is None or attempt.router != message.router:
+            return []
+        if ticket.fingerprint != self._new_tickets.place.fingerprint:
+            return []
+        if attempt.was_pulled:
+            return []  # it was asked for before, and that landing may be over
+        attempt.was_pulled = True
+        return self._sends.begin(ticket, attempt.sequence)
 
     def _end_quarantine(self, lease_token: int) -> None:
         """Free the blocks of this landing, which nobody can write any more."""
@@ -255,18 +263,11 @@ class DecodeFlow(NodeFlow):
 
     def _ticket(self, attempt: NodeAttempt, now_s: float) -> Ticket:
         sequence = attempt.sequence
-        self._generation += 1
-        return Ticket(
-            attempt=attempt.id,
-            decode_node=self._place.node,
-            kv_endpoint=self._place.kv_endpoint,
-            lease_token=self._new_lease_token(),
-            generation=self._generation,
-            target_block_ids=self._target_blocks(sequence),
-            num_cached_tokens=sequence.num_cached_tokens,
-            fingerprint=self._place.fingerprint,
-            kv_description=self._place.kv_description,
-            lease_s=min(self._place.lease_s, attempt.deadline_at_s - now_s),
+        return self._new_tickets.new(
+            attempt.id,
+            self._target_blocks(sequence),
+            sequence.num_cached_tokens,
+            attempt.deadline_at_s - now_s,
         )
 
     def _target_blocks(self, sequence: Sequence) -> tuple[int, ...]:

@@ -30,6 +30,8 @@ class Submit:
     reply_to: int
     received_at_s: float
     ticket: Ticket | None = None
+    may_pull: bool = False
+    """The decode node sends what it has cached of the prompt if it is asked to."""
     must_prefill_locally: bool = False
     may_wait: bool = False
     is_compiling: bool = False
@@ -54,6 +56,14 @@ class AbortAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class SendPrefix:
+    """A prefill node wants what this node has cached of an attempt's prompt, into `ticket`."""
+
+    router: Incarnation
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
 class RouterGone:
     """The token stream of a router ended: nobody reads the outputs of its attempts."""
 
@@ -75,7 +85,9 @@ class CopyEnded:
     error: Exception | None = None
 
 
-Message = Submit | Compiled | AbortAttempt | RouterGone | Drain | CopyEnded | ConnectorEvent
+Message = (
+    Submit | Compiled | AbortAttempt | SendPrefix | RouterGone | Drain | CopyEnded | ConnectorEvent
+)
 
 # --- answers ----------------------------------------------------------------------------------
 
@@ -96,7 +108,9 @@ class StartedLocally:
 
 @dataclass(frozen=True, slots=True)
 class PromptAccepted:
-    """A prefill node accepted the prompt."""
+    """A prefill node accepted the prompt; `pull` is for the attempt's decode node."""
+
+    pull: Ticket | None = None
 
 
 @dataclass(frozen=True, slots=True)

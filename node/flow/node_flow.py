@@ -49,6 +49,7 @@ from node.flow.messages import (
     Message,
     NodeStatistics,
     RouterGone,
+    SendPrefix,
     Submit,
 )
 from node.flow.shedding import Shedding
@@ -99,6 +100,8 @@ class NodeFlow(ABC):
                 ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
+            case SendPrefix():
+                return self._send_prefix(message)
             case CopyEnded():
                 return self._copies.end(message)
             case ConnectorFailed(error):
@@ -135,8 +138,10 @@ class NodeFlow(ABC):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no attempt, no block in quarantine and no copy."""
-        return not (len(self.attempts) or self.scheduler.quarantined or self._copies)
+        """Whether there is no attempt, no block in quarantine, no copy and no prefix on its way."""
+        scheduler = self.scheduler
+        is_held = scheduler.quarantined or scheduler.prefix_transfers or self._copies
+        return not (len(self.attempts) or is_held)
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
         """Plan a step; answer reservations that got blocks, fail sequences that can never run."""
@@ -236,6 +241,10 @@ class NodeFlow(ABC):
         """Return why a sequence may not wait for a seat; only a decode node has such ones."""
         return None
 
+    def _send_prefix(self, message: SendPrefix) -> list[Effect]:
+        """Send what is cached of a prompt to its prefill node; only a decode node does."""
+        return []
+
     # --- inside -------------------------------------------------------------------------------
 
     def _begin_swap(self, swap: SwapCopy | PrefixCopy) -> Effect:
@@ -312,6 +321,11 @@ class NodeFlow(ABC):
         if message.is_compiling:
             self._compiling[attempt.id] = message
         else:
+            self._add_if_ready(attempt)
+
+    def _add_if_ready(self, attempt: NodeAttempt) -> None:
+        """Pass a sequence to the scheduler, unless it waits for a grammar or for a pull."""
+        if attempt.pull_token is None and attempt.id not in self._compiling:
             self.scheduler.add(attempt.sequence)
 
     def _on_compiled(self, message: Compiled) -> list[Effect]:
@@ -324,15 +338,19 @@ class NodeFlow(ABC):
         if error is not None:
             return self._fail(attempt, error)
         del self._compiling[attempt.id]
-        self.scheduler.add(attempt.sequence)
+        self._add_if_ready(attempt)
         return []
 
     def _finish(self, attempt: NodeAttempt, *, keep_blocks: bool = False) -> None:
         """End an attempt's sequence, whether the scheduler knows it yet or not."""
-        if self._compiling.pop(attempt.id, None) is None:
-            self.scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)
-        else:
+        is_held = (
+            self._compiling.pop(attempt.id, None) is not None or attempt.pull_token is not None
+        )
+        attempt.pull_token = None
+        if is_held:
             attempt.sequence.move_to(SequenceStatus.FINISHED)
+        else:
+            self.scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)
 
     def _on_abort(self, message: AbortAttempt) -> list[Effect]:
         effects: list[Effect] = []

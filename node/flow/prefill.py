@@ -9,6 +9,9 @@ prompt, and the next token is drawn in place of token 0.
                    └► aborted, expired, failed: the transfer is          transfer is aborted
                       aborted, and its end frees the blocks
 
+What the decode node has cached of the prompt, and this node has not, can be pulled from there while
+the prompt waits; see `prefix_pulls`.
+
 The blocks that a step completes are known before it runs, so they are sent layer by layer while it
 runs. Blocks that were pushed are not changed or freed until the connector reports the end of the
 transfer: a prompt is never preempted, and a step that fails ends its transfers.
@@ -35,17 +38,21 @@ from kv_transfer.contract import Commit, KVEvent, Ticket, TransferEnded
 from node.flow.attempt_outputs import emit_tokens
 from node.flow.attempt_table import HANDED_OFF, NodeAttempt
 from node.flow.flow_limits import FlowLimits
+from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AbortTransfer,
     AnswerCall,
+    CloseLanding,
     CommitTransfer,
     Effect,
+    OpenLanding,
     OpenTransfer,
     PromptAccepted,
     PushBlocks,
     Submit,
 )
 from node.flow.node_flow import NodeFlow
+from node.flow.prefix_pulls import PrefixPulls, PullCost
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""
@@ -61,7 +68,7 @@ class _Staging:
 
 
 class PrefillFlow(NodeFlow):
-    """Decisions of a prefill node."""
+    """Decisions of a prefill node. With `pulling` it may pull what decode nodes have cached."""
 
     def __init__(
         self,
@@ -71,8 +78,13 @@ class PrefillFlow(NodeFlow):
         fingerprint: str,
         kv_description: str,
         needs_staging: bool,
+        pulling: tuple[Tickets, PullCost] | None = None,
     ) -> None:
         super().__init__(scheduler, limits)
+        self._pulls: PrefixPulls | None = None
+        if pulling is not None:
+            copies = self._copies if needs_staging else None
+            self._pulls = PrefixPulls(scheduler, *pulling, copies=copies, resume=self._add_if_ready)
         self._needs_staging = needs_staging
         self._staging: dict[int, _Staging] = {}
         """Copies out, by lease token, of blocks that are to be pushed."""
@@ -92,11 +104,15 @@ class PrefillFlow(NodeFlow):
             sequence,
             now_s + request.deadline_s,
             message.received_at_s,
-            answer=PromptAccepted(),
         )
         self.attempts.add(attempt)
+        pull = None
+        if self._pulls is not None and ticket is not None and message.may_pull:
+            pull = self._pulls.begin(attempt, ticket, now_s)
+        attempt.answer = PromptAccepted(pull)
         self._queue(attempt, message)
-        effects: list[Effect] = [AnswerCall(message.reply_to, PromptAccepted())]
+        effects: list[Effect] = [] if pull is None else [OpenLanding(pull)]
+        effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
             self.attempts.set_lease(attempt, ticket.lease_token)
             self._tickets[ticket.lease_token] = ticket
@@ -222,6 +238,8 @@ class PrefillFlow(NodeFlow):
         return [*effects, CommitTransfer(attempt.lease_token, commit)]
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
+        if self._pulls is not None and event.lease_token in self._pulls:
+            return self._pulls.on_event(event, now_s)
         attempt = self.attempts.of_lease(event.lease_token)
         if attempt is None or not isinstance(event, TransferEnded):
             return []
@@ -257,9 +275,12 @@ class PrefillFlow(NodeFlow):
             self.attempts.remove(attempt)
             return []
         attempt.is_over = True
+        effects: list[Effect] = [AbortTransfer(attempt.lease_token)]
+        if attempt.pull_token is not None:
+            effects.append(CloseLanding(attempt.pull_token))
         if attempt.sequence.status is not SequenceStatus.EXPORTING:
             self._finish(attempt, keep_blocks=True)
-        return [AbortTransfer(attempt.lease_token)]
+        return effects
 
     def _end_sequence(self, attempt: NodeAttempt) -> None:
         if attempt.sequence.status is SequenceStatus.EXPORTING:

@@ -6,10 +6,13 @@ from common.ids import Incarnation, new_lease_token
 from common.nodes import Role
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
-from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.decode import DecodeFlow
+from node.flow.landing_place import Tickets
 from node.flow.prefill import PrefillFlow
+from node.flow.prefix_pulls import PullCost
+from node.flow.step_progress import expected_step_s
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
-from node.life.self_description import flow_limits, kv_description
+from node.life.self_description import can_pull, flow_limits, kv_description, landing_place
 
 
 def flow_maker(config: Config) -> MakeFlow:
@@ -25,15 +28,26 @@ def _prefill_flow_maker(config: Config) -> MakeFlow:
         incarnation: Incarnation,
         connector: NodeConnector,
     ) -> PrefillFlow:
+        pulling = None
+        if can_pull(config):
+            tickets = Tickets(landing_place(config, model, incarnation, connector), new_lease_token)
+            pulling = tickets, _pull_cost(model)
         return PrefillFlow(
             scheduler,
             flow_limits(config, model),
             fingerprint=model.layout.fingerprint,
             kv_description=kv_description(config, model),
             needs_staging=model.stages_landings,
+            pulling=pulling,
         )
 
     return make
+
+
+def _pull_cost(model: LoadedModel) -> PullCost:
+    layout, costs = model.layout, model.step_costs
+    token_bytes = layout.block_bytes / layout.block_size
+    return PullCost(token_bytes, lambda num_tokens: expected_step_s(costs, num_tokens))
 
 
 def _decode_flow_maker(config: Config) -> MakeFlow:
@@ -51,13 +65,7 @@ def _decode_flow_maker(config: Config) -> MakeFlow:
             scheduler,
             flow_limits(config, model),
             local_prefill_threshold=threshold,
-            place=LandingPlace(
-                node=incarnation,
-                kv_endpoint=connector.endpoint,
-                fingerprint=model.layout.fingerprint,
-                kv_description=kv_description(config, model),
-                lease_s=config.handoff.lease_s,
-            ),
+            place=landing_place(config, model, incarnation, connector),
             new_lease_token=new_lease_token,
             needs_staging=model.stages_landings,
         )

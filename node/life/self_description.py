@@ -10,13 +10,14 @@ from common.addresses import host_port
 from common.ids import Incarnation
 from common.kv.token_budget import num_speculative_tokens
 from common.model_names import model_names
-from common.nodes import NodeRecord
+from common.nodes import NodeRecord, Role
 from common.settings.config import Config, ServerConfig
 from common.version import PROTOCOL_VERSION, VERSION
 from kv_transfer.shared.limits import PROTOCOL_VERSION as KV_PROTOCOL_VERSION
 from node.flow.flow_limits import FlowLimits
+from node.flow.landing_place import LandingPlace
 from node.life.make_scheduler import speculation_of
-from node.life.node_parts import LoadedModel
+from node.life.node_parts import LoadedModel, NodeConnector
 
 log = logging.getLogger("pdserve.node")
 
@@ -46,9 +47,18 @@ def node_record(
         has_grammars=model.has_grammars,
         has_token_rules=True,
         has_prompt_logprobs=True,
+        sends_prefixes=config.role is Role.DECODE and can_pull(config),
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,
     )
+
+
+def can_pull(config: Config) -> bool:
+    """Return whether cached KV can go from a decode to a prefill node of this configuration.
+
+    Shared memory and the lane between cards carry it the other way only.
+    """
+    return config.handoff.kv_transport not in ("shm", "ipc")
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:
@@ -59,6 +69,19 @@ def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:
         max_queued_requests=config.handoff.max_queued_requests,
         sheds=config.scheduling.shed,
         has_grammars=model.has_grammars,
+    )
+
+
+def landing_place(
+    config: Config, model: LoadedModel, incarnation: Incarnation, connector: NodeConnector
+) -> LandingPlace:
+    """Return where KV of other nodes lands on this one."""
+    return LandingPlace(
+        node=incarnation,
+        kv_endpoint=connector.endpoint,
+        fingerprint=model.layout.fingerprint,
+        kv_description=kv_description(config, model),
+        lease_s=config.handoff.lease_s,
     )
 
 

@@ -217,6 +217,18 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "Tokens computed again after a preemption",
         counted.num_recomputed_tokens,
     )
+    yield counters(
+        "prefix_pulls",
+        "Prefixes that a decode node had cached: pulled (landed), failed, or computed because that "
+        "was expected to be quicker (declined) or there was no room",
+        "outcome",
+        counted.pulls,
+    )
+    yield counter(
+        "prefix_pulled_tokens",
+        "Prompt tokens whose KV was pulled from a decode node",
+        counted.num_pulled_tokens,
+    )
     yield counter("swapped_out_blocks", "Blocks copied to host memory", counted.num_swapped_out)
     yield gauge(
         "swapped_blocks",

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from common.errors import ConfigError
 
-_LOWEST_PORT = 10_240
-_NUM_PORTS = 32_768 - _LOWEST_PORT
+LOWEST_PORT = 10_240
+_NUM_PORTS = 32_768 - LOWEST_PORT
 _MOST_TRIES = 1000
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -43,7 +43,7 @@ def free_loopback_port() -> int:
     Raises `ConfigError` when no port is found.
     """
     for _ in range(_MOST_TRIES):
-        port = _LOWEST_PORT + secrets.randbelow(_NUM_PORTS)
+        port = LOWEST_PORT + secrets.randbelow(_NUM_PORTS)
         if _is_untouched(port):
             with suppress(OSError), _listening("127.0.0.1", port) as listener:
                 with socket.create_connection(("127.0.0.1", port), timeout=_CONNECT_TIMEOUT_S):

@@ -56,7 +56,7 @@ from pdserve.local_cluster.signals import Signals, StopRequested
 
 DEFAULT_PORT = 8000
 _START_TIMEOUT_S = 600.0
-_STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
 """Longer than a router takes to end: the grace of its requests, then the aborts to the nodes."""
 _PROBE_INTERVAL_S = 0.1
 _RETURN_PROBE_INTERVAL_S = 0.5
@@ -263,7 +263,7 @@ class LocalCluster:
                 self._signals,
                 self._clock,
                 num_patient_stops=num_stops,
-                timeout_s=_STOP_TIMEOUT_S,
+                timeout_s=STOP_TIMEOUT_S,
                 number=number,
             ):
                 _say_of(name, "did not stop and was killed")

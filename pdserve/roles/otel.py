@@ -81,7 +81,7 @@ class OtelTracing:
     ) -> Span:
         """Start a span, see `observing.tracing.Tracing`; an invalid `parent` starts a new trace."""
         # One offset for all spans of a request here, so that they fit each other exactly.
-        offset_ns = _wall_offset_ns(self._clock)
+        offset_ns = wall_offset_ns(self._clock)
         context = (
             _context_of(parent)
             if is_traceparent(parent)
@@ -145,7 +145,7 @@ class OtelSpan:
         return self._offset_ns + round(at_s * 1e9)
 
 
-def _wall_offset_ns(clock: Clock) -> int:
+def wall_offset_ns(clock: Clock) -> int:
     """Return the wall clock minus `clock`, in nanoseconds.
 
     The thread may be descheduled between two readings, so the closest of a few pairs counts.

@@ -90,7 +90,11 @@ class Attempt:
         is_counted = prefill == self.planned_prefill
         effects = [] if is_counted else self.drop_plan()
         self.prefill, self.planned_prefill = prefill, None
-        return [*effects, SendPrefill(prefill, request, self.ticket, is_counted), self.place()]
+        return [
+            *effects,
+            SendPrefill(prefill, request, self.ticket, is_counted, self.decode),
+            self.place(),
+        ]
 
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""

@@ -53,7 +53,7 @@ class SendReserve:
 class SendPrefill:
     """Ask a prefill node; answer with `on_prefill_reply` or `on_call_failed`.
 
-    `ticket` is the decode node's, passed on unread; None when nothing is handed off. With
+    `ticket` is that of `decode`, passed on unread; None when nothing is handed off. With
     `is_counted` the leg counts since `SendReserve`.
     """
 
@@ -61,6 +61,16 @@ class SendPrefill:
     request: GenerationRequest
     ticket: object | None
     is_counted: bool
+    decode: Incarnation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendPull:
+    """Pass a prefill node's ticket on to the attempt's decode node, unread. There is no answer."""
+
+    node: Incarnation
+    attempt: AttemptId
+    ticket: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,7 @@ Effect = (
     | Wait
     | SendReserve
     | SendPrefill
+    | SendPull
     | SendAbort
     | LegClosed
     | Accepted

@@ -15,7 +15,7 @@
                 reply: refusal                  CHOOSING    Choose, this node excluded
                 all refused for want of room    CHOOSING    Choose, to wait in a node's queue
                 its output comes first          RUNNING     as in RUNNING
-    PREFILLING  reply: acceptance               PREFILLING  Accepted
+    PREFILLING  reply: acceptance               PREFILLING  Accepted, SendPull if it is wanted
                 reply: refusal                  CHOOSING    Choose, this node excluded
                 token 0                         PREFILLING  TokenChunk
                 token 0 ends the answer         DONE        TokenChunk, abort decode, Finish
@@ -71,7 +71,7 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, RequestOutput
 from router.core.attempt import Attempt, State
-from router.core.effects import Effect, Finish
+from router.core.effects import Effect, Finish, SendPull
 from router.core.flow_actions import FlowActions
 from router.core.generation import TokenChunk
 
@@ -84,6 +84,13 @@ class DecodeGrant:
 
     ticket: object | None
     num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillGrant:
+    """A prefill node's acceptance. `pull` is its ticket for the decode node, if it wants KV."""
+
+    pull: object | None = None
 
 
 class RequestFlow(FlowActions):
@@ -232,16 +239,20 @@ class RequestFlow(FlowActions):
         return self._take_effects()
 
     def on_prefill_reply(
-        self, node: Incarnation, attempt_id: AttemptId, refusal: PdserveError | None
+        self, node: Incarnation, attempt_id: AttemptId, reply: PrefillGrant | PdserveError
     ) -> list[Effect]:
-        """Take a prefill node's acceptance (None) or refusal."""
+        """Take a prefill node's acceptance or refusal."""
         attempt = self._attempts.find(attempt_id)
         if attempt is None or node != attempt.prefill:
-            return self._attempts.answer_late_grant(node, attempt_id, refusal is None)
-        if refusal is None:
+            return self._attempts.answer_late_grant(
+                node, attempt_id, isinstance(reply, PrefillGrant)
+            )
+        if isinstance(reply, PrefillGrant):
             self._accept()
+            if reply.pull is not None and attempt.decode is not None:
+                self._out.append(SendPull(attempt.decode, attempt_id, reply.pull))
         elif attempt.state is State.PREFILLING:
-            self._on_refusal(attempt, node, refusal)
+            self._on_refusal(attempt, node, reply)
         return self._take_effects()
 
     def on_call_failed(

@@ -31,6 +31,7 @@ from router.core.effects import (
     PlaceRecord,
     SendAbort,
     SendPrefill,
+    SendPull,
     SendReserve,
     Unplace,
     Wait,
@@ -284,6 +285,10 @@ class Dispatcher:
                     self._reserve(choice, effect)
                 case SendPrefill():
                     self._prefill(choice, effect)
+                case SendPull():
+                    client = self.pool.client(effect.node)
+                    if client is not None:
+                        client.pull_nowait(effect.attempt, cast("pb.Ticket", effect.ticket))
                 case SendAbort():
                     client = self.pool.client(effect.node)
                     if client is not None:
@@ -346,7 +351,13 @@ class Dispatcher:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
         ticket = cast("pb.Ticket | None", effect.ticket)
-        client.prefill_nowait(choice.trace.asks(effect.request), call, ticket)
+        source = None if effect.decode is None else self.pool.client(effect.decode)
+        client.prefill_nowait(
+            choice.trace.asks(effect.request),
+            call,
+            ticket,
+            may_pull=source is not None and source.sends_prefixes,
+        )
 
     def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:
         """Return the chunk; with token 0 also where its time went."""

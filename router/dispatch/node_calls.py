@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
-from router.core.request_flow import DecodeGrant, RequestFlow
+from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,6 @@ class PrefillCall(NodeCall):
 
     __slots__ = ()
 
-    def on_reply(self, refusal: PdserveError | None) -> None:
-        """Feed the acceptance (None) or the refusal."""
-        self.feed(self.flow.on_prefill_reply, self.node, self.attempt, refusal)
+    def on_reply(self, reply: PrefillGrant | PdserveError) -> None:
+        """Feed the acceptance or the refusal."""
+        self.feed(self.flow.on_prefill_reply, self.node, self.attempt, reply)

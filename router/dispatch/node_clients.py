@@ -40,7 +40,7 @@ from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
 from router.core.membership import ENDED_BY_NODE
-from router.core.request_flow import DecodeGrant
+from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.echoes import UNREACHED_S, Echoes
 from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
 from router.dispatch.node_listener import NodeListener
@@ -102,6 +102,7 @@ class NodeClient:
         keys: Keys | None = None,
     ) -> None:
         self._node = record.incarnation
+        self.sends_prefixes = record.sends_prefixes
         self._listener = listener
         self._address = record.control_address
         can_ping = record.protocol >= PINGED_SINCE_PROTOCOL
@@ -199,17 +200,27 @@ class NodeClient:
     def prefill_nowait(
         self,
         request: GenerationRequest,
-        caller: Caller[PdserveError | None],
+        caller: Caller[PrefillGrant | PdserveError],
         ticket: pb.Ticket | None,
+        *,
+        may_pull: bool = False,
     ) -> None:
-        """Ask a prefill node to take a prompt; the reply None means that it took it."""
+        """Ask a prefill node to take a prompt; `may_pull`: from the decode node of the ticket."""
 
         def call() -> pb.Call:
             return pb.Call(
-                prefill=pb.PrefillRequest(request=request_to_proto(request), ticket=ticket)
+                prefill=pb.PrefillRequest(
+                    request=request_to_proto(request), ticket=ticket, may_pull=may_pull
+                )
             )
 
         self._ask(call, request, caller, read_acceptance)
+
+    def pull_nowait(self, attempt: AttemptId, ticket: pb.Ticket) -> None:
+        """Queue a prefill node's ticket for cached KV of an attempt's prompt."""
+        if self._is_heard:
+            pull = pb.Pull(request_id=attempt.choice_id, attempt=attempt.attempt, ticket=ticket)
+            self._unsent.add_pull(pull)
 
     def abort_nowait(self, attempt: AttemptId) -> None:
         """Queue an abort. Without a stream none is needed: the node aborts by itself what was asked

@@ -20,7 +20,7 @@ _NEVER_MS = 2**31 - 1
 PINGED_SINCE_PROTOCOL = 3
 """Nodes of an earlier protocol version close a connection with a ping twice a second."""
 
-_PING_OPTIONS = (
+PING_OPTIONS = (
     ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
     # The time-out of a ping has an option of its own, one minute unless set.
@@ -38,7 +38,7 @@ class Pings:
     def __init__(self, address: str, options: Options, keys: Keys | None) -> None:
         """Connect with these options, which must let no two channels share a connection."""
         self._address = address
-        self._options = (*options, *_PING_OPTIONS)
+        self._options = (*options, *PING_OPTIONS)
         self._keys = keys
         self._open_channel()
 

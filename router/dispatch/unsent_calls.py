@@ -1,4 +1,4 @@
-"""Calls, aborts and an echo number that wait to be sent to one node, and their messages."""
+"""Calls, pulls, aborts and an echo number that wait to be sent to one node, and their messages."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class UnsentCalls:
     def __init__(self, node: Incarnation) -> None:
         self._node = node
         self._calls: list[pb.Call] = []
+        self._pulls: list[pb.Pull] = []
         self._aborts: dict[AttemptId, None] = {}
         self._echo = 0
         self._has_news = asyncio.Event()
@@ -34,12 +35,18 @@ class UnsentCalls:
 
     def __bool__(self) -> bool:
         """Return whether a message is due."""
-        return bool(self._calls or self._aborts or self._echo)
+        return bool(self._calls or self._pulls or self._aborts or self._echo)
 
     def add_call(self, call: pb.Call) -> None:
         """Queue a call."""
         self._calls.append(call)
         self._on_added()
+
+    def add_pull(self, pull: pb.Pull) -> None:
+        """Queue a pull; it is dropped where too many wait, and its prompt is then computed."""
+        if len(self._pulls) < CALLS_PER_MESSAGE:
+            self._pulls.append(pull)
+            self._on_added()
 
     def add_abort(self, attempt: AttemptId) -> None:
         """Queue an abort; it is dropped, with a warning, where too many wait."""
@@ -63,6 +70,7 @@ class UnsentCalls:
         """Drop everything."""
         self._echo = 0
         self._calls.clear()
+        self._pulls.clear()
         self._aborts.clear()
         self._all_sent.set()
 
@@ -92,6 +100,9 @@ class UnsentCalls:
                 break
             num_calls += 1
         message = pb.RouterMessage(calls=self._calls[:num_calls], echo=self._echo)
+        if self._pulls:
+            message.pulls.extend(self._pulls)
+            self._pulls.clear()
         del self._calls[:num_calls]
         self._echo = 0
         if self._aborts and not self._calls:  # after all calls: an abort may end one of them

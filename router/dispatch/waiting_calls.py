@@ -12,7 +12,7 @@ from common.errors import DeadlineExceeded, NodeLost, PdserveError, PeerProtocol
 from common.ids import Incarnation
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_error
-from router.core.request_flow import DecodeGrant
+from router.core.request_flow import DecodeGrant, PrefillGrant
 
 Reply_contra = TypeVar("Reply_contra", contravariant=True)
 
@@ -96,14 +96,12 @@ def read_reservation(node: Incarnation, reply: pb.Reply) -> DecodeGrant | Pdserv
             raise PeerProtocolError(f"{node} answered a reservation with {other or 'nothing'}")
 
 
-def read_acceptance(node: Incarnation, reply: pb.Reply) -> PdserveError | None:
-    """Decode the reply to a prompt: None where it is taken.
-
-    Raises `PeerProtocolError` for any other message.
-    """
+def read_acceptance(node: Incarnation, reply: pb.Reply) -> PrefillGrant | PdserveError:
+    """Decode the reply to a prompt. Raises `PeerProtocolError` for any other message."""
     match reply.WhichOneof("outcome"):
         case "accepted":
-            return None
+            accepted = reply.accepted
+            return PrefillGrant(accepted.pull if accepted.HasField("pull") else None)
         case "refusal":
             return refusal_to_error(reply.refusal)
         case other:

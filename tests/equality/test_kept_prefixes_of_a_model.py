@@ -61,6 +61,7 @@ def node_on(runner: ModelRunner, num_blocks: int, method: str = "none", **given:
     )
 
 
+@pytest.mark.covers("F124")
 @pytest.mark.parametrize("method", ["none", "mtp"])
 @pytest.mark.parametrize("is_mirrored", [False, True], ids=["in the step", "beside the steps"])
 def test_answers_are_those_of_prompts_that_were_computed(

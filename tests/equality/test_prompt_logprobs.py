@@ -97,11 +97,11 @@ def log_softmax(runner: ModelRunner, token_ids: tuple[int, ...]) -> np.ndarray:
     """A forward pass over all tokens at once; every row's logits, in float64."""
     table = range(-(-len(token_ids) // runner.layout.block_size))
     batch = batch_of([ScheduledSequence(0, list(token_ids), 0, table, None)])
-    hidden = runner._decoder.begin(flatten(batch, runner._limits))
-    for index in range(runner._decoder.num_layers):
-        runner._decoder.run_layer(index, hidden)
+    hidden = runner.decoder.begin(flatten(batch, runner._limits))
+    for index in range(runner.decoder.num_layers):
+        runner.decoder.run_layer(index, hidden)
     rows = [
-        runner._decoder.logits(hidden, np.array([row])).astype(np.float64)[0]
+        runner.decoder.logits(hidden, np.array([row])).astype(np.float64)[0]
         for row in range(len(token_ids))
     ]
     logits = np.stack(rows)

@@ -56,8 +56,8 @@ def put_interpreter_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         device: Any = InterpretedDevice()
         return InterpretedCard(device, 1, {})
 
-    backs = dict(choose._BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}
-    monkeypatch.setattr(choose, "_BACK_ENDS", backs)
+    backs = dict(choose.BACK_ENDS) | {"triton": lambda engine: GpuBackEnd(0, open_card)}
+    monkeypatch.setattr(choose, "BACK_ENDS", backs)
 
 
 def on_card(

@@ -124,7 +124,7 @@ def test_tokens_are_the_same_whether_it_goes_on_or_not(folder: Path) -> None:
 def watch(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the copies, graphs and waits of a runner's steps."""
     calls: list[str] = []
-    steps: Any = runner._decoder.steps  # type: ignore[attr-defined]
+    steps: Any = runner.decoder.steps  # type: ignore[attr-defined]
     device: InterpretedDevice = steps._device
 
     def recorded(owner: Any, name: str, shown: str) -> None:
@@ -182,7 +182,7 @@ def test_rows_that_are_not_finite_end_as_in_any_other_step(folder: Path) -> None
     node.add(5, 20, 1, **GREEDY)
     for _ in range(3):
         node.step()
-    decoder: Any = node.runner._decoder
+    decoder: Any = node.runner.decoder
     not_a_number = np.full(decoder.spec.hidden_size, 0x7FC0, np.uint16)
     decoder._device.upload_array(decoder.launches.weights.final_norm, not_a_number)
     node.step()  # its tokens were drawn before
@@ -197,7 +197,7 @@ def test_a_card_that_is_lost_in_a_step_that_was_begun(
     node.add(5, 20, 1, **GREEDY)
     for _ in range(3):
         node.step()
-    steps: Any = node.runner._decoder.steps  # type: ignore[attr-defined]
+    steps: Any = node.runner.decoder.steps  # type: ignore[attr-defined]
 
     def lost() -> None:
         raise GpuError("cuEventSynchronize: an illegal memory access was encountered (700)")

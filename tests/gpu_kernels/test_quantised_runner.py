@@ -59,7 +59,7 @@ PROMPT = prompt_of(20)
 
 
 def weights_on(runner: ModelRunner) -> DecoderWeights:
-    decoder: Any = runner._decoder
+    decoder: Any = runner.decoder
     found: DecoderWeights = decoder.launches.weights
     return found
 
@@ -262,7 +262,7 @@ def test_kernels_of_all_layers_are_compiled_before_they_are_needed(
     runner = on_card(folder, "q4_0")
     assert [layer.down.form for layer in weights_on(runner).layers] == [Form.Q4_0, Form.BF16]
     computed(runner, PROMPT[:6], [4, 5])
-    decoder: Any = runner._decoder
+    decoder: Any = runner.decoder
     card: InterpretedCard = decoder.launches._make_kernel.__self__
     assert len(card.compiled) > 20
     assert card.late == ()

@@ -120,7 +120,7 @@ def test_only_rows_under_rules_are_read(
 ) -> None:
     """Four bytes of each other row leave the card; rows that lie together are one copy."""
     reads: list[int] = []
-    decoder: Any = filled._decoder
+    decoder: Any = filled.decoder
     device: Any = decoder._device
     copy, logits = device.copy, decoder.memory["logits"]
 
@@ -157,7 +157,7 @@ def test_a_row_without_an_allowed_token_is_told(filled: ModelRunner) -> None:
 
 
 def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:
-    decoder: Any = filled._decoder
+    decoder: Any = filled.decoder
     not_a_number = np.full(decoder.spec.hidden_size, 0x7FC0, np.uint16)
     decoder._device.upload_array(decoder.launches.weights.final_norm, not_a_number)
     with pytest.raises(SequencesFailed, match="not finite") as caught:

@@ -117,8 +117,8 @@ async def test_a_process_whose_python_is_busy_answers_and_a_frozen_one_does_not(
     timeouts = dict.fromkeys(
         ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"), TIMEOUT_MS
     )
-    patient = {**dict(router_pings._PING_OPTIONS), **timeouts}
-    monkeypatch.setattr(router_pings, "_PING_OPTIONS", tuple(patient.items()))
+    patient = {**dict(router_pings.PING_OPTIONS), **timeouts}
+    monkeypatch.setattr(router_pings, "PING_OPTIONS", tuple(patient.items()))
     keys = router_keys(folder) if folder else None
     async with child(folder) as (process, address), pinged(address, keys) as pings:
         await wait_answered(pings)

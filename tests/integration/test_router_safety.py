@@ -16,7 +16,7 @@ from common.errors import InternalError
 from common.ids import Incarnation
 from common.nodes import Role
 from common.request import SamplingParams
-from pdserve.local_cluster.local_cluster import _STOP_TIMEOUT_S
+from pdserve.local_cluster.local_cluster import STOP_TIMEOUT_S
 from placement.store import LiveNode
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import CLOSE_TIMEOUT_S, Dispatcher
@@ -204,4 +204,4 @@ async def test_a_stream_that_is_open_at_the_end_is_closed_within_the_grace() -> 
 
 
 def test_a_router_has_the_time_to_tell_its_nodes_before_it_is_killed() -> None:
-    assert GRACE_S + CLOSE_TIMEOUT_S + 2.0 <= _STOP_TIMEOUT_S
+    assert GRACE_S + CLOSE_TIMEOUT_S + 2.0 <= STOP_TIMEOUT_S

@@ -150,6 +150,32 @@ def test_a_handoff_gives_the_same_answers(
         same(api.complete_all(requests), wanted)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_turns_whose_history_is_pulled_answer_the_same(
+    clusters: dict[str, Cluster], text_model: TextModel, way: str
+) -> None:
+    """The decode node has the answers of earlier turns; the prefill node takes them from there."""
+    prose = text_model.encode(PROSE_PATH.read_text(), add_special_tokens=False, param="prompt")
+    words = list(reversed(prose))[500 * list(WAYS).index(way) :]  # which no other test asks
+    cached: dict[str, list[int]] = {}
+    answers: dict[str, list[list[int]]] = {}
+    for name in ("alone", "handoff"):
+        history: list[int] = []
+        answers[name], cached[name] = [], []
+        with Api(clusters[name].url, MODEL) as api:
+            for turn in range(3):
+                history += words[100 * turn :][:100]
+                fields = {"prompt": history, "max_tokens": 150, "ignore_eos": True, **WAYS[way]}
+                body = {"model": MODEL, "return_token_ids": True, **fields}
+                reply = api.http.post("/v1/completions", json=body).raise_for_status().json()
+                answers[name].append(reply["choices"][0]["token_ids"])
+                cached[name].append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+                history += answers[name][-1]
+    assert answers["handoff"] == answers["alone"]
+    # Of 250 tokens before the second turn the last one was never computed; 100 were a prompt.
+    assert cached["handoff"][:2] == [0, 249 // BLOCK_SIZE * BLOCK_SIZE]
+
+
 def reference() -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = json.loads(REFERENCE_PATH.read_text(encoding="utf-8"))
     return entries

@@ -200,8 +200,9 @@ def half_of_each(
 
 def wait_begun(decode: Node, ticket: Ticket) -> None:
     """Wait for a sender's BEGIN: where two send, a lost packet does not say whose it was."""
-    landings = decode.connector._receiving._machine._landings._by_token
-    wait_until(lambda: landings[ticket.lease_token].session is not None, "the landing began")
+    landing = decode.connector._receiving._machine.landings.get(ticket.lease_token)
+    assert landing is not None
+    wait_until(lambda: landing.session is not None, "the landing began")
 
 
 def landed_of(decode: Node, left: set[int]) -> set[int]:

@@ -29,7 +29,7 @@ class Cluster(World):
         super().__init__(threshold=threshold, prefill=size, decode=size)
         self.e = self._add(OTHER_DECODE, size, self._decode_flow(threshold, OTHER_DECODE))
         if threshold is not None:
-            self.q = self._add(OTHER_PREFILL, size, self._prefill_flow)
+            self.q = self._add(OTHER_PREFILL, size, self._prefill_flow(OTHER_PREFILL))
         self.gone: list[Node] = []
         router: Any = FlowRouter(
             ROUTER,

@@ -20,6 +20,7 @@ from node.flow.messages import (
     Message,
     PromptAccepted,
     Reserved,
+    SendPrefix,
     StartedLocally,
     Submit,
 )
@@ -30,11 +31,12 @@ from router.core.effects import (
     Finish,
     SendAbort,
     SendPrefill,
+    SendPull,
     SendReserve,
     Wait,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import DecodeGrant, RequestFlow
+from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 
 Send = Callable[[Incarnation, Message], None]
 
@@ -143,8 +145,8 @@ class FlowRouter:
                 reply = DecodeGrant(ticket, ticket.num_cached_tokens)
             case StartedLocally(num_cached_tokens):
                 reply = DecodeGrant(None, num_cached_tokens)
-            case PromptAccepted():
-                self._perform(client, flow.on_prefill_reply(node, attempt, None))
+            case PromptAccepted(pull):
+                self._perform(client, flow.on_prefill_reply(node, attempt, PrefillGrant(pull)))
                 return
             case CallRefused(error):
                 if node in (Incarnation("p", 1), Incarnation("q", 1)):
@@ -187,7 +189,9 @@ class FlowRouter:
                     client.asked.append((effect.node, len(effect.request.output_token_ids)))
                     submit = self._submit(client, effect.node, effect.request)
                     ticket = cast("Ticket | None", effect.ticket)
-                    self._send(effect.node, Submit(**submit, ticket=ticket))
+                    self._send(effect.node, Submit(**submit, ticket=ticket, may_pull=True))
+                case SendPull(node, _, ticket):
+                    self._send(node, SendPrefix(self.me, cast("Ticket", ticket)))
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
                 case TokenChunk() as chunk:

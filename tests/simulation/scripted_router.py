@@ -17,6 +17,7 @@ from node.flow.messages import (
     Message,
     PromptAccepted,
     Reserved,
+    SendPrefix,
     StartedLocally,
     Submit,
 )
@@ -64,7 +65,10 @@ class Asked:
 
 
 class ScriptedRouter:
-    """One router. `change_ticket` stands for what goes wrong with a ticket on its way."""
+    """One router. `change_ticket` stands for what goes wrong with a ticket on its way.
+
+    With `may_pull` prefill nodes may pull cached KV, and their tickets are passed on.
+    """
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class ScriptedRouter:
         self.decode = decode
         self.prefill = prefill
         self.asked: dict[AttemptId, Asked] = {}
+        self.may_pull = False
         self.change_ticket: Callable[[Ticket], Ticket] = lambda ticket: ticket
         self._send = send
         self._calls: dict[int, tuple[AttemptId, Incarnation]] = {}
@@ -117,6 +122,7 @@ class ScriptedRouter:
             reply_to=self._new_call(asked, self.prefill),
             received_at_s=self._clock.now_s(),
             ticket=ticket,
+            may_pull=self.may_pull,
         )
         self._send(self.prefill, submit)
 
@@ -145,8 +151,13 @@ class ScriptedRouter:
                     self.send_prefill(asked)
             case StartedLocally():
                 asked.is_local = True
-            case PromptAccepted():
+            case PromptAccepted(None):
                 pass
+            case PromptAccepted(pull):
+                assert pull is not None
+                assert self.may_pull
+                if not asked.is_done:
+                    self._send(self.decode, SendPrefix(self.me, pull))
             case _:
                 raise AssertionError(f"no answer to a request: {answer}")
 

@@ -49,6 +49,7 @@ def test_every_prompt_that_comes_back_a_third_time_finds_its_prefix(
         assert node.flow.load.num_prefix_host_blocks > 0
 
 
+@pytest.mark.covers("F129")
 @pytest.mark.parametrize("seed", range(20))
 def test_random_orders_aborts_and_failures_change_no_answer(seed: int) -> None:
     choose = random.Random(seed)

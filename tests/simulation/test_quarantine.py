@@ -173,8 +173,10 @@ def test_kv_that_landed_while_it_was_given_up_comes_free() -> None:
     asked = ask_until_committed(world)
     while world.d.connector.landings:
         world.network.deliver(world.network.frames[0])
-    assert [type(message) for message in world.d.inbox._messages] == [Landed]
-    world.d.inbox._messages.appendleft(AbortAttempt(ROUTER, (asked.request.id,)))
+    (landed,) = world.d.inbox.take_all()
+    assert isinstance(landed, Landed)
+    for message in (AbortAttempt(ROUTER, (asked.request.id,)), landed):
+        world.d.inbox.put(message)
     world.d.turn()
     assert (blocks(world).quarantined, blocks(world).available) == (0, 24)
     world.router.abort(asked)

@@ -17,6 +17,7 @@ from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, RouterGone
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import ROUTER, NodeSize, OutputToRouter, World
+from tests.support.engine.build import make_prompt
 from tests.support.engine.choices import METHODS, MODES, ORDERS, REQUEUES, RESERVATIONS
 from tests.support.engine.hash_runner import NUM_LAYERS
 from tests.support.engine.tool_grammars import GRAMMARS
@@ -67,6 +68,8 @@ class Storm:
         for node in self.world.nodes.values():
             node.runner.num_copy_polls = seed % 4
         self.num_to_ask = rng.randint(1, 8)
+        self.num_actions = MOST_ACTIONS
+        self.ask_share, self.fault_share = 0.05, 0.06
 
     def _size(self, method: str) -> NodeSize:
         rng = self.rng
@@ -93,16 +96,17 @@ class Storm:
 
     def run(self) -> None:
         """Random actions, then peace: what is left must end by itself and in time."""
-        for _ in range(MOST_ACTIONS):
+        for _ in range(self.num_actions):
             self._act()
         world = self.world
         for _ in range(4):
             world.settle()
             world.network.send_again()
             world.settle()
-            self.num_quarantined += len(world.d.connector.quarantined)
-            for token in list(world.d.connector.quarantined):
-                world.d.connector.fence(token)
+            for node in world.nodes.values():
+                self.num_quarantined += len(node.connector.quarantined)
+                for token in list(node.connector.quarantined):
+                    node.connector.fence(token)
             world.advance(30.0)
         world.settle()
 
@@ -110,12 +114,12 @@ class Storm:
 
     def _act(self) -> None:
         rng, world = self.rng, self.world
-        if rng.random() < 0.06 and self.faults:
+        if rng.random() < self.fault_share and self.faults:
             fault = rng.choice(self.faults)
             if getattr(self, f"_{fault.replace(' ', '_')}")():
                 self.happened[fault] += 1
             return
-        if rng.random() < 0.05 and len(world.router.asked) < self.num_to_ask:
+        if rng.random() < self.ask_share and len(world.router.asked) < self.num_to_ask:
             self._ask()
             return
         rng.choice([self._node_turn, self._message, self._said, self._frame, self._frame])()
@@ -125,7 +129,7 @@ class Storm:
         length = rng.choice([1, 3, 4, 5, 8, 9, 12, rng.randint(1, 24)])
         long = rng.randint(8, 24)
         self.world.ask(
-            length,
+            self._prompt(length),
             seed=rng.randint(0, 3),
             max_tokens=rng.choice([1, 2, rng.randint(1, 7), long, long]),
             may_wait=rng.random() < 0.7,
@@ -133,6 +137,9 @@ class Storm:
             priority=rng.randint(-2, 2),
             grammar=rng.choice([*[None] * len(GRAMMARS), *GRAMMARS]),
         )
+
+    def _prompt(self, length: int) -> int | tuple[int, ...]:
+        return length
 
     def _node_turn(self) -> None:
         self.world.turn(self.rng.choice(list(self.world.nodes.values())))
@@ -328,6 +335,45 @@ def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong(is_as
     assert outcomes["finished"] > NUM_RUNS, "the faults leave too little that works"
     assert outcomes["failed: handoff_failed"] > 0
     assert outcomes["failed: internal_error"] > 0
+
+
+class Conversations(Storm):
+    """Most prompts continue an answer, so that prefill nodes pull what the decode node has."""
+
+    def __init__(self, seed: int, faults: list[str], *, is_async: bool) -> None:
+        super().__init__(seed, faults, is_async=is_async)
+        self.num_to_ask, self.num_actions = 16, 4 * MOST_ACTIONS
+        self.ask_share, self.fault_share = 0.01, 0.01
+        self.world.router.may_pull = True
+
+    def _size(self, method: str) -> NodeSize:
+        size = super()._size(method)
+        return replace(size, caching=True, num_blocks=size.num_blocks + 16)
+
+    def _prompt(self, length: int) -> int | tuple[int, ...]:
+        answered = [one for one in self.world.router.asked.values() if one.answer()]
+        if not answered or self.rng.random() < 0.2:
+            return length
+        before = self.rng.choice(answered)
+        said = (*before.request.prompt_token_ids, *before.answer())
+        return (*said, *make_prompt(1 + length % 4, length))[:64]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
+def test_random_conversations_that_pull_lose_nothing(is_async: bool) -> None:
+    pulls: Counter[str] = Counter()
+    for seed in range(NUM_CALM_RUNS):
+        storm = Conversations(seed, FAULTS, is_async=is_async)
+        storm.run()
+        end_what_nobody_answered(storm)
+        try:
+            storm.world.check_closed()
+        except AssertionError as wrong:
+            raise AssertionError(f"seed {seed}, after {dict(storm.happened)}: {wrong}") from wrong
+        for node in storm.world.nodes.values():
+            pulls += Counter(node.scheduler.statistics().counters.pulls)
+    assert pulls["landed"] > NUM_CALM_RUNS / 4
+    assert pulls["failed"] > 0
 
 
 @pytest.mark.parametrize("damage", ["target", "source"])

@@ -25,13 +25,15 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
 from engine.step_loop import StepLoop
-from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, CallRefused, Effect, Message, Submit
+from node.flow.landing_place import LandingPlace, Tickets
+from node.flow.messages import Answer, CallRefused, Effect, Message, SendPrefix, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
+from node.flow.prefix_pulls import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.engine.build import check_books, check_idle, make_request
@@ -154,6 +156,9 @@ class Node:
             transfer = self.connector.transfers[token]
             if attempt is not None:
                 assert set(transfer.pieces.values()) <= set(attempt.sequence.block_table)
+            elif token in getattr(self.flow, "_sends", ()):
+                held = self.scheduler.prefix_transfers.held_block_ids
+                assert set(transfer.pieces.values()) <= held
             else:
                 assert not transfer.pieces, "a transfer reads blocks that nobody holds"
         self.connector.check_pushed()
@@ -163,6 +168,10 @@ class Node:
                 assert use in (BlockUse.RECEIVING, BlockUse.QUARANTINED), "reused under a writer"
         for token, landing in self.connector.landings.items():
             attempt = self.flow.attempts.of_lease(token)
+            if token in (getattr(self.flow, "_pulls", None) or ()):
+                held = self.scheduler.prefix_transfers.held_block_ids
+                assert set(landing.ticket.target_block_ids) <= held
+                continue
             assert attempt is not None, "a landing is open and nobody waits for it"
             assert attempt.sequence.status is SequenceStatus.WAITING_FOR_KV
             assert set(landing.ticket.target_block_ids) <= set(attempt.sequence.block_table)
@@ -238,10 +247,13 @@ class World:
         self.to_nodes: list[tuple[Incarnation, Message]] = []
         self.to_router: list[ReplyToRouter | OutputToRouter] = []
         self.nodes: dict[Incarnation, Node] = {}
+        self.token_s = 1.0
+        """What computing a token is expected to take, where a pull is thought of."""
+        self.pull_cost = PullCost(1.0, lambda num_tokens: num_tokens * self.token_s)
         self._lease_tokens = count(101)
         self.d = self._add(DECODE, decode or NodeSize(), self._decode_flow(threshold))
         if threshold is not None:
-            self.p = self._add(PREFILL, prefill or NodeSize(), self._prefill_flow)
+            self.p = self._add(PREFILL, prefill or NodeSize(), self._prefill_flow())
         self.router = ScriptedRouter(
             ROUTER,
             lambda node, message: self.to_nodes.append((node, message)),
@@ -255,15 +267,22 @@ class World:
         self.nodes[me] = node
         return node
 
-    def _prefill_flow(self, scheduler: Scheduler, size: NodeSize) -> NodeFlow:
-        runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
-        return PrefillFlow(
-            scheduler,
-            _limits(size, runner),
-            fingerprint=runner.layout.fingerprint,
-            kv_description="hashes",
-            needs_staging=True,
-        )
+    def _prefill_flow(self, me: Incarnation = PREFILL) -> MakeFlow:
+        def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
+            runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
+            return PrefillFlow(
+                scheduler,
+                _limits(size, runner),
+                fingerprint=runner.layout.fingerprint,
+                kv_description="hashes",
+                needs_staging=True,
+                pulling=(self._tickets(me, runner), self.pull_cost),
+            )
+
+        return make
+
+    def _tickets(self, me: Incarnation, runner: HashRunner) -> Tickets:
+        return Tickets(_landing_place(me, runner), lambda: next(self._lease_tokens))
 
     def _decode_flow(self, threshold: int | None, me: Incarnation = DECODE) -> MakeFlow:
         def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
@@ -272,13 +291,7 @@ class World:
                 scheduler,
                 _limits(size, runner),
                 local_prefill_threshold=threshold,
-                place=LandingPlace(
-                    node=me,
-                    kv_endpoint=FakeConnector.endpoint,
-                    fingerprint=runner.layout.fingerprint,
-                    kv_description="hashes",
-                    lease_s=LEASE_S,
-                ),
+                place=_landing_place(me, runner),
                 new_lease_token=lambda: next(self._lease_tokens),
                 needs_staging=True,
             )
@@ -309,6 +322,8 @@ class World:
         try:
             self.nodes[node].inbox.put(message)
         except (Draining, Overloaded) as error:
+            if isinstance(message, SendPrefix):
+                return  # its prompt is computed when nothing comes
             assert isinstance(message, Submit)
             self.to_router.append(ReplyToRouter(node, message.reply_to, CallRefused(error)))
 
@@ -430,6 +445,16 @@ def assert_finished(world: World, *asked: Asked) -> None:
     for one in asked:
         assert one.outcomes == ["finished"]
         assert one.answer() == right_answer(one.request)
+
+
+def _landing_place(me: Incarnation, runner: HashRunner) -> LandingPlace:
+    return LandingPlace(
+        node=me,
+        kv_endpoint=FakeConnector.endpoint,
+        fingerprint=runner.layout.fingerprint,
+        kv_description="hashes",
+        lease_s=LEASE_S,
+    )
 
 
 def _limits(size: NodeSize, runner: HashRunner) -> FlowLimits:

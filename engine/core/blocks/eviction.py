@@ -17,6 +17,9 @@ class LeastRecentlyUsed:
     def __iter__(self) -> Iterator[int]:
         return iter(self._blocks)
 
+    def __repr__(self) -> str:
+        return f"LeastRecentlyUsed({list(self._blocks)})"
+
     def use(self, block_id: int) -> None:
         """Add a block, or note that it was used."""
         self._blocks.pop(block_id, None)

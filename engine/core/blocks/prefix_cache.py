@@ -23,6 +23,9 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._block_of)
 
+    def __repr__(self) -> str:
+        return f"PrefixCache({self._hash_of})"
+
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order."""
         found: list[int] = []

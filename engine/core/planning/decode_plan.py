@@ -64,7 +64,7 @@ def _plan_those_that_fit(budget: StepBudget, decoding: list[SequenceView], new: 
 
 def _with_drafts(budget: StepBudget, decoding: list[SequenceView], new: Ints) -> tuple[Ints, Ints]:
     """Return how many blocks and drafts each sequence gets: as many drafts as are left over."""
-    num_drafts = np.zeros_like(new)
+    num_drafts = np.zeros(len(new), np.int64)
     spare_tokens = budget.tokens_left - len(decoding)
     if budget.limits.num_speculative_tokens == 0 or spare_tokens <= 0:
         return new, num_drafts

@@ -58,6 +58,10 @@ class PlanAhead:
         """Note that a sequence runs which did not when the plan was made."""
         self._has_new_work = True
 
+    def on_taken_blocks(self) -> None:
+        """Note that blocks were taken which the plan may count on."""
+        self._has_new_work = True
+
     def on_failed_copy(self) -> None:
         """Note that KV which the plan counts on may not have been copied."""
         self._has_new_work = True

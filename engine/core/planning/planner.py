@@ -54,8 +54,9 @@ def plan_step(
     `num_lacking[i]` blocks are missing for the last known token of `running[i]`, if it decodes.
     `receiving` sequences hold seats and blocks while their KV arrives. `num_exporting` sequences
     have no seat, but their blocks are still read by a transfer, or may still be written. Blocks are
-    also held by `num_copies` copies of KV; `num_coming` will be available when these end. Sequences
-    of `awaiting`, by id, are not admitted yet, because what they begin with is being copied.
+    also held by `num_copies` copies of KV, and for prefixes from and to other nodes; `num_coming`
+    will be available when the copies end. Sequences of `awaiting`, by id, are not admitted yet,
+    because what they begin with is being copied.
     `growth` returns the columns of all seated sequences; it is called only if admissions are tried.
     """
     # Looking up the enum member once: in the loop it would cost more than the rest.

@@ -20,8 +20,8 @@ class PrefixIndex:
     def __init__(
         self, pool: BlockPool, *, block_size: int, fingerprint: str, is_enabled: bool
     ) -> None:
-        self._pool = pool
-        self._block_size = block_size
+        self.pool = pool
+        self.block_size = block_size
         self._fingerprint = fingerprint
         self._root_hash = root_hash(fingerprint)
         self._is_enabled = is_enabled
@@ -32,29 +32,29 @@ class PrefixIndex:
         The last known token is never included: it must be computed, because the next token is drawn
         from its output. Where log probabilities of the prompt are wanted, all of it is computed.
         """
-        return self._pool.prefix_cache.match(self.hashes_behind(sequence, 0))
+        return self.pool.prefix_cache.match(self.hashes_behind(sequence, 0))
 
     def hashes_behind(self, sequence: Sequence, num_blocks: int) -> Iterable[BlockHash]:
         """Return the hashes of the blocks behind the first `num_blocks` that `match` looks for."""
         if not self._is_enabled or sequence.needs_prompt_rows:
             return ()
-        num_hashes = (sequence.num_known - 1) // self._block_size
+        num_hashes = (sequence.num_known - 1) // self.block_size
         self._extend_hashes(sequence, num_hashes)
         return islice(sequence.block_hashes, num_blocks, num_hashes)
 
     def publish(self, sequence: Sequence) -> None:
         """Make every block findable whose tokens are all known and computed."""
-        num_full = sequence.num_computed // self._block_size
+        num_full = sequence.num_computed // self.block_size
         if num_full <= sequence.num_hashed_blocks or not self._is_enabled:
             return
         self._extend_hashes(sequence, num_full)
         block_ids = sequence.block_table
         for index in range(sequence.num_hashed_blocks, num_full):
-            self._pool.publish(block_ids[index], sequence.block_hashes[index])
+            self.pool.publish(block_ids[index], sequence.block_hashes[index])
         sequence.num_hashed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, count: int) -> None:
-        size = self._block_size
+        size = self.block_size
         hashes = sequence.block_hashes
         for index in range(len(hashes), count):
             parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)

@@ -109,13 +109,12 @@ def planned_batch(
     drafts after it. `chunks` are by entry; an entry without one is a plain decode.
     """
     known, starts = seats.num_known.take(rows), seats.num_computed.take(rows)
-    num_tokens, num_drafts = np.ones_like(known), np.zeros_like(known)
+    num_tokens, num_drafts = np.ones_like(known), np.zeros(len(known), np.int64)
     if chunks:
         entries = list(chunks)
-        num_tokens[entries] = [chunk.num_tokens for chunk in chunks.values()]
+        num_tokens[entries] = [chunk.num_tokens + chunk.num_drafts for chunk in chunks.values()]
         num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]
-    is_sampled = starts + num_tokens == known
-    num_tokens += num_drafts
+    is_sampled = starts + num_tokens >= known
     batch = StepBatch(
         seats,
         rows,

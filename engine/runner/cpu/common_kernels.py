@@ -57,10 +57,16 @@ def compile_common_kernels() -> None:
     A layer comes to its attention when the first half is compiled, so another process that begins
     with attention has compiled it by then. The two then take about equally long.
     """
-    compile_together({"layers and logits": _layers, "attention": _attention, "draws": _draws})
+    compile_together(
+        {
+            "layers and logits": compile_layers,
+            "attention": compile_attention,
+            "draws": compile_draws,
+        }
+    )
 
 
-def _layers() -> None:
+def compile_layers() -> None:
     shape = StepShape(num_tokens=_LIMITS.max_tokens, num_seqs=1, num_logits_rows=1)
     decoder = NumbaDecoder(_SPEC, _Constant(), _cache(), _LIMITS.max_len, shape)
     sequence = ScheduledSequence(0, [1, 2, 3], 0, [0], None)
@@ -69,7 +75,7 @@ def _layers() -> None:
     decoder.logits(hidden, np.array([2]))
 
 
-def _attention() -> None:
+def compile_attention() -> None:
     """Attend from one token to itself."""
     heads, head_dim = _SPEC.num_heads, _SPEC.head_dim
     # Not from `plan_attention`, which the process that compiles layers compiles.
@@ -86,7 +92,7 @@ def _attention() -> None:
     )
 
 
-def _draws() -> None:
+def compile_draws() -> None:
     # Imported late: these kernels are compiled by their import.
     from engine.runner.drawing.host_draw import HostDraw
     from engine.runner.drawing.sampler import sampled_rows

@@ -38,7 +38,7 @@ from engine.runner.weights.schemes import float8_scheme, integer_blocks, integer
 from engine.runner.weights.stored_tensor import BlockTensor
 from engine.runner.weights.tensor_source import TensorSource
 
-_HEADER_BYTES = mmap.PAGESIZE
+HEADER_BYTES = mmap.PAGESIZE
 _CODE = (
     *(stored_formats, block_layout, packed, quantised_source, rope),
     *(float8_scheme, integer_blocks, integer_schemes),
@@ -184,9 +184,9 @@ def _write(
     total = sum(sizes.values())
     with path.open("w+b") as file:
         # With blocks of its own a full disk is an error here, and not a signal at a later write.
-        os.posix_fallocate(file.fileno(), 0, _HEADER_BYTES + total)
-        mapped = mmap.mmap(file.fileno(), _HEADER_BYTES + total)
-        data = np.frombuffer(mapped, np.uint8)[_HEADER_BYTES:]
+        os.posix_fallocate(file.fileno(), 0, HEADER_BYTES + total)
+        mapped = mmap.mmap(file.fileno(), HEADER_BYTES + total)
+        data = np.frombuffer(mapped, np.uint8)[HEADER_BYTES:]
         start = logged = 0
         for plan in plans:
             if start >= logged:
@@ -210,17 +210,17 @@ def _mapped(path: Path, key: str, size_bytes: int) -> tuple[np.ndarray | None, s
     try:
         with path.open("rb") as file:
             length = file.seek(0, os.SEEK_END)
-            if length != _HEADER_BYTES + size_bytes:
-                return None, f"{length} bytes: wanted {_HEADER_BYTES + size_bytes}"
+            if length != HEADER_BYTES + size_bytes:
+                return None, f"{length} bytes: wanted {HEADER_BYTES + size_bytes}"
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             mapped = mmap.mmap(file.fileno(), length, flags=flags, prot=mmap.PROT_READ)
     except OSError as error:
         return None, f"cannot be read: {error.strerror}"
     whole = np.frombuffer(mapped, np.uint8)
-    data = whole[_HEADER_BYTES:]
+    data = whole[HEADER_BYTES:]
     wanted = {"key": key, "size": size_bytes, "crc32": zlib.crc32(data.data)}
     try:
-        found = json.loads(bytes(whole[:_HEADER_BYTES]).rstrip(b"\0"))
+        found = json.loads(bytes(whole[:HEADER_BYTES]).rstrip(b"\0"))
     except ValueError:
         return None, "the header is broken"
     if found != wanted:

@@ -13,15 +13,16 @@ from numba import njit
 @njit(nogil=True, cache=True)
 def lay_out_rows(  # type: ignore[no-untyped-def]
     seats, starts, num_tokens, num_drafts, is_sampled, seat_token_ids, seat_block_tables,
-    seat_num_blocks, block_size, max_tokens, max_len, num_blocks, vocab_size,
+    seat_num_blocks, block_size, max_tokens, max_len, num_blocks, vocab_size, row_starts,
 ):  # fmt: skip
-    """Return token ids, positions, slots, row starts, block tables and sampled rows, as int64.
+    """Return token ids, positions, slots, block tables and sampled rows, as int64.
 
-    Entry `i` computes `num_tokens[i]` tokens of seat `seats[i]` from `starts[i]` on. The seventh
-    result is False if anything is outside the limits; then the others have no meaning.
+    Entry `i` computes `num_tokens[i]` tokens of seat `seats[i]` from `starts[i]` on. Its first row
+    is written to `row_starts[i]`, and behind the last entry the number of rows. The sixth result is
+    False if anything is outside the limits; then all else has no meaning.
     """
     count = len(seats)
-    row_starts = np.zeros(count + 1, np.int64)
+    row_starts[0] = 0
     width = num_sampled = 0
     is_good = True
     for i in range(count):
@@ -63,7 +64,7 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
         else:
             # A drafting layer reads the known token after a chunk; -1: there is none.
             is_good &= seat_token_ids[seat, start + end - first] < vocab_size
-    return token_ids, positions, slots, row_starts, block_tables, sampled_rows, is_good
+    return token_ids, positions, slots, block_tables, sampled_rows, is_good
 
 
 @njit(nogil=True, cache=True)

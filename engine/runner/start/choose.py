@@ -1,6 +1,6 @@
 """Which back end computes a model: the configured one, or the fastest that can.
 
-A further back end is a line of `_BACK_ENDS`, a word of the setting `attention_backend`, and its
+A further back end is a line of `BACK_ENDS`, a word of the setting `attention_backend`, and its
 place in `_preferred`.
 """
 
@@ -34,7 +34,7 @@ def _triton(engine: EngineConfig) -> BackEnd:
     return GpuBackEnd(int(engine.gpus.split(",")[0] or 0))
 
 
-_BACK_ENDS: Mapping[str, Callable[[EngineConfig], BackEnd]] = {
+BACK_ENDS: Mapping[str, Callable[[EngineConfig], BackEnd]] = {
     "numba": _numba,
     "paddle": _paddle,
     "triton": _triton,
@@ -67,7 +67,7 @@ def choose_back_end(model: ModelConfig, engine: EngineConfig, files: ModelFiles)
 
 def _checked(name: str, model: ModelConfig, engine: EngineConfig, files: ModelFiles) -> BackEnd:
     """Return a back end; `ConfigError` if it cannot compute this."""
-    back_end = _BACK_ENDS[name](engine)
+    back_end = BACK_ENDS[name](engine)
     problem = back_end.why_not(files)
     if problem:
         others = "paddle" if name == "numba" else "numba or paddle"

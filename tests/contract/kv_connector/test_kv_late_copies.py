@@ -68,7 +68,7 @@ def begin(cluster: Cluster, kind: FakeLateKind, **options: str) -> tuple[Node, N
 
 
 def ack_count(node: Node) -> int:
-    (session,) = node.connector._receiving._machine._sessions.all()
+    (session,) = node.connector._receiving._machine.sessions.all()
     return session.num_acknowledged
 
 
@@ -136,7 +136,7 @@ def test_a_connection_that_breaks_leaves_its_copies_to_their_end(
 ) -> None:
     """The landing continues on the next connection; it lands when the earlier copies are over."""
     prefill, decode, ticket = begin(cluster, kind)
-    (earlier,) = decode.connector._receiving._machine._sessions.all()
+    (earlier,) = decode.connector._receiving._machine.sessions.all()
     kind.network.cut(decode.connector.endpoint)
     wait_until(lambda: _is_replaced(decode, earlier.id))
     assert decode.events == []
@@ -149,7 +149,7 @@ def test_a_connection_that_breaks_leaves_its_copies_to_their_end(
 
 
 def _is_replaced(decode: Node, session_id: bytes) -> bool:
-    sessions = decode.connector._receiving._machine._sessions.all()
+    sessions = decode.connector._receiving._machine.sessions.all()
     return [one.id for one in sessions] not in ([], [session_id])
 
 

@@ -20,9 +20,10 @@ from common.request import RequestOutput
 from engine.core.planner_contract import StepLimits
 from engine.core.scheduler import Scheduler
 from engine.step_loop import StepLoop, start_step_thread
-from node.flow.decode import DecodeFlow, LandingPlace
+from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
+from node.flow.landing_place import LandingPlace
 from node.flow.messages import Answer, Effect, Message
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.stages.model import CONTEXT, Findings
-from tests.gpu.stages.runner import _BLOCK, _LARGE, _SMALL, _loaded, _median_ms
+from tests.gpu.stages.runner import _LARGE, _SMALL, BLOCK_SIZE, _median_ms, loaded
 
 _QUANTISATIONS = ("q4_0", "q8_0")
 
@@ -28,7 +28,7 @@ def _check_bits(quantization: str) -> None:
     """Compare chunks cut anywhere, decoded rows, and rows among others."""
     from tests.support.models.running import logits_of, scheduled
 
-    runner = _loaded(_SMALL, 2048, quantization)
+    runner = loaded(_SMALL, 2048, quantization)
     prompt = np.random.default_rng(3).integers(0, 4000, 700).tolist()
     table = list(range(20, 31))
     results = []
@@ -56,13 +56,13 @@ def _time_steps(found: Findings, quantization: str) -> None:
     from engine.core.step.step_batch import batch_of
 
     begun = time.monotonic()
-    runner = _loaded(_LARGE, 4096, quantization)
+    runner = loaded(_LARGE, 4096, quantization)
     result: dict[str, Any] = {"load_s": round(time.monotonic() - begun, 1)}
-    weights = runner._decoder.launches.weights
+    weights = runner.decoder.launches.weights
     result["weights_gb"] = round(sum(one.num_bytes for one in weights.memories) / 1e9, 2)
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     history = [7] * 4096
-    blocks = CONTEXT // _BLOCK + 1
+    blocks = CONTEXT // BLOCK_SIZE + 1
     for count in (1, 8, 32, 128):
         sequences = [
             ScheduledSequence(
@@ -74,7 +74,7 @@ def _time_steps(found: Findings, quantization: str) -> None:
         result[f"step_{count}_ms"] = _median_ms(runner, batch_of(sequences), 20)
     for length in (512, 4096):
         sample = SampleInput(greedy, 0, history[:length], [])
-        chunk = ScheduledSequence(0, history[:length], 0, range(length // _BLOCK), sample)
+        chunk = ScheduledSequence(0, history[:length], 0, range(length // BLOCK_SIZE), sample)
         result[f"prefill_{length}_ms"] = _median_ms(runner, [chunk], 5)
     found[f"runner_{quantization}"] = result
     print(quantization, result, flush=True)

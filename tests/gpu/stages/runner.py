@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.gpu.stages.model import CONTEXT, QWEN3_8B, Findings
 
-_BLOCK = 64
+BLOCK_SIZE = 64
 _SMALL = {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
     "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4000,
@@ -34,7 +34,7 @@ def runner_bits(card: Any, found: Findings) -> None:
         return
     from tests.support.models.running import host_draw, logits_of, scheduled
 
-    runner, other = _loaded(_SMALL, 2048), _loaded(_SMALL, 2048)
+    runner, other = loaded(_SMALL, 2048), loaded(_SMALL, 2048)
     prompt = np.random.default_rng(3).integers(0, 4000, 700).tolist()
     table = list(range(20, 31))
 
@@ -95,13 +95,13 @@ def runner_steps(card: Any, found: Findings) -> None:
     from engine.core.step.step_batch import batch_of
 
     begun = time.monotonic()
-    runner = _loaded(_LARGE, 4096)
+    runner = loaded(_LARGE, 4096)
     found["runner_load_s"] = round(time.monotonic() - begun, 1)
     print(f"loaded in {found['runner_load_s']} s", flush=True)
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     history = [7] * 4096
     for count in (1, 8, 32, 64, 128):
-        per_seq = CONTEXT // _BLOCK + 1
+        per_seq = CONTEXT // BLOCK_SIZE + 1
         batch = batch_of(
             [
                 ScheduledSequence(
@@ -122,7 +122,7 @@ def runner_steps(card: Any, found: Findings) -> None:
             print(count, f"sequences, steps {label} ahead:", found[key], "ms", flush=True)
     for length in (512, 4096):
         sample = SampleInput(greedy, 0, history[:length], [])
-        chunk = ScheduledSequence(0, history[:length], 0, range(length // _BLOCK), sample)
+        chunk = ScheduledSequence(0, history[:length], 0, range(length // BLOCK_SIZE), sample)
         found[f"runner_prefill_{length}_ms"] = _median_ms(runner, [chunk], 5)
         found[f"runner_exported_{length}_ms"] = _median_ms(runner, [chunk], 5, lambda _: None)
         print(
@@ -147,7 +147,7 @@ def _decoded(
 
     scheduler = Scheduler(
         limits=StepLimits(
-            max_num_seqs=len(prompts), max_num_batched_tokens=4096, block_size=_BLOCK,
+            max_num_seqs=len(prompts), max_num_batched_tokens=4096, block_size=BLOCK_SIZE,
             max_model_len=runner.max_model_len,
         ),
         num_blocks=runner.num_blocks, fingerprint=runner.layout.fingerprint,
@@ -190,7 +190,7 @@ def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
     return ScheduledSequence(0, prompt[699:], 699, table, SampleInput(way, 0, list(prompt), []))
 
 
-def _loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> Any:
+def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> Any:
     """Return a runner with random weights of this shape, quantised if they are to be."""
     from common.settings.config import EngineConfig, ModelConfig
     from engine.runner.start.load import load_model_runner
@@ -209,6 +209,6 @@ def _loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> 
             EngineConfig(
                 attention_backend="triton", max_num_seqs=128,
                 kv_cache_memory=24 << 30 if shape is _LARGE else 1 << 28,
-                max_num_batched_tokens=4096, block_size=_BLOCK,
+                max_num_batched_tokens=4096, block_size=BLOCK_SIZE,
             ),
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ class FailingRun(Run):
         super()._one_step()
 
 
+@pytest.mark.covers("F129")
 def test_every_answer_is_right_with_prefixes_in_host_memory() -> None:
     happened: Counter[str] = Counter()
 

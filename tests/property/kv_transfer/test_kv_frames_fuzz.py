@@ -28,7 +28,7 @@ VALUES = st.recursive(
     ),
     max_leaves=5,
 )
-FIELDS = sorted({name for _, schema in frames._SCHEMAS.values() for name in schema})
+FIELDS = sorted({name for _, schema in frames.SCHEMAS.values() for name in schema})
 
 
 @settings(max_examples=200, deadline=None)

@@ -110,9 +110,12 @@ def check_books(scheduler: Scheduler) -> None:
     kept = {block for block_ids in scheduler.quarantined.values() for block in block_ids}
     assert not kept & set(owners), "a block in quarantine has an owner"
     assert not kept & copied, "a block in quarantine is copied out"
+    moved = scheduler.prefix_transfers.held_block_ids
+    assert not kept & moved, "a block in quarantine is held for a prefix"
     assert len(set(coming)) == len(coming), "a block is copied back twice"
-    assert not set(coming) & (copied | kept | set(owners)), "a block is copied back and in use"
-    num_known = pool.num_available + len(copied | set(owners)) + len(kept) + len(coming)
+    in_use = copied | kept | moved | set(owners)
+    assert not set(coming) & in_use, "a block is copied back and in use"
+    num_known = pool.num_available + len(copied | moved | set(owners)) + len(kept) + len(coming)
     assert num_known == pool.num_blocks, "held by nobody, yet not available"
     for sequence in holders:
         assert len(set(sequence.block_table)) == len(sequence.block_table)
@@ -137,6 +140,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.exporting
     assert not scheduler.quarantined
     assert not num_late_copies(scheduler)
+    assert not scheduler.prefix_transfers, "a prefix is on its way"
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
     assert scheduler.host_pool.num_used == 0
 
@@ -175,6 +179,13 @@ def state_of(scheduler: Scheduler) -> str:
     )
 
 
+def num_cached_tokens_and_blocks(scheduler: Scheduler, sequence: Sequence) -> tuple[int, int]:
+    """Return how many tokens are cached or kept, and how many blocks of them are in the pool."""
+    num_tokens = scheduler.num_cached_tokens(sequence)
+    hashes = sequence.block_hashes[: num_tokens // scheduler.limits.block_size]
+    return num_tokens, len(scheduler.pool.prefix_cache.match(hashes))
+
+
 def _outlook(scheduler: Scheduler, running: Items[SequenceView], pool: PoolView) -> object:
     """Return what a plan depends on, of a state or of a forecast.
 
@@ -184,7 +195,7 @@ def _outlook(scheduler: Scheduler, running: Items[SequenceView], pool: PoolView)
         [(s.sequence_id, s.status, s.num_known, s.num_computed, list(s.block_table))
          for s in running],
         pool.num_available,
-        [(s.sequence_id, scheduler.num_cached_tokens(s)) for s in scheduler.waiting],
+        [(s.sequence_id, num_cached_tokens_and_blocks(scheduler, s)) for s in scheduler.waiting],
         list(scheduler.receiving),
         scheduler.reservation,
     )  # fmt: skip

@@ -92,6 +92,8 @@ class FakeConnector:
         self.quarantined: dict[int, Ticket] = {}
         self.was_expected: set[int] = set()
         self.was_landed: set[int] = set()
+        self.was_begun: set[int] = set()
+        """Landings whose senders may write into them, where the senders write."""
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -120,7 +122,11 @@ class FakeConnector:
             self._on_answer(frame)
             return
         if frame.kind == "piece" and self.network.is_one_sided:
-            self._write(frame)
+            # Nothing is written before the sender knows that its landing is open.
+            if frame.lease_token in self.landings:
+                self.was_begun.add(frame.lease_token)
+            if frame.lease_token in self.was_begun:
+                self._write(frame)
             if frame.lease_token not in self.landings:
                 return
         elif frame.kind == "abort" and frame.lease_token in self.quarantined:

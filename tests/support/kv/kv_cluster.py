@@ -72,7 +72,9 @@ class Node:
 
     def lease_ends_at_s(self, lease_token: int) -> float:
         """Return when an open landing ends unless its sender is heard."""
-        return self.connector._receiving._machine._landings._by_token[lease_token].expires_at_s
+        landing = self.connector._receiving._machine.landings.get(lease_token)
+        assert landing is not None
+        return landing.expires_at_s
 
     def look_at_the_time(self) -> None:
         """Wake the connector's thread, which then does what is due."""

@@ -74,7 +74,7 @@ def kv_cache_of(runner: ModelRunner) -> KVCache:
 
 def host_draw(runner: ModelRunner) -> HostDraw:
     """What draws from the runner's logits on the host."""
-    return HostDraw(runner._decoder, runner.vocab_size)
+    return HostDraw(runner.decoder, runner.vocab_size)
 
 
 def scheduled(

@@ -216,13 +216,13 @@ def test_the_time_of_a_step_is_that_of_the_runner() -> None:
 def test_a_step_under_way_is_ended_and_reported_before_a_stop() -> None:
     log: list[str] = []
     before = threading.active_count()
-    loop = make_loop(ScriptedInbox([]), ScriptedFlow(log, [1]), is_async=True)
+    inbox = ScriptedInbox([])
 
-    def close() -> None:
-        loop._inbox.is_closed = True  # type: ignore[misc]
+    class Closing(ScriptedFlow):
+        def plan_ahead(self, step: PlannedStep) -> None:
+            inbox.is_closed = True
 
-    loop._flow.plan_ahead = lambda step: close()  # type: ignore[method-assign]
-    loop.run()
+    make_loop(inbox, Closing(log, [1]), is_async=True).run()
     assert log[-5:] == ["end 1", "stop", "effect of end 1", "effect of stop", "flush"]
     assert threading.active_count() <= before + 1
 

@@ -133,7 +133,7 @@ def test_a_problem_of_the_lexer_is_looked_for_a_few_times(
     num_chars: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Little fuel would find it everywhere."""
-    monkeypatch.setattr(compiling, "_LIMITS", compiling._limits(50_000))
+    monkeypatch.setattr(compiling, "LIMITS", compiling.limits_of(50_000))
     large = {"enum": [f"value {i}" for i in range(6000)]}
     compiler = grammars_of(tiny_model())
     for num_good, place in ((4, "#/properties/z"), (50, "#")):

@@ -33,7 +33,7 @@ from tools.mtp_training.prompt_bank import bank, follow_up
 from tools.mtp_training.target_model import MAX_SEQUENCE, TargetModel
 from tools.mtp_training.training import Training, TrainingPlan, acceptance
 from tools.mtp_training.work_folder import Conversation, WorkFolder
-from tools.train_mtp import _parser
+from tools.train_mtp import build_parser
 
 VOCABULARY = 96
 ANSWER_TOKENS = 9000
@@ -315,7 +315,7 @@ def test_what_comes_out_of_a_held_out_answer_is_held_out_too() -> None:
 
 def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        _parser().parse_args(["--help"])
+        build_parser().parse_args(["--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for option in ("--model", "--output", "--work-folder", "--answer-tokens", "--steps", "--seed"):

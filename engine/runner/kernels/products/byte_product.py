@@ -156,7 +156,7 @@ def _emit_rows(
     return totals
 
 
-def _emit_product(
+def emit_product(
     builder: Any, layout: PanelLayout, instruction: str, num_rows: int, is_fine: bool,
     args: Sequence[Any],
 ) -> None:  # fmt: skip
@@ -214,7 +214,7 @@ def _byte_rows(
             name = f"bytes_{num_rows}_rows_{layout.name}"
             return own_function(
                 builder.module, name, len(args) - 4,
-                lambda own, own_args: _emit_product(
+                lambda own, own_args: emit_product(
                     own, layout, instruction, num_rows, is_fine, own_args
                 ),
             )  # fmt: skip

@@ -83,7 +83,7 @@ def _ahead_of(tile, num_tiles, is_first, is_last, a, b, next_a, next_b):  # type
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _float_tile(first, second, rows, x_at, a, b, depth, c, ahead, second_ahead) -> None:  # type: ignore[no-untyped-def]
+def float_tile(first, second, rows, x_at, a, b, depth, c, ahead, second_ahead) -> None:  # type: ignore[no-untyped-def]
     """Multiply a tile of rows with panels `a` and `b` (0: none) by their kernels."""
     if b == 0 or first == second:
         call_at(first, rows, x_at, a, b, depth, c, ahead, second_ahead)
@@ -166,7 +166,7 @@ def _floats_linear(  # type: ignore[no-untyped-def]
                     panel + 2 >= last or a != at, a, b, at + 2 * size, at + 3 * size,
                 )  # fmt: skip
                 x_at = x.ctypes.data + row * depth * _FLOAT_BYTES
-                _float_tile(kernel, kernel, rows, x_at, a, b, depth, tiles_at, ahead, second_ahead)
+                float_tile(kernel, kernel, rows, x_at, a, b, depth, tiles_at, ahead, second_ahead)
                 for n in range(min(2, last - panel)):
                     lanes = min(LANES, weight[OUTPUTS] - (panel + n) * LANES)
                     _put(
@@ -319,7 +319,7 @@ def _gated_tile(tiles, rows, bias, out, row, column) -> None:  # type: ignore[no
 # The gated product of an MLP: `silu(gate) * up` needs the same columns of both matrices, so the
 # "pair" is one panel of each, and the activation is computed from two finished tiles before either
 # is written: the two wide intermediate results never exist in memory. Gate and up may be stored in
-# different formats (GGUF mixes them); then they have two kernels, and `_float_tile` calls each for
+# different formats (GGUF mixes them); then they have two kernels, and `float_tile` calls each for
 # its own panel. Blocks and tiles of rows are those of `_floats_linear`.
 @njit(nogil=True, cache=True, error_model="numpy")
 def _floats_gated(x, gate, up, bias, out, first, last, tiles, widened) -> None:  # type: ignore[no-untyped-def]
@@ -345,7 +345,7 @@ def _floats_gated(x, gate, up, bias, out, first, last, tiles, widened) -> None: 
                     up_at + up[PANEL_BYTES],
                 )  # fmt: skip
                 x_at = x.ctypes.data + row * depth * _FLOAT_BYTES
-                _float_tile(
+                float_tile(
                     first_kernel, second_kernel, rows, x_at, a, b, depth, tiles_at, ahead,
                     second_ahead,
                 )  # fmt: skip

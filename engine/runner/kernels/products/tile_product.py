@@ -128,7 +128,7 @@ def _own_function(module: Any, num_rows: int, num_vectors: int) -> Any:
     return function
 
 
-def _tiles(num_vectors: int) -> Any:
+def tile_products(num_vectors: int) -> Any:
     """Return the product for this many vectors of columns and up to `MAX_TILE_ROWS` rows."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -154,10 +154,10 @@ def _tiles(num_vectors: int) -> Any:
     return tiles
 
 
-tile_product = _tiles(1)
+tile_product = tile_products(1)
 """Compute `c[r, 0:16] (+)= Σ_k a[r, k] · b[k, 0:16]` for `rows` ≤ `MAX_TILE_ROWS`, `depth` ≥ 1.
 
 With `is_added` the chains start from the values in `c`, else from zero.
 """
-wide_tile_product = _tiles(MAX_TILE_VECTORS)
+wide_tile_product = tile_products(MAX_TILE_VECTORS)
 """The same for `16 · MAX_TILE_VECTORS` columns."""

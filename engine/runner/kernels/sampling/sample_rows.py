@@ -194,7 +194,7 @@ def _list_shallow(values, maxima, largest, temperature, within, ids, listed) -> 
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _total_weight(  # type: ignore[no-untyped-def]
+def total_weight(  # type: ignore[no-untyped-def]
     values, largest, floor, temperature, depths, tail, sums, shallow, following
 ) -> float:
     """Return the sum of all weights; leave those of shallow tokens in `shallow[:, 0]`.
@@ -289,7 +289,7 @@ def _sample_row(  # type: ignore[no-untyped-def]
     has_filter = has_top_k or way["top_p"] < 1.0 or way["min_p"] > 0.0
     if has_filter:
         if way["top_p"] < 1.0 and not has_top_k:
-            total = _total_weight(
+            total = total_weight(
                 values, largest, floor, temperature, depths, weights, sums, shallow, following
             )
         last_depth, last_id, num = _kept_of_shortlist(

@@ -16,7 +16,7 @@ from tests.support.clocks.lines_run import lines_run
 def test_simulated_nodes_take_every_handoff() -> None:
     world = SimulatedFanout(3)
     assert world.hand_off(7) > 0.0
-    assert [end.num_landed for end in world._ends.values()] == [3, 2, 2]
+    assert [end.num_landed for end in world.ends.values()] == [3, 2, 2]
     assert world.idle(1.0) >= 0.0
     assert world.now_s == 1.0
 

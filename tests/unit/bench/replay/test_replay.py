@@ -15,6 +15,7 @@ from bench.replay.step_cost import StepCost
 from bench.replay.trace_file import TraceRequest, read_trace
 from common.settings.config import SchedulingConfig
 from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
 from tests.support.engine.planner_views import growth_columns
 from tests.support.engine.policy_views import View
 
@@ -193,4 +194,4 @@ def scheduled(start: int, num_tokens: int, block_table: list[int]) -> ScheduledS
     ],
 )
 def test_overruns_are_seen(batch: list[ScheduledSequence], count: int) -> None:
-    assert num_overruns(batch, SETUP) == count
+    assert num_overruns(batch_of(batch), SETUP) == count

@@ -7,6 +7,7 @@ import pytest
 from bench.replay.step_cost import StepCost
 from common.errors import ConfigError
 from engine.core.runner_contract import ScheduledSequence
+from engine.core.step.step_batch import batch_of
 
 COST = StepCost(
     overhead_s=1000.0, weights_s=40.0, token_s=1.0, context_s=0.01, pair_s=0.001, block_copy_s=0.5
@@ -32,15 +33,17 @@ def scheduled(start: int, num_tokens: int) -> ScheduledSequence:
 def test_a_step_costs_passes_tokens_context_pairs_and_copies(
     batch: list[ScheduledSequence], num_copied: int, seconds: float
 ) -> None:
-    assert COST.step_s(batch, num_copied) == pytest.approx(seconds)
+    assert COST.step_s(batch_of(batch), num_copied) == pytest.approx(seconds)
 
 
 def test_the_defaults_are_an_8b_model_on_a_mid_size_gpu() -> None:
     cost = StepCost()
-    assert cost.step_s([scheduled(999, 1)]) == pytest.approx(0.01208)
+    assert cost.step_s(batch_of([scheduled(999, 1)])) == pytest.approx(0.01208)
     batch = [scheduled(999, 1) for _ in range(64)]
-    assert cost.step_s(batch) == pytest.approx(0.012 + 64_000 * 80e-9)
-    assert cost.step_s([scheduled(0, 2048)]) == pytest.approx(0.002 + 0.17408 + 0.0063, abs=1e-4)
+    assert cost.step_s(batch_of(batch)) == pytest.approx(0.012 + 64_000 * 80e-9)
+    assert cost.step_s(batch_of([scheduled(0, 2048)])) == pytest.approx(
+        0.002 + 0.17408 + 0.0063, abs=1e-4
+    )
 
 
 def test_attention_counts_as_in_the_cost_model() -> None:

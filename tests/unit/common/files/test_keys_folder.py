@@ -82,7 +82,7 @@ def test_files_that_change_while_they_are_read_are_read_again(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = load_keys(keys / "node", Role.DECODE)
-    before, load = node.tls, keys_folder._load_tls
+    before, load = node.tls, keys_folder.load_tls
 
     def load_slowly(folder: Path, kind: str) -> keys_folder.TlsFiles:
         found = load(folder, kind)
@@ -91,7 +91,7 @@ def test_files_that_change_while_they_are_read_are_read_again(
 
     put(issue(keys, HOLDERS["node"], days=3), keys / "node")
     with monkeypatch.context() as patched:
-        patched.setattr(keys_folder, "_load_tls", load_slowly)
+        patched.setattr(keys_folder, "load_tls", load_slowly)
         assert not node.reload_if_changed()
     assert node.tls is before
     assert node.reload_if_changed()

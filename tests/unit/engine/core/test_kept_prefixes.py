@@ -18,6 +18,7 @@ from tests.support.engine.build import (
     check_idle,
     make_prompt,
     make_request,
+    num_cached_tokens_and_blocks,
     num_late_copies,
     status_of,
 )
@@ -82,9 +83,11 @@ def counters(engine: Engine) -> StepCounters:
 
 
 def in_pool(engine: Engine, family: int) -> int:
-    return len(engine.scheduler._prefixes.match(probe(family)))
+    _, num_blocks = num_cached_tokens_and_blocks(engine.scheduler, probe(family))
+    return num_blocks
 
 
+@pytest.mark.covers("F131")
 @LATE
 def test_a_prefix_that_was_used_twice_comes_back_from_host_memory(
     num_copy_polls: int | None,
@@ -134,6 +137,7 @@ def test_without_the_setting_nothing_is_copied_or_noted() -> None:
     assert not engine.scheduler.pool.prefix_cache.reused
 
 
+@pytest.mark.covers("F127")
 @LATE
 @pytest.mark.parametrize("num_host_blocks", [1, 2])
 def test_host_memory_that_is_full_keeps_what_it_holds(
@@ -147,6 +151,7 @@ def test_host_memory_that_is_full_keeps_what_it_holds(
     assert ask(engine, 1).num_cached_tokens == 4 * num_host_blocks
 
 
+@pytest.mark.covers("F127")
 @LATE
 def test_the_prefix_that_was_not_used_for_longest_gives_way(num_copy_polls: int | None) -> None:
     engine = keeping(6, num_copy_polls=num_copy_polls)
@@ -173,6 +178,7 @@ def test_a_salt_finds_only_its_own_prefixes(num_copy_polls: int | None) -> None:
     assert ask(engine, 1, cache_salt="a").num_cached_tokens == 12
 
 
+@pytest.mark.covers("F130")
 @LATE
 @pytest.mark.parametrize("method", ["none", "mtp", "suffix"])
 def test_drafts_find_as_much_as_no_drafts(num_copy_polls: int | None, method: str) -> None:
@@ -192,6 +198,7 @@ def test_a_prompt_that_is_scored_is_computed_whole(num_copy_polls: int | None) -
     assert counters(engine).num_prefix_blocks_in == 0
 
 
+@pytest.mark.covers("F129")
 @pytest.mark.parametrize("kind", ["has_remote_kv", "is_exported"])
 @LATE
 def test_handoffs_find_what_is_in_host_memory(num_copy_polls: int | None, kind: str) -> None:
@@ -231,6 +238,7 @@ def finish_copies(engine: Engine) -> None:
     engine.runner.num_copy_polls = 0
 
 
+@pytest.mark.covers("F125")
 def test_nothing_is_found_before_its_copy_back_has_ended() -> None:
     engine, waiting = until_fetching()
     for _ in range(3):
@@ -247,6 +255,7 @@ def test_nothing_is_found_before_its_copy_back_has_ended() -> None:
     check_idle(engine.scheduler)
 
 
+@pytest.mark.covers("F125")
 def test_nothing_is_found_before_its_copy_out_has_ended() -> None:
     engine = keeping(num_copy_polls=NEVER)
     first = engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True))
@@ -258,7 +267,7 @@ def test_nothing_is_found_before_its_copy_out_has_ended() -> None:
     assert copy.is_out
     assert engine.scheduler.host_pool.num_prefixes == 0
     assert engine.scheduler.statistics().num_host_blocks_used == len(copy.block_ids)
-    assert not set(copy.block_ids) & set(engine.scheduler.pool._evictable)
+    assert not any(map(engine.scheduler.pool.is_evictable, copy.block_ids))
     finish_copies(engine)
     engine.run()
     assert engine.scheduler.host_pool.num_prefixes == 3
@@ -280,6 +289,7 @@ def test_one_that_is_aborted_while_it_waits_leaves_the_copy_to_itself(is_good: b
     assert not engine.scheduler.kept_prefixes.awaiting
 
 
+@pytest.mark.covers("F126")
 def test_a_copy_back_that_fails_means_computing_and_is_not_tried_again() -> None:
     engine, waiting = until_fetching()
     engine.runner.copies[0]._is_failing = True
@@ -292,6 +302,7 @@ def test_a_copy_back_that_fails_means_computing_and_is_not_tried_again() -> None
     assert counters(engine).num_prefix_blocks_in == 0
 
 
+@pytest.mark.covers("F125")
 def test_a_copy_out_that_fails_is_never_found() -> None:
     engine = keeping(num_copy_polls=0)
     ask(engine, 1)
@@ -302,6 +313,7 @@ def test_a_copy_out_that_fails_is_never_found() -> None:
     assert ask(engine, 1).num_cached_tokens == 0
 
 
+@pytest.mark.covers("F132")
 def test_others_go_on_while_one_waits_for_its_prefix() -> None:
     engine, waiting = until_fetching(num_blocks=12, seats=2, skip_ahead_window=2)
     other = engine.add(make_request(make_prompt(5, 7), max_tokens=3, ignore_eos=True))
@@ -313,6 +325,7 @@ def test_others_go_on_while_one_waits_for_its_prefix() -> None:
     check_answer(engine, other)
 
 
+@pytest.mark.covers("F132")
 def test_a_second_prompt_with_the_same_start_waits_for_the_same_copy() -> None:
     engine, waiting = until_fetching(num_blocks=12, seats=2, skip_ahead_window=2)
     second = engine.add(make_request(make_prompt(13, 1), seed=5, max_tokens=2, ignore_eos=True))
@@ -367,6 +380,7 @@ def test_a_preempted_sequence_takes_the_place_of_prefixes(num_copy_polls: int | 
     assert counters(engine).num_recomputed_tokens == 0
 
 
+@pytest.mark.covers("F126")
 def test_a_prefix_that_is_read_does_not_give_way() -> None:
     engine, waiting = until_fetching(num_host_blocks=3, preemption_mode="swap")
     assert engine.scheduler.host_pool.num_available == 0

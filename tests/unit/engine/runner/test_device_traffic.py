@@ -29,14 +29,14 @@ class Counted:
         self.device = CountingDevice()
         self.device.install(monkeypatch)
         self.in_layers = 0
-        run_layer = self.runner._decoder.run_layer
+        run_layer = self.runner.decoder.run_layer
 
         def counted(index: int, hidden: Any) -> None:
             before = len(self.device.copies_in) + len(self.device.reads)
             run_layer(index, hidden)
             self.in_layers += len(self.device.copies_in) + len(self.device.reads) - before
 
-        monkeypatch.setattr(self.runner._decoder, "run_layer", counted)
+        monkeypatch.setattr(self.runner.decoder, "run_layer", counted)
 
     def execute(self, batch: Sequence[ScheduledSequence]) -> None:
         self.device.clear()

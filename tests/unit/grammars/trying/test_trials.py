@@ -78,7 +78,7 @@ def test_what_weighs_more_than_all_that_is_kept_is_refused_too() -> None:
 
     compiler: Any = TooSmall()
     with pytest.raises(InvalidRequest, match="192 MiB when it is compiled: wanted at most 64 MiB"):
-        trial._verdict(GOOD, compiler, ROUTER_LIMITS)
+        trial.verdict(GOOD, compiler, ROUTER_LIMITS)
 
 
 @pytest.mark.parametrize(

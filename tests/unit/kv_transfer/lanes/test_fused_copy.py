@@ -75,9 +75,9 @@ def test_every_copy_is_exact_and_its_sum_is_xxh3(
 @pytest.mark.parametrize(
     ("kernel", "stripes"),
     [
-        (fused_copy._take_blocks, BLOCK_BYTES // STRIPE_BYTES),
-        (fused_copy._take_blocks_of_two, 2 * BLOCK_BYTES // STRIPE_BYTES),
-        (fused_copy._take_rest, 1),
+        (fused_copy.take_blocks, BLOCK_BYTES // STRIPE_BYTES),
+        (fused_copy.take_blocks_of_two, 2 * BLOCK_BYTES // STRIPE_BYTES),
+        (fused_copy.take_rest, 1),
     ],
 )
 def test_the_compiled_copy_loads_each_stripe_once(kernel: Any, stripes: int) -> None:

@@ -277,7 +277,8 @@ def test_a_notice_of_a_write_to_a_quarantined_block_counts_for_nothing(machine: 
 
 def test_the_states_of_a_quarantined_landing(machine: Machine) -> None:
     machine.begun(b"a", 1, 0)
-    landing = machine.receiver._landings._by_token[1]
+    landing = machine.receiver.landings.get(1)
+    assert landing is not None
     states = [landing.state]
     machine.revoke(1)
     states.append(landing.state)

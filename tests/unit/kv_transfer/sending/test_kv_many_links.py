@@ -134,7 +134,7 @@ def test_the_shared_window_is_the_sum_whatever_happens_to_links() -> None:
             case 1:
                 sender.on_frame(peer(number), frames.Pong(), now_s)
             case 2 if sent:
-                link = sender._links.get(peer(number))
+                link = sender.links.get(peer(number))
                 assert link is not None
                 channel = link.channels.main
                 done = channel._next_seq - len(channel)
@@ -142,7 +142,7 @@ def test_the_shared_window_is_the_sum_whatever_happens_to_links() -> None:
             case 3 if rng.random() < 0.1:
                 sender.on_link_lost(peer(number), now_s)
         in_flight = sum(sender.in_flight_bytes.values())
-        assert sender._links._window.in_flight_bytes == in_flight
+        assert sender.links._window.in_flight_bytes == in_flight
 
 
 def test_times_of_what_ended_early_take_no_memory() -> None:

@@ -45,7 +45,7 @@ class Sending:
         self.num_sent = 0
 
     def transfer(self, token: int) -> Transfer:
-        return self.sender._link_of[token].transfers[token]
+        return self.sender.link_of[token].transfers[token]
 
     def push(self, token: int, layer: int = 0) -> list[SenderEffect]:
         return self.counted(self.sender.on_push(token, layer, range(NUM_BLOCKS), range(NUM_BLOCKS)))

@@ -92,4 +92,4 @@ def test_a_link_that_sent_out_of_turn_keeps_nothing_of_that_bound() -> None:
     sender.on_open(ticket(NEW, NEW), 100.0, 0.2)
     welcome(sender)
     assert sent_to(push(sender, NEW)) == [NEW, NEW]
-    assert {link.budget_bytes for link in sender._links.all()} == {math.inf}
+    assert {link.budget_bytes for link in sender.links.all()} == {math.inf}

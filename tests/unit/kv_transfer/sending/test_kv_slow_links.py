@@ -164,7 +164,7 @@ def test_a_link_whose_frames_go_one_at_a_time_is_measured_too() -> None:
 def test_the_time_until_the_next_layer_is_computed_does_not_count() -> None:
     """The transfer has its turn to commit, and no frame to send."""
     sender = connected(1)
-    link = sender._links.get(peer(0))
+    link = sender.links.get(peer(0))
     assert link is not None
     push(sender, 0)
     for consumed in range(1, NUM_BLOCKS + 1):

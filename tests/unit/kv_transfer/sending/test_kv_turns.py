@@ -86,13 +86,13 @@ def test_a_commit_does_not_wait_for_the_bytes_of_a_more_urgent_transfer() -> Non
         sender.on_push(1, layer, [0, 1], [5, 6])
     num_acknowledged = num_sent = len(chunks(sender.on_frame(PEER, WELCOME, 0.0)))
     sender.on_commit(1, Commit(num_tokens=8, first_token_id=1))
-    while sender._link_of[1].transfers[1].num_remaining:
+    while sender.link_of[1].transfers[1].num_remaining:
         num_sent += len(chunks(sender.on_frame(PEER, frames.Ack(num_acknowledged), 0.1)))
         num_acknowledged = min(num_acknowledged + 1, num_sent)
         for layer in range(LAYOUT.num_layers):
             num_sent += len(chunks(sender.on_push(2, layer, [0, 1], [5, 6])))
     effects = sender.on_frame(PEER, frames.Ack(num_acknowledged), 0.2)
-    assert sender._link_of[1].transfers[1].has_promised, effects
+    assert sender.link_of[1].transfers[1].has_promised, effects
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,16 @@ import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
+from common.ids import AttemptId
 from common.nodes import Role
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.router_calls import Replies, RouterCalls
+from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, CallRefused, Compiled, PromptAccepted, Submit
+from node.flow.messages import Answer, CallRefused, Compiled, PromptAccepted, SendPrefix, Submit
 from protos import pdserve_node_pb2 as pb
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.nodes.control_server import REQUEST, ROUTER, reserve
+from tests.support.nodes.control_server import REQUEST, ROUTER, TICKET, reserve
 
 UNDER_GRAMMAR = replace(
     REQUEST, sampling=replace(REQUEST.sampling, grammar=Grammar(GrammarKind.REGEX, "a"))
@@ -74,6 +76,18 @@ async def test_a_later_call_of_the_same_number_has_a_deadline_of_its_own() -> No
     assert isinstance(late[1], CallRefused)
     assert late[1].error.code == "deadline_exceeded"
     assert len(calls.replies) == 0
+
+
+async def test_pulls_are_queued_with_their_attempt_and_router(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = Calls()
+    ticket = ticket_to_proto(TICKET)
+    pull = pb.Pull(request_id="r", attempt=2, ticket=ticket)
+    await calls.calls.take(pb.RouterMessage(pulls=[pull, pb.Pull(request_id="r", attempt=1)]))
+    (taken,) = calls.inbox.take_all()
+    assert taken == SendPrefix(ROUTER, replace(TICKET, attempt=AttemptId("r", 2)))
+    assert "a pull of router#1 is dropped: the ticket names no decode node" in caplog.text
 
 
 async def test_nobody_is_answered_when_the_stream_has_ended() -> None:

@@ -46,6 +46,6 @@ def test_what_is_used_or_was_given_is_passed_over(
             server.listen()
         monkeypatch.setattr(network, "_MOST_TRIES", 2)
         choices = iter([first, second])
-        monkeypatch.setattr(secrets, "randbelow", lambda _: next(choices) - network._LOWEST_PORT)
+        monkeypatch.setattr(secrets, "randbelow", lambda _: next(choices) - network.LOWEST_PORT)
         with pytest.raises(ConfigError, match="no free port"):
             free_loopback_port()

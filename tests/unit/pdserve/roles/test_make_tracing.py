@@ -103,4 +103,4 @@ def test_a_thread_that_loses_the_processor_between_two_clocks_does_not_shift_its
         return offset_ns + now_ns
 
     monkeypatch.setattr("pdserve.roles.otel.time.time_ns", wall_ns)
-    assert otel._wall_offset_ns(clock) == offset_ns
+    assert otel.wall_offset_ns(clock) == offset_ns

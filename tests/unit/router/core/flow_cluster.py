@@ -23,7 +23,7 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import DecodeGrant, RequestFlow
+from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 from tests.support.nodes.node_outputs import node_output
 
 PREFILL_NODES = tuple(Incarnation(f"p{i}", 1) for i in range(2))
@@ -192,7 +192,7 @@ class ModelCluster:
                 started,
                 *self._outputs(leg[1], range(num_before + 1, self.answer_length)),
             ]
-        self.perform(self.flow.on_prefill_reply(leg[0], leg[1], refusal))
+        self.perform(self.flow.on_prefill_reply(leg[0], leg[1], refusal or PrefillGrant()))
         self._check_accepted(leg, refusal)
 
     def _check_accepted(self, leg: Leg, refusal: PdserveError | None) -> None:

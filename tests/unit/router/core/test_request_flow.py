@@ -30,11 +30,12 @@ from router.core.effects import (
     PlaceRecord,
     SendAbort,
     SendPrefill,
+    SendPull,
     SendReserve,
     Unplace,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import RequestFlow
+from router.core.request_flow import PrefillGrant, RequestFlow
 from tests.support.nodes.node_outputs import node_output
 from tests.unit.router.core.flow_events import (
     D0,
@@ -448,12 +449,26 @@ def test_a_grant_that_comes_too_late_is_given_back() -> None:
     assert flow.on_reserve_reply(D0, FIRST, TICKET, 0.0) == [SendAbort(D0, FIRST)]
     flow = prefilling()
     flow.on_client_gone()
-    assert flow.on_prefill_reply(P0, FIRST, None) == [SendAbort(P0, FIRST)]
+    assert flow.on_prefill_reply(P0, FIRST, PrefillGrant()) == [SendAbort(P0, FIRST)]
     assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == []
 
 
+def test_what_a_prefill_node_wants_to_pull_is_asked_of_the_decode_node() -> None:
+    wanted = object()
+    assert SendPull(D0, FIRST, wanted) in prefilling().on_prefill_reply(
+        P0, FIRST, PrefillGrant(wanted)
+    )
+    late = prefilling()
+    late.on_client_gone()
+    assert late.on_prefill_reply(P0, FIRST, PrefillGrant(wanted)) == [SendAbort(P0, FIRST)]
+    alone = new_flow(max_tokens=1)
+    alone.on_choice(None, P0, "one token", 10.0)
+    effects = alone.on_prefill_reply(P0, FIRST, PrefillGrant(wanted))
+    assert not any(isinstance(effect, SendPull) for effect in effects), "there is no decode node"
+
+
 def test_an_acceptance_that_comes_after_the_work_is_no_news() -> None:
-    assert running().on_prefill_reply(P0, FIRST, None) == []
+    assert running().on_prefill_reply(P0, FIRST, PrefillGrant()) == []
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_a_prefix_that_was_used_again_gives_way_later() -> None:
     assert (pool.find(A), pool.find(B)) == (first, None)
 
 
+@pytest.mark.covers("F126")
 def test_a_prefix_that_is_read_does_not_give_way_before_all_have_read_it() -> None:
     pool = HostPool(1)
     block_ids = kept(pool, A)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.replay.step_cost import StepCost
-from engine.core.runner_contract import ScheduledSequence, StepCosts
+from engine.core.runner_contract import StepCosts
 from engine.core.speculation.draft_length import DraftLength
 from engine.core.speculation.step_curve import StepCurve
+from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
 from tests.support.engine.speculation_views import powers
 
 GPU = StepCost()
@@ -20,9 +22,9 @@ CONTEXT = 1000
 
 def gpu_s(num_sequences: int, num_drafts: int = 0) -> float:
     """Seconds of a step of the replay's 8B model."""
-    rows = [0] * (1 + num_drafts)
-    one = ScheduledSequence(0, rows, CONTEXT, range(1), None, num_drafts=num_drafts)
-    return GPU.step_s([one] * num_sequences)
+    ones = np.ones(num_sequences, np.int64)
+    columns = (ones, CONTEXT * ones, (1 + num_drafts) * ones, num_drafts * ones, ones)
+    return GPU.step_s(StepBatch(EMPTY_BATCH.seats, *columns, EMPTY_BATCH.__getitem__))
 
 
 def measured(most_rows: int) -> StepCosts:

@@ -42,6 +42,7 @@ def swap(
         pool.swap_in(theirs, ours)
 
 
+@pytest.mark.covers("F124")
 @pytest.mark.parametrize("is_mirrored", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_round_trip_over_any_blocks(is_mirrored: bool, seed: int) -> None:
@@ -65,6 +66,26 @@ def test_a_round_trip_over_any_blocks(is_mirrored: bool, seed: int) -> None:
     for i in order:
         wanted[:, :, back[i]] = saved[:, :, i]
     np.testing.assert_array_equal(content, wanted)
+
+
+@pytest.mark.covers("F128")
+def test_blocks_behind_four_gibibytes_of_host_memory_return() -> None:
+    layout = KVLayout(
+        model_digest="", num_layers=1, num_kv_heads=1, head_dim=64, block_size=1024, dtype="float32"
+    )
+    cache = KVCache(layout, 3 * layout.block_bytes, is_mirrored=False)
+    try:
+        pool = HostBlockArrays(cache, 5 << 30)  # only what is written takes memory
+    except MemoryError:
+        pytest.skip("this machine does not promise 5 GiB")
+    cache.host_bytes[:, :, 0] = 1
+    cache.host_bytes[:, :, 1] = 2
+    last = pool.num_blocks - 1
+    pool.swap_out([0, 1], [0, last])
+    cache.host_bytes[:] = 0
+    pool.swap_in([last, 0], [0, 1])
+    assert (cache.host_bytes[:, :, 0] == 2).all()
+    assert (cache.host_bytes[:, :, 1] == 1).all()
 
 
 def test_bad_ids_move_nothing() -> None:

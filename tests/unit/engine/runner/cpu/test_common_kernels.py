@@ -15,9 +15,9 @@ from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 
 
 def test_a_model_needs_no_further_compilation(tmp_path: Path) -> None:
-    common_kernels._attention()
-    common_kernels._layers()
-    common_kernels._draws()
+    common_kernels.compile_attention()
+    common_kernels.compile_layers()
+    common_kernels.compile_draws()
     own = (sample_rows, lay_out_rows, lay_out_draws)
     kernels = (attention_phase, whole_layer, linear, *own)
     compiled = [set(kernel.signatures) for kernel in kernels]

@@ -24,7 +24,7 @@ from engine.runner.weights.stored_formats import dequantise
 from engine.runner.weights.tensor_source import TensorSource
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 
-HEADER = packed_weights._HEADER_BYTES
+HEADER = packed_weights.HEADER_BYTES
 
 
 @pytest.fixture

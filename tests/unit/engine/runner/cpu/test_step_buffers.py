@@ -23,7 +23,7 @@ OTHER = [88, 1, 2, 90, 17, 23, 42, 6] * 5
 
 
 def buffers_of(runner: ModelRunner) -> StepBuffers:
-    decoder = runner._decoder
+    decoder = runner.decoder
     assert isinstance(decoder, NumbaDecoder)
     return decoder.step_buffers
 
@@ -80,7 +80,7 @@ def test_the_sizes_follow_from_the_largest_step(tmp_path: Path) -> None:
 
 def test_every_step_uses_the_same_memory(tmp_path: Path) -> None:
     runner = load(write_checkpoint(tmp_path, CONFIGS["llama"]), max_num_batched_tokens=64)
-    decoder = runner._decoder
+    decoder = runner.decoder
     seen = set()
     begin = decoder.begin
 

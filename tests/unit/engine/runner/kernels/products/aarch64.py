@@ -48,7 +48,7 @@ def compiled(
                     kernel_name(name, num_rows),
                     NUM_ARGUMENTS,
                     lambda builder, args, layout=layout, num_rows=num_rows: (
-                        byte_product._emit_product(
+                        byte_product.emit_product(
                             builder, layout, instruction, num_rows, is_fine, args
                         )
                     ),

@@ -11,7 +11,7 @@ from engine.runner.kernels.products.linear import (
     DIRECT,
     GATED_TILES,
     PANELS,
-    _float_tile,
+    float_tile,
     gated_linear,
     gather_columns,
     linear,
@@ -93,7 +93,7 @@ def test_a_pair_of_two_formats_writes_no_further_than_its_tiles() -> None:
     tiles = np.full((GATED_TILES + 1, TILE_ROWS, LANES), 7.0, np.float32)
     gate, up = table[0], table[1]
     gate_at, up_at, tiles_at = gate[PANELS], up[PANELS], tiles.ctypes.data
-    _float_tile(
+    float_tile(
         gate[DIRECT], up[DIRECT], 2, x.ctypes.data, gate_at, up_at, 96, tiles_at, gate_at, up_at
     )
     assert (tiles[GATED_TILES:] == 7.0).all()

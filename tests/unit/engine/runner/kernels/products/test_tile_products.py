@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.runner.kernels.products.tile_product import MAX_TILE_ROWS, _tiles
+from engine.runner.kernels.products.tile_product import MAX_TILE_ROWS, tile_products
 from engine.runner.kernels.vector_ir import LANES
 from tests.support.models.packing import chained, normal
 
@@ -17,7 +17,7 @@ NUM_VECTORS, DEPTH = 3, 7
 
 def compiled(wide_vectors: int) -> Any:
     """A kernel that uses tiles of one vector and of `wide_vectors`, as attention does."""
-    wide, narrow = _tiles(wide_vectors), _tiles(1)
+    wide, narrow = tile_products(wide_vectors), tile_products(1)
 
     @njit(error_model="numpy")
     def product(rows, a, b, c):  # type: ignore[no-untyped-def]

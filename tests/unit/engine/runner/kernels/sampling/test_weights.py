@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from engine.runner.kernels.sampling import sample_rows
 from engine.runner.kernels.sampling.row_scan import least_shallow
-from engine.runner.kernels.sampling.sample_rows import Scratch, _total_weight
+from engine.runner.kernels.sampling.sample_rows import Scratch
 from engine.runner.kernels.sampling.top_p_weights import (
     SHALLOW_ROW,
     SHORTLIST_DEPTHS,
@@ -34,7 +35,9 @@ def weigh(depths, weights) -> None:  # type: ignore[no-untyped-def]
 @njit
 def total_weight(values, temperature, depths, weights, sums, shallow):  # type: ignore[no-untyped-def]
     largest, floor, at = values.max(), values.min(), values.ctypes.data
-    return _total_weight(values, largest, floor, temperature, depths, weights, sums, shallow, at)
+    return sample_rows.total_weight(
+        values, largest, floor, temperature, depths, weights, sums, shallow, at
+    )
 
 
 def row(seed: int, size: int, scale: float, offset: float) -> np.ndarray:

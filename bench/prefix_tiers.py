@@ -1,0 +1,138 @@
+"""The time to a first token by where a prompt's start is: `python -m bench.prefix_tiers --json`.
+
+One engine on the demo model answers prompts of `--tokens` tokens and one more, alone:
+
+    computed_ms   nothing of the prompt is cached
+    pool_ms       its full blocks are in the KV cache
+    host_ms       the cache has evicted them, and they are copied back from host memory
+    copied_mb     what is copied for that
+    host_tokens   tokens of those prompts that came from host memory
+
+Each figure is the median over `--rounds` prompts of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from bench.engine import synthetic_prompt
+from common.files.cache_folder import cache_root
+from common.ids import AttemptId
+from common.nodes import Role
+from common.request import GenerationRequest, SamplingParams
+from common.settings.config import Config, EngineConfig, ModelConfig
+from engine.core.runner_contract import RunnerResult
+from engine.core.scheduler import Scheduler
+from engine.core.sequences.sequence import Sequence
+from engine.core.step.step_in_flight import PlannedStep
+from engine.runner.start.load import load_model_runner
+from node.life.make_scheduler import host_space_of, make_scheduler
+from pdserve.checkpoints.resolve import resolve_checkpoint
+
+BLOCK_BYTES = 2_949_120
+"""Of 64 tokens of the demo model, in float32."""
+SAMPLING = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+class Timed(Protocol):
+    """An engine that answers one prompt at a time."""
+
+    scheduler: Scheduler
+
+    def first_token_s(self, prompt: list[int]) -> float:
+        """Return the seconds until a prompt that nobody waits before has its token."""
+
+
+class Engine:
+    """A scheduler and the runner of a mixed node, driven step by step as its loop does."""
+
+    def __init__(self, folder: Path, num_tokens: int) -> None:
+        size = EngineConfig().block_size
+        memory = (num_tokens // size + 2) * BLOCK_BYTES  # little more than one prompt
+        engine = EngineConfig(kv_cache_memory=memory, prefix_host_memory=4 * memory)
+        config = Config(role=Role.MIXED, model=ModelConfig(model=str(folder)), engine=engine)
+        self._runner = load_model_runner(
+            config.model,
+            config.engine,
+            host_space=host_space_of(config),
+            packed_folder=cache_root() / "packed",
+        )
+        self._runner.warm_up()
+        self.scheduler = make_scheduler(config, self._runner)
+        self._ids = count(1)
+
+    def first_token_s(self, prompt: list[int]) -> float:
+        """Return the seconds until a prompt that nobody waits before has its token."""
+        number = next(self._ids)
+        request = GenerationRequest(
+            id=AttemptId(f"r{number}", 1),
+            prompt_token_ids=tuple(prompt),
+            sampling=SAMPLING,
+            deadline_s=600.0,
+        )
+        sequence = Sequence(number, request)
+        started_s = time.perf_counter()
+        self.scheduler.add(sequence)
+        while sequence.num_output == 0:
+            self._step()
+        took_s = time.perf_counter() - started_s
+        while self._step().made_progress:
+            pass  # what is to be copied out is, before the next prompt
+        return took_s
+
+    def _step(self) -> PlannedStep:
+        step = self.scheduler.plan()
+        for copy in step.swap_outs:
+            self._runner.swap_out(copy.block_ids, copy.host_block_ids)
+        for copy in step.swap_ins:
+            self._runner.swap_in(copy.host_block_ids, copy.block_ids)
+        result = self._runner.execute(step.batch) if step.batch else RunnerResult()
+        self.scheduler.apply(step, result)
+        return step
+
+
+def measure(engine: Timed, num_tokens: int, num_rounds: int) -> dict[str, float]:
+    """Return the figures that the module describes."""
+    spans: dict[str, list[float]] = {"computed_ms": [], "pool_ms": [], "host_ms": []}
+    numbers = count(1)
+    for _ in range(num_rounds):
+        start = synthetic_prompt(num_tokens, next(numbers))
+        spans["computed_ms"].append(1e3 * engine.first_token_s([*start, 5]))
+        spans["pool_ms"].append(1e3 * engine.first_token_s([*start, 6]))
+        engine.first_token_s(
+            synthetic_prompt(num_tokens + 1, next(numbers))
+        )  # takes all but a block
+        spans["host_ms"].append(1e3 * engine.first_token_s([*start, 7]))
+    counters = engine.scheduler.statistics().counters
+    figures = {name: round(statistics.median(found), 1) for name, found in spans.items()}
+    figures["copied_mb"] = round(
+        counters.num_prefix_blocks_in / num_rounds * BLOCK_BYTES / 2**20, 1
+    )
+    size = engine.scheduler.limits.block_size
+    figures["host_tokens"] = counters.prefix_blocks_found["host"] // num_rounds * size
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON line last")
+    args = parser.parse_args()
+    engine = Engine(resolve_checkpoint("demo"), args.tokens)
+    figures = measure(engine, args.tokens, args.rounds)
+    if not args.json:
+        for name, value in figures.items():
+            print(f"{name:12} {value}")
+    else:
+        print(json.dumps({"tokens": args.tokens, **figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""A prefill node pulls what the decode node has cached: the same tokens, and nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from kv_transfer.contract import Commit
+from node.flow.messages import AbortAttempt, Drain, SendPrefix
+from node.flow.prefix_pulls import PullCost
+from tests.simulation.scripted_router import Asked
+from tests.simulation.world import (
+    BLOCK_SIZE,
+    DECODE,
+    PREFILL,
+    ROUTER,
+    NodeSize,
+    World,
+    assert_finished,
+)
+from tests.support.engine.build import make_prompt
+
+NEVER = 1_000_000
+
+
+def world_that_pulls(**given: object) -> World:
+    world = World(**given)  # type: ignore[arg-type]
+    world.router.may_pull = True
+    return world
+
+
+def first_turn(world: World, length: int = 9, max_tokens: int = 16) -> tuple[int, ...]:
+    """An answered request; returns the prompt of the next turn, which the decode node knows."""
+    asked = world.ask(length, max_tokens=max_tokens, name="first")
+    assert_finished(world, asked)
+    return (*asked.request.prompt_token_ids, *asked.answer(), *make_prompt(3, 5))
+
+
+def next_turn(world: World, prompt: tuple[int, ...], **given: object) -> Asked:
+    return world.ask(prompt, max_tokens=6, name="next", **given)
+
+
+def pulls(world: World) -> dict[str, int]:
+    """What became of the pulls of the prefill node; those that did not happen are left out."""
+    counted = world.p.scheduler.statistics().counters.pulls
+    return {outcome: count for outcome, count in counted.items() if count}
+
+
+def num_drained(world: World) -> int:
+    return world.d.num_drained
+
+
+def num_computed(world: World) -> int:
+    return world.p.scheduler.statistics().counters.num_chunk_tokens
+
+
+def test_a_prefill_node_computes_only_what_is_new() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    before = num_computed(world)
+    asked = next_turn(world, prompt)
+    assert_finished(world, asked)
+    assert pulls(world) == {"landed": 1}
+    num_cached = (9 + 16 - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert num_computed(world) - before == len(prompt) - num_cached
+    # The first prompt's whole blocks were computed here.
+    assert world.p.scheduler.statistics().counters.num_pulled_tokens == num_cached - 8
+
+
+def test_without_leave_nothing_is_pulled() -> None:
+    world = World()
+    prompt = first_turn(world)
+    before = num_computed(world)
+    assert_finished(world, next_turn(world, prompt))
+    assert pulls(world) == {}
+    assert num_computed(world) - before == len(prompt) - 8
+
+
+def test_what_is_cached_here_is_not_pulled() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world, max_tokens=2)
+    assert_finished(world, next_turn(world, prompt))
+    assert pulls(world) == {}
+
+
+def test_a_pull_that_costs_more_than_computing_is_declined_and_tried_again_later() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    world.token_s = 0.0
+    assert_finished(world, next_turn(world, prompt))
+    assert pulls(world) == {"declined": 1}
+
+
+def test_no_room_is_no_reason_to_wait() -> None:
+    world = world_that_pulls(prefill=NodeSize(num_blocks=8, max_model_len=32))
+    prompt = first_turn(world)
+    sent = world.ask(20, max_tokens=4, seed=3, name="being sent")
+    world.step_until(lambda: 0 in sent.tokens, frames=False)
+    asked = next_turn(world, prompt)
+    for _ in range(4):
+        world.step(frames=False)
+    assert pulls(world) == {"no_room": 1}
+    assert_finished(world, sent, asked)
+
+
+@pytest.mark.parametrize("kind", ["open", "piece", "commit"])
+def test_lost_frames_are_sent_again(kind: str) -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
+    world.step_until(lambda: any(f.kind == "commit" for f in world.network.frames), frames=False)
+    world.network.frames = [f for f in world.network.frames if f.kind != kind]
+    world.settle()
+    world.network.send_again()
+    assert_finished(world, asked)
+    assert pulls(world) == {"landed": 1}
+
+
+def test_a_source_that_never_sends_is_waited_for_a_moment() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
+    world.to_nodes = [(to, m) for to, m in world.to_nodes if not isinstance(m, SendPrefix)]
+    world.settle()
+    assert not asked.tokens
+    assert len(world.p.scheduler.prefix_transfers) == 1
+    world.advance(6.0)
+    assert_finished(world, asked)
+    assert pulls(world) == {"failed": 1}
+
+
+def test_a_source_that_gives_up_is_not_waited_for() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
+    [token] = world.d.connector.transfers
+    world.d.connector.abort(token)
+    assert_finished(world, asked)
+    assert pulls(world) == {"failed": 1}
+
+
+def test_a_commit_for_other_tokens_is_not_believed() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(
+        lambda: any(f.kind == "commit" and f.receiver == PREFILL for f in world.network.frames),
+        frames=False,
+    )
+    for frame in world.network.frames:
+        if frame.kind == "commit" and frame.receiver == PREFILL:
+            frame.commit = Commit(num_tokens=4, first_token_id=0)
+    assert_finished(world, asked)
+    assert pulls(world) == {"failed": 1}
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+@pytest.mark.parametrize("num_steps", range(1, 12))
+def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: bool) -> None:
+    world = world_that_pulls()
+    world.network.is_one_sided = is_one_sided
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    for _ in range(num_steps):
+        world.step()
+    world.router.abort(asked)
+    for node in (PREFILL, DECODE):
+        world.to_nodes.append((node, AbortAttempt(ROUTER, (asked.request.id,))))
+    world.settle()
+    world.advance(30.0)
+    world.settle()
+    world.check_closed()
+    assert_finished(world, world.ask(prompt, max_tokens=6, name="after"))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_blocks_that_a_sender_may_still_write_stay_quarantined(is_late: bool) -> None:
+    world = world_that_pulls()
+    world.network.is_one_sided = True
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(
+        lambda: any(f.kind == "open" and f.receiver == PREFILL for f in world.network.frames),
+        frames=False,
+    )
+    world.network.deliver_all()
+    [landing] = world.p.connector.landings.values() or [None]
+    if landing is None:
+        pytest.fail("the pull landed before it could be given up")
+    world.p.connector._fail_landing(landing, "it was cut off")
+    world.p.turn()
+    counts = world.p.scheduler.pool.counts()
+    assert counts.quarantined == len(landing.ticket.target_block_ids)
+    if is_late:
+        world.settle()
+    for token in list(world.p.connector.quarantined):
+        world.p.connector.fence(token)
+    assert_finished(world, asked)
+    assert pulls(world) == {"failed": 1}
+
+
+@pytest.mark.parametrize("who", ["p", "d"])
+def test_a_copy_that_fails_costs_the_pull(who: str) -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    node = world.p if who == "p" else world.d
+    node.runner.fail_next_copy = True
+    world.step_until(lambda: not node.runner.fail_next_copy)
+    world.settle()
+    world.advance(30.0)
+    assert_finished(world, asked)
+    assert pulls(world) == {"failed": 1}
+
+
+def test_a_drained_source_sends_before_it_leaves() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
+    world.d.inbox.put(Drain(100.0))
+    world.d.turn()
+    assert num_drained(world) == 0
+    assert_finished(world, asked)
+    world.d.turn()
+    assert num_drained(world) == 1
+    assert pulls(world) == {"landed": 1}
+
+
+def test_a_source_whose_attempt_is_over_leaves_when_nobody_reads_its_blocks() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
+    world.router.abort(asked)
+    world.to_the_node(DECODE, AbortAttempt(ROUTER, (asked.request.id,)))
+    world.d.inbox.put(Drain(100.0))
+    for _ in range(3):
+        world.step(frames=False)
+    assert len(world.d.flow.attempts) == 0
+    assert num_drained(world) == 0, "its blocks are read"
+    world.to_the_node(PREFILL, AbortAttempt(ROUTER, (asked.request.id,)))
+    world.settle()
+    world.d.turn()
+    assert num_drained(world) == 1
+
+
+def test_the_landing_of_an_aborted_prompt_is_closed_at_once() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.p.connector.landings), frames=False)
+    world.router.abort(asked)
+    world.to_the_node(PREFILL, AbortAttempt(ROUTER, (asked.request.id,)))
+    world.p.turn()
+    assert not world.p.connector.landings
+    world.p.turn()
+    assert len(world.p.scheduler.prefix_transfers) == 0
+
+
+def test_a_node_that_is_asked_again_sends_once() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
+    [message] = [m for _, m in world.to_nodes if isinstance(m, SendPrefix)]
+    world.step_until(lambda: bool(asked.tokens))
+    assert not world.d.connector.transfers
+    world.d.inbox.put(message)
+    world.d.turn()
+    assert not world.d.connector.transfers, "its landing may be over, and its blocks another's"
+    assert_finished(world, asked)
+
+
+def test_another_routers_attempt_is_not_sent() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
+    [message] = [m for _, m in world.to_nodes if isinstance(m, SendPrefix)]
+    world.to_nodes.remove((DECODE, message))
+    world.d.inbox.put(SendPrefix(DECODE, message.ticket))
+    world.d.turn()
+    assert not world.d.connector.transfers
+    world.advance(6.0)
+    assert_finished(world, asked)
+
+
+def test_costs_are_corrected_by_what_pulls_take() -> None:
+    cost = PullCost(1000.0, lambda num_tokens: num_tokens / 1000)
+    assert cost.is_worth(1000)
+    for _ in range(20):
+        cost.on_pulled(1000, 10.0)
+    assert cost.expected_s(1000) == pytest.approx(1.41, rel=0.01), "bounded: 64 times as slow"
+    assert not cost.is_worth(1000)
+    declined = 1
+    while not cost.is_worth(1000):
+        declined += 1
+    assert declined < 20, "a pull is tried again"
+    for _ in range(40):
+        cost.on_pulled(1000, 0.001)
+    assert cost.expected_s(1000) < 0.003
+    quick = cost.expected_s(1000)
+    cost.on_failed()
+    assert cost.expected_s(1000) == pytest.approx(2 * quick)
