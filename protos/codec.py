@@ -152,23 +152,27 @@ def _grammar_from_proto(message: pb.Grammar) -> Grammar:
     return Grammar(kind, message.text)
 
 
-def request_to_proto(request: GenerationRequest) -> pb.GenerationRequest:
-    """Return the message; `InvalidRequest` for a number that the wire's integers cannot hold."""
-    sampling = sampling_to_proto(request.sampling)
+def request_to_proto(
+    request: GenerationRequest, message: pb.GenerationRequest | None = None
+) -> pb.GenerationRequest:
+    """Return the message: `message`, an empty part of a larger one, where it is given. To put a
+    long prompt into the larger one afterwards would be to copy it.
+
+    Raises `InvalidRequest` for a number that the wire's integers cannot hold.
+    """
+    message = pb.GenerationRequest() if message is None else message
+    message.sampling.CopyFrom(sampling_to_proto(request.sampling))
     try:
-        return pb.GenerationRequest(
-            request_id=request.id.choice_id,
-            attempt=request.id.attempt,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=sampling,
-            deadline_ms=to_ms(request.deadline_s),
-            priority=request.priority,
-            output_token_ids=request.output_token_ids,
-            traceparent=request.traceparent,
-            cache_salt=request.cache_salt,
-        )
+        message.request_id, message.attempt = request.id
+        message.prompt_token_ids.extend(request.prompt_token_ids)
+        message.deadline_ms = to_ms(request.deadline_s)
+        message.priority = request.priority
+        message.output_token_ids.extend(request.output_token_ids)
+        message.traceparent = request.traceparent
+        message.cache_salt = request.cache_salt
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"the request does not fit the wire: {wrong}") from wrong
+    return message
 
 
 def request_from_proto(message: pb.GenerationRequest) -> GenerationRequest:

@@ -197,18 +197,20 @@ class Pull(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls")
+    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     PULLS_FIELD_NUMBER: _ClassVar[int]
+    RESEND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     aborts: Attempts
     echo: int
     pulls: _containers.RepeatedCompositeFieldContainer[Pull]
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ...) -> None: ...
+    resend_blocks: bool
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("pull",)
@@ -298,17 +300,31 @@ class OutputBatch(_message.Message):
     details: _containers.RepeatedCompositeFieldContainer[OutputDetails]
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., first_indexes: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., is_started: _Optional[_Iterable[bool]] = ..., num_cached_tokens: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[OutputDetails, _Mapping]]] = ...) -> None: ...
 
+class BlockReport(_message.Message):
+    __slots__ = ("number", "added", "removed", "tier")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    added: bytes
+    removed: bytes
+    tier: int
+    def __init__(self, number: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
+
 class NodeMessage(_message.Message):
-    __slots__ = ("replies", "outputs", "stuck_ms", "echo")
+    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks")
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STUCK_MS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     outputs: OutputBatch
     stuck_ms: int
     echo: int
-    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ...) -> None: ...
+    blocks: BlockReport
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("envelope",)

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 BlockHash = bytes
 """16 bytes: a truncated SHA-256."""
+BlockKey = int
+"""The first 8 bytes of a block hash: enough for a hint about who holds the block."""
+KEY_BYTES = 8
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -23,6 +26,11 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """Return the hash of one full block after `parent` (the hash before it, or the root)."""
     return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()[:16]
+
+
+def block_key(block_hash: BlockHash) -> BlockKey:
+    """Return the short name of a block, by which nodes and routers speak of it."""
+    return int.from_bytes(block_hash[:KEY_BYTES])
 
 
 def root_hash(fingerprint: str, salt: str = "") -> BlockHash:

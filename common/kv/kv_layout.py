@@ -75,8 +75,8 @@ class KVLayout:
 
     One block in one plane is a *piece*: `[num_kv_heads, block_size, slot_bytes]`. A *slot* is one
     head's key or value of one token: `head_dim` numbers of `dtype`, and with int8 their scale
-    after them. So what is stored of a token depends on that token alone, and a head of a piece is
-    one range of it.
+    after them (on a card behind all slots of its head: `gpu/kernels/slots.py`). So what is stored
+    of a token depends on that token alone, and a head of a piece is one range of it.
 
     `model_digest` names the weights and their dtype: the model, whatever part of it a node holds.
     `arithmetic` says for people what the model is computed in; what of it changes bits is in the

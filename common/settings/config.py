@@ -289,6 +289,13 @@ class PlacementConfig(Section):
         "how a router chooses nodes",
         one_of=("round_robin", "least_loaded", "prefix_affinity"),
     )
+    session_ttl_s: float = setting(
+        1800.0,
+        "how long a router remembers which nodes served a session",
+        note="from its last request on; 0: sessions are not kept together",
+        unit="seconds",
+        between=(0, 604800),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 control_port     the gRPC port and its bounds
 control_service  gRPC messages to values and back
 router_calls     the calls on one router's stream, each answered once
+block_reports    what each router is told about the blocks in the prefix cache
 output_streams   one token stream per router
 drain            leaving in order
 ignored_priorities  says once that priorities of requests do not count here

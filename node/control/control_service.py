@@ -110,6 +110,7 @@ class ControlService(pb_grpc.NodeServicer):
                     outputs=outputs_to_proto(outputs) if outputs else None,
                     stuck_ms=round(1000 * self._progress.stuck_s),
                     echo=stream.echo,
+                    blocks=stream.reports.next(),
                 )
         finally:
             listening.cancel()
@@ -126,6 +127,8 @@ class ControlService(pb_grpc.NodeServicer):
         try:
             async for message in messages:
                 stream.echo = message.echo or stream.echo
+                if message.resend_blocks:
+                    stream.reports.restart()
                 await calls.take(message)
         except PdserveError as wrong:
             return wrong

@@ -2,7 +2,8 @@
 
 The step thread adds outputs and flushes. On the event loop each router gets a batch as fast as it
 reads; unread outputs wait for its next batch, up to a bound. The stream of a router that exceeds
-the bound is ended, which aborts its attempts.
+the bound is ended, which aborts its attempts. What the prefix cache has gained and lost goes with
+the batches: nobody is woken for it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from common.ids import Incarnation
+from common.kv.blocks import BlockHash
 from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
+from node.control.block_reports import BlockReports, CachedBlocks, News
 from protos import pdserve_node_pb2 as pb
 
 log = logging.getLogger("pdserve.node")
@@ -38,8 +41,9 @@ class Batch(NamedTuple):
 class RouterStream:
     """Replies and outputs that wait for one router. Belongs to the event loop."""
 
-    def __init__(self, router: Incarnation) -> None:
+    def __init__(self, router: Incarnation, reports: BlockReports) -> None:
         self.router = router
+        self.reports = reports
         self.replies: list[pb.Reply] = []
         self.outputs: list[RequestOutput] = []
         self._has_prompt_logprobs = False
@@ -91,6 +95,9 @@ class OutputStreams:
         self._lock = threading.Lock()
         self._unflushed: list[tuple[Incarnation, RequestOutput]] = []
         self._in_transit: list[tuple[Incarnation, RequestOutput]] = []
+        self._cached = CachedBlocks()
+        self._unflushed_news: News = {}
+        self._news_in_transit: dict[BlockHash, bool] = {}
         self._is_stopping = False
 
     # --- the step thread's side ---------------------------------------------------------------
@@ -99,14 +106,20 @@ class OutputStreams:
         """Keep an output for the next `flush`."""
         self._unflushed.append((router, output))
 
+    def add_news(self, news: News) -> None:
+        """Keep what the prefix cache has gained and lost since the last flush for the next one."""
+        self._unflushed_news = news
+
     def flush(self) -> None:
-        """Pass the outputs added since the last flush to the event loop."""
-        if not self._unflushed:
+        """Pass what was added since the last flush to the event loop."""
+        news = self._unflushed_news
+        if not self._unflushed and not news:
             return
         with self._lock:
-            is_scheduled = bool(self._in_transit)
+            is_scheduled = bool(self._in_transit or self._news_in_transit)
             self._in_transit += self._unflushed
-        self._unflushed = []
+            self._news_in_transit.update(news)
+        self._unflushed, self._unflushed_news = [], {}
         if not is_scheduled:
             self._loop.call_soon_threadsafe(self._deliver)
 
@@ -115,7 +128,7 @@ class OutputStreams:
     def open(self, router: Incarnation) -> RouterStream:
         """Return a new stream for this router; its earlier stream, if any, ends."""
         self._end(self._streams.get(router))
-        stream = self._streams[router] = RouterStream(router)
+        stream = self._streams[router] = RouterStream(router, BlockReports(self._cached))
         return stream
 
     def reply(self, stream: RouterStream, reply: pb.Reply) -> None:
@@ -139,7 +152,7 @@ class OutputStreams:
         try:
             yield stream.take()  # at once: a router chooses only nodes that have sent something
             while not stream.is_cut:
-                if not stream.num_pending:
+                if not (stream.num_pending or stream.reports.is_behind):
                     # Even while stopping the loop must run once: outputs may be in transit.
                     await _wait(stream.wake, 0.0 if self._is_stopping else HEARTBEAT_S)
                 stream.wake.clear()
@@ -152,6 +165,11 @@ class OutputStreams:
     def _deliver(self) -> None:
         with self._lock:
             delivered, self._in_transit = self._in_transit, []
+            news, self._news_in_transit = self._news_in_transit, {}
+        if news:
+            self._cached.take(news)
+            for told in self._streams.values():
+                told.reports.add(news)
         for router, output in delivered:
             stream = self._streams.get(router)
             if stream is not None:

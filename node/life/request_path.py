@@ -53,6 +53,8 @@ class RequestPath:
         largest_s = expected_step_s(model.step_costs, max_chunk_tokens_of(config))
         self.progress = StepProgress(largest_s)
         scheduler = make_scheduler(config, model)
+        self._prefix_cache = scheduler.pool.prefix_cache
+        self._prefix_cache.keep_news()
         self._is_async = plans_ahead(config, model)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector)
         self._streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
@@ -122,5 +124,6 @@ class RequestPath:
 
     def _flush(self) -> None:
         """End a turn of the step thread: tokens leave first, then ended attempts are reported."""
+        self._streams.add_news(self._prefix_cache.take_news())
         self._streams.flush()
         self._watch.look()

@@ -155,6 +155,7 @@ def _make_dispatcher(
         router_id=router_id,
         model=model_names(config.model.served_model_name)[0],
         policy=config.placement.placement_policy,
+        session_ttl_s=config.placement.session_ttl_s,
         node_lease_s=config.placement.node_lease_s,
         registry=registry,
         on_failed=shutdown.end_now,

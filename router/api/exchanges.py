@@ -22,6 +22,7 @@ from common.settings.config import ApiConfig
 from http_serving.abort_connection import abort_connection
 from http_serving.part_writing import part_writer
 from router.access.spaced_lines import client_address
+from router.api.sessions import SessionHeaders
 from router.core.generation import SHUTTING_DOWN
 from router.http.errors import ApiError, TooManyRequests, api_error
 from router.http.exchange import ClientClosed, Reply, read_body, while_client_waits
@@ -53,7 +54,9 @@ class Exchanges:
         self._metrics = metrics
         self._clock = clock
         self._watcher = watcher
+        self._session_headers = SessionHeaders()
         self._num_in_progress = 0
+        metrics.in_progress.set_function(lambda: self._num_in_progress)
 
     async def serve_exchange(
         self,
@@ -75,6 +78,7 @@ class Exchanges:
         reply = Reply(send, part_writer(scope))
         outcome, why, failure = "cancelled", "", None
         watch = self._watcher.begin(name, operation, scope)
+        watch.session_name = self._session_headers.name(scope["headers"])
         try:
             self.require_seat(scope)
             await self._answered(answer, scope, receive, reply, watch, max_body)
@@ -128,12 +132,10 @@ class Exchanges:
         """
         self.require_seat(scope)
         self._num_in_progress += 1
-        self._metrics.in_progress.inc()
         try:
             yield
         finally:
             self._num_in_progress -= 1
-            self._metrics.in_progress.dec()
 
     async def _answered(
         self,

@@ -29,8 +29,10 @@ from router.api.endpoints import ENDPOINTS, Endpoint
 from router.api.exchanges import Exchanges
 from router.api.planning.body_planner import BodyPlanner
 from router.api.planning.request_plan import PlannedPrompt, RequestPlan
+from router.api.sessions import session_id
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
+from router.core.sessions import SessionId
 from router.http.api_texts import ANSWERS
 from router.http.described import described_body
 from router.http.exchange import Exchange, Reply
@@ -134,10 +136,11 @@ class OpenAiApi:
         self._metrics.count_usage(usage)
 
     async def _start_all(self, answer: Answer, plan: RequestPlan, watch: RequestWatch) -> None:
+        session = session_id(watch.api_key_name, watch.session_name, plan.session)
         num_tokens = 0
         num_allowed = len(plan.sampling.rules.allowed_token_ids)
         for prompt, sampling in plan.choices():
-            self._start(answer, plan, prompt, sampling, watch)
+            self._start(answer, plan, prompt, sampling, session, watch)
             num_tokens += len(prompt.token_ids) + num_allowed
             if num_tokens >= TOKENS_PER_TURN:
                 num_tokens = 0
@@ -149,6 +152,7 @@ class OpenAiApi:
         plan: RequestPlan,
         prompt: PlannedPrompt,
         sampling: SamplingParams,
+        session: SessionId,
         watch: RequestWatch,
     ) -> None:
         stop = plan.shape.stop
@@ -180,6 +184,7 @@ class OpenAiApi:
             deadline_s=max(left_s, 0.0),
             priority=plan.priority,
             cache_salt=plan.cache_salt,
+            session=session,
             listener=watch,
         )
         answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)

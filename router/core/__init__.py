@@ -12,7 +12,9 @@ membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
 placement      which nodes take a request: filter, score, pick
 pair_health    which pairs of nodes fail to hand off, and when each is tried again
-prefix_map     which prefixes each node's cache is believed to hold
+sessions       which nodes served each session last
+block_index    which nodes hold which blocks
+block_reports  what nodes report of their blocks, in order
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
 cluster_view   the seam between the HTTP edge and the cluster behind it
@@ -49,6 +51,23 @@ is new is long enough when it is continued: several continuations would otherwis
 after the other on the surviving decode node, beside its decodes. Token n takes the place of token 0
 then, and the commit's number of tokens says where the answer stands. Nodes that drain and nodes
 that die take the same path.
+
+A session is kept together before the policy is asked (`router/core/policies/session_nodes.py`), and
+not as one more term of a score: so it is with every policy, and a request without a name costs
+nothing. What it may wait for is bounded by what it saves: the tokens of its last prompt on a node
+that computes prompts, and half of the seats anywhere. It is recorded when nodes are chosen, not
+when they answer, so that requests of a new session that come at once go together.
+
+A prefix counts with its tokens, not with its share of the prompt. A share would be worth as much
+for every prompt that begins with one system prompt, and the node that had the first of them would
+get all others until its seats are taken (`tests/simulation/test_shared_prefix.py`).
+
+Nodes report what their prefix caches hold (`node/control/block_reports.py`), on the stream that
+they have: all when it opens, then what changes. So several routers know the same without talking,
+and one that starts knows it at once. What a router has placed itself it expects
+(`router/core/block_index.py`): the next request of a burst comes before the first report, and nodes
+of an earlier release report nothing. A report that is missing voids all of the node, because a
+prefix that seems to be there costs more than one that seems not to be.
 
 A pair that fails is avoided, not its nodes. When KV does not get from one prefill node to one
 decode node, the router cannot know which of them is at fault, and each may serve well with others.

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from common.observing.tracing import Span
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, RequestCounts, SamplingParams, TokenLogprobs
+from router.core.sessions import SessionId
 from router.core.ttft_stages import DispatchStages
 
 SHUTTING_DOWN = "the router is shutting down: send the request again"
@@ -109,9 +110,12 @@ class Generator(Protocol):
         deadline_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        session: SessionId = b"",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer and return its abort. KV is shared within `cache_salt` alone.
+
+        The answers of one `session` are best made by the nodes that made its last one.
 
         Chunks are pushed into `sink` as they come, followed by exactly one end. A failure may be
         pushed before this returns. The abort ends the answer on every node, and nothing is

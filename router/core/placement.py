@@ -1,10 +1,11 @@
 """Which nodes take a request: filter, score, pick, with the reason in words.
 
 A decode node is chosen first, then a prefill node that can exchange KV with it: with the same
-layout and the same version of the KV protocol. A mixed node prefills for itself, and so does a
-decode node without a live prefill partner. A request for one token needs no decode node at all
-where a prefill node is live. A suspected node decodes only where no other one can, and prefills
-nothing.
+layout and the same version of the KV protocol. Of both roles the node that served the request's
+session last comes before what the policy says, unless it is too busy. A mixed node prefills for
+itself, and so does a decode node without a live prefill partner. A request for one token needs no
+decode node at all where a prefill node is live. A suspected node decodes only where no other one
+can, and prefills nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.nodes import Role
+from router.core.block_reports import BlockReport
 from router.core.pair_health import Pair
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
+from router.core.policies.session_nodes import session_node
 
 _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 
@@ -40,6 +43,21 @@ class Placer:
         self._score = POLICIES[policy]
         self._state = PolicyState()
 
+    @property
+    def num_known_blocks(self) -> int:
+        """Blocks that nodes have reported."""
+        return len(self._state.blocks)
+
+    def on_blocks(self, node: Incarnation, report: BlockReport) -> int:
+        """Take what a node holds; return for how many blocks there was no room."""
+        if report.is_first:
+            self.on_lost(node)
+        return self._state.blocks.on_report(node, report.added, report.removed)
+
+    def on_lost(self, node: Incarnation) -> None:
+        """Forget what a node holds."""
+        self._state.blocks.forget(node)
+
     def choose(
         self,
         nodes: Sequence[NodeView],
@@ -56,7 +74,7 @@ class Placer:
         """
         open_prefillers = _without(_prefillers(nodes, query), excluded)
         if query.max_tokens == 1 and open_prefillers:
-            prefill = self._pick(open_prefillers, query)
+            prefill = self._pick(open_prefillers, query, query.last.prefill)
             self._state.turn += 1
             return self._choice(None, prefill, query, "one token: prefill alone")
         decoders = _decoders(nodes, query)
@@ -64,10 +82,10 @@ class Placer:
         if not open_decoders:
             raise Overloaded(_all_tried(len(decoders)))
         open_decoders = _with_a_path(open_decoders, open_prefillers, avoided)
-        decode = self._pick(open_decoders, query)
+        decode = self._pick(open_decoders, query, query.last.decode)
         partner = self._partner(decode, open_prefillers, query, avoided)
         self._state.turn += 1
-        reason = self._reason(decode, len(open_decoders))
+        reason = self._reason(decode, query, len(open_decoders))
         if partner is None and decode.record.role is Role.DECODE:
             why = _why_alone(decode, open_prefillers)
             reason = f"{reason}, {why}: local prefill"
@@ -103,9 +121,12 @@ class Placer:
             for node in _with_same_kv(decode, prefillers)
             if (node.incarnation, decode.incarnation) not in avoided
         ]
-        return self._pick(pairs, query) if pairs else None
+        return self._pick(pairs, query, query.last.prefill) if pairs else None
 
-    def _pick(self, nodes: Sequence[NodeView], query: Query) -> NodeView:
+    def _pick(self, nodes: Sequence[NodeView], query: Query, last: Incarnation | None) -> NodeView:
+        kept = session_node(nodes, last, query)
+        if kept is not None:
+            return kept
         ordered = sorted(nodes, key=lambda node: node.incarnation)
         scores = self._score(ordered, query, self._state)
         best = max(range(len(ordered)), key=lambda index: (scores[index], -index))
@@ -117,15 +138,17 @@ class Placer:
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)
-                self._state.prefixes.add(hashes, node.incarnation)
+                self._state.blocks.expect(hashes, node.incarnation)
         return ChosenNodes(
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,
             reason=reason,
         )
 
-    def _reason(self, decode: NodeView, num_candidates: int) -> str:
-        reason = f"{self._name}: best of {num_candidates}, {decode.num_requests} requests there"
+    def _reason(self, decode: NodeView, query: Query, num_candidates: int) -> str:
+        is_kept = decode.incarnation == query.last.decode
+        rule = "its session's node" if is_kept else f"{self._name}: best of {num_candidates}"
+        reason = f"{rule}, {decode.num_requests} requests there"
         return f"{reason}, mixed" if decode.record.role is Role.MIXED else reason
 
 

@@ -58,7 +58,8 @@ class TokenLedger:
         self.emitted += token_ids
         if counts is not None:
             self._note(counts)
-        return new_chunk((first, token_ids, (), None, self._new_counts(), None))
+        new_counts = None if self._counts is self._emitted_counts else self._new_counts()
+        return new_chunk((first, token_ids, (), None, new_counts, None))
 
     def push(self, output: RequestOutput, complete_from: int) -> TokenChunk | None:
         """Add an output and return what can be emitted now, if anything.
@@ -152,7 +153,8 @@ class TokenLedger:
     def _note_end(self, output: RequestOutput, reason: FinishReason, complete_from: int) -> None:
         known = [self.num_emitted, *(index + 1 for index in self._held)]
         end = output.first_index + len(output.token_ids) if output.token_ids else max(known)
-        missing = [index for index in range(complete_from, end) if not self.has(index)]
+        first = max(complete_from, self.num_emitted)
+        missing = [index for index in range(first, end) if index not in self._held]
         if missing or end == 0:
             raise PeerProtocolError(f"{output.id}: ended at {end} tokens without {missing[:4]}")
         self._end, self._reason = end, reason

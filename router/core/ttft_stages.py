@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Stage(Enum):
+class Stage(StrEnum):
     """A part of the time to the first token; see the module's text."""
 
     EDGE = "edge"

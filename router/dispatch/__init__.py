@@ -11,7 +11,7 @@ fairness            how much of a burst of outputs is passed on before others ha
 silence             when a node has been silent for too long
 echoes              whether what is sent to a node arrives there
 pings               whether the process of a silent node still runs
-pair_placer         placements that avoid pairs of nodes whose handoffs fail
+pair_placer         placements that avoid pairs whose handoffs fail and keep sessions together
 node_pool           the nodes of the cluster: membership, and one client per member
 placement_recorder  placements written to the store, beside the data path
 

@@ -39,6 +39,7 @@ from router.core.effects import (
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
+from router.core.sessions import SessionId
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
 from router.dispatch.pair_placer import PairPlacer
@@ -67,6 +68,7 @@ class Dispatcher:
         router_id: str,
         model: str,
         policy: str,
+        session_ttl_s: float,
         node_lease_s: float,
         registry: CollectorRegistry,
         on_failed: Callable[[], None],
@@ -77,7 +79,8 @@ class Dispatcher:
         self._store = store
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
-        self._placer = PairPlacer(policy, self._clock, self._metrics)
+        self._metrics.running.set_function(lambda: len(self._choices))
+        self._placer = PairPlacer(policy, session_ttl_s, self._clock, self._metrics)
         self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -95,6 +98,7 @@ class Dispatcher:
             metrics=self._metrics,
             num_running=lambda: self.num_running,
             on_outputs=self._on_outputs,
+            on_blocks=self._placer.on_blocks,
             on_lost=self._on_lost,
             on_suspected=self._on_suspected,
             on_trusted=self._on_trusted,
@@ -173,6 +177,7 @@ class Dispatcher:
         deadline_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        session: SessionId = b"",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer; see `router.core.generation.Generator`.
@@ -193,12 +198,11 @@ class Dispatcher:
             priority=priority,
             cache_salt=cache_salt,
         )
-        query = query_of(prompt_token_ids, sampling, cache_salt)
+        query = query_of(prompt_token_ids, sampling, cache_salt, session)
         listener = listener or RequestWatch("", self.model, now_s)
         trace = ChoiceTrace(listener, choice_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)
         self._choices[choice_id] = choice
-        self._metrics.running.set(len(self._choices))
         choice.set_deadline(now_s, self._on_deadline)
         self._feed(choice, flow.start)
         return partial(self._feed, choice, flow.on_client_gone)
@@ -234,6 +238,7 @@ class Dispatcher:
             self._send(choice)
 
     def _on_lost(self, node: Incarnation) -> None:
+        self._placer.on_lost(node)
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
 
@@ -421,8 +426,7 @@ class Dispatcher:
         if self._choices.pop(choice.flow.attempt.choice_id, None) is None:
             return
         choice.cancel_timers()
-        self._metrics.running.set(len(self._choices))
-        self._metrics.requests.labels(outcome).inc()
+        self._metrics.requests(outcome).inc()
         if choice.flow.attempt.attempt > 1:
             self._metrics.retries.inc(choice.flow.attempt.attempt - 1)
         flow = choice.flow

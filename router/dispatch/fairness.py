@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from common.request import RequestOutput
+
 FEW_OUTPUTS = 8
 """A message with more outputs is passed on in parts; after each part the event loop runs
 `TURNS_FOR_OTHERS` turns of other work."""
@@ -14,9 +18,24 @@ PARTS = 60
 def part_size(num_running: int, num_waiting: int) -> int:
     """Return how many of `num_waiting` outputs are passed on at once, with `num_running` requests.
 
-    A part has at least `OUTPUTS_AT_ONCE` outputs, one for each running request, and one in `PARTS`
+    A part may have `OUTPUTS_AT_ONCE` outputs, one for each running request, and one in `PARTS`
     of those that wait. Up to `OUTPUTS_AT_MOST` it grows as the square of the requests: under load,
     requests that are handled together share messages to the nodes.
     """
     for_many = min(OUTPUTS_AT_MOST, num_running * num_running // OUTPUTS_AT_ONCE)
     return max(OUTPUTS_AT_ONCE, num_running, for_many, -(-num_waiting // PARTS))
+
+
+def part_end(outputs: Sequence[RequestOutput], size: int) -> int:
+    """Return where the next part of the waiting outputs ends: at most `size` of them are in it.
+
+    It ends between two requests, if some do in its second half: the tokens of one answer that are
+    passed on together are one write to its client.
+    """
+    if len(outputs) <= size:
+        return len(outputs)
+    behind = outputs[size].id
+    for end in range(size, size // 2, -1):
+        if outputs[end - 1].id != behind:
+            return end
+    return size

@@ -39,10 +39,11 @@ from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
+from router.core.block_reports import ReportReader
 from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.echoes import UNREACHED_S, Echoes
-from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_size
+from router.dispatch.fairness import FEW_OUTPUTS, TURNS_FOR_OTHERS, part_end, part_size
 from router.dispatch.node_listener import NodeListener
 from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
 from router.dispatch.silence import Silence, SilenceVerdict
@@ -109,6 +110,7 @@ class NodeClient:
         self._pings = Pings(self._address, CHANNEL_OPTIONS, keys) if can_ping else None
         self._silence = Silence()
         self._echoes = Echoes()
+        self._reports = ReportReader()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
         self._keys = keys
@@ -187,13 +189,11 @@ class NodeClient:
         """Ask a decode or mixed node for a reservation."""
 
         def call() -> pb.Call:
-            return pb.Call(
-                reserve=pb.ReserveRequest(
-                    request=request_to_proto(request),
-                    must_prefill_locally=must_prefill_locally,
-                    may_wait=may_wait,
-                )
-            )
+            call = pb.Call()
+            request_to_proto(request, call.reserve.request)
+            call.reserve.must_prefill_locally = must_prefill_locally
+            call.reserve.may_wait = may_wait
+            return call
 
         self._ask(call, request, caller, read_reservation)
 
@@ -208,11 +208,12 @@ class NodeClient:
         """Ask a prefill node to take a prompt; `may_pull`: from the decode node of the ticket."""
 
         def call() -> pb.Call:
-            return pb.Call(
-                prefill=pb.PrefillRequest(
-                    request=request_to_proto(request), ticket=ticket, may_pull=may_pull
-                )
-            )
+            call = pb.Call()
+            request_to_proto(request, call.prefill.request)
+            if ticket is not None:
+                call.prefill.ticket.CopyFrom(ticket)
+            call.prefill.may_pull = may_pull
+            return call
 
         self._ask(call, request, caller, read_acceptance)
 
@@ -363,6 +364,8 @@ class NodeClient:
         self._is_heard = True
         self._stuck_s = message.stuck_ms / 1000
         self._echoes.heard(message.echo)
+        if message.HasField("blocks"):
+            self._take_blocks(message.blocks)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()
@@ -370,6 +373,15 @@ class NodeClient:
                 self._has_room.clear()
         else:
             self._tell(outputs)
+
+    def _take_blocks(self, message: pb.BlockReport) -> None:
+        report = self._reports.take(message.number, message.tier, message.added, message.removed)
+        if report is None:
+            return
+        self._listener.on_blocks(self._node, report)
+        if self._reports.has_lost:
+            log.warning("%s: a report of its blocks is missing, all are asked for", self._node)
+            self._unsent.ask_blocks()
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         is_reached = self._echoes.is_reached
@@ -380,8 +392,9 @@ class NodeClient:
         before them, do not wait for all of these."""
         size = part_size(self._listener.num_running, len(self._outputs))
         while self._outputs:
-            part = self._outputs[:size]
-            del self._outputs[:size]
+            end = part_end(self._outputs, size)
+            part = self._outputs[:end]
+            del self._outputs[:end]
             self._silence.heard()  # Reading may be paused meanwhile.
             self._tell(part)
             for _ in range(TURNS_FOR_OTHERS):

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from common.ids import Incarnation
 from common.request import RequestOutput
+from router.core.block_reports import BlockReport
 
 
 class NodeListener(Protocol):
@@ -28,6 +29,9 @@ class NodeListener(Protocol):
         `stuck_s`: how long the node's step has lasted, if it makes no progress; 0 otherwise.
         `is_reached`: as far as is known, the node has what was sent to it.
         """
+
+    def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
+        """Take blocks that entered or left the node's prefix cache."""
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node which was heard is gone, or `is_heard` and not reached.

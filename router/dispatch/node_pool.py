@@ -13,6 +13,7 @@ from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
 from common.request import RequestOutput
 from placement.store import PlacementStore, PlacementUnavailable
+from router.core.block_reports import BlockReport
 from router.core.membership import (
     Membership,
     MembershipEffect,
@@ -37,6 +38,9 @@ OnSuspected = Callable[[Incarnation, bool], None]
 """A node, and whether it is heard."""
 
 
+OnBlocks = Callable[[Incarnation, BlockReport], None]
+
+
 class NodePool:
     """Refreshed from the store every quarter of a lease, and soon after a node was lost."""
 
@@ -50,6 +54,7 @@ class NodePool:
         metrics: RouterMetrics,
         num_running: Callable[[], int],
         on_outputs: OnOutputs,
+        on_blocks: OnBlocks,
         on_lost: OnNode,
         on_suspected: OnSuspected,
         on_trusted: OnNode,
@@ -62,6 +67,7 @@ class NodePool:
         self._metrics = metrics
         self._num_running = num_running
         self._on_outputs = on_outputs
+        self._on_blocks = on_blocks
         self._on_lost = on_lost
         self._on_suspected = on_suspected
         self._on_trusted = on_trusted
@@ -152,6 +158,10 @@ class NodePool:
         unreached = "" if is_reached else UNREACHED
         self._perform(self.membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
         self._on_outputs(node, outputs)
+
+    def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
+        """Take blocks that entered or left the node's prefix cache."""
+        self._on_blocks(node, report)
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are

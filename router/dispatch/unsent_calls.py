@@ -29,13 +29,15 @@ class UnsentCalls:
         self._pulls: list[pb.Pull] = []
         self._aborts: dict[AttemptId, None] = {}
         self._echo = 0
+        self._wants_blocks = False
         self._has_news = asyncio.Event()
         self._all_sent = asyncio.Event()
         self._all_sent.set()
 
     def __bool__(self) -> bool:
         """Return whether a message is due."""
-        return bool(self._calls or self._pulls or self._aborts or self._echo)
+        wants = self._echo or self._wants_blocks
+        return bool(self._calls or self._pulls or self._aborts or wants)
 
     def add_call(self, call: pb.Call) -> None:
         """Queue a call."""
@@ -66,9 +68,15 @@ class UnsentCalls:
         self._echo = number
         self._has_news.set()
 
+    def ask_blocks(self) -> None:
+        """Let the next message ask the node to report all of its blocks."""
+        self._wants_blocks = True
+        self._has_news.set()
+
     def clear(self) -> None:
         """Drop everything."""
         self._echo = 0
+        self._wants_blocks = False
         self._calls.clear()
         self._pulls.clear()
         self._aborts.clear()
@@ -99,12 +107,15 @@ class UnsentCalls:
             if num_calls and num_bytes > BYTES_PER_MESSAGE:
                 break
             num_calls += 1
-        message = pb.RouterMessage(calls=self._calls[:num_calls], echo=self._echo)
+        message = pb.RouterMessage(
+            calls=self._calls[:num_calls], echo=self._echo, resend_blocks=self._wants_blocks
+        )
         if self._pulls:
             message.pulls.extend(self._pulls)
             self._pulls.clear()
         del self._calls[:num_calls]
         self._echo = 0
+        self._wants_blocks = False
         if self._aborts and not self._calls:  # after all calls: an abort may end one of them
             aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
             for attempt in aborts:

@@ -121,6 +121,8 @@ FIELDS: Mapping[str, str] = {
     "bad_words": "Words that the answer must not have.",
     "allowed_token_ids": "The only tokens that the answer may have.",
     "cache_salt": "Prefix caches share KV only between requests with the same salt.",
+    "prompt_cache_key": "Names the session: its requests go to the same nodes.",
+    "user": "Names the session where `prompt_cache_key` does not.",
     "response_format": f"OpenAI's `json_object` or `json_schema`: {_WITH_GRAMMAR}.",
     "structured_outputs": f"vLLM's `json`, `regex`, `choice` or `grammar`: {_WITH_GRAMMAR}.",
     "guided_json": f"A JSON schema: {_WITH_GRAMMAR}.",

@@ -105,7 +105,7 @@ class HttpMetrics:
             _STAGE_S,
             registry,
             label="stage",
-            values=[stage.value for stage in Stage],
+            values=list(Stage),
         )
         self.itl = LoopHistogram(
             "pdserve_inter_token_latency_seconds",
@@ -180,4 +180,4 @@ class ChoiceTimer:
             found = delta.details.of_prompt
             if found is not None and found.stages is not None:
                 for stage, span_s in found.stages.to_client(self._arrived_at_s, now_s).items():
-                    self._metrics.ttft_stages.of[stage.value].observe(span_s)
+                    self._metrics.ttft_stages.of[stage].observe(span_s)

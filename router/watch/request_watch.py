@@ -35,6 +35,8 @@ class RequestWatch:
     arrived_at_s: float
     request_id: str = ""
     api_key_name: str = ""
+    session_name: bytes = b""
+    """What a header calls the session of the request. It is not recorded."""
     span: Span = NO_SPAN
     usage: Usage | None = None
     nodes: dict[str, None] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
@@ -9,12 +11,18 @@ class RouterMetrics:
     """A few counters and gauges in the given registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        self._count_flows(registry)
+        self._count_what_is_known(registry)
+
+    def _count_flows(self, registry: CollectorRegistry) -> None:
+        requests = Counter(
             "pdserve_router_choices_total",
             "Choices that ended, by outcome: stop, length, abort or an error's code",
             ["outcome"],
             registry=registry,
         )
+        # Looked up, for each request, without the client library's lock.
+        self.requests = cache(requests.labels)
         self.retries = Counter(
             "pdserve_router_retries_total",
             "Attempts after the first one",
@@ -58,5 +66,29 @@ class RouterMetrics:
             "pdserve_router_store_errors_total",
             "Calls to the placement store without an answer, by operation",
             ["operation"],
+            registry=registry,
+        )
+
+    def _count_what_is_known(self, registry: CollectorRegistry) -> None:
+        self.session_placements = Counter(
+            "pdserve_router_session_placements_total",
+            "Placements of requests that name a session: new to this router, kept on the nodes of "
+            "its last request, or moved",
+            ["outcome"],
+            registry=registry,
+        )
+        self.sessions = Gauge(
+            "pdserve_router_sessions",
+            "Sessions that the router remembers, with the nodes of their last requests",
+            registry=registry,
+        )
+        self.known_blocks = Gauge(
+            "pdserve_router_known_blocks",
+            "Blocks of KV that nodes have reported, each once however many nodes hold it",
+            registry=registry,
+        )
+        self.blocks_dropped = Counter(
+            "pdserve_router_reported_blocks_dropped_total",
+            "Reported blocks for which the router's index had no room",
             registry=registry,
         )

@@ -125,6 +125,9 @@ class _NoDevice:
     def upload(self, to: int, data: bytes) -> None:
         pass
 
+    def fill(self, address: int, value: int, num_bytes: int, stream: int) -> None:
+        pass
+
     def synchronize(self, stream: int) -> None:
         pass
 

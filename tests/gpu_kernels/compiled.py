@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import triton
 
 from engine.runner.gpu.launcher import KernelSpec
+from engine.runner.gpu.launches import BYTE_CHUNK_ROWS, AttentionShape, PieceList
 from engine.runner.gpu.weights import Form
 from tests.gpu.measuring import SpecRecorder
 from tests.gpu.stages.draws import draws
@@ -40,7 +42,20 @@ def shipped(capability: int) -> list[KernelSpec]:
     for stage in (products, step, prefill, ipc, draws):
         stage(recorder, Findings())
     _launch_quantised(recorder)
+    _launch_over_bytes(recorder)
     return recorder.specs
+
+
+def _launch_over_bytes(recorder: SpecRecorder) -> None:
+    """Launch what reads and writes a cache in int8."""
+    model = Model.of(recorder)
+    model.pool = replace(model.pool, has_scales=True)
+    make = model.launches(recorder, AttentionShape(chunk_rows=BYTE_CHUNK_ROWS))
+    pieces = PieceList(0, 0, 0, 0, 0)
+    for count in (1, 32):
+        make.attend_pieces(0, 0, 0, pieces, (0, 0), 0, count, 1)
+    make.attend_chunk(0, 0, 0, 1, (0, 0), (0, 0, 0), 0, 1)
+    make.rotate(0, 0, 0, 0, 0, 1)
 
 
 def _launch_quantised(recorder: SpecRecorder) -> None:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("interpreted_card")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.0}
 FILTERED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
+PENALISED: dict[str, Any] = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logprobs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def answers(
             gone = node.add(3, 8, 4, **DRAWN)
         if count == 8:
             node.scheduler.finish(gone)
-            node.add(4, 3, 5, **FILTERED)
+            node.add(4, 3, 5, **FILTERED, **PENALISED)
         if node.scheduler.running or node.scheduler.waiting:
             node.step()
     check_idle(node.scheduler)
@@ -166,7 +167,7 @@ def test_a_steady_step_is_one_graph_and_two_copies_behind_the_one_that_is_waited
 
 
 def test_rows_under_rules_do_not_go_on(folder: Path) -> None:
-    """Their logits are read after the step, and the step behind it would overwrite them."""
+    """They are drawn from the step's logits, which the step behind it would overwrite."""
     node = Node(on_card(folder), goes_on=True)
     node.add(5, 8, 1, **GREEDY)
     node.add(6, 4, 2, **FILTERED)

@@ -16,7 +16,7 @@ from tests.gpu_kernels.interpreted_runner import FAMILIES, PROMPT, TABLE, comput
 import numpy as np
 import pytest
 
-from common.request import SamplingParams
+from common.request import SamplingParams, TokenLogprobs
 from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.runner.gpu.cache import pool
@@ -83,8 +83,10 @@ WAYS = [
     GREEDY,
     SamplingParams(max_tokens=9, temperature=1.0, seed=3),
     SamplingParams(max_tokens=9, temperature=0.8, top_k=4, top_p=0.9, seed=4),
-    SamplingParams(max_tokens=9, temperature=0.7, repetition_penalty=1.2, seed=5, logprobs=2),
+    SamplingParams(max_tokens=9, temperature=1.0, repetition_penalty=1.2, seed=5, logprobs=2),
 ]
+LEFT = replace(WAYS[1], top_p=1 - 1e-13, presence_penalty=0.5, logprobs=1)
+"""A row whose last kept token depends on the order of sums, so that the host draws it."""
 
 
 @pytest.fixture
@@ -112,10 +114,37 @@ def test_tokens_drawn_on_the_card_are_those_of_the_host(
     batches = [behind_prompts(*(replace(one, seed=seed) for one in ways)) for seed in range(2)]
     on_device = [filled.execute(batch) for batch in batches]
     filled._row_draw = host_draw(filled)
-    assert [filled.execute(batch) for batch in batches] == on_device
+    for batch, drawn in zip(batches, on_device, strict=True):
+        for found, expected in zip(drawn, filled.execute(batch), strict=True):
+            assert found is not None
+            assert expected is not None
+            assert found.token_ids == expected.token_ids
+            require_close(found.logprobs, expected.logprobs)
 
 
-def test_only_rows_under_rules_are_read(
+def require_close(found: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:
+    """Equal but for the order in which float64 numbers are added."""
+    for one, other in zip(found, expected, strict=True):
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-12)
+        for (_, mine), (_, theirs) in zip(one.top, other.top, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-12)
+
+
+def test_penalised_draws_and_log_probabilities_are_those_of_any_step(filled: ModelRunner) -> None:
+    """A prompt's chunk or its last row, alone or among others: the same to the last bit."""
+    ways = [WAYS[3], replace(WAYS[0], logprobs=3, frequency_penalty=0.7), LEFT]
+    alone = [filled.execute(behind_prompts(one))[0] for one in ways]
+    assert all(one is not None and one.logprobs for one in alone)
+    assert filled.execute(behind_prompts(WAYS[2], *ways))[1:] == alone
+    whole = [
+        ScheduledSequence(0, PROMPT[start:], start, TABLE, SampleInput(one, 0, PROMPT, []))
+        for start, one in zip((0, 17, 38), ways, strict=True)
+    ]
+    assert [filled.execute([one])[0] for one in whole] == alone
+
+
+def test_only_rows_that_the_host_draws_are_read(
     filled: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four bytes of each other row leave the card; rows that lie together are one copy."""
@@ -130,9 +159,9 @@ def test_only_rows_under_rules_are_read(
         copy(to, source, size, stream)
 
     monkeypatch.setattr(device, "copy", counted)
-    filled.execute(behind_prompts(*WAYS[:3]))
+    filled.execute(behind_prompts(*WAYS))
     assert reads == []
-    filled.execute(behind_prompts(WAYS[3], WAYS[2], WAYS[3], WAYS[3]))
+    filled.execute(behind_prompts(LEFT, WAYS[2], LEFT, LEFT))
     assert reads == [4 * filled.vocab_size, 8 * filled.vocab_size]
     reads.clear()
     found = filled.execute(behind_prompts(*MASKED))
@@ -165,23 +194,28 @@ def test_rows_that_are_not_finite_have_no_token(filled: ModelRunner) -> None:
     assert sorted(caught.value.errors) == [0, 1, 2]
 
 
-def test_drafts_are_verified_as_one_by_one(filled: ModelRunner) -> None:
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, replace(GREEDY, frequency_penalty=0.5, repetition_penalty=1.1, logprobs=2)],
+    ids=["greedy", "penalised"],
+)
+def test_drafts_are_verified_as_one_by_one(filled: ModelRunner, params: SamplingParams) -> None:
     """Rows of drafts are a chunk; the tokens are those of single steps."""
     tokens: list[int] = []
-    known = list(PROMPT)
-    for _ in range(3):
-        step = ScheduledSequence(
-            0, known[-1:], len(known) - 1, TABLE, SampleInput(GREEDY, 0, known, [])
-        )
-        [found] = filled.execute([step])
+    logprobs: list[TokenLogprobs] = []
+    for count in range(3):
+        sample = SampleInput(params, count, PROMPT, tokens.copy())
+        last = [*PROMPT, *tokens][-1:]
+        [found] = filled.execute([ScheduledSequence(0, last, 39 + count, TABLE, sample)])
         assert found is not None
         tokens += found.token_ids
-        known += found.token_ids
+        logprobs += found.logprobs
     drafted = [*PROMPT[39:], *tokens[:2], (tokens[2] + 1) % filled.vocab_size]
-    sample = SampleInput(GREEDY, 0, PROMPT, [])
+    sample = SampleInput(params, 0, PROMPT, [])
     [found] = filled.execute([ScheduledSequence(0, drafted, 39, TABLE, sample, num_drafts=3)])
     assert found is not None
     assert list(found.token_ids) == tokens
+    assert list(found.logprobs) == logprobs
 
 
 @pytest.mark.parametrize("share", [1.0, 0.0], ids=["pinned", "buffers"])

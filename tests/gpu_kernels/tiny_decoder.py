@@ -32,19 +32,22 @@ SHAPE = AttentionShape(
 class TinyDecoder:
     """Random weights of SPEC and a pool of blocks whose unwritten slots are NaN."""
 
-    def __init__(self, form: Form = Form.BF16, spec: DecoderSpec = SPEC) -> None:
+    def __init__(
+        self, form: Form = Form.BF16, spec: DecoderSpec = SPEC, *, has_scales: bool = False
+    ) -> None:
         self.device = InterpretedDevice()
         self.spec = spec
         card: Any = self.device
         self.weights: DecoderWeights = random_weights(
             card, InterpretedKernel, spec, MAX_LEN, 7, 0, form
         )
-        self.piece_bytes = 2 * spec.num_kv_heads * BLOCK * spec.head_dim
+        slot_bytes = spec.head_dim + 4 if has_scales else 2 * spec.head_dim
+        self.has_scales, self.piece_bytes = has_scales, spec.num_kv_heads * BLOCK * slot_bytes
 
     def launches(self, tile: Tile, shape: AttentionShape = SHAPE) -> Launches:
         """Return launches with one tile for every product, on a pool of its own."""
         memory = self.device.allocate(2 * self.spec.num_layers * NUM_BLOCKS * self.piece_bytes)
-        pool = KVPool(memory.address, NUM_BLOCKS, BLOCK, self.piece_bytes)
+        pool = KVPool(memory.address, NUM_BLOCKS, BLOCK, self.piece_bytes, self.has_scales)
 
         def choose(num_rows: int, num_outputs: int, weights: Matrix) -> Tile:
             depth = tile.depth if weights.form is Form.BF16 else 128

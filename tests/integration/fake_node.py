@@ -66,6 +66,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.num_calls_before_aborts = 0
         self.num_refused = 0
         self.num_drains = 0
+        self.num_resends = 0
+        """How often a router asked for all blocks again."""
         self.news = asyncio.Event()
         self.streams: list[asyncio.Queue[pb.NodeMessage | None]] = []
         self._answering: set[asyncio.Task[None]] = set()
@@ -118,6 +120,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
 
     async def _listen(self, messages: Any, stream: asyncio.Queue[pb.NodeMessage | None]) -> None:
         async for message in messages:
+            self.num_resends += message.resend_blocks
             self.num_messages += bool(message.calls or message.HasField("aborts"))
             if self.repeats_numbers:
                 self.echo = max(self.echo, message.echo)

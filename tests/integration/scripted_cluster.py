@@ -68,6 +68,7 @@ class Cluster:
             router_id=router_id,
             model="tiny",
             policy=policy,
+            session_ttl_s=600.0,
             node_lease_s=LEASE_S,
             registry=CollectorRegistry() if self.routers else self.registry,
             on_failed=self.failed.set,

@@ -245,9 +245,13 @@ async def test_a_client_that_goes_away_aborts_both_legs(cluster: Cluster) -> Non
     request = await asked(p)
     p.push(tokens(request.id, 0, 10))
     await reading
+    running = "pdserve_router_choices_in_progress"
+    assert cluster.registry.get_sample_value(running) == 1
     await stream.aclose()
     await wait_until(lambda: d.aborted == [request.id] == p.aborted, "both legs aborted")
-    assert router.num_running == 0
+    assert router.num_running == 0 == cluster.registry.get_sample_value(running)
+    ends = ("pdserve_router_choices_total", {"outcome": "abort"})
+    assert cluster.registry.get_sample_value(*ends) == 1
     await no_placements(cluster)
 
 

@@ -20,6 +20,7 @@ from common.request import GenerationRequest, RequestOutput, SamplingParams
 from common.version import PROTOCOL_VERSION, UNNAMED_PROTOCOL
 from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
+from router.core.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
 from router.dispatch import node_clients, unsent_calls
 from router.dispatch.echoes import ECHO_EVERY_TICKS
@@ -111,6 +112,7 @@ class Log:
         self.suspected: list[str] = []
         self.num_suspected_and_heard = 0
         self.lost: list[str] = []
+        self.blocks: list[BlockReport] = []
 
     def on_heard(
         self,
@@ -124,6 +126,9 @@ class Log:
         self.stuck_s = stuck_s
         self.is_reached = is_reached
         self.heard += outputs
+
+    def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
+        self.blocks.append(report)
 
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages

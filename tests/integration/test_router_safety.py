@@ -57,6 +57,7 @@ class World:
             router_id="router-0",
             model="tiny",
             policy="round_robin",
+            session_ttl_s=600.0,
             # It runs out in no test.
             node_lease_s=600.0,
             registry=CollectorRegistry(),

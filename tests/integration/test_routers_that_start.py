@@ -47,6 +47,7 @@ class World:
             router_id="router-0",
             model="tiny",
             policy="round_robin",
+            session_ttl_s=600.0,
             node_lease_s=LEASE_S,
             registry=CollectorRegistry(),
             on_failed=lambda: None,

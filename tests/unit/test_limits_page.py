@@ -10,7 +10,7 @@ from common import prompt_logprobs
 from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
-from common.settings.config import ApiConfig, HandoffConfig
+from common.settings.config import ApiConfig, HandoffConfig, PlacementConfig
 from engine.runner.grammars import compiling
 from grammars import kept
 from grammars.bounds import (
@@ -30,7 +30,7 @@ from http_serving.bounded_connections import ConnectionLimits
 from kv_transfer.lanes.rdma import rdma_lane
 from kv_transfer.shared import limits as kv
 from kv_transfer.zmq.transport import RECEIVER_HIGH_WATER_MARK
-from node.control import control_port, output_streams, router_calls
+from node.control import block_reports, control_port, output_streams, router_calls
 from node.control.control_service import GREETING_TIMEOUT_S, MAX_MESSAGE_BYTES
 from node.watch import metrics_server
 from pdserve.configuration.options import all_options
@@ -40,10 +40,13 @@ from protos.codec import MAX_ID_LENGTH
 from router.access import api_keys, arriving_bodies, middleware
 from router.api import tokenization
 from router.api.bodies import chat_messages, json_text, tool_fields, unknown_fields
-from router.api.bodies.schemas import CompletionBody, parse_body
+from router.api.bodies.schemas import MAX_SESSION_CHARS, CompletionBody, parse_body
 from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
 from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
+from router.api.sessions import MAX_SESSION_BYTES
+from router.core import block_index
+from router.core.sessions import MAX_SESSIONS
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
@@ -64,7 +67,7 @@ def deepest_body() -> int:
     """How many lists inside of one another the parser takes, in a field of the body."""
     for depth in range(1, 10_000):
         nested = "[" * depth + "]" * depth
-        body = f'{{"model": "m", "prompt": "p", "user": {nested}}}'.encode()
+        body = f'{{"model": "m", "prompt": "p", "metadata": {nested}}}'.encode()
         try:
             parse_body(CompletionBody, json_text.checked_text(body))
         except InvalidRequest:
@@ -174,6 +177,11 @@ ROUTER = {
     "grammars that wait to be compiled": str(queue.MAX_WAITING),
     "time until a grammar is compiled": f"{MAX_TRIAL_S:g} s",
     "`priority`, up or down": str(MAX_PRIORITY),
+    "characters of `prompt_cache_key`, `user` and `metadata.user_id`": str(MAX_SESSION_CHARS),
+    "bytes of a header that names a session": str(MAX_SESSION_BYTES),
+    "sessions that a router remembers": (
+        f"{MAX_SESSIONS}, {PlacementConfig().session_ttl_s:g} s (`--session-ttl-s`)"
+    ),
     "characters of `x-request-id`": str(longest_request_id()),
 }
 KEYS = {
@@ -199,6 +207,10 @@ CONTROL = {
     ),
     "calls of a router without a reply": str(router_calls.MAX_WAITING_CALLS),
     "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
+    "blocks in one report to a router": str(block_reports.MAX_REPORTED),
+    "blocks of reports that a router keeps": (
+        f"{block_index.MAX_BLOCKS:,}, each once; {block_index.MAX_EXPECTED:,} that it expects"
+    ),
     **trial_limits(NODE_LIMITS),
     "memory of the compiled grammars that are kept": size(kept.MAX_KEPT_BYTES),
     "grammars that wait to be compiled": str(compiling.MAX_PREPARING),

@@ -19,12 +19,25 @@ class PrefixCache:
         self._hash_of: dict[int, BlockHash] = {}
         self.reused: set[int] = set()
         """Findable blocks that were used again, as far as their user notes it."""
+        self._news: dict[BlockHash, bool] | None = None
 
     def __len__(self) -> int:
         return len(self._block_of)
 
     def __repr__(self) -> str:
         return f"PrefixCache({self._hash_of})"
+
+    def keep_news(self) -> None:
+        """Note from now on what enters and leaves, until `take_news`, which must then be called."""
+        self._news = {}
+
+    def take_news(self) -> dict[BlockHash, bool]:
+        """Return the blocks that entered (true) or left since the last call, in order."""
+        news = self._news
+        if not news:
+            return {}
+        self._news = {}
+        return news
 
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order."""
@@ -49,6 +62,8 @@ class PrefixCache:
         if block_hash not in self._block_of and block_id not in self._hash_of:
             self._block_of[block_hash] = block_id
             self._hash_of[block_id] = block_hash
+            if self._news is not None:
+                self._news[block_hash] = True
 
     def holds(self, block_id: int) -> bool:
         """Return whether the block is findable."""
@@ -56,5 +71,8 @@ class PrefixCache:
 
     def forget(self, block_id: int) -> None:
         """Remove a block that is about to be overwritten."""
-        del self._block_of[self._hash_of.pop(block_id)]
+        block_hash = self._hash_of.pop(block_id)
+        del self._block_of[block_hash]
         self.reused.discard(block_id)
+        if self._news is not None:
+            self._news[block_hash] = False

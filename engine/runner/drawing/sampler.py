@@ -191,7 +191,7 @@ class Sampler:
             raise InternalError(
                 f"logits are {logits.dtype} {logits.shape}: wanted C-contiguous float32 {wanted}"
             )
-        _check_histories(rows, vocab_size)
+        check_histories(rows, vocab_size)
         drawn, outcomes = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int8)
         scratch = self._scratch
         set_num_threads(scratch.num_threads)  # numba stores it per thread, and this one may be new
@@ -208,8 +208,11 @@ class Sampler:
         return drawn, outcomes == DRAWN
 
 
-def _check_histories(rows: SampledRows, vocab_size: int) -> None:
-    """Check the tokens that penalties look at; the kernels do not check bounds."""
+def check_histories(rows: SampledRows, vocab_size: int) -> None:
+    """Raise `InternalError` for tokens that penalties look at and that are not of the vocabulary.
+
+    The kernels do not check bounds.
+    """
     is_penalised = rows.ways["has_penalties"] != 0
     if not is_penalised.any():
         return

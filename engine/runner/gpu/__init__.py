@@ -4,7 +4,7 @@
     compiling     kernels compiled in several processes
     card          the card that a node computes on
     decoder       a decoder's three parts, as launches; decoding steps are graphs
-    drawing/      draws where a temperature, filters and a mask are all that a row asks for
+    drawing/      draws, but for what only the host can decide
     cache/        the KV cache on the card, and its way to host memory
     steps/        how a step's rows lie on the card
     load_weights  a folder's weights onto the card
@@ -39,11 +39,19 @@ all other numbers of a row again, in one copy of a few KB; a kernel that moves r
 copy. But so rows may leave, change their order and get blocks, and a step that is begun early is
 like any other. The scheduler decides which one is, since a runner knows neither queue nor pool.
 
-The card draws where a temperature, top-k, top-p, min-p and a mask are all that a row asks for, with
-noise of the CPU's Philox words; two launches, four more under filters, one more for masks, and four
-bytes a row. Rows under penalties, biases or a grammar that is asked afterwards, and those with log
-probabilities, are drawn on the host from their own logits. So are rows of which filters keep more
-tokens than a list has room for, and rows whose last kept token would depend on the order in which
-weights are added. A row's way depends on its own request and logits alone, and the filters are the
-host's to the bit, so a request has the same tokens in every batch and either way.
+The card draws whatever a row asks for, with noise of the CPU's Philox words: two launches and four
+bytes a row for a temperature, and more launches where rows of the step ask for more. On the host
+are drawn rows under a grammar that is asked afterwards, rows of which filters keep more tokens than
+a list has room for, and rows whose last kept token would depend on the order in which weights are
+added. A row's way depends on its own request and logits alone, and filters, penalties and biases
+are the host's to the bit, so a request has the same tokens in every batch and either way.
+
+The tokens that penalties look at are sent with each step, not counted on the card. A table of
+counts takes 0.6 MB a seat at 152,000 tokens, has to follow every seat that changes hands, and would
+need a second one for the drafts of a step; sent are 4 bytes for each token before the row.
+
+A cache in int8 has the CPU's bytes and scales, but all bytes of a block come before its scales, in
+words of 16 bits for two numbers that are operands of different instructions. In the CPU's places a
+token of 128 numbers takes 132 bytes, which no wide load reads, and operands read in bytes would
+have other bits in `mma.sync` than in `wgmma`.
 """

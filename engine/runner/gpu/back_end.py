@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
@@ -29,6 +30,8 @@ _logger = logging.getLogger("pdserve.engine")
 
 _BLOCK_SIZES = (16, 32, 64)
 _HEAD_SIZES = (16, 32, 64, 128, 256)
+_LEAST_HEAD_OF_BYTES = 32
+"""A matrix instruction takes 16 inputs, and a head of bytes is read in halves."""
 _PROGRAMS_EACH = 3
 """Programs of a decoding step's attention for each multiprocessor."""
 _CONTEXT_BYTES = 600 << 20
@@ -100,7 +103,7 @@ class GpuBackEnd:
         for name, value, wanted in (
             ("dtype", model.dtype, ("auto", "bfloat16")),
             ("activation_dtype", model.activation_dtype, ("auto",)),
-            ("kv_cache_dtype", engine.kv_cache_dtype, ("auto", "bfloat16")),
+            ("kv_cache_dtype", engine.kv_cache_dtype, ("auto", "bfloat16", "int8")),
             ("block_size", engine.block_size, _BLOCK_SIZES),
         ):
             if value not in wanted:
@@ -145,8 +148,14 @@ class GpuBackEnd:
     def new_cache(
         self, layout: KVLayout, memory_bytes: int, host_memory: HostMemory | None
     ) -> Cache:
+        """Return a cache on the card; `ConfigError` for heads that its type cannot have."""
         from engine.runner.gpu.cache.pool import GpuCache
 
+        if layout.dtype == "int8" and layout.head_dim < _LEAST_HEAD_OF_BYTES:
+            raise ConfigError(
+                f"kv_cache_dtype is int8 and head_dim is {layout.head_dim}: attention_backend "
+                f"triton takes heads of {_LEAST_HEAD_OF_BYTES} and more, or kv_cache_dtype auto"
+            )
         card = self.card
         return GpuCache(card.device, card.kernel, card.stream, layout, memory_bytes, host_memory)
 
@@ -156,14 +165,14 @@ class GpuBackEnd:
         from engine.runner.gpu.card import KernelList
         from engine.runner.gpu.decoder import GpuDecoder
         from engine.runner.gpu.drawing.card_draw import CardDraw
-        from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
+        from engine.runner.gpu.launches import BYTE_CHUNK_ROWS, AttentionShape, KVPool, Launches
         from engine.runner.gpu.load_weights import load_weights
         from engine.runner.gpu.weight_plan import refusals
 
         files, cache, shape, max_len = model.files, model.cache, model.shape, model.max_len
         assert isinstance(cache, GpuCache)
         card, begun_s = self.card, time.monotonic()
-        weights = load_weights(card.device, files.weights, files.spec, max_len)
+        weights = load_weights(card.device, files.weights, files.spec, max_len, cache.layout.dtype)
         loaded_s = time.monotonic()
         if why := refusals(files.spec, files.weights):
             _logger.warning("quantised weights are computed in bfloat16: %s", why)
@@ -173,6 +182,8 @@ class GpuBackEnd:
             few_programs=multiprocessors,
             tile_keys=cache.layout.block_size,
         )
+        if cache.pool.has_scales:
+            attention = replace(attention, chunk_rows=BYTE_CHUNK_ROWS)
 
         needed = KernelList()
         make_kernel: MakeKernel = needed.kernel

@@ -67,6 +67,7 @@ class GpuDecoder:
     ) -> None:
         """Allocate the buffers of the largest step, of sequences of at most `max_len` tokens."""
         self.num_layers, self.spec, self.stream = spec.num_layers, spec, stream
+        self.max_len = max_len
         self._device, self._make_launches, self._shape = device, make_launches, shape
         self._heads: dict[tuple[int, bool], list[Bound]] = {}
         # All sequences of a decoding step at once, so that the head is read once.

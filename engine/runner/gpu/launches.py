@@ -26,13 +26,13 @@ Bound = Callable[[int], None]
 
 LOG2_E = 1.4426950408889634
 DRAW_SLICE = 2048
+BYTE_CHUNK_ROWS = 64
+"""Rows of a chunk's tile over keys of a byte each: with more of them registers would spill."""
 _WORD_BITS = 16
 _LINE_WORDS = 64
 """Words of 16 bits that come into the L2 cache together."""
 FEW_SEQUENCES = 2
 """The most sequences with at most one piece a multiprocessor at contexts of 2,000 tokens."""
-_KEY_AND_VALUE = 4
-"""Bytes of one number of a key and one of its value."""
 _GROUP = 8
 _ROTATED_ROWS = 8
 
@@ -49,10 +49,12 @@ _ROWS = {
 _ROTATE = {
     "qkv": "*bf16", "bias": "*bf16", "query_weight": "*bf16", "key_weight": "*bf16",
     "angles": "*fp32", "positions": "*i32", "slots": "*i32", "queries": "*bf16",
-    "keys": "*bf16", "values": "*bf16", "epsilon": "fp32", "num_rows": "i32",
+    "keys": "*bf16", "values": "*bf16", "key_scales": "*fp32", "value_scales": "*fp32",
+    "divisors": "*fp32", "epsilon": "fp32", "num_rows": "i32",
 }  # fmt: skip
 _ATTENTION = {
     "queries": "*bf16", "keys": "*bf16", "values": "*bf16", "tables": "*i32",
+    "key_scales": "*fp32", "value_scales": "*fp32",
     "first_pieces": "*i32", "piece_sequences": "*i32", "piece_starts": "*i32",
     "piece_lasts": "*i32", "piece_blocks": "*i32",
     "last_positions": "*i32", "totals": "*fp32", "tops": "*fp32", "scale": "fp32",
@@ -87,13 +89,22 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """Keys and values: [layers, 2, blocks, KV heads, block_size, head_dim] at `address`."""
+    """Keys and values: [layers, 2, blocks, KV heads, block_size, head_dim] at `address`.
+
+    With scales a number is a byte, and `kernels/slots.py` says how a head of a block lies.
+    """
 
     address: int
     num_blocks: int
     block_size: int
     piece_bytes: int
     """Bytes of one block's keys (or values) in one layer."""
+    has_scales: bool = False
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number of a key or value."""
+        return 1 if self.has_scales else 2
 
     def keys(self, layer: int) -> int:
         return self.address + 2 * layer * self.num_blocks * self.piece_bytes
@@ -310,15 +321,25 @@ class Launches:
         spec, weights = self.spec, self.weights.layers[layer]
         constants = {
             **self._heads(), "BLOCK": self.pool.block_size, "HAS_BIAS": weights.qkv_bias != 0,
-            "HAS_NORMS": spec.has_head_norms, "TILE": _ROTATED_ROWS,
+            "HAS_NORMS": spec.has_head_norms, "HAS_SCALES": self.pool.has_scales,
+            "HAS_DIVISORS": weights.key_divisors != 0, "TILE": _ROTATED_ROWS,
         }  # fmt: skip
-        kernel = self.kernel(rows.rotate_and_store, _ROTATE, constants, 4, 1)
+        types = _ROTATE | ({"keys": "*i16", "values": "*i16"} if self.pool.has_scales else {})
+        kernel = self.kernel(rows.rotate_and_store, types, constants, 4, 1)
         return kernel.bind(
             (-(-num_rows // _ROTATED_ROWS), spec.num_heads + 2 * spec.num_kv_heads), qkv,
-            weights.qkv_bias, weights.query_norm, weights.key_norm, self.weights.angles, positions,
-            slots, queries, self.pool.keys(layer), self.pool.values(layer), spec.rms_epsilon,
+            weights.qkv_bias, weights.query_norm, weights.key_norm, weights.key_divisors,
+            self.weights.angles, positions, slots, queries, *self._cached(layer), spec.rms_epsilon,
             num_rows,
         )  # fmt: skip
+
+    def _cached(self, layer: int) -> tuple[int, int, int, int]:
+        """Return keys and values of a layer, and from where on their scales are found."""
+        keys, values = self.pool.keys(layer), self.pool.values(layer)
+        return keys, values, keys, values
+
+    def _attention_types(self) -> dict[str, str]:
+        return _ATTENTION | ({"keys": "*i16", "values": "*i16"} if self.pool.has_scales else {})
 
     def list_pieces(
         self, last_positions: int, tables: int, table_width: int, pieces: PieceList,
@@ -346,20 +367,24 @@ class Launches:
         shape, programs, stages = self.shape, self.shape.programs, self.shape.stages
         if num_sequences <= FEW_SEQUENCES:
             programs, stages = shape.few_programs, shape.few_stages
-        stage_bytes = _KEY_AND_VALUE * shape.tile_keys * self.spec.head_dim
+        # A stage has as many numbers of keys as of values.
+        stage_bytes = 2 * self.pool.number_bytes * shape.tile_keys * self.spec.head_dim
         stages = max(min(stages, self._card.shared_bytes // stage_bytes), 2)
         tile_rows = max(shape.tile_rows, self.group_rows(rows_each))
         common = {**self._heads(), "ROWS": rows_each, "BM": tile_rows, "PIECE": shape.piece}
         compute = self.kernel(
-            attention.attend_pieces, _ATTENTION,
-            {**common, "BLOCK": self.pool.block_size, "PROGRAMS": programs},
+            attention.attend_pieces, self._attention_types(),
+            {
+                **common, "BLOCK": self.pool.block_size, "PROGRAMS": programs,
+                "HAS_SCALES": self.pool.has_scales,
+            },
             shape.num_warps, stages, shape.max_registers,
         )  # fmt: skip
         merge = self.kernel(attention.merge_pieces, _ATTENTION, common, 1, 1)
-        keys, values = self.pool.keys(layer), self.pool.values(layer)
         first = compute.bind(
-            (programs,), queries, keys, values, *pieces, *scratch, self._scale, num_sequences
-        )
+            (programs,), queries, *self._cached(layer), *pieces, *scratch, self._scale,
+            num_sequences,
+        )  # fmt: skip
         grid = (num_sequences, rows_each * self.spec.num_heads)
         return first, merge.bind(grid, *scratch, last_positions, pieces.first_pieces, out)
 
@@ -376,15 +401,18 @@ class Launches:
         shape, (first_rows, num_rows, last_positions) = self.shape, sequences
         constants = {
             **self._heads(), "BLOCK": self.pool.block_size, "BM": shape.chunk_rows,
-            "BN": shape.tile_keys, "PIECE": shape.piece,
+            "BN": shape.tile_keys, "PIECE": shape.piece, "HAS_SCALES": self.pool.has_scales,
         }  # fmt: skip
         kernel = self.kernel(
-            attention.attend_chunk, _ATTENTION, constants, shape.chunk_warps, shape.chunk_stages
+            attention.attend_chunk,
+            self._attention_types(),
+            constants,
+            shape.chunk_warps,
+            shape.chunk_stages,
         )
         return kernel.bind(
-            (num_tiles, self.spec.num_kv_heads), queries, self.pool.keys(layer),
-            self.pool.values(layer), tables, *tiles, first_rows, num_rows, last_positions, out,
-            self._scale, table_width,
+            (num_tiles, self.spec.num_kv_heads), queries, *self._cached(layer), tables, *tiles,
+            first_rows, num_rows, last_positions, out, self._scale, table_width,
         )  # fmt: skip
 
     @property

@@ -13,6 +13,7 @@ from engine.runner.gpu.cuda_driver import Device, Memory
 from engine.runner.gpu.repacking import float8_words, repacked
 from engine.runner.gpu.weight_plan import EMBEDDING, HEAD, layer_matrices, planned, rotated_heads
 from engine.runner.gpu.weights import DecoderWeights, Form, LayerWeights, Matrix
+from engine.runner.weights.key_scales import has_key_scales, key_scales
 from engine.runner.weights.model_spec import DecoderSpec
 from engine.runner.weights.rope import halves_first, rotary_tables
 from engine.runner.weights.tensor_source import TensorSource
@@ -38,8 +39,10 @@ class _Upload:
 class _Loader:
     """Allocates a decoder's matrices and notes which tensors they consist of."""
 
-    def __init__(self, device: Device, source: TensorSource, spec: DecoderSpec) -> None:
-        self._device, self._source, self._spec = device, source, spec
+    def __init__(
+        self, device: Device, source: TensorSource, spec: DecoderSpec, stored: str
+    ) -> None:
+        self._device, self._source, self._spec, self._stored = device, source, spec, stored
         self.memories: list[Memory] = []
         self.uploads: list[_Upload] = []
 
@@ -101,7 +104,17 @@ class _Loader:
             gate_up=self.matrix(names["gate_up"]),
             down=self.matrix(names["down"]),
             qkv_bias=bias,
+            key_divisors=self._key_divisors(prefix),
         )
+
+    def _key_divisors(self, prefix: str) -> int:
+        if not has_key_scales(self._spec, self._stored):
+            return 0
+        divisors = key_scales(self._source, prefix, self._spec, self._stored)
+        memory = self._device.allocate(divisors.nbytes)
+        self.memories.append(memory)
+        self._device.upload_array(memory.address, np.ascontiguousarray(divisors))
+        return memory.address
 
     def upload(self) -> None:
         """Read and send all tensors, several at a time."""
@@ -171,12 +184,15 @@ def load_weights(
     source: TensorSource,
     spec: DecoderSpec,
     max_len: int,
+    stored: str = "bfloat16",
 ) -> DecoderWeights:
     """Read a folder's weights; what has no form of its own is rounded to bfloat16.
 
+    `stored` is the type of the numbers of the KV cache.
+
     Raises `CheckpointError` for a truncated file.
     """
-    loader = _Loader(device, source, spec)
+    loader = _Loader(device, source, spec, stored)
     # Tokens are looked up in bfloat16, whatever the file has.
     address, vocabulary = loader.joined([EMBEDDING])
     embedding = Matrix(address, vocabulary, spec.hidden_size)

@@ -89,6 +89,8 @@ class LayerWeights:
     down: Matrix
     qkv_bias: int = 0
     """The address of query, key and value biases; 0: there are none."""
+    key_divisors: int = 0
+    """The address of float32 `[kv_heads, head_dim / 2]` (`weights/key_scales.py`); 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

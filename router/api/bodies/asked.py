@@ -19,7 +19,7 @@ from router.api.bodies.chat_messages import template_messages, template_options
 from router.api.bodies.client_tools import ClientTool
 from router.api.bodies.places import Places
 from router.api.bodies.response_format import grammar_of
-from router.api.bodies.schemas import ChatBody, CompletionBody, SamplingFields
+from router.api.bodies.schemas import ChatBody, CompletionBody, SamplingFields, checked_session
 from router.api.bodies.tool_fields import tool_use
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
@@ -27,6 +27,9 @@ from router.text.usage import UsageEvents
 from router.tools.definitions import ToolUse
 
 COMPLETION_MAX_TOKENS = 16
+
+SESSION_FIELDS = ("prompt_cache_key", "user")
+"""The fields that name a session; the first of those that a body has does."""
 
 _READ_APART = {"seed", "max_tokens", "prompt_logprobs", "stop_token_ids", "ignore_eos"}
 _DRAWN = [
@@ -119,6 +122,8 @@ class AnswerShape(NamedTuple):
 class Asked(NamedTuple):
     """Everything one body asks for. KV is shared with requests of the same `cache_salt` alone.
 
+    `session`: what the client calls the session of the request; empty: it has no name for it.
+
     Of a prompt the last `most_prompt_tokens` are kept; None: all. `continues_prompt`: the answer's
     text goes straight on from the prompt's. `places`: where the client wrote the parts of a chat
     that another API's body became.
@@ -130,6 +135,7 @@ class Asked(NamedTuple):
     continues_prompt: bool
     priority: int
     cache_salt: str
+    session: str
     sampling: AskedSampling
     output: AskedOutput
     shape: AnswerShape
@@ -192,6 +198,7 @@ def _asked(body: ChatBody | CompletionBody, words: Words) -> Asked:
         continues_prompt=continues_prompt,
         priority=priority,
         cache_salt=cache_salt,
+        session=_session(body),
         sampling=AskedSampling(
             drawn={one: given for one in _DRAWN if (given := getattr(body, one)) is not None},
             seed=seed,
@@ -251,6 +258,12 @@ def _chat(body: ChatBody, words: Words) -> AskedChat:
     messages = template_messages(body.messages)
     options = template_options(body, functions, keeps_system=words.keeps_system)
     return AskedChat(messages, options, tools)
+
+
+def _session(body: SamplingFields) -> str:
+    """Return the name of the session. Raises `InvalidRequest` for one that is too long."""
+    names = [checked_session(getattr(body, field) or "", field) for field in SESSION_FIELDS]
+    return next(filter(None, names), "")
 
 
 def _seed(asked: int | None) -> int | None:

@@ -31,6 +31,7 @@ Nothing = tuple[Any, ...]
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """The names that the endpoints have for the most tokens of an answer."""
 _MAX_NAME_CHARS = 200
+MAX_SESSION_CHARS = 256
 
 _UNION_ARMS = ("str", "list[str]", "list[any]", "bool")
 """How pydantic names the member of `str | list` that it tried, as if it were a field."""
@@ -111,9 +112,9 @@ class SamplingFields(WholeBody):
 
     harmless: ClassVar[frozenset[str]] = frozenset(
         (
-            *("user", "metadata", "store", "service_tier", "safety_identifier"),
+            *("metadata", "store", "service_tier", "safety_identifier"),
             *("guided_decoding_backend", "guided_whitespace_pattern"),
-            *("prompt_cache_key", "prompt_cache_retention", "request_id", "rid"),
+            *("prompt_cache_retention", "request_id", "rid"),
         )
     )
     not_supported: ClassVar[Mapping[str, Nothing]] = {
@@ -156,6 +157,8 @@ class SamplingFields(WholeBody):
     bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     allowed_token_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
     # Read by `response_format`, which names what is wrong in them.
     response_format: Any = None
     structured_outputs: Any = None
@@ -290,6 +293,15 @@ def parse_body(kind: type[BodyT], text: JsonText) -> BodyT:
 def parse_fields(kind: type[BodyT], fields: Mapping[str, Any]) -> BodyT:
     """Parse a body from its fields. Raises `InvalidRequest` naming the first field at fault."""
     return _checked(lambda: kind.model_validate(fields))
+
+
+def checked_session(name: str, param: str) -> str:
+    """Return a session's name. Raises `InvalidRequest` for one that is too long."""
+    if len(name) > MAX_SESSION_CHARS:
+        raise InvalidRequest(
+            f"{param} has {len(name)} characters: wanted at most {MAX_SESSION_CHARS}", param=param
+        )
+    return name
 
 
 def _checked(parse: Callable[[], BodyT]) -> BodyT:

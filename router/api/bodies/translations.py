@@ -18,9 +18,9 @@ from router.api.bodies.unknown_fields import named_fields
 
 EVERYWHERE = (
     *("cache_salt", "priority", "min_tokens", "ignore_eos", "stop_token_ids"),
-    "truncate_prompt_tokens",
+    *("truncate_prompt_tokens", "prompt_cache_key", "user"),
 )
-"""Fields of chats about isolation and limits, which mean the same on every endpoint."""
+"""Fields of chats about isolation, limits and sessions, which mean the same on every endpoint."""
 
 
 def asked_of(body: WholeBody) -> Asked:

@@ -87,6 +87,7 @@ class Planner:
             scored_per_prompt=output.num_scored,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            session=asked.session,
             hidden_token_ids=frozenset() if shape.shows_stop else ends | stops,
             stop_token_ids=stops if sampling.ignore_eos else stops - ends,
             shows_special_tokens=shape.shows_special_tokens or has_tags,

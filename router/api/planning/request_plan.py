@@ -33,7 +33,8 @@ class RequestPlan(NamedTuple):
     `sampling` is that of all choices but for what a prompt or a choice has of its own.
     `returned_per_prompt`: the choices of a prompt that the client gets, the likeliest ones;
     `scored_per_prompt`: those for which log probabilities of the prompt are found. KV is shared
-    with requests of the same `cache_salt` alone. An answer that stops at one of `stop_token_ids`
+    with requests of the same `cache_salt` alone. `session` is what the body calls the request's
+    session. An answer that stops at one of `stop_token_ids`
     names it; the model's own end is not among them. `continues_prompt`: the answer's text goes
     straight on from the prompt's. `syntax` is what an answer's text may hold. `echo_logprobs` is
     the number of alternatives shown per token of a prompt that is echoed. Without `has_output`
@@ -48,6 +49,7 @@ class RequestPlan(NamedTuple):
     scored_per_prompt: int
     priority: int
     cache_salt: str
+    session: str
     hidden_token_ids: frozenset[int]
     stop_token_ids: frozenset[int]
     shows_special_tokens: bool

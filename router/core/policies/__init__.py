@@ -3,7 +3,8 @@
 query            what a policy sees: nodes with their load, the request, the prefix map
 round_robin      each node in turn
 least_loaded     the node with the most room
-prefix_affinity  the node that holds most of the prompt, unless it is much busier
+prefix_affinity  the node with the least to do, what it lacks of the prompt included
+session_nodes    before every policy: the node that served the session last, unless it is too busy
 """
 
 from __future__ import annotations

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 from router.core.policies.query import NodeView, PolicyState, Query
 
-_QUEUED_TOKENS_SCALE = 8192
+QUEUED_TOKENS_SCALE = 8192
+"""Tokens of prompts that weigh as much as all seats of a node."""
 
 
 def least_loaded(nodes: Sequence[NodeView], _query: Query, _state: PolicyState) -> list[float]:
     """Return `1 / (1 + pressure)` per node: 1 for an idle node, and never 0, so that the fuller of
     two full nodes still scores less."""
-    return [1 / (1 + _pressure(node)) for node in nodes]
+    return [1 / (1 + pressure(node)) for node in nodes]
 
 
-def _pressure(node: NodeView) -> float:
+def pressure(node: NodeView) -> float:
+    """Return how busy a node is: 0 when idle, about 1 when its seats are taken."""
     seats = node.num_requests / max(1, node.record.max_num_seqs)
     blocks = node.num_used_blocks / max(1, node.record.num_blocks)
-    return seats + min(1.0, blocks) + node.num_queued_tokens / _QUEUED_TOKENS_SCALE
+    return seats + min(1.0, blocks) + node.num_queued_tokens / QUEUED_TOKENS_SCALE

@@ -1,27 +1,40 @@
-"""The node that holds most of the prompt already, unless it is much busier than another."""
+"""The node with the least to do, where what it lacks of the prompt counts as work.
+
+Tokens count, and not the share of the prompt: a start that all prompts share is soon on every node,
+because it is worth no more than the work that it saves once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core.policies.least_loaded import least_loaded
+from common.nodes import Role
+from router.core.block_index import HeldBlocks
+from router.core.policies.least_loaded import QUEUED_TOKENS_SCALE, pressure
 from router.core.policies.query import NodeView, PolicyState, Query
 
-# A whole prompt in the cache weighs as much as the difference between an idle node and one whose
-# pressure is 1 (all seats taken): beyond that, waiting costs more than computing again.
-_HIT_WEIGHT = 1 / 3
+_SENT_SHARE = 1 / 4
+"""A token that a decode node gets from a prefill node costs this much of a computed one."""
+_MOST_SENT = 1 / 8
+"""The most that this weighs: an eighth of the seats, which are what a decode node runs out of."""
 
 
 def prefix_affinity(nodes: Sequence[NodeView], query: Query, state: PolicyState) -> list[float]:
-    """Return a weighted mean of the cached share of the prompt and of `least_loaded`."""
-    loads = least_loaded(nodes, query, state)
-    return [
-        _HIT_WEIGHT * _cached_share(node, query, state) + (1 - _HIT_WEIGHT) * load
-        for node, load in zip(nodes, loads, strict=True)
-    ]
+    """Return `1 / (1 + pressure)` per node, the tokens of the prompt that it lacks included."""
+    found: dict[int, HeldBlocks] = {}
+    scores = []
+    for node in nodes:
+        hashes = query.block_hashes(node.record)
+        held = found.get(id(hashes))
+        if held is None:
+            held = found[id(hashes)] = state.blocks.held(hashes)
+        work = _work(node, query, held.on(node.incarnation))
+        scores.append(1 / (1 + pressure(node) + work))
+    return scores
 
 
-def _cached_share(node: NodeView, query: Query, state: PolicyState) -> float:
-    hashes = query.block_hashes(node.record)
-    num_hits = state.prefixes.num_hits(hashes, node.incarnation)
-    return num_hits * node.record.block_size / max(1, len(query.prompt_token_ids))
+def _work(node: NodeView, query: Query, num_hits: int) -> float:
+    """Return what the prompt costs on a node, in the unit of its pressure."""
+    num_missing = len(query.prompt_token_ids) - num_hits * node.record.block_size
+    work = num_missing / QUEUED_TOKENS_SCALE
+    return min(_SENT_SHARE * work, _MOST_SENT) if node.record.role is Role.DECODE else work

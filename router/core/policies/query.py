@@ -10,7 +10,8 @@ from common.kv.blocks import BlockHash, hash_full_blocks
 from common.nodes import NodeLoad, NodeRecord
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
-from router.core.prefix_map import PrefixMap
+from router.core.block_index import BlockIndex
+from router.core.sessions import NO_NODES, SessionId, SessionNodes
 
 MAX_HASHED_BLOCKS = 512
 
@@ -44,7 +45,8 @@ class Query:
 
     With `needs_grammars` only nodes that follow grammars can take it, with `needs_token_rules`
     those that know rules about tokens and salts, and with `needs_prompt_logprobs` those that answer
-    with log probabilities of the prompt.
+    with log probabilities of the prompt. `last` are the nodes of the request before it in its
+    `session`.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -53,6 +55,8 @@ class Query:
     needs_token_rules: bool = False
     needs_prompt_logprobs: bool = False
     cache_salt: str = ""
+    session: SessionId = b""
+    last: SessionNodes = NO_NODES
     _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
 
     def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
@@ -66,7 +70,12 @@ class Query:
         return self._hashes[key]
 
 
-def query_of(prompt_token_ids: tuple[int, ...], sampling: SamplingParams, cache_salt: str) -> Query:
+def query_of(
+    prompt_token_ids: tuple[int, ...],
+    sampling: SamplingParams,
+    cache_salt: str,
+    session: SessionId = b"",
+) -> Query:
     """Return what a request asks of the nodes that can take it."""
     return Query(
         prompt_token_ids,
@@ -75,6 +84,7 @@ def query_of(prompt_token_ids: tuple[int, ...], sampling: SamplingParams, cache_
         needs_token_rules=bool(cache_salt) or sampling.rules != NO_RULES,
         needs_prompt_logprobs=sampling.prompt_logprobs is not None,
         cache_salt=cache_salt,
+        session=session,
     )
 
 
@@ -83,7 +93,7 @@ class PolicyState:
     """The router's memory between placements; placement writes it, policies only read it."""
 
     turn: int = 0
-    prefixes: PrefixMap = field(default_factory=PrefixMap)
+    blocks: BlockIndex = field(default_factory=BlockIndex)
 
 
 Policy = Callable[[Sequence[NodeView], Query, PolicyState], list[float]]

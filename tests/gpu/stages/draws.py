@@ -15,6 +15,7 @@ from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.gpu.drawing.filter_launches import LEFT_TO_HOST
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from tests.gpu.drawn_rows import WAY, DrawnRows, plain_draw
+from tests.gpu.edited_rows import Pair, logits_for, mixed, rows_behind
 from tests.gpu.stages.model import QWEN3_8B, Findings
 
 _VOCABULARY = QWEN3_8B.vocab_size
@@ -34,9 +35,13 @@ def draws(card: Any, found: Findings) -> None:
     """Tokens under filters at 152,000 tokens, and the time of a step's draws."""
     rows = DrawnRows(card.device, card.kernel, QWEN3_8B, _MOST_ROWS, card.stream)
     rows.launches(_MOST_ROWS, with_filters=True)
+    pair = Pair(card.device, card.kernel, QWEN3_8B, _MOST_ROWS, card.stream)
+    pair.card.bind_all()
     if not card.is_real:
         return
     rng = np.random.default_rng(4)
+    found["edited_draws_compared"] = _compare_edited(pair, rng)
+    print("edited draws:", found["edited_draws_compared"], flush=True)
     outcomes = _compare(rows, rng)
     found["draws_compared"] = outcomes
     print("draws:", outcomes, flush=True)
@@ -54,6 +59,26 @@ def _half(rng: np.random.Generator, count: int) -> AllowedTokens:
     num_words = -(-_VOCABULARY // 32)
     masks = rng.integers(-(2**31), 2**31, (count, num_words)).astype(np.int32)
     return AllowedTokens(np.arange(count), masks)
+
+
+def _compare_edited(pair: Pair, rng: np.random.Generator) -> int:
+    """Return how many rows under penalties and biases, or with log probabilities, are the host's;
+    raise for one that is not, or that is another one alone.
+    """
+    compared = 0
+    for digits in (1, 5):
+        entries = mixed(rng, _VOCABULARY)
+        sampled = rows_behind(entries, _VOCABULARY)
+        logits = logits_for(rng, sampled, digits=digits, vocab_size=_VOCABULARY)
+        together = pair.require_equal(logits, sampled)
+        one = int(rng.integers(len(entries)))
+        alone = pair.on_card(
+            logits[one : one + 1], rows_behind(entries[one : one + 1], _VOCABULARY)
+        )
+        assert alone.token_ids == together.token_ids[one : one + 1], one
+        assert alone.logprobs.get(0) == together.logprobs.get(one), one
+        compared += len(entries)
+    return compared
 
 
 def _ways(rng: np.random.Generator, count: int) -> np.ndarray:

@@ -103,6 +103,7 @@ class Call:
     deadline_s: float
     priority: int = 0
     cache_salt: str = ""
+    session: bytes = b""
     num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     accept: Callable[[], None] = _nothing
@@ -133,9 +134,10 @@ class ScriptedGenerator:
         deadline_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        session: bytes = b"",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
-        call = Call(prompt_token_ids, sampling, deadline_s, priority, cache_salt)
+        call = Call(prompt_token_ids, sampling, deadline_s, priority, cache_salt, session)
         call.accept = sink.on_accepted
         self.calls.append(call)
         playing = asyncio.create_task(self._play(call, sink))

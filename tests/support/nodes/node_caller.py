@@ -24,9 +24,9 @@ class NodeCaller:
         self._outputs: list[RequestOutput] = []
 
     async def greet(self) -> None:
-        """Say who is who, and hear the first heartbeat."""
+        """Say who is who, and hear the first message: no block is cached."""
         await self.call.write(pb.RouterMessage(envelope=self._envelope))
-        assert await self.call.read() == pb.NodeMessage()
+        assert await self.call.read() == pb.NodeMessage(blocks=pb.BlockReport(number=1))
 
     async def say(self, message: pb.RouterMessage) -> None:
         await self.call.write(message)

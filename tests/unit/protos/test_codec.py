@@ -178,6 +178,34 @@ def test_numbers_that_do_not_fit_the_wire_are_refused(
         request_to_proto(request)
 
 
+def test_a_request_can_be_written_into_its_place_in_a_larger_message() -> None:
+    request = GenerationRequest(
+        id=AttemptId("req-1", 2),
+        prompt_token_ids=(1, 2),
+        sampling=SamplingParams(max_tokens=3),
+        deadline_s=1.0,
+        priority=-4,
+        output_token_ids=(3,),
+        traceparent="00-trace",
+        cache_salt="salt",
+    )
+    call = pb.Call()
+    request_to_proto(request, call.reserve.request)
+    written = pb.GenerationRequest(
+        request_id="req-1",
+        attempt=2,
+        prompt_token_ids=[1, 2],
+        sampling=sampling_to_proto(request.sampling),
+        deadline_ms=1000,
+        priority=-4,
+        output_token_ids=[3],
+        traceparent="00-trace",
+        cache_salt="salt",
+    )
+    assert call == pb.Call(reserve=pb.ReserveRequest(request=written))
+    assert request_to_proto(request) == written
+
+
 @given(st.lists(st.builds(AttemptId, st.text(min_size=1, max_size=9), st.integers(1, 2**32 - 1))))
 def test_attempts_survive_the_wire(attempts: list[AttemptId]) -> None:
     assert attempts_from_proto(

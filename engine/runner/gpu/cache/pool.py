@@ -1,4 +1,4 @@
-"""The KV cache on a card, in bfloat16, with a mirror in host memory for lanes that need one."""
+"""The KV cache on a card, with a mirror in host memory for lanes that need one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class QueuedLayers:
 
 
 class GpuCache:
-    """A `cache.contract.Cache`: [layers, 2, blocks, KV heads, block_size, head_dim] on the card."""
+    """A `cache.contract.Cache` on the card, whose heads lie as `kernels/slots.py` says."""
 
     is_mirrored = True
 
@@ -147,7 +147,10 @@ class GpuCache:
         assert self._memory is not None
         layout = self.layout
         piece_bytes = layout.piece_bytes
-        return KVPool(self._memory.address, self.num_blocks, layout.block_size, piece_bytes)
+        return KVPool(
+            self._memory.address, self.num_blocks, layout.block_size, piece_bytes,
+            has_scales=layout.dtype == "int8",
+        )  # fmt: skip
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
         """Tell of the layers when all are queued: a connector's reads wait on the card."""

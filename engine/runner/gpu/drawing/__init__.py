@@ -3,4 +3,6 @@
 card_draw        the draws of a step: which launches, and which rows the host draws
 filter_launches  the launches of draws under filters
 mask_launches    masks as bits, and their launch
+edit_launches    biases, penalties and withheld tokens, and their launches
+card_logprobs    log probabilities, and their launches
 """

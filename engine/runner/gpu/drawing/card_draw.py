@@ -1,28 +1,38 @@
-"""Draws on the card, for the rows whose token needs a temperature, filters and a mask alone.
+"""Draws on the card, in the order of `runner/drawing/sampler`.
 
-All rows of a step are drawn in two launches, with four more where one is under filters, and one
-where one has a mask; their tokens are read at once, four bytes a row. Rows under penalties, biases
-or a grammar that is asked afterwards, those with log probabilities, and those that have no allowed
-token or that the filters leave are drawn on the host from their own logits. A row's way depends on
-its own request and logits alone, and it draws the same token either way.
+All rows of a step are drawn in two launches, four bytes a row are read, and what only some rows ask
+for is left out where no row does:
+
+    masks               a launch; tokens that are not allowed
+    log probabilities   three launches, from the logits as they are then
+    edits               a launch each for biases, penalties and withheld tokens
+    the draw            two launches, six where a row is under filters
+    log probabilities   a launch, for the drawn token's logit; before it the head once more where
+                        a row that is asked for them has edits
+
+Rows under a grammar that is asked afterwards, and those that have no allowed token or that the
+filters leave, are drawn on the host from their own logits. A row's way depends on its own request
+and logits alone, and it draws the same token either way.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from common.errors import InternalError
 from common.request import GREEDY_BELOW
-from engine.core.sequences.seats import Seats
+from engine.core.sequences.seats import NOT_ASKED, Seats
 from engine.core.step.step_batch import StepBatch
 from engine.runner.drawing.host_draw import add_draws
-from engine.runner.drawing.sampler import SampledRows, Sampler
+from engine.runner.drawing.sampler import SampledRows, Sampler, check_histories
 from engine.runner.drawing.verification import Draws
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.decoder import GpuDecoder, Hidden
+from engine.runner.gpu.drawing.card_logprobs import CardLogprobs
+from engine.runner.gpu.drawing.edit_launches import LogitEdits, has_edits
 from engine.runner.gpu.drawing.filter_launches import (
     LEFT_TO_HOST,
     FilteredDraw,
@@ -42,6 +52,33 @@ from engine.runner.grammars.allowed_tokens import AllowedTokens
 
 _DOWNLOADED_ROWS = 16
 """Rows of logits that come to the host at a time: 10 MB of pinned memory at 152,000 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What rows ask for that the card does, beside a temperature: none of it where the host draws.
+
+    `num_tops` is `NOT_ASKED` where nobody asks for log probabilities. `allowed` None: no row has a
+    mask.
+    """
+
+    is_filtered: np.ndarray
+    is_edited: np.ndarray
+    num_tops: np.ndarray
+    allowed: AllowedTokens | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a temperature is all."""
+        return self.allowed is None and not (
+            self.is_filtered.any() or self.is_edited.any() or self.has_logprobs.any()
+        )
+
+    @property
+    def has_logprobs(self) -> np.ndarray:
+        """Which rows have log probabilities, bool `[rows]`."""
+        found: np.ndarray = self.num_tops != NOT_ASKED
+        return found
 
 
 class CardDraw:
@@ -64,7 +101,15 @@ class CardDraw:
                 **staged_shapes(most_rows), **staged_masks(most_rows, self._vocab_size),
             },
         )  # fmt: skip
-        self._launches: dict[tuple[int, bool, bool], tuple[Bound, ...]] = {}
+        memory = decoder.memory
+        best = (memory["best_scores"], memory["best_tokens"])
+        self._edits = LogitEdits(
+            device, decoder.stream, memory["logits"], most_rows, decoder.max_len
+        )
+        self._logprobs = CardLogprobs(
+            device, decoder.stream, memory["logits"], best, memory["drawn"], self._memory, most_rows
+        )
+        self._launches: dict[tuple[int, bool], tuple[Bound, ...]] = {}
         self._read = device.allocate_pinned(4 * most_rows)
         self._tokens = self._read.host_bytes().view(np.int32)
         self._after: Hidden | None = None
@@ -112,90 +157,142 @@ class CardDraw:
     def draw(
         self, hidden: Hidden, sampled: np.ndarray, rows: SampledRows, batch: StepBatch
     ) -> Draws:
-        """Draw from the logits after rows `sampled` of the batch."""
+        """Draw from the logits after rows `sampled` of the batch.
+
+        Raises `InternalError` when a token of a penalised history is not of the vocabulary.
+        """
+        check_histories(rows, self._vocab_size)
         draws = Draws()
-        on_host = needs_host(rows)
-        is_filtered = has_filters(rows.ways, self._vocab_size) & ~on_host
         for first in range(0, len(sampled), self._most_rows):
             group = np.arange(first, min(first + self._most_rows, len(sampled)))
-            places = group - first
             some = rows if len(group) == len(rows) else rows.take(group)
-            allowed = masks_of(some, on_host[group], self._vocab_size)
-            if hidden.drawing is None or is_filtered[group].any() or allowed is not None:
-                if hidden.drawing is None:
-                    self._decoder.queue_logits(hidden, sampled[group])
-                tokens = self._drawn(some, is_filtered[group], allowed)
-            else:
-                if hidden.rows.places is not None:
-                    places = hidden.rows.places[group]
-                tokens = self._decoder.steps.tokens(hidden.drawing)[places]
-            draws.token_ids += np.maximum(tokens, 0).tolist()
-            draws.is_drawn += (tokens >= 0).tolist()
-            left = (on_host[group] | (tokens == LEFT_TO_HOST)).nonzero()[0]
-            if len(left):
-                self._draw_on_host(rows, group[left], places[left], draws)
+            self._draw_group(hidden, sampled[group], some, draws)
         return draws
 
-    def _drawn(
-        self, rows: SampledRows, is_filtered: np.ndarray, allowed: AllowedTokens | None
-    ) -> np.ndarray:
-        """Return the token of each row of a group; -1 where logits are not finite."""
-        staging, stream = self._staging, self._decoder.stream
-        ways, count = _draw_ways(rows.ways, rows.output_indices), len(rows)
-        staging.wait()
-        shown = np.where(is_filtered, np.float32(0.0), ways.temperatures)
-        staging.put("temperatures", shown.view(np.int32))
-        staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
-        staging.put("indices", ways.indices)
-        if is_filtered.any():
-            put_filters(staging, rows.ways, is_filtered, self._vocab_size)
-        if allowed is not None:
-            put_masks(staging, allowed)
-        staging.send(stream)
-        key = (count, bool(is_filtered.any()), allowed is not None)
+    def _draw_group(
+        self, hidden: Hidden, sampled: np.ndarray, rows: SampledRows, draws: Draws
+    ) -> None:
+        """Draw from rows whose logits lie in memory at a time, and append what was drawn."""
+        on_host = needs_host(rows)
+        wanted = self._wanted(rows, on_host)
+        places, first, is_changed = np.arange(len(rows)), len(draws.token_ids), False
+        if hidden.drawing is not None and wanted.is_plain:
+            if hidden.rows.places is not None:
+                places = hidden.rows.places[places]
+            tokens = self._decoder.steps.tokens(hidden.drawing)[places]
+        else:
+            if hidden.drawing is None:
+                self._decoder.queue_logits(hidden, sampled)
+            is_changed = self._queue(hidden, sampled, rows, wanted)
+            tokens = self._read_tokens(rows, wanted)
+        draws.token_ids += np.maximum(tokens, 0).tolist()
+        draws.is_drawn += (tokens >= 0).tolist()
+        for row in np.flatnonzero(wanted.has_logprobs & (tokens >= 0)).tolist():
+            num_top = min(int(wanted.num_tops[row]), self._vocab_size)
+            draws.logprobs[first + row] = self._logprobs.of_row(row, num_top)
+        left = (on_host | (tokens == LEFT_TO_HOST)).nonzero()[0]
+        if len(left):
+            if is_changed and wanted.is_edited[left].any():
+                self._decoder.queue_logits(hidden, sampled)
+            self._draw_on_host(rows, left, places[left], draws, first)
+
+    def _wanted(self, rows: SampledRows, on_host: np.ndarray) -> _Wanted:
+        return _Wanted(
+            has_filters(rows.ways, self._vocab_size) & ~on_host,
+            has_edits(rows) & ~on_host,
+            np.where(on_host, NOT_ASKED, rows.ways["num_logprobs"]),
+            masks_of(rows, on_host),
+        )
+
+    def _queue(
+        self, hidden: Hidden, sampled: np.ndarray, rows: SampledRows, wanted: _Wanted
+    ) -> bool:
+        """Queue a group's draw and the way of its tokens to the host.
+
+        Return whether edited logits are left in memory.
+        """
+        decoder, make, stream = self._decoder, self._decoder.launches, self._decoder.stream
+        count, is_filtered = len(rows), bool(wanted.is_filtered.any())
+        self._send(rows, wanted)
+        if wanted.allowed is not None:
+            bind_masks(make, decoder.memory["logits"], self._staging, count)(stream)
+        if wanted.has_logprobs.any():
+            self._logprobs.find(make, wanted.num_tops)
+        is_edited = bool(wanted.is_edited.any())
+        if is_edited:
+            self._edits.apply(make, rows)
+        key = (count, is_filtered)
         if key not in self._launches:
             self._launches[key] = self._bind(*key)
         for launch in self._launches[key]:
             launch(stream)
-        drawn = self._decoder.memory["drawn"]
-        self._device.copy(self._read.address, drawn, 4 * count, stream)
-        self._device.synchronize(stream)
-        tokens = self._tokens[:count].copy()
-        if allowed is not None:
-            # Where no allowed token is left, another one was drawn.
-            tokens[~allowed.allows(np.maximum(tokens, 0)) & (tokens >= 0)] = LEFT_TO_HOST
+        if wanted.has_logprobs.any():
+            if (wanted.has_logprobs & wanted.is_edited).any():
+                decoder.queue_logits(hidden, sampled)
+                is_edited = False
+            self._logprobs.take_drawn(make, count)
+        self._device.copy(self._read.address, decoder.memory["drawn"], 4 * count, stream)
+        return is_edited
+
+    def _send(self, rows: SampledRows, wanted: _Wanted) -> None:
+        staging, ways = self._staging, _draw_ways(rows.ways, rows.output_indices)
+        staging.wait()
+        shown = np.where(wanted.is_filtered, np.float32(0.0), ways.temperatures)
+        staging.put("temperatures", shown.view(np.int32))
+        staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
+        staging.put("indices", ways.indices)
+        if wanted.is_filtered.any():
+            put_filters(staging, rows.ways, wanted.is_filtered, self._vocab_size)
+        if wanted.allowed is not None:
+            put_masks(staging, wanted.allowed)
+        staging.send(self._decoder.stream)
+
+    def _read_tokens(self, rows: SampledRows, wanted: _Wanted) -> np.ndarray:
+        """Wait for the token of each row of a group; -1 where logits are not finite."""
+        self._device.synchronize(self._decoder.stream)
+        tokens = self._tokens[: len(rows)].copy()
+        # Where no token is left that the row may draw, another one was drawn.
+        is_refused = np.zeros(len(rows), np.bool_)
+        if wanted.allowed is not None:
+            is_refused |= ~wanted.allowed.allows(np.maximum(tokens, 0))
+        owners = np.repeat(np.arange(len(rows)), np.diff(rows.withheld_starts))
+        is_refused[owners[rows.withheld_ids == tokens[owners]]] = True
+        tokens[is_refused & (tokens >= 0)] = LEFT_TO_HOST
         return tokens
 
-    def _bind(self, num_rows: int, with_filters: bool, with_masks: bool) -> tuple[Bound, ...]:
+    def _bind(self, num_rows: int, with_filters: bool) -> tuple[Bound, ...]:
         staging, memory, make = self._staging, self._decoder.memory, self._decoder.launches
-        logits, best = (
-            memory["logits"],
-            (memory["best_scores"], memory["best_tokens"]),
-        )
+        logits, best = memory["logits"], (memory["best_scores"], memory["best_tokens"])
         ways = (staging["temperatures"], staging["seeds"], staging["indices"])
         find, choose = make.draw_rows(logits, ways, best, memory["drawn"], num_rows)
-        first = (bind_masks(make, logits, staging, num_rows), find) if with_masks else (find,)
         if not with_filters:
-            return *first, choose
+            return find, choose
         filtered = FilteredDraw(
             logits, staging["filter_temperatures"], staging["seeds"], staging["indices"],
             staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
         )  # fmt: skip
-        return *first, *bind_filters(make, filtered, self._memory, num_rows), choose
+        return find, *bind_filters(make, filtered, self._memory, num_rows), choose
 
     def bind_all(self) -> None:
         """Ask for every kernel of the draws."""
-        self._bind(1, with_filters=True, with_masks=True)
+        make = self._decoder.launches
+        self._bind(1, with_filters=True)
+        bind_masks(make, self._decoder.memory["logits"], self._staging, 1)
+        self._edits.bind_all(make)
+        self._logprobs.bind_all(make)
 
     def _draw_on_host(
-        self, rows: SampledRows, left: np.ndarray, places: np.ndarray, draws: Draws
+        self, rows: SampledRows, left: np.ndarray, places: np.ndarray, draws: Draws, first: int
     ) -> None:
-        """Draw for the rows `left`, from their logits, which lie at `places`."""
+        """Draw for the rows `left`, from their logits, which lie at `places`.
+
+        Row 0 is the one that has the place `first` in `draws`.
+        """
         for start in range(0, len(left), _DOWNLOADED_ROWS):
             some = slice(start, start + _DOWNLOADED_ROWS)
             found = Draws()
             add_draws(found, self._sampler, self._logits(places[some]), rows.take(left[some]))
-            for number, row in enumerate(left[some].tolist()):
+            for number, row in enumerate((first + left[some]).tolist()):
                 draws.token_ids[row] = found.token_ids[number]
                 draws.is_drawn[row] = found.is_drawn[number]
                 if number in found.logprobs:
@@ -256,10 +353,8 @@ def has_rules(
 
 
 def needs_host(rows: SampledRows) -> np.ndarray:
-    """Return which rows need more than a temperature, filters and a mask, bool `[rows]`."""
-    found: np.ndarray = (rows.ways["has_penalties"] != 0) | (rows.ways["num_logprobs"] >= 0)
-    if rows.biases is not None:
-        found = found | rows.biases.has_rows
+    """Return which rows are drawn on the host: those of a grammar that is asked afterwards."""
+    found = np.zeros(len(rows), np.bool_)
     if rows.unmasked is not None:
         found[rows.unmasked.rows] = True
     return found

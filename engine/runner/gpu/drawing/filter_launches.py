@@ -89,6 +89,23 @@ def put_filters(
         staging.put(name, np.ascontiguousarray(values).view(np.int32).reshape(-1, 2))
 
 
+def _sliced(make: Launches) -> dict[str, int]:
+    return {"VOCABULARY": make.spec.vocab_size, "SLICE": DRAW_SLICE}
+
+
+def bind_weigh(
+    make: Launches, logits: int, temperatures: int, best_scores: int, memory: StepMemory,
+    num_rows: int,
+) -> Bound:  # fmt: skip
+    """Return the launch that counts and weighs the tokens of each slice of each row."""
+    slices = make.num_slices
+    constants = {**_sliced(make), "PARTS": 1 << (slices - 1).bit_length()}
+    return make.kernel(filters.weigh, _TYPES, constants, 4, 1).bind(
+        (num_rows, slices), logits, temperatures, best_scores, memory["counts"], memory["weights"],
+        slices,
+    )  # fmt: skip
+
+
 def bind_filters(
     make: Launches, draw: FilteredDraw, memory: StepMemory, num_rows: int
 ) -> tuple[Bound, ...]:
@@ -98,9 +115,7 @@ def bind_filters(
     `LEFT_TO_HOST`; those of a row with NaN or infinity are as they were.
     """
     slices = make.num_slices
-    sliced = {"VOCABULARY": make.spec.vocab_size, "SLICE": DRAW_SLICE}
-    parts = {"PARTS": 1 << (slices - 1).bit_length()}
-    weigh = make.kernel(filters.weigh, _TYPES, sliced | parts, 4, 1)
+    sliced, parts = _sliced(make), {"PARTS": 1 << (slices - 1).bit_length()}
     cut = make.kernel(filters.cut, _TYPES, parts, 8, 1)
     list_kept = make.kernel(filters.list_kept, _TYPES, sliced | parts, 4, 1)
     draw_kept = make.kernel(filters.draw_kept, _TYPES, {}, 8, 1)
@@ -109,7 +124,7 @@ def bind_filters(
     bounds = (draw.top_ks, draw.top_ps, draw.deepests)
     listed = (memory["listed"], memory["keys"])
     return (
-        weigh.bind(whole, draw.logits, draw.temperatures, draw.best_scores, *counted, slices),
+        bind_weigh(make, draw.logits, draw.temperatures, draw.best_scores, memory, num_rows),
         cut.bind(
             each, draw.temperatures, *bounds, draw.best_scores, *counted, slices, memory["cuts"],
             memory["totals"], memory["listed"],

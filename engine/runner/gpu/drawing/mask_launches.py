@@ -18,25 +18,16 @@ def staged_masks(num_rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
     return {"mask_rows": (num_rows,), "masks": (num_rows, -(-vocab_size // 32))}
 
 
-def masks_of(rows: SampledRows, on_host: np.ndarray, vocab_size: int) -> AllowedTokens | None:
-    """Return what rows may draw that are not drawn on the host; None: all may draw everything.
-
-    Tokens that are withheld one by one have no bit either.
-    """
-    has_mask = np.diff(rows.withheld_starts) > 0
-    if rows.allowed is not None:
-        has_mask |= rows.allowed.mask_rows >= 0
-    masked = (has_mask & ~on_host).nonzero()[0]
+def masks_of(rows: SampledRows, on_host: np.ndarray) -> AllowedTokens | None:
+    """Return what rows may draw that are not drawn on the host; None: all may draw everything."""
+    if rows.allowed is None:
+        return None
+    mask_rows = np.where(on_host, -1, rows.allowed.mask_rows)
+    masked = np.flatnonzero(mask_rows >= 0)
     if not len(masked):
         return None
-    mask_rows = np.full(len(rows), -1, np.int64)
+    masks = rows.allowed.masks[mask_rows[masked]]
     mask_rows[masked] = np.arange(len(masked))
-    masks = np.full((len(masked), -(-vocab_size // 32)), -1, np.int32)
-    for mask, row in zip(masks.view(np.uint32), masked.tolist(), strict=True):
-        if rows.allowed is not None and rows.allowed.mask_rows[row] >= 0:
-            mask[:] = rows.allowed.masks.view(np.uint32)[rows.allowed.mask_rows[row]]
-        ids = rows.withheld_ids[rows.withheld_starts[row] : rows.withheld_starts[row + 1]]
-        np.bitwise_and.at(mask, ids // 32, ~(np.uint32(1) << (ids % 32).astype(np.uint32)))
     return AllowedTokens(mask_rows, masks)
 
 

@@ -8,6 +8,10 @@ product with a column of ones), so the tile's shape does not enter either.
 
 Rows of the matrix unit's tile are (query row, head of the group). Scores are in base 2: `scale`
 contains log2(e).
+
+Keys and values of a byte each (`kernels/slots.py`) are exact in bfloat16. A key's scale multiplies
+its scores, and a value's scale its weights, before they are rounded: one multiplication for each
+score, where scaling the numbers would cost one for each of them.
 """
 
 from __future__ import annotations
@@ -16,48 +20,91 @@ import triton
 import triton.language as tl
 
 from engine.runner.gpu.kernels.ordering import begin
+from engine.runner.gpu.kernels.slots import load_slots
 
 LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def _advance(query, key, value, ones, is_key, scale, top, weight_sum, total):
-    """Add a block of keys to a piece: its largest score, sum of weights, and weighted values."""
-    scores = tl.dot(query, tl.trans(key)) * scale
+def _advance(query, other_query, key, value, ones, is_key, scale, top, weight_sum, total, other,
+             HAS_SCALES: tl.constexpr):  # fmt: skip
+    """Add a block of keys to a piece: its largest score, sum of weights, and weighted values.
+
+    `key` and `value` are what `load_slots` returns. With HAS_SCALES query and weighted values are
+    halves too, `other_query` and `other` the second ones.
+    """
+    scores = tl.dot(query, tl.trans(key[0]))
+    if HAS_SCALES:
+        scores = tl.dot(other_query, tl.trans(key[1]), scores) * scale * key[2][None, :]
+    else:
+        scores = scores * scale
     scores = tl.where(is_key, scores, LOWEST)
     new_top = tl.maximum(top, tl.max(scores, 1))
     fade = tl.exp2(top - new_top)
-    weights = tl.where(is_key, tl.exp2(scores - new_top[:, None]), 0.0).to(query.dtype)
+    exact = tl.where(is_key, tl.exp2(scores - new_top[:, None]), 0.0)
+    weights = exact.to(query.dtype)
     weight_sum = tl.dot(weights, ones, weight_sum * fade[:, None])
-    total = tl.dot(weights, value, total * fade[:, None])
-    return new_top, weight_sum, total
+    if HAS_SCALES:
+        # The scale of a slot that does not count may be anything.
+        weights = tl.where(is_key, exact * value[2][None, :], 0.0).to(query.dtype)
+        other = tl.dot(weights, value[1], other * fade[:, None])
+    total = tl.dot(weights, value[0], total * fade[:, None])
+    return new_top, weight_sum, total, other
 
 
 @triton.jit
-def _piece(query, keys, values, table, head, start, stop, limit, scale, KV_HEADS: tl.constexpr,
-           DIM: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr,
-           BN: tl.constexpr):  # fmt: skip
+def _load_query(rows, is_row, DIM: tl.constexpr, HAS_SCALES: tl.constexpr):
+    """Return the queries at these addresses [BM, 1], with HAS_SCALES in two halves."""
+    WIDTH: tl.constexpr = DIM // 2 if HAS_SCALES else DIM
+    lanes = tl.arange(0, WIDTH)[None, :]
+    query = tl.load(rows + lanes, mask=is_row, other=0.0)
+    other = query
+    if HAS_SCALES:
+        other = tl.load(rows + WIDTH + lanes, mask=is_row, other=0.0)
+    return query, other
+
+
+@triton.jit
+def _store_result(rows, is_row, result, other, DIM: tl.constexpr, HAS_SCALES: tl.constexpr):
+    """Write results, with HAS_SCALES in two halves, to these addresses [BM, 1]."""
+    WIDTH: tl.constexpr = DIM // 2 if HAS_SCALES else DIM
+    lanes = tl.arange(0, WIDTH)[None, :]
+    tl.store(rows + lanes, result, mask=is_row)
+    if HAS_SCALES:
+        tl.store(rows + WIDTH + lanes, other, mask=is_row)
+
+
+@triton.jit
+def _piece(query, other_query, keys, values, key_scales, value_scales, table, head, start, stop,
+           limit, scale, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+           BM: tl.constexpr, BN: tl.constexpr, HAS_SCALES: tl.constexpr):  # fmt: skip
     """Return the largest score, the sum of weights and the weighted values of keys start to stop.
+
+    The weighted values come last, in halves as in `_advance`.
 
     `limit` [BM] is each row's own position: keys after it do not count.
     """
-    lanes = tl.arange(0, DIM)
     places = tl.arange(0, BN)
     ones = tl.full((BN, 16), 1.0, tl.float32).to(query.dtype)
     top = tl.full((BM,), LOWEST, tl.float32)
     weight_sum = tl.zeros((BM, 16), tl.float32)
-    total = tl.zeros((BM, DIM), tl.float32)
+    total = tl.zeros((BM, query.shape[1]), tl.float32)
+    other = tl.zeros((BM, query.shape[1]), tl.float32)
     for first in range(start, stop, BN):
         block = tl.load(table + first // BLOCK).to(tl.int64)
-        rows = (block * KV_HEADS + head) * BLOCK + first % BLOCK + places
-        offsets = rows[:, None] * DIM + lanes[None, :]
-        key = tl.load(keys + offsets)
-        value = tl.load(values + offsets, mask=(first + places < stop)[:, None], other=0.0)
+        own = block * KV_HEADS + head
+        place = first % BLOCK + places
+        key = load_slots(keys, key_scales, own, place, None, query.dtype, BLOCK, DIM, HAS_SCALES)
+        value = load_slots(
+            values, value_scales, own, place, first + places < stop, query.dtype, BLOCK, DIM,
+            HAS_SCALES,
+        )  # fmt: skip
         is_key = (first + places)[None, :] <= limit[:, None]
-        top, weight_sum, total = _advance(
-            query, key, value, ones, is_key, scale, top, weight_sum, total
-        )
-    return top, weight_sum, total
+        top, weight_sum, total, other = _advance(
+            query, other_query, key, value, ones, is_key, scale, top, weight_sum, total, other,
+            HAS_SCALES,
+        )  # fmt: skip
+    return top, weight_sum, total, other
 
 
 @triton.jit
@@ -97,17 +144,18 @@ def list_pieces(last_positions, tables, table_width, num_sequences, first_pieces
 
 
 @triton.jit
-def attend_pieces(queries, keys, values, first_pieces, piece_sequences, piece_starts, piece_lasts,
-                  piece_blocks, totals, tops, scale, num_sequences,
+def attend_pieces(queries, keys, values, key_scales, value_scales, first_pieces,
+                  piece_sequences, piece_starts, piece_lasts, piece_blocks, totals, tops, scale,
+                  num_sequences,
                   ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                   DIM: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr,
-                  PROGRAMS: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+                  PROGRAMS: tl.constexpr, HAS_SCALES: tl.constexpr,
+                  IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Compute every piece of every KV head; a fixed number of programs shares them out evenly.
 
     Each sequence has ROWS query rows. The results are `totals` [pieces, KV_HEADS, BM, DIM] and
-    `tops` [pieces, KV_HEADS, BM, 2] (the largest score and the sum of weights). A program walks the
-    blocks of all its pieces in one loop, so that the loads of the next piece are under way before
-    the last one ends.
+    `tops` [pieces, KV_HEADS, BM, 2] (the largest score and the sum of weights). A program walks all
+    its blocks in one loop, so that the next piece's loads are under way before the last one ends.
     """
     begin(IS_PROGRAMMATIC)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -118,12 +166,13 @@ def attend_pieces(queries, keys, values, first_pieces, piece_sequences, piece_st
     num_own = tl.minimum(each, num_items - first_item)
     lane = tl.arange(0, BM)
     row = lane // GROUP
-    lanes = tl.arange(0, DIM)
+    WIDTH: tl.constexpr = DIM // 2 if HAS_SCALES else DIM
     places = tl.arange(0, BLOCK)
     ones = tl.full((BLOCK, 16), 1.0, tl.float32).to(queries.dtype.element_ty)
     top = tl.full((BM,), LOWEST, tl.float32)
     weight_sum = tl.zeros((BM, 16), tl.float32)
-    total = tl.zeros((BM, DIM), tl.float32)
+    total = tl.zeros((BM, WIDTH), tl.float32)
+    other = tl.zeros((BM, WIDTH), tl.float32)
     for step in range(num_own * PARTS):
         item = first_item + step // PARTS
         part = step % PARTS
@@ -135,27 +184,34 @@ def attend_pieces(queries, keys, values, first_pieces, piece_sequences, piece_st
         last = tl.load(piece_lasts + piece)
         limit = last - (ROWS - 1) + row
         source = (sequence * ROWS + row).to(tl.int64) * HEADS + head * GROUP + lane % GROUP
-        query = tl.load(
-            queries + source[:, None] * DIM + lanes[None, :], mask=(row < ROWS)[:, None], other=0.0
+        query, other_query = _load_query(
+            queries + source[:, None] * DIM, (row < ROWS)[:, None], DIM, HAS_SCALES
         )
-        rows = (block.to(tl.int64) * KV_HEADS + head) * BLOCK + places
-        offsets = rows[:, None] * DIM + lanes[None, :]
+        own = block.to(tl.int64) * KV_HEADS + head
+        is_block = (block >= 0) & (places >= 0)
+        key = load_slots(
+            keys, key_scales, own, places, is_block, query.dtype, BLOCK, DIM, HAS_SCALES
+        )
         # A slot behind the sequence's end may hold anything, and 0 times NaN is NaN.
-        is_slot = (block >= 0) & (position <= last)
-        key = tl.load(keys + offsets, mask=(block >= 0) & (places >= 0)[:, None], other=0.0)
-        value = tl.load(values + offsets, mask=is_slot[:, None], other=0.0)
+        is_slot = is_block & (position <= last)
+        value = load_slots(
+            values, value_scales, own, places, is_slot, query.dtype, BLOCK, DIM, HAS_SCALES
+        )
         is_first = part == 0
         top = tl.where(is_first, LOWEST, top)
         weight_sum = tl.where(is_first, 0.0, weight_sum)
         total = tl.where(is_first, 0.0, total)
-        top, weight_sum, total = _advance(
-            query, key, value, ones, position[None, :] <= limit[:, None], scale, top, weight_sum,
-            total,
+        other = tl.where(is_first, 0.0, other)
+        top, weight_sum, total, other = _advance(
+            query, other_query, key, value, ones, position[None, :] <= limit[:, None], scale, top,
+            weight_sum, total, other, HAS_SCALES,
         )  # fmt: skip
         if part == PARTS - 1:
             target = (item * BM + lane).to(tl.int64)
             is_row = row < ROWS
-            tl.store(totals + target[:, None] * DIM + lanes[None, :], total, mask=is_row[:, None])
+            _store_result(
+                totals + target[:, None] * DIM, is_row[:, None], total, other, DIM, HAS_SCALES
+            )
             tl.store(tops + target * 2, top, mask=is_row)
             tl.store(tops + target * 2 + 1, tl.max(weight_sum, 1), mask=is_row)
 
@@ -193,11 +249,11 @@ def merge_pieces(totals, tops, last_positions, first_pieces, out, ROWS: tl.const
 
 
 @triton.jit
-def attend_chunk(queries, keys, values, tables, tile_sequences, tile_rows, first_rows, num_rows,
-                 last_positions, out, scale, table_width, HEADS: tl.constexpr,
-                 KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr,
-                 BN: tl.constexpr, PIECE: tl.constexpr,
-                 IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
+def attend_chunk(queries, keys, values, key_scales, value_scales, tables, tile_sequences, tile_rows,
+                 first_rows, num_rows, last_positions, out, scale, table_width,
+                 HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+                 BLOCK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr,
+                 HAS_SCALES: tl.constexpr, IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Attention of many rows a sequence, pieces merged in registers. Program: (tile, KV head).
 
     Tile t holds the BM // (HEADS // KV_HEADS) query rows from `tile_rows[t]` on of the sequence
@@ -212,29 +268,34 @@ def attend_chunk(queries, keys, values, tables, tile_sequences, tile_rows, first
     count = tl.load(num_rows + sequence)
     last = tl.load(last_positions + sequence)
     lane = tl.arange(0, BM)
-    lanes = tl.arange(0, DIM)
     row = first_row + lane // GROUP
     # Where the group does not divide the tile, the lanes after its last whole row are idle.
     is_row = ((row < count) & (lane < BM // GROUP * GROUP))[:, None]
     place = tl.load(first_rows + sequence).to(tl.int64) + row
-    offsets = (place * HEADS + head * GROUP + lane % GROUP)[:, None] * DIM + lanes[None, :]
-    query = tl.load(queries + offsets, mask=is_row, other=0.0)
+    offsets = (place * HEADS + head * GROUP + lane % GROUP)[:, None] * DIM
+    query, other_query = _load_query(queries + offsets, is_row, DIM, HAS_SCALES)
     limit = last - (count - 1) + row
     end = tl.minimum(last, last - (count - 1) + first_row + BM // GROUP - 1) + 1
     table = tables + sequence.to(tl.int64) * table_width
     top = tl.full((BM,), LOWEST, tl.float32)
     weight_sum = tl.zeros((BM, 16), tl.float32)
-    total = tl.zeros((BM, DIM), tl.float32)
+    total = tl.zeros((BM, query.shape[1]), tl.float32)
+    other = tl.zeros((BM, query.shape[1]), tl.float32)
     for start in range(0, end, PIECE):
-        piece_top, piece_sum, piece_total = _piece(
-            query, keys, values, table, head, start, tl.minimum(start + PIECE, end), limit, scale,
-            KV_HEADS, DIM, BLOCK, BM, BN,
+        piece_top, piece_sum, piece_total, piece_other = _piece(
+            query, other_query, keys, values, key_scales, value_scales, table, head, start,
+            tl.minimum(start + PIECE, end), limit, scale, KV_HEADS, DIM, BLOCK, BM, BN, HAS_SCALES,
         )  # fmt: skip
         new_top = tl.maximum(top, piece_top)
         fade = tl.exp2(top - new_top)[:, None]
         gain = tl.exp2(piece_top - new_top)[:, None]
         total = total * fade + piece_total * gain
+        if HAS_SCALES:
+            other = other * fade + piece_other * gain
         weight_sum = weight_sum * fade + piece_sum * gain
         top = new_top
-    result = (total / tl.max(weight_sum, 1)[:, None]).to(out.dtype.element_ty)
-    tl.store(out + offsets, result, mask=is_row)
+    whole = tl.max(weight_sum, 1)[:, None]
+    kind = out.dtype.element_ty
+    _store_result(
+        out + offsets, is_row, (total / whole).to(kind), (other / whole).to(kind), DIM, HAS_SCALES
+    )

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from engine.runner.gpu.kernels.ordering import begin
+from engine.runner.gpu.kernels.slots import store_slots
 
 
 @triton.jit
@@ -64,17 +65,19 @@ def norm(hidden, weight, normed, epsilon, N: tl.constexpr, COLUMNS: tl.constexpr
 
 
 @triton.jit
-def rotate_and_store(qkv, bias, query_weight, key_weight, angles, positions, slots, queries, keys,
-                     values, epsilon, num_rows, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-                     DIM: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
-                     HAS_NORMS: tl.constexpr, TILE: tl.constexpr,
+def rotate_and_store(qkv, bias, query_weight, key_weight, divisors, angles, positions, slots,
+                     queries, keys, values, key_scales, value_scales, epsilon, num_rows,
+                     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+                     BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr,
+                     HAS_SCALES: tl.constexpr, HAS_DIVISORS: tl.constexpr, TILE: tl.constexpr,
                      IS_PROGRAMMATIC: tl.constexpr):  # fmt: skip
     """Norm and rotate query and key heads, and write keys and values into their slots.
 
     One program is one head of TILE rows of qkv [rows, (HEADS + 2 KV_HEADS) DIM], to which the bias
     [(HEADS + 2 KV_HEADS) DIM] is added first, in float32. `angles` holds
-    cosines, then sines, [positions, DIM] in float32. Keys and values are [blocks, KV_HEADS, BLOCK,
-    DIM]; a slot is block * BLOCK + place, and -1 writes nothing (padding).
+    cosines, then sines, [positions, DIM] in float32. `kernels/slots.py` says what is stored; a slot
+    is block * BLOCK + place, and -1 writes nothing (padding). Keys are divided by powers of two
+    [KV_HEADS, DIM / 2], one for each rotary pair, and queries multiplied by them.
     """
     begin(IS_PROGRAMMATIC)
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
@@ -91,8 +94,7 @@ def rotate_and_store(qkv, bias, query_weight, key_weight, angles, positions, slo
         low = low + tl.load(added).to(tl.float32)[None, :]
         high = high + tl.load(added + HALF).to(tl.float32)[None, :]
     slot = tl.load(slots + row, mask=is_row, other=-1).to(tl.int64)
-    is_slot = (slot >= 0)[:, None]
-    block_row = slot // BLOCK * KV_HEADS * BLOCK + slot % BLOCK
+    own = slot // BLOCK * KV_HEADS
     if head < HEADS + KV_HEADS:
         if HAS_NORMS:
             weight = query_weight if head < HEADS else key_weight
@@ -104,17 +106,27 @@ def rotate_and_store(qkv, bias, query_weight, key_weight, angles, positions, slo
         angle = angles + tl.maximum(position, 0)[:, None] * DIM + lane[None, :]
         cosine = tl.load(angle)
         sine = tl.load(angle + HALF)
-        first = (low * cosine - high * sine).to(kind)
-        second = (high * cosine + low * sine).to(kind)
+        first = low * cosine - high * sine
+        second = high * cosine + low * sine
         if head < HEADS:
+            if HAS_DIVISORS:
+                divisor = tl.load(divisors + head // (HEADS // KV_HEADS) * HALF + lane)[None, :]
+                first = first * divisor
+                second = second * divisor
             target = queries + (row * HEADS + head)[:, None] * DIM + lane[None, :]
-            tl.store(target, first, mask=is_row[:, None])
-            tl.store(target + HALF, second, mask=is_row[:, None])
+            tl.store(target, first.to(kind), mask=is_row[:, None])
+            tl.store(target + HALF, second.to(kind), mask=is_row[:, None])
         else:
-            place = (block_row + (head - HEADS) * BLOCK)[:, None] * DIM + lane[None, :]
-            tl.store(keys + place, first, mask=is_slot)
-            tl.store(keys + place + HALF, second, mask=is_slot)
+            if HAS_DIVISORS:
+                divisor = tl.load(divisors + (head - HEADS) * HALF + lane)[None, :]
+                first = tl.math.div_rn(first, tl.zeros_like(first) + divisor)
+                second = tl.math.div_rn(second, tl.zeros_like(second) + divisor)
+            store_slots(
+                keys, key_scales, own + head - HEADS, slot % BLOCK, slot >= 0, first, second,
+                BLOCK, DIM, HAS_SCALES,
+            )  # fmt: skip
     else:
-        place = (block_row + (head - HEADS - KV_HEADS) * BLOCK)[:, None] * DIM + lane[None, :]
-        tl.store(values + place, low.to(kind), mask=is_slot)
-        tl.store(values + place + HALF, high.to(kind), mask=is_slot)
+        store_slots(
+            values, value_scales, own + head - HEADS - KV_HEADS, slot % BLOCK, slot >= 0, low, high,
+            BLOCK, DIM, HAS_SCALES,
+        )  # fmt: skip

@@ -13,7 +13,7 @@ from common.errors import InvalidRequest
 from router.api.bodies.left_out import LeftOut
 from router.api.bodies.messages.conversation import MessageTurns, Turn
 from router.api.bodies.places import Places
-from router.api.bodies.schemas import Nothing, WholeBody
+from router.api.bodies.schemas import Nothing, WholeBody, checked_session
 
 PLACES = {
     "max_completion_tokens": "max_tokens",
@@ -81,6 +81,7 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "chat_template_kwargs": _variables(body.thinking),
         "reasoning_effort": config.get("effort"),
         "response_format": _format(config.get("format")),
+        "user": _user((body.model_extra or {}).get("metadata")),
     }
     conversation = MessageTurns(places, left_out)
     if body.system is not None:
@@ -94,6 +95,16 @@ def chat_of_message(body: MessageBody, places: Places, left_out: LeftOut) -> dic
         "continue_final_message": continues,
         "add_generation_prompt": not continues,
     }
+
+
+def _user(metadata: Any) -> str | None:
+    """Return what other APIs call `user`. Raises `InvalidRequest` for what is no such name."""
+    name = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise InvalidRequest("metadata.user_id is not text", param="metadata.user_id")
+    return checked_session(name, "metadata.user_id")
 
 
 def _is_open(turn: Turn) -> bool:

@@ -41,8 +41,8 @@ class ResponseBody(WholeBody):
 
     harmless: ClassVar[frozenset[str]] = frozenset(
         (
-            *("metadata", "store", "user", "service_tier", "safety_identifier", "include"),
-            *("prompt_cache_key", "prompt_cache_retention", "max_tool_calls", "truncation"),
+            *("metadata", "store", "service_tier", "safety_identifier", "include"),
+            *("prompt_cache_retention", "max_tool_calls", "truncation"),
         )
     )
     not_supported: ClassVar[Mapping[str, Nothing]] = {

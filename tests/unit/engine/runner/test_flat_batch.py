@@ -64,7 +64,8 @@ def test_a_step_is_laid_out_entry_by_entry(make: Callable[[], StepBatch]) -> Non
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    starts, sampled = [0], []
+    starts = [0]
+    sampled: list[int] = []
     for one in batch:
         places = range(one.start, one.start + len(one.token_ids))
         tokens += one.token_ids
@@ -81,7 +82,8 @@ def test_a_step_is_laid_out_entry_by_entry(make: Callable[[], StepBatch]) -> Non
 @pytest.mark.parametrize("make", [decodes, mixed])
 def test_a_draw_sees_all_tokens_before_it(make: Callable[[], StepBatch]) -> None:
     batch = make()
-    seats, num_before = [], []
+    seats: list[int] = []
+    num_before: list[int] = []
     for row, one in zip(batch.rows.tolist(), batch, strict=True):
         if one.sample is not None:
             known = one.start + len(one.token_ids) - one.num_drafts

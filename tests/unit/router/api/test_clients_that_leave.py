@@ -53,6 +53,7 @@ async def test_leaving_before_the_first_token(n: int, is_stream: bool, is_accept
     async with served(edge.app) as port:
         async with raw_request(port, PATH, body_of(n=n, stream=is_stream)) as (reader, _):
             await until_called(edge, n)
+            assert edge.metric("pdserve_requests_in_progress") == 1
             if is_accepted:
                 for call in edge.generator.calls:
                     call.accept()

@@ -66,6 +66,7 @@ PLAN = RequestPlan(
     ),
     sampling=SAMPLING,
     cache_salt="mine",
+    session="my chat é",
     priority=-3,
     choices_per_prompt=2,
     returned_per_prompt=1,

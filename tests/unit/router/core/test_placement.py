@@ -12,7 +12,6 @@ from common.token_rules import NO_RULES, TokenRules
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query, query_of
-from router.core.prefix_map import PrefixMap
 from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -207,10 +206,19 @@ def test_round_robin_takes_turns_on_both_sides() -> None:
 def test_a_common_start_goes_where_it_was_before() -> None:
     placer = Placer("prefix_affinity")
     nodes = [node("d0"), node("d1"), prefill("p0"), prefill("p1")]
-    assert names(placer.choose(nodes, query(), NOBODY)) == ("d0", "p0")
-    busier = [node("d0", num_requests=2), node("d1"), prefill("p0", num_requests=2), prefill("p1")]
-    assert names(placer.choose(busier, query(), NOBODY)) == ("d0", "p0")
-    assert names(placer.choose(busier, query(first=500), NOBODY)) == ("d1", "p1")
+    first = frozenset({Incarnation("d0", 1), Incarnation("p0", 1)})
+    assert names(placer.choose(nodes, query(900), first)) == ("d1", "p1")
+    busier = [
+        node("d0"),
+        node("d1", free_blocks=98),
+        prefill("p0"),
+        prefill("p1", queued_tokens=800),
+    ]
+    assert names(placer.choose(busier, query(900), NOBODY)) == ("d1", "p1")
+    assert names(placer.choose(busier, query(900, first=5000), NOBODY)) == ("d0", "p0")
+    # Waiting there takes longer than computing it again.
+    busier[3] = prefill("p1", queued_tokens=1000)
+    assert names(placer.choose(busier, query(900), NOBODY)) == ("d1", "p0")
 
 
 @pytest.mark.covers("F112")
@@ -226,8 +234,12 @@ def test_a_new_life_of_a_node_is_not_believed_to_hold_anything() -> None:
     state = PolicyState()
     nodes = [node("d0"), node("d1")]
     request = query()
-    state.prefixes.add(request.block_hashes(nodes[0].record), Incarnation("d0", 7))
-    assert POLICIES["prefix_affinity"](nodes, request, state) == pytest.approx([2 / 3, 2 / 3])
+    state.blocks.expect(request.block_hashes(nodes[0].record), Incarnation("d0", 7))
+    first, second = POLICIES["prefix_affinity"](nodes, request, state)
+    assert first == second
+    state.blocks.expect(request.block_hashes(nodes[0].record), Incarnation("d0", 1))
+    first, second = POLICIES["prefix_affinity"](nodes, request, state)
+    assert first > second
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -255,36 +267,6 @@ def test_hashes_are_of_full_blocks_and_of_a_bounded_head() -> None:
     assert len(hashes) == 512
     assert request.block_hashes(record) is hashes
     assert request.block_hashes(node("b", fingerprint="other").record) != hashes
-
-
-def test_the_prefix_map_counts_leading_blocks_only() -> None:
-    prefixes = PrefixMap()
-    first, second, third = (bytes([index]) for index in range(3))
-    a, b = Incarnation("a", 1), Incarnation("b", 1)
-    prefixes.add([first, second, third], a)
-    prefixes.add([second], b)
-    assert prefixes.num_hits([first, second, third], a) == 3
-    assert prefixes.num_hits([first, b"?", third], a) == 1
-    assert prefixes.num_hits([first, second], b) == 0
-    assert prefixes.num_hits([], a) == 0
-
-
-@pytest.mark.covers("F78")
-def test_the_prefix_map_is_bounded_and_forgets_the_longest_unused() -> None:
-    prefixes = PrefixMap(max_hashes=3)
-    a = Incarnation("a", 1)
-    prefixes.add([b"1", b"2"], a)
-    prefixes.add([b"3"], a)
-    prefixes.add([b"1"], a)
-    prefixes.add([b"4"], a)
-    assert len(prefixes) == 3
-    assert prefixes.num_hits([b"2"], a) == 0
-    assert prefixes.num_hits([b"1"], a) == 1
-    for epoch in range(100):
-        prefixes.add([b"1"], Incarnation("b", epoch))
-    assert prefixes.num_hits([b"1"], a) == 0
-    assert prefixes.num_hits([b"1"], Incarnation("b", 99)) == 1
-    assert len(prefixes._nodes[b"1"]) == 8
 
 
 @pytest.mark.parametrize("policy", POLICIES)

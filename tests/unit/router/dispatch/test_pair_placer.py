@@ -18,7 +18,7 @@ NO_CHOICE_YET = Choose(None, frozenset())
 
 
 def placer() -> PairPlacer:
-    return PairPlacer("least_loaded", ManualClock(), RouterMetrics(CollectorRegistry()))
+    return PairPlacer("least_loaded", 60.0, ManualClock(), RouterMetrics(CollectorRegistry()))
 
 
 def that_does_not_reach(view: NodeView, *decoders: NodeView) -> NodeView:

@@ -68,3 +68,19 @@ def test_a_hash_covers_model_layout_and_every_token_before_it() -> None:
     assert not set(base) & set(changed)
     assert not set(base) & set(hash_full_blocks(range(12), 4, "another model"))
     assert not set(base) & set(hash_full_blocks(range(12), 2, "model")[:1])
+
+
+def test_news_are_kept_only_when_somebody_takes_them() -> None:
+    cache = PrefixCache()
+    cache.insert(b"a", 1)
+    assert cache.take_news() == {}
+    cache.keep_news()
+    cache.insert(b"b", 2)
+    cache.insert(b"b", 3)
+    cache.insert(b"c", 4)
+    cache.forget(4)
+    assert cache.take_news() == {b"b": True, b"c": False}
+    assert cache.take_news() == {}
+    cache.forget(1)
+    cache.insert(b"a", 5)
+    assert cache.take_news() == {b"a": True}

@@ -231,7 +231,10 @@ def test_a_gpu_back_end_without_a_card_says_what_is_missing(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is int8: attention_backend triton takes auto"),
+        (
+            {"kv_cache_dtype": "float32"},
+            "kv_cache_dtype is float32: attention_backend triton takes",
+        ),
         ({"block_size": 128}, "block_size is 128: attention_backend triton takes 16, 32, 64"),
         ({"activation_dtype": "int8"}, "activation_dtype is int8: attention_backend triton takes"),
     ],
@@ -251,9 +254,9 @@ def test_where_there_is_a_card_auto_takes_it_or_says_why_not(
     pytest.importorskip("triton")
     monkeypatch.setattr(gpu_back_end, "has_card", lambda: True)
     with caplog.at_level(logging.WARNING, "pdserve.engine"):
-        runner = load(folder, attention_backend="auto", kv_cache_dtype="int8")
+        runner = load(folder, attention_backend="auto", kv_cache_dtype="float32")
     assert runner.attention_backend == "numba"
-    assert "kv_cache_dtype is int8: attention_backend triton takes" in caplog.text
+    assert "kv_cache_dtype is float32: attention_backend triton takes" in caplog.text
 
 
 def test_cards_that_are_asked_for_are_not_replaced_by_the_cpu(folder: Path) -> None:

@@ -1,0 +1,189 @@
+"""Which nodes hold the KV of which blocks: as they report it, and as this router expects it. Pure.
+
+Nodes report the blocks that enter and leave their prefix caches. Between a placement and the report
+that follows it, and of nodes that report nothing, the router expects that a node holds the prompts
+that it was sent. All of it is a hint: a wrong one costs a miss in a cache, never an answer.
+
+The holders of a block are bits of one integer. A hash covers all tokens before it, and a cache
+evicts a prefix after its continuations, so a node that holds a block holds those before it: along a
+prompt the holders only become fewer, and a binary search finds where.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from common.ids import Incarnation
+from common.kv.blocks import BlockHash, BlockKey, block_key
+
+MAX_BLOCKS = 10_000_000
+"""Blocks in the index, each once whatever the number of its holders."""
+MAX_EXPECTED = 65_536
+MAX_RUNS = 8
+"""How many different depths one look-up tells apart, the deepest ones."""
+SWEPT_AT_ONCE = 4096
+"""Blocks of nodes that have left which one report, or one look-up, takes out of the index."""
+
+
+class HeldBlocks(NamedTuple):
+    """How many leading blocks of a prompt each node holds. A `run` is a depth and the nodes that
+    end there, the deepest first."""
+
+    runs: Sequence[tuple[int, int]]
+    slots: dict[Incarnation, int]
+
+    def on(self, node: Incarnation) -> int:
+        """Return how many leading blocks the node holds."""
+        slot = self.slots.get(node)
+        if slot is not None:
+            for depth, holders in self.runs:
+                if holders >> slot & 1:
+                    return depth
+        return 0
+
+
+class BlockIndex:
+    """At most `max_blocks` reported and `MAX_EXPECTED` expected blocks. No method does more than a
+    bounded piece of work, but for one per block of its argument."""
+
+    def __init__(self, max_blocks: int = MAX_BLOCKS, max_expected: int = MAX_EXPECTED) -> None:
+        self._max_blocks = max_blocks
+        self._max_expected = max_expected
+        self._holders: dict[BlockKey, int] = {}
+        self._expected: OrderedDict[BlockKey, int] = OrderedDict()
+        self._slots: dict[Incarnation, int] = {}
+        self._held: dict[int, set[BlockKey]] = {}
+        """The reported blocks of each slot."""
+        self._bits: list[int] = []
+        """One integer for each slot: most blocks have one holder, and share it."""
+        self._leaving: dict[int, set[BlockKey]] = {}
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        """Return how many blocks are known of reports."""
+        return len(self._holders)
+
+    def num_held(self, node: Incarnation) -> int:
+        """Return how many blocks the node has reported."""
+        return len(self._held.get(self._slots.get(node, -1), ()))
+
+    # What nodes say, and what is placed.
+
+    def on_report(
+        self, node: Incarnation, added: Collection[BlockKey], removed: Collection[BlockKey]
+    ) -> int:
+        """Take blocks that entered or left the cache of a node; return how many had no room."""
+        self._sweep()
+        if not added and not removed:
+            return 0
+        slot = self._slot(node)
+        bit, held = self._bits[slot], self._held[slot]
+        num_dropped = 0
+        for key in added:
+            holders = self._holders.get(key, 0)
+            if not holders and len(self._holders) >= self._max_blocks:
+                num_dropped += 1
+                continue
+            self._holders[key] = holders | bit if holders else bit
+            held.add(key)
+            self._confirm(key, bit)
+        for key in removed:
+            if key in held:
+                held.discard(key)
+                self._drop(key, bit)
+            self._confirm(key, bit)
+        return num_dropped
+
+    def expect(self, hashes: Sequence[BlockHash], node: Incarnation) -> None:
+        """Take that the node is about to compute or receive these blocks."""
+        slot, expected = self._slot(node), self._expected
+        bit, num_known = self._bits[slot], self.held(hashes).on(node)
+        # Deepest first, so that a chain loses its end before its beginning.
+        for block_hash in islice(reversed(hashes), len(hashes) - num_known):
+            key = block_key(block_hash)
+            expected[key] = expected.pop(key, 0) | bit
+        while len(expected) > self._max_expected:
+            expected.popitem(last=False)
+
+    def forget(self, node: Incarnation) -> None:
+        """Forget what a node holds: it has left, or will say it anew."""
+        slot = self._slots.pop(node, None)
+        if slot is None:
+            return
+        self._leaving[slot] = self._held.pop(slot)
+        self._sweep()
+
+    # Look-ups.
+
+    def held(self, hashes: Sequence[BlockHash]) -> HeldBlocks:
+        """Return how many leading blocks of a prompt each node holds."""
+        reported, expected = self._holders.get, self._expected.get
+        runs: list[tuple[int, int]] = []
+        if not hashes:
+            return HeldBlocks(runs, self._slots)
+        key = block_key(hashes[0])
+        left = reported(key, 0) | expected(key, 0)
+        end = len(hashes)
+        while left and len(runs) < MAX_RUNS:
+            # The most leading blocks that any of those `left` holds: the deeper it goes, the fewer
+            # holders there are.
+            low, new = 1, left
+            while low < end:
+                middle = (low + end + 1) // 2
+                key = block_key(hashes[middle - 1])
+                found = (reported(key, 0) | expected(key, 0)) & left
+                if found:
+                    low, new = middle, found
+                else:
+                    end = middle - 1
+            left &= ~new
+            runs.append((end, new))
+            end -= 1
+        return HeldBlocks(runs, self._slots)
+
+    # Slots.
+
+    def _slot(self, node: Incarnation) -> int:
+        slot = self._slots.get(node)
+        if slot is None:
+            slot = self._free.pop() if self._free else len(self._bits)
+            if slot == len(self._bits):
+                self._bits.append(1 << slot)
+            self._slots[node], self._held[slot] = slot, set()
+        return slot
+
+    def _confirm(self, key: BlockKey, bit: int) -> None:
+        """Expect nothing any more of what a node has reported."""
+        expected = self._expected.get(key)
+        if expected is not None and expected & bit:
+            if expected == bit:
+                del self._expected[key]
+            else:
+                self._expected[key] = expected & ~bit
+
+    def _drop(self, key: BlockKey, bit: int) -> None:
+        holders = self._holders[key] & ~bit
+        if not holders:
+            del self._holders[key]
+        elif holders & (holders - 1):
+            self._holders[key] = holders
+        else:
+            self._holders[key] = self._bits[holders.bit_length() - 1]
+
+    def _sweep(self) -> None:
+        """Take some blocks of the nodes that have left out of the index."""
+        num_left = SWEPT_AT_ONCE
+        while self._leaving and num_left:
+            slot, keys = next(iter(self._leaving.items()))
+            bit = self._bits[slot]
+            while keys and num_left:
+                self._drop(keys.pop(), bit)
+                num_left -= 1
+            if not keys:
+                del self._leaving[slot]
+                for key in [key for key, nodes in self._expected.items() if nodes & bit]:
+                    self._confirm(key, bit)
+                self._free.append(slot)

@@ -1,0 +1,218 @@
+"""Which nodes hold which blocks: the same as in plain sets, however it is asked."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.ids import Incarnation
+from common.kv.blocks import BlockHash, block_key, hash_full_blocks
+from router.core.block_index import MAX_RUNS, BlockIndex
+from router.core.block_reports import BlockReport, ReportReader
+
+NODES = [Incarnation(f"n{number}", 1) for number in range(12)]
+A, B, C = NODES[:3]
+
+
+def chain(length: int, first: int = 0) -> list[BlockHash]:
+    return hash_full_blocks(range(first, first + length), 1, "f")
+
+
+def keys(hashes: list[BlockHash]) -> list[int]:
+    return [block_key(one) for one in hashes]
+
+
+def depth(index: BlockIndex, hashes: list[BlockHash], node: Incarnation) -> int:
+    return index.held(hashes).on(node)
+
+
+def test_a_node_holds_what_it_reported_until_it_says_otherwise() -> None:
+    index, hashes = BlockIndex(), chain(10)
+    assert index.on_report(A, keys(hashes[:6]), []) == 0
+    index.on_report(B, keys(hashes[:3]), [])
+    assert [depth(index, hashes, node) for node in (A, B, C)] == [6, 3, 0]
+    index.on_report(A, [], keys(hashes[4:]))
+    assert [depth(index, hashes, node) for node in (A, B, C)] == [4, 3, 0]
+    assert (len(index), index.num_held(A), index.num_held(B)) == (4, 4, 3)
+    assert depth(index, chain(10, first=5), A) == 0
+    assert depth(index, [], A) == 0
+
+
+@pytest.mark.covers("F110")
+def test_a_node_that_left_holds_nothing_and_so_does_its_next_life() -> None:
+    index, hashes = BlockIndex(), chain(10)
+    index.on_report(A, keys(hashes), [])
+    index.expect(hashes, B)
+    for node in (A, B):
+        index.forget(node)
+        index.forget(node)
+    assert [depth(index, hashes, node) for node in (A, B, Incarnation("n0", 2))] == [0, 0, 0]
+    assert len(index) == 0
+
+
+@pytest.mark.covers("F112")
+def test_what_was_placed_is_expected_until_the_node_reports_it_or_its_end() -> None:
+    index, hashes = BlockIndex(), chain(10)
+    index.expect(hashes[:8], A)
+    assert depth(index, hashes, A) == 8
+    index.on_report(A, keys(hashes[:8]), [])
+    assert depth(index, hashes, A) == 8
+    index.on_report(A, [], keys(hashes[5:8]))
+    assert depth(index, hashes, A) == 5
+    index.expect(hashes, A)
+    assert depth(index, hashes, A) == 10
+    index.on_report(A, [], keys(hashes[9:]))
+    assert depth(index, hashes, A) == 9, "an end is believed, though its beginning was not told"
+
+
+@pytest.mark.covers("F78")
+def test_what_is_expected_is_bounded_and_loses_ends_before_beginnings() -> None:
+    index, first, second = BlockIndex(max_expected=6), chain(4), chain(4, first=100)
+    index.expect(first, A)
+    index.expect(second, B)
+    assert (depth(index, first, A), depth(index, second, B)) == (2, 4)
+
+
+@pytest.mark.covers("F78")
+def test_what_is_reported_is_bounded() -> None:
+    index, hashes = BlockIndex(max_blocks=6), chain(10)
+    assert index.on_report(A, keys(hashes), []) == 4
+    assert index.on_report(B, keys(hashes), []) == 4
+    assert (len(index), depth(index, hashes, A), depth(index, hashes, B)) == (6, 6, 6)
+    index.on_report(A, [], keys(hashes))
+    index.on_report(B, [], keys(hashes))
+    assert index.on_report(B, keys(chain(6, first=50)), []) == 0
+
+
+def test_many_lives_of_many_nodes_leave_nothing_behind() -> None:
+    index = BlockIndex(max_expected=64)
+    for epoch in range(300):
+        node, hashes = Incarnation("n", epoch), chain(20, first=epoch)
+        index.on_report(node, keys(hashes), [])
+        index.expect(chain(5, first=1000 + epoch), node)
+        assert index.held(hashes).runs[0][1].bit_length() <= 2, "places of those that left are free"
+        index.forget(node)
+        assert depth(index, hashes, node) == 0
+    assert len(index) == 0
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["report", "evict", "forget", "expect"]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.integers(0, 8),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=STEPS)
+def test_the_index_is_that_of_a_set_for_each_node(
+    steps: list[tuple[str, int, int, int]],
+) -> None:
+    """Caches as nodes have them: a prefix enters before, and leaves after, its continuations."""
+    chains = [chain(8, first=100 * number) for number in range(3)]
+    index, told = BlockIndex(), {(node, number): 0 for node in range(3) for number in range(3)}
+    hoped = dict(told)
+    for what, node, number, length in steps:
+        at, hashes = (node, number), chains[number]
+        if what == "report" and length > told[at]:
+            index.on_report(NODES[node], keys(hashes[told[at] : length]), [])
+            told[at] = length
+            hoped[at] = max(hoped[at], length)
+        elif what == "evict" and length < told[at]:
+            index.on_report(NODES[node], [], keys(hashes[length : told[at]]))
+            hoped[at] = length if hoped[at] == told[at] else hoped[at]
+            told[at] = length
+            if hoped[at] > length:  # a gap: nothing is promised beyond it
+                index.on_report(NODES[node], [], keys(hashes[length:]))
+                hoped[at] = length
+        elif what == "forget":
+            index.forget(NODES[node])
+            for other in range(3):
+                told[node, other] = hoped[node, other] = 0
+        elif what == "expect":
+            index.expect(hashes[:length], NODES[node])
+            hoped[at] = max(hoped[at], length)
+        for one, other in told:
+            assert depth(index, chains[other], NODES[one]) == hoped[one, other]
+    assert len(index) == sum(max(told[node, number] for node in range(3)) for number in range(3))
+
+
+def test_the_deepest_of_many_different_nodes_are_told_apart() -> None:
+    index, hashes = BlockIndex(), chain(100)
+    for number, node in enumerate(NODES):
+        index.on_report(node, keys(hashes[: 5 * (number + 1)]), [])
+    found = index.held(hashes)
+    assert len(found.runs) == MAX_RUNS
+    depths = [found.on(node) for node in NODES]
+    assert depths[-MAX_RUNS:] == [5 * (number + 1) for number in range(12)][-MAX_RUNS:]
+    assert set(depths[:-MAX_RUNS]) == {0}
+
+
+def test_a_look_up_reads_few_blocks_of_a_long_prompt() -> None:
+    """A count of reads, which no load of the machine changes."""
+    index, hashes, rng = BlockIndex(), chain(1000), random.Random(1)
+    for number in range(1000):
+        node = Incarnation(f"n{number}", 1)
+        index.on_report(node, keys(hashes[: rng.choice((100, 400, 900))]), [])
+    num_read = 0
+
+    class Counted(list[BlockHash]):
+        def __getitem__(self, at: object) -> BlockHash:  # type: ignore[override]
+            nonlocal num_read
+            num_read += 1
+            return super().__getitem__(at)  # type: ignore[call-overload,no-any-return]
+
+    assert {index.held(Counted(hashes)).on(Incarnation(f"n{n}", 1)) for n in range(1000)} == {
+        *(100, 400, 900)
+    }
+    num_read = 0
+    assert len(index.held(Counted(hashes)).runs) == 3
+    assert num_read <= 5 * 11
+
+
+# Reports of a stream.
+
+
+def packed(*found: int) -> bytes:
+    return struct.pack(f">{len(found)}Q", *found)
+
+
+def test_reports_are_read_in_their_order() -> None:
+    reader = ReportReader()
+    assert reader.take(1, 0, packed(1, 2**64 - 1), b"") == BlockReport(True, (1, 2**64 - 1), ())
+    assert reader.take(2, 0, b"", packed(1)) == BlockReport(False, (), (1,))
+    assert reader.take(3, 0, b"", b"") == BlockReport(False, (), ())
+    assert reader.take(1, 0, packed(5), b"") == BlockReport(True, (5,), ()), "it says all again"
+    assert reader.take(2, 0, packed(6), b"") == BlockReport(False, (6,), ())
+    assert not reader.has_lost
+
+
+@pytest.mark.covers("F77")
+@pytest.mark.parametrize(
+    ("number", "added", "removed"),
+    [(4, b"", b""), (2, b"", b""), (3, b"1234567", b""), (3, b"", b"1")],
+)
+def test_after_a_report_that_is_missing_or_wrong_nothing_is_known_until_all_is_said_again(
+    number: int, added: bytes, removed: bytes
+) -> None:
+    reader = ReportReader()
+    reader.take(1, 0, packed(1), b"")
+    reader.take(2, 0, packed(2), b"")
+    assert reader.take(number, 0, added, removed) == BlockReport(is_first=True)
+    assert reader.has_lost
+    assert reader.take(number + 1, 0, packed(9), b"") is None
+    assert reader.take(1, 0, packed(7), b"") == BlockReport(True, (7,), ())
+    assert not reader.has_lost
+
+
+def test_blocks_of_another_tier_are_not_in_the_pool() -> None:
+    reader = ReportReader()
+    assert reader.take(1, 3, packed(1), b"") == BlockReport(True)
+    assert reader.take(2, 0, packed(2), b"") == BlockReport(False, (2,), ())
