@@ -22,7 +22,7 @@ from collections.abc import Callable
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, block_key
 from node.control.block_reports import MAX_REPORTED, BlockReports, CachedBlocks
-from router.core.block_index import BlockIndex
+from router.core.known.block_index import BlockIndex
 
 NUM_NODES = 1000
 NUM_BLOCKS = 1000

@@ -105,6 +105,7 @@ def is_final(status: int) -> bool:
 
 
 def verdict(trial: Trial, compiler: GrammarCompiler | None, limits: TrialLimits) -> Verdict:
+    """Try a grammar to its end. Raises `InvalidRequest` for one that is wrong, or too large."""
     if isinstance(trial.grammar, Gbnf):
         return Verdict(instead=lark_of_gbnf(trial.grammar))
     assert compiler is not None

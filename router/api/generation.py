@@ -32,7 +32,7 @@ from router.api.planning.request_plan import PlannedPrompt, RequestPlan
 from router.api.sessions import session_id
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
-from router.core.sessions import SessionId
+from router.core.known.sessions import SessionId
 from router.http.api_texts import ANSWERS
 from router.http.described import described_body
 from router.http.exchange import Exchange, Reply

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterable
 
-from router.core.sessions import SessionId
+from router.core.known.sessions import SessionId
 
 log = logging.getLogger("pdserve.router.http")
 

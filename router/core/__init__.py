@@ -11,10 +11,7 @@ ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
 placement      which nodes take a request: filter, score, pick
-pair_health    which pairs of nodes fail to hand off, and when each is tried again
-sessions       which nodes served each session last
-block_index    which nodes hold which blocks
-block_reports  what nodes report of their blocks, in order
+known/         what was learned of nodes: blocks, sessions, pairs that fail
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
 cluster_view   the seam between the HTTP edge and the cluster behind it
@@ -65,16 +62,16 @@ get all others until its seats are taken (`tests/simulation/test_shared_prefix.p
 Nodes report what their prefix caches hold (`node/control/block_reports.py`), on the stream that
 they have: all when it opens, then what changes. So several routers know the same without talking,
 and one that starts knows it at once. What a router has placed itself it expects
-(`router/core/block_index.py`): the next request of a burst comes before the first report, and nodes
-of an earlier release report nothing. A report that is missing voids all of the node, because a
-prefix that seems to be there costs more than one that seems not to be.
+(`router/core/known/block_index.py`): the next request of a burst comes before the first report, and
+nodes of an earlier release report nothing. A report that is missing voids all of the node, because
+a prefix that seems to be there costs more than one that seems not to be.
 
 A pair that fails is avoided, not its nodes. When KV does not get from one prefill node to one
 decode node, the router cannot know which of them is at fault, and each may serve well with others.
-It avoids the pair (`router/core/pair_health.py`) for 1 s, after the next failure for 2 s, and so on
-up to a minute, and prefers decode nodes that have no such pair. When every pair fails, the decode
-node computes the prompt itself. After the pause one attempt tries the pair. The prefill node also
-refuses transfers to a decode node that does not answer, so this attempt does not wait.
+It avoids the pair (`router/core/known/pair_health.py`) for 1 s, after the next failure for 2 s, and
+so on up to a minute, and prefers decode nodes that have no such pair. When every pair fails, the
+decode node computes the prompt itself. After the pause one attempt tries the pair. The prefill node
+also refuses transfers to a decode node that does not answer, so this attempt does not wait.
 
 A member that is heard stays. The store introduces nodes to routers. That a node is alive, a router
 hears on its stream, so neither a store that is away nor one that lists no node removes a node: a

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from common.observing.tracing import Span
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, RequestCounts, SamplingParams, TokenLogprobs
-from router.core.sessions import SessionId
+from router.core.known.sessions import SessionId
 from router.core.ttft_stages import DispatchStages
 
 SHUTTING_DOWN = "the router is shutting down: send the request again"

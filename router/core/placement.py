@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.nodes import Role
-from router.core.block_reports import BlockReport
-from router.core.pair_health import Pair
+from router.core.known.block_reports import BlockReport
+from router.core.known.pair_health import Pair
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
 from router.core.policies.session_nodes import session_node

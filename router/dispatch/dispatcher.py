@@ -37,9 +37,9 @@ from router.core.effects import (
     Wait,
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
+from router.core.known.sessions import SessionId
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
-from router.core.sessions import SessionId
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
 from router.dispatch.pair_placer import PairPlacer

@@ -39,7 +39,7 @@ from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
 from protos.transport_security import open_channel
-from router.core.block_reports import ReportReader
+from router.core.known.block_reports import ReportReader
 from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.echoes import UNREACHED_S, Echoes

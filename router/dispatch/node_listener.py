@@ -6,7 +6,7 @@ from typing import Protocol
 
 from common.ids import Incarnation
 from common.request import RequestOutput
-from router.core.block_reports import BlockReport
+from router.core.known.block_reports import BlockReport
 
 
 class NodeListener(Protocol):

@@ -13,7 +13,7 @@ from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
 from common.request import RequestOutput
 from placement.store import PlacementStore, PlacementUnavailable
-from router.core.block_reports import BlockReport
+from router.core.known.block_reports import BlockReport
 from router.core.membership import (
     Membership,
     MembershipEffect,

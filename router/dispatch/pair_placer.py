@@ -12,13 +12,13 @@ from common.errors import HandoffFailed, error_from_code
 from common.ids import Incarnation
 from common.observing.clock import Clock
 from common.request import FinishReason, RequestOutput
-from router.core.block_reports import BlockReport
 from router.core.effects import Choose
-from router.core.pair_health import Pair, PairHealth
+from router.core.known.block_reports import BlockReport
+from router.core.known.pair_health import Pair, PairHealth
+from router.core.known.sessions import KnownSessions, SessionNodes
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies.query import NodeView, Query
 from router.core.request_flow import RequestFlow
-from router.core.sessions import KnownSessions, SessionNodes
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router")

@@ -10,7 +10,7 @@ from common.errors import InternalError
 from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
-from router.core.pair_health import FIRST_PAUSE_S
+from router.core.known.pair_health import FIRST_PAUSE_S
 from router.dispatch.pair_placer import PairPlacer
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import (

@@ -20,7 +20,7 @@ from common.request import GenerationRequest, RequestOutput, SamplingParams
 from common.version import PROTOCOL_VERSION, UNNAMED_PROTOCOL
 from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
-from router.core.block_reports import BlockReport
+from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
 from router.dispatch import node_clients, unsent_calls
 from router.dispatch.echoes import ECHO_EVERY_TICKS

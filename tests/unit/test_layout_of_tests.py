@@ -25,7 +25,7 @@ TOUCHING = {
     "tests/contract/kv_connector/test_kv_restarts.py": 1,
     "tests/contract/kv_connector/test_kv_shm.py": 1,
     "tests/contract/kv_connector/test_kv_threads.py": 2,
-    "tests/contract/placement_store/worlds.py": 2,
+    "tests/contract/placement_store/worlds.py": 1,
     "tests/equality/test_prompt_logprobs.py": 1,
     "tests/gpu_kernels/test_going_on.py": 5,
     "tests/gpu_kernels/test_quantised_runner.py": 1,

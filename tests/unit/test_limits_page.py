@@ -45,8 +45,8 @@ from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
 from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.api.sessions import MAX_SESSION_BYTES
-from router.core import block_index
-from router.core.sessions import MAX_SESSIONS
+from router.core.known import block_index
+from router.core.known.sessions import MAX_SESSIONS
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed

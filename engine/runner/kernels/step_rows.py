@@ -18,7 +18,7 @@ def lay_out_rows(  # type: ignore[no-untyped-def]
     """Return token ids, positions, slots, block tables and sampled rows, as int64.
 
     Entry `i` computes `num_tokens[i]` tokens of seat `seats[i]` from `starts[i]` on. Its first row
-    is written to `row_starts[i]`, and behind the last entry the number of rows. The sixth result is
+    is written to `row_starts[i]`, and after those the number of rows. The sixth result is
     False if anything is outside the limits; then all else has no meaning.
     """
     count = len(seats)

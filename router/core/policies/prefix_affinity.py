@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.nodes import Role
-from router.core.block_index import HeldBlocks
+from router.core.known.block_index import HeldBlocks
 from router.core.policies.least_loaded import QUEUED_TOKENS_SCALE, pressure
 from router.core.policies.query import NodeView, PolicyState, Query
 

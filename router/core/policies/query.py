@@ -10,8 +10,8 @@ from common.kv.blocks import BlockHash, hash_full_blocks
 from common.nodes import NodeLoad, NodeRecord
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
-from router.core.block_index import BlockIndex
-from router.core.sessions import NO_NODES, SessionId, SessionNodes
+from router.core.known.block_index import BlockIndex
+from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 
 MAX_HASHED_BLOCKS = 512
 

@@ -12,7 +12,7 @@ from common.ids import Incarnation
 from common.kv.blocks import BlockHash, BlockKey, block_key
 from node.control.block_reports import MAX_REPORTED, MIN_FORGOTTEN, BlockReports, CachedBlocks
 from node.control.output_streams import OutputStreams, RouterStream
-from router.core.block_reports import ReportReader
+from router.core.known.block_reports import ReportReader
 
 
 def block(number: int) -> BlockHash:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, block_key, hash_full_blocks
-from router.core.block_index import MAX_RUNS, BlockIndex
-from router.core.block_reports import BlockReport, ReportReader
+from router.core.known.block_index import MAX_RUNS, BlockIndex
+from router.core.known.block_reports import BlockReport, ReportReader
 
 NODES = [Incarnation(f"n{number}", 1) for number in range(12)]
 A, B, C = NODES[:3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.ids import Incarnation
-from router.core.pair_health import FIRST_PAUSE_S, MAX_PAIRS, MOST_PAUSE_S, PairHealth
+from router.core.known.pair_health import FIRST_PAUSE_S, MAX_PAIRS, MOST_PAUSE_S, PairHealth
 
 P, D = Incarnation("p", 1), Incarnation("d", 1)
 PAIR, OTHER = (P, D), (Incarnation("p", 2), D)

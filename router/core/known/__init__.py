@@ -1,0 +1,7 @@
+"""What a router has learned of its nodes from their reports and from its own placements.
+
+sessions       which nodes served each session last
+block_index    which nodes hold which blocks
+block_reports  what nodes report of their blocks, in order
+pair_health    which pairs of nodes fail to hand off, and when each is tried again
+"""
