@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,21 +34,28 @@ class Load:
     num_output_tokens: int
     seed: int
 
-    def body(self, model: str) -> dict[str, object]:
-        """Return a completion request that runs to its full length."""
+    def body(self) -> dict[str, object]:
+        """Return what a completion request asks that runs to its full length."""
         prompt = [
             (7919 * (i + 1) + 104729 * (self.seed + 1)) % 30000 + 3
             for i in range(self.num_prompt_tokens)
         ]
         return {
-            "model": model,
             "prompt": prompt,
             "max_tokens": self.num_output_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A whole answer. `token_ids` are there if the request asked for them."""
+
+    timing: RequestTiming
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
 
 
 class RunningCluster:
@@ -69,11 +76,23 @@ class RunningCluster:
         The times are added to `chunks` as the pieces arrive, so that others can watch the answer.
         Raises `RuntimeError` when the router refuses it or the stream fails.
         """
+        return (await self.answer(load.body(), chunks=chunks)).timing
+
+    async def answer(
+        self,
+        body: Mapping[str, object],
+        headers: Mapping[str, str] | None = None,
+        chunks: list[float] | None = None,
+    ) -> Answer:
+        """Send a completion request with `body` and return its answer; see `timed`."""
         arrived_at_s = time.monotonic()
         chunks = [] if chunks is None else chunks
-        num_tokens = 0
-        body = load.body(self._model)
-        async with self._client.stream("POST", "/v1/completions", json=body) as response:
+        token_ids: list[int] = []
+        usage: dict[str, Any] = {}
+        asked = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
+        async with self._client.stream(
+            "POST", "/v1/completions", json=asked | dict(body), headers=headers
+        ) as response:
             if response.status_code != 200:
                 raise RuntimeError(f"{response.status_code}: {await response.aread()!r}")
             async for line in response.aiter_lines():
@@ -82,12 +101,19 @@ class RunningCluster:
                 event = json.loads(line[6:])
                 if "error" in event:
                     raise RuntimeError(str(event["error"]))
-                if event["choices"]:
+                for choice in event["choices"]:
                     chunks.append(time.monotonic())
-                if event.get("usage"):
-                    num_tokens = event["usage"]["completion_tokens"]
-        return RequestTiming(
-            arrived_at_s=arrived_at_s, chunk_at_s=tuple(chunks), num_tokens=num_tokens
+                    token_ids += choice.get("token_ids") or ()
+                usage = event.get("usage") or usage
+        return Answer(
+            timing=RequestTiming(
+                arrived_at_s=arrived_at_s,
+                chunk_at_s=tuple(chunks),
+                num_tokens=usage["completion_tokens"],
+            ),
+            token_ids=tuple(token_ids),
+            num_prompt_tokens=usage["prompt_tokens"],
+            num_cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
         )
 
 

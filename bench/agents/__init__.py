@@ -1,0 +1,6 @@
+"""Sessions of agents: long prompts of which most was seen before, turn after turn.
+
+sessions    what agents ask: a generator with documented distributions
+playing     plays sessions on a running cluster, all at a time
+figures     times by turn, tokens computed, and ratios between ways to set up a cluster
+"""

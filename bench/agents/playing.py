@@ -1,0 +1,69 @@
+"""Play sessions on a cluster: every agent asks, waits for the whole answer, thinks, asks again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.agents.sessions import Session, Turn
+from bench.running_cluster import Answer, RunningCluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One turn that was answered: its index, lengths in tokens, and the time to its first token."""
+
+    turn: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    ttft_s: float
+
+    @property
+    def num_computed(self) -> int:
+        """Prompt tokens that no cache held."""
+        return self.num_prompt_tokens - self.num_cached_tokens
+
+
+async def play(
+    cluster: RunningCluster, sessions: Sequence[Session], *, is_named: bool
+) -> list[Asked]:
+    """Play all sessions at a time and return every turn; `is_named`: requests name their session.
+
+    Raises `RuntimeError` when a request fails.
+    """
+    played = await asyncio.gather(*(_play_one(cluster, one, is_named) for one in sessions))
+    return [asked for session in played for asked in session]
+
+
+async def _play_one(cluster: RunningCluster, session: Session, is_named: bool) -> list[Asked]:
+    headers = {"x-session-id": session.name} if is_named else {}
+    said: list[tuple[int, ...]] = []
+    asked: list[Asked] = []
+    for index, turn in enumerate(session.turns):
+        await asyncio.sleep(turn.think_s)
+        before = said[turn.parent] if turn.parent >= 0 else session.system
+        prompt = (*before, *turn.new_tokens)
+        answer = await cluster.answer(_body(prompt, turn), headers)
+        said.append((*prompt, *answer.token_ids))
+        asked.append(_asked(index, answer))
+    return asked
+
+
+def _body(prompt: tuple[int, ...], turn: Turn) -> dict[str, object]:
+    return {
+        "prompt": list(prompt),
+        "max_tokens": turn.num_answer_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+def _asked(index: int, answer: Answer) -> Asked:
+    return Asked(
+        turn=index,
+        num_prompt_tokens=answer.num_prompt_tokens,
+        num_cached_tokens=answer.num_cached_tokens,
+        ttft_s=answer.timing.ttft_s,
+    )

@@ -1,0 +1,55 @@
+"""What `bench.agents` asks is what its documentation says, and the same for the same seed."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from bench.agents.sessions import Shape, make_sessions
+
+SHAPE = Shape(num_sessions=40, num_systems=2)
+
+
+def test_a_seed_names_one_load() -> None:
+    assert make_sessions(SHAPE, 7) == make_sessions(SHAPE, 7)
+    assert make_sessions(SHAPE, 7) != make_sessions(SHAPE, 8)
+
+
+def test_sessions_of_a_kind_share_a_system_prompt_and_nothing_else() -> None:
+    sessions = make_sessions(SHAPE, 1)
+    assert len({session.name for session in sessions}) == SHAPE.num_sessions
+    assert {len(session.system) for session in sessions} == {SHAPE.system_tokens}
+    assert len({session.system for session in sessions}) == SHAPE.num_systems
+    tasks = [turn.new_tokens for session in sessions for turn in session.turns]
+    assert len(set(tasks)) == len(tasks)
+
+
+def test_lengths_have_their_medians_and_a_bound() -> None:
+    turns = [turn for session in make_sessions(SHAPE, 1) for turn in session.turns]
+    new = [len(turn.new_tokens) for turn in turns]
+    answers = [turn.num_answer_tokens for turn in turns]
+    assert 0.8 < statistics.median(new) / SHAPE.new_tokens < 1.25
+    assert 0.8 < statistics.median(answers) / SHAPE.answer_tokens < 1.25
+    assert min(new + answers) >= 1
+    widest = replace(SHAPE, new_sigma=3.0, answer_sigma=3.0)
+    for session in make_sessions(widest, 1):
+        said: list[int] = []
+        for turn in session.turns:
+            before = said[turn.parent] if turn.parent >= 0 else len(session.system)
+            said.append(before + len(turn.new_tokens) + turn.num_answer_tokens)
+            assert said[-1] <= widest.longest_prompt
+
+
+def test_a_branch_goes_on_from_a_turn_before_the_last_one() -> None:
+    sessions = make_sessions(replace(SHAPE, branch_share=0.5), 1)
+    parents = [
+        (index, turn.parent) for session in sessions for index, turn in enumerate(session.turns)
+    ]
+    assert all(-1 <= parent < index for index, parent in parents)
+    branches = [index for index, parent in parents if parent != index - 1]
+    possible = [index for index, _ in parents if index > 1]
+    assert 0.35 < len(branches) / len(possible) < 0.65
+    assert min(branches) == 2
+    straight = make_sessions(replace(SHAPE, branch_share=0.0), 1)
+    for session in straight:
+        assert [turn.parent for turn in session.turns] == list(range(-1, SHAPE.num_turns - 1))
