@@ -4,8 +4,10 @@ Sessions of many turns (`bench/agents/sessions.py` has the distributions) are pl
 with two prefill and two decode nodes and the demo model: every agent asks, waits for its answer,
 thinks, and asks again with all that was said before. Two ways to set up the cluster take turns:
 
-    before   requests name no session, and blocks that the pool evicts are gone
-    now      requests name their session, and evicted blocks go to host memory
+    before   requests name no session, blocks that the pool evicts are gone, and prefill nodes pull
+             nothing from decode nodes (`--kv-transport shm`)
+    now      requests name their session, prefixes that are evicted are kept in host memory, and
+             prefill nodes pull what the decode node has cached
 
 Regimes, each with both ways:
 
@@ -51,7 +53,7 @@ class Way:
 
 
 WAYS = {
-    "before": Way(),
+    "before": Way(flags=("--kv-transport", "shm")),
     "now": Way(flags=("--prefix-host-memory", HOST_MEMORY), is_named=True),
 }
 
