@@ -78,7 +78,7 @@ class Pair:
         def pass_time() -> None:
             self.clock.advance(TIME_STEP_S)
             for node in (self.prefill, self.decode):
-                node.look_at_the_time()
+                node.have_seen_the_time()
 
         wait_until(
             lambda: (

@@ -59,6 +59,7 @@ LOAD: dict[str, Any] = {
     "num_reserved_blocks": 1,
     "num_receiving_blocks": 2,
     "num_quarantined_blocks": 3,
+    "num_prefix_host_blocks": 0,
     "kv_links": [["d1", "shm", True, 1 << 40], ["d2", "zmq", False, 7]],
     "uptime_s": 0,
     "kv_unreachable": [["d3", 2]],

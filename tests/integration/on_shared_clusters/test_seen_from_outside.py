@@ -178,7 +178,7 @@ def test_status_shows_drafts_and_addresses(cluster: Cluster, api: Api) -> None:
     share = f"{counted.num_accepted} of {counted.num_drafted}"
     # A heartbeat carries it there.
     wait_until(lambda: share in " ".join(row()), "the status is up to date", timeout_s=10.0)
-    assert row()[4] == "ngram"
+    assert row()[5] == "ngram"
 
 
 @pytest.mark.covers("F29", "S57")

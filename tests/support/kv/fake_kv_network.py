@@ -121,10 +121,10 @@ class FakeConnector:
         if frame.kind in ("landed", "failed"):
             self._on_answer(frame)
             return
+        if frame.lease_token in self.landings:
+            self.was_begun.add(frame.lease_token)
         if frame.kind == "piece" and self.network.is_one_sided:
             # Nothing is written before the sender knows that its landing is open.
-            if frame.lease_token in self.landings:
-                self.was_begun.add(frame.lease_token)
             if frame.lease_token in self.was_begun:
                 self._write(frame)
             if frame.lease_token not in self.landings:

@@ -80,12 +80,17 @@ class Node:
         """Wake the connector's thread, which then does what is due."""
         self.connector.revoke(NO_LEASE)
 
+    def have_seen_the_time(self) -> None:
+        """Return when the connector's thread has done all that is due at this time."""
+        ends = self.connector.num_turns + 2  # the turn under way may have looked before
+        wait_until(lambda: self.connector.num_turns >= ends, self.look_at_the_time)
+
     def pass_time_until(self, is_so: Callable[[], object], clock: ManualClock) -> None:
         """Advance the clock in small steps, as for a process that is not suspended."""
 
         def step() -> None:
             clock.advance(TIME_STEP_S)
-            self.look_at_the_time()
+            self.have_seen_the_time()
 
         wait_until(is_so, step)
 

@@ -255,6 +255,14 @@ def test_a_chunk_is_at_most_a_block(role: Role) -> None:
 def test_the_number_in_the_text_is_the_limit() -> None:
     assert texts(EngineConfig(max_num_seqs=4096)) == []
     assert texts(EngineConfig(max_num_seqs=4097)) == ["max_num_seqs is 4097: wanted 1 to 4096"]
+    assert texts(EngineConfig(prefix_host_memory=-1)) == [
+        "prefix_host_memory is -1 bytes: wanted 0 or more"
+    ]
+    assert texts(EngineConfig(prefix_host_memory=1 << 30, enable_prefix_caching=False)) == [
+        "prefix_host_memory is 1073741824 bytes: wanted 0, because no prefix is reused, with "
+        "enable_prefix_caching = False"
+    ]
+    assert texts(EngineConfig(prefix_host_memory=1 << 30)) == []
     assert texts(EngineConfig(max_num_batched_tokens=0)) == [
         "max_num_batched_tokens is 0: wanted 1 or more"
     ]

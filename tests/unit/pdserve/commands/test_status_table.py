@@ -206,7 +206,7 @@ def test_what_the_router_does_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch
     node = {"node_id": "n", "num_blocks": True, "new_token_ratio": True}
     lines = fetched({"nodes": [node]}, monkeypatch).splitlines()
     assert lines[3].split() == ["n", "-", "-", "-", "ready", "-", "-", "-", "-", "-"]
-    assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-"]
+    assert lines[-1].split() == ["n", "-", "-", "-", "-", "-", "-", "-"]
 
 
 @pytest.mark.parametrize(
