@@ -84,7 +84,10 @@ class RunningCluster:
         headers: Mapping[str, str] | None = None,
         chunks: list[float] | None = None,
     ) -> Answer:
-        """Send a completion request with `body` and return its answer; see `timed`."""
+        """Send a completion request with `body` and return its answer; see `timed`.
+
+        Raises `RuntimeError` when the router refuses it or the stream fails.
+        """
         arrived_at_s = time.monotonic()
         chunks = [] if chunks is None else chunks
         token_ids: list[int] = []

@@ -75,7 +75,7 @@ def test_a_byte_that_changed_after_it_was_summed_never_lands(
 
     def change(self: PieceRows, pool: Any, layer: int, blocks: Any, ordinals: Any) -> Sums:
         sums = sums_of(self, pool, layer, blocks, ordinals)
-        if layer == 1:
+        if layer == 1 and blocks[-1] == 8:
             pool.planes(layer)[value_or_key][blocks[-1], LAYOUT.piece_bytes - 1] ^= 1
         return sums
 

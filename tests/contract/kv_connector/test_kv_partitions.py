@@ -69,8 +69,11 @@ class Pair:
     def commit(self) -> None:
         self.prefill.connector.commit(self.ticket.lease_token, commit_for(self.ticket))
 
-    def pass_time_until_ended(self, token: int) -> TransferEnded:
-        """Let time pass until both ends have ended this handoff; return how prefill's did."""
+    def pass_time_until_ended(self, token: int, *, is_timed: bool = False) -> TransferEnded:
+        """Let time pass until both ends have ended this handoff; return how prefill's did.
+
+        With `is_timed` no more time passes before they have done what is due.
+        """
 
         def has_ended(node: Node, last: set[type]) -> bool:
             return bool(last & set(endings(node).get(token, ())))
@@ -78,7 +81,7 @@ class Pair:
         def pass_time() -> None:
             self.clock.advance(TIME_STEP_S)
             for node in (self.prefill, self.decode):
-                node.have_seen_the_time()
+                node.have_seen_the_time() if is_timed else node.look_at_the_time()
 
         wait_until(
             lambda: (
@@ -107,7 +110,8 @@ def test_both_ends_of_a_partition_free_what_they_hold_and_meet_again(
         pair.network.lost = frozenset(lost)
         pair.commit()
         lost_at_s = pair.clock.now_s()
-        assert isinstance(pair.pass_time_until_ended(first).error, HandoffFailed)
+        ended = pair.pass_time_until_ended(first, is_timed=True)
+        assert isinstance(ended.error, HandoffFailed)
         num_silences = 2 if lost == {TO_PREFILL} else 1
         spent_s = pair.clock.now_s() - lost_at_s
         assert spent_s <= num_silences * DEFAULT_PEER_TIMEOUT_S + 2 * TIME_STEP_S

@@ -81,7 +81,7 @@ class Node:
         self.connector.revoke(NO_LEASE)
 
     def have_seen_the_time(self) -> None:
-        """Return when the connector's thread has done all that is due at this time."""
+        """Return when the connector's thread has done what is due now: after some milliseconds."""
         ends = self.connector.num_turns + 2  # the turn under way may have looked before
         wait_until(lambda: self.connector.num_turns >= ends, self.look_at_the_time)
 
@@ -90,7 +90,7 @@ class Node:
 
         def step() -> None:
             clock.advance(TIME_STEP_S)
-            self.have_seen_the_time()
+            self.look_at_the_time()
 
         wait_until(is_so, step)
 
