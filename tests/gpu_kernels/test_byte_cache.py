@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import rounded, widened  # isort: skip
+from tests.gpu_kernels.interpreted import InterpretedDevice, rounded, widened  # isort: skip
 from tests.gpu_kernels.interpreted_runner import FAMILIES, PROMPT, TABLE, computed, on_card  # isort: skip
 
 import numpy as np
@@ -17,13 +18,17 @@ from engine.runner.cache.kv_formats import stored_slots
 from engine.runner.gpu.back_end import GpuBackEnd
 from engine.runner.gpu.cache.card_pool import GpuCardPool
 from engine.runner.gpu.launches import Launches
+from engine.runner.gpu.load_weights import load_weights
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
 from engine.runner.gpu.tiles import Tile
+from engine.runner.weights.checkpoint import Checkpoint
+from engine.runner.weights.key_scales import key_scales
+from engine.runner.weights.model_spec import read_decoder_spec
 from tests.gpu.decoding import Decoding
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, SHAPE, SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
 from tests.support.models.running import load, logits_of, scheduled
-from tests.support.models.tiny_checkpoints import write_checkpoint
+from tests.support.models.tiny_checkpoints import weights_of, write_checkpoint
 
 TILE = Tile(64, 64, 32, 4, 3)
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, SPEC.vocab_size, 75)]
@@ -106,6 +111,45 @@ def test_what_is_stored_has_the_bytes_and_scales_of_the_cpu(tiny: TinyDecoder) -
             np.nan_to_num(scales.copy().view(np.float32), nan=-1),
             np.nan_to_num(wanted[:, dim:].copy().view(np.float32), nan=-1),
         ), row
+
+
+def test_divided_keys_and_multiplied_queries_have_the_same_products() -> None:
+    """Powers of two are exact, so over bfloat16 every logit is the same, to the last bit."""
+    plain = TinyDecoder()
+    whole = in_chunks(plain, plain.launches(TILE))
+    rng = np.random.default_rng(4)
+    shape = (SPEC.num_layers, SPEC.num_kv_heads, SPEC.head_dim // 2)
+    divisors = np.exp2(rng.integers(-4, 5, shape)).astype(np.float32)
+    layers = tuple(
+        replace(layer, key_divisors=upload(plain.device, own))
+        for layer, own in zip(plain.weights.layers, divisors, strict=True)
+    )
+    plain.weights = replace(plain.weights, layers=layers)
+    assert np.array_equal(in_chunks(plain, plain.launches(TILE)), whole)
+
+
+@pytest.mark.usefixtures("interpreted_card")
+def test_keys_with_large_biases_are_divided_over_bytes_alone(tmp_path: Path) -> None:
+    """The logits are near the exact ones."""
+    config = {**FAMILIES["qwen2"], "head_dim": 32}
+    biases = {
+        name: np.where(np.arange(bias.size) % 32 == 1, np.float32(8.0), bias)
+        for name, bias in weights_of(config).items() if name.endswith("k_proj.bias")
+    }  # fmt: skip
+    folder = write_checkpoint(tmp_path, config, extra=biases)
+    device: Any = InterpretedDevice()
+    spec = read_decoder_spec(folder)
+    files = Checkpoint(folder, spec)
+    for index, layer in enumerate(load_weights(device, files, spec, 64, "int8").layers):
+        expected = key_scales(files, f"model.layers.{index}.", spec, "int8")
+        assert expected.max() > 1
+        raw = device.download(layer.key_divisors, expected.nbytes)
+        assert np.array_equal(np.frombuffer(raw, np.float32).reshape(expected.shape), expected)
+    plain = load_weights(device, files, spec, 64, "bfloat16")
+    assert {layer.key_divisors for layer in plain.layers} == {0}
+    found = computed(on_card(folder, kv_cache_dtype="int8"), PROMPT, [])
+    exact = computed(load(folder, 64, activation_dtype="float32"), PROMPT, [])
+    assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.06
 
 
 @pytest.mark.usefixtures("interpreted_card")

@@ -72,6 +72,10 @@ def test_edited_logits_are_those_of_the_host_to_the_bit(pair: Pair) -> None:
     entries = [entry_of(rng, one, 50, 40) for one in params]
     rows = rows_behind(entries)
     logits = logits_for(rng, rows, digits=5)
+    for row, entry in enumerate(entries):
+        assert entry.sample is not None
+        # Every bit of a penalty shows where it is taken from 0.
+        logits[row, entry.sample.output_token_ids] = 0.0
     pair.on_card(logits, rows)
     decoder = pair.decoder
     raw = decoder.device.download(decoder.memory["logits"], logits.nbytes)
