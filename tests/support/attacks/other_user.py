@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from common.ids import Incarnation
 from protos import pdserve_node_pb2 as pb
@@ -27,7 +28,13 @@ from protos.codec import make_envelope
 from tests.support.attacks.attacks_on_files import try_file, try_process
 
 TIMEOUT_S = 10.0
-SILENT_MS = 500
+LET_IN = zmq.EVENT_HANDSHAKE_SUCCEEDED
+REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
 
 
 def connect(address: str) -> Any:
@@ -79,12 +86,13 @@ def send_kv(address: str, server_key: str, own: list[str]) -> Any:
         if server_key:
             client.curve_publickey, client.curve_secretkey = (one.encode() for one in own)
             client.curve_serverkey = server_key.encode()
-        events = client.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        events = client.get_monitor_socket(LET_IN | REFUSED)
         client.connect(f"tcp://{address}")
         client.send(b"hello")
-        is_let_in = events.poll(SILENT_MS) or client.poll(0)
+        is_told = events.poll(round(1000 * TIMEOUT_S))
+        event = recv_monitor_message(events)["event"] if is_told else None
         client.disable_monitor()
-        return "let in" if is_let_in else "refused"
+        return "silence" if event is None else "let in" if event == LET_IN else "refused"
 
 
 def request(
