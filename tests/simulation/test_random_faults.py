@@ -314,6 +314,16 @@ def test_without_faults_every_random_order_ends_in_the_right_answer(is_async: bo
     assert len(happened) == 6, f"all of it is to happen: {happened}"
 
 
+def run_to_the_end(storm: Storm, seed: int) -> None:
+    """Run it, let what is open end, and hold the closing checks."""
+    storm.run()
+    end_what_nobody_answered(storm)
+    try:
+        storm.world.check_closed()
+    except AssertionError as wrong:
+        raise AssertionError(f"seed {seed}, after {dict(storm.happened)}: {wrong}") from wrong
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
 def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong(is_async: bool) -> None:
     happened: Counter[str] = Counter()
@@ -321,12 +331,7 @@ def test_random_orders_and_faults_leave_nothing_behind_and_no_answer_wrong(is_as
     num_quarantined = 0
     for seed in range(NUM_RUNS):
         storm = Storm(seed, FAULTS, is_async=is_async)
-        storm.run()
-        end_what_nobody_answered(storm)
-        try:
-            storm.world.check_closed()
-        except AssertionError as wrong:
-            raise AssertionError(f"seed {seed}, after {dict(storm.happened)}: {wrong}") from wrong
+        run_to_the_end(storm, seed)
         happened += storm.happened
         num_quarantined += storm.num_quarantined
         outcomes += storm.world.outcomes()
@@ -364,12 +369,7 @@ def test_random_conversations_that_pull_lose_nothing(is_async: bool) -> None:
     pulls: Counter[str] = Counter()
     for seed in range(NUM_CALM_RUNS):
         storm = Conversations(seed, FAULTS, is_async=is_async)
-        storm.run()
-        end_what_nobody_answered(storm)
-        try:
-            storm.world.check_closed()
-        except AssertionError as wrong:
-            raise AssertionError(f"seed {seed}, after {dict(storm.happened)}: {wrong}") from wrong
+        run_to_the_end(storm, seed)
         for node in storm.world.nodes.values():
             pulls += Counter(node.scheduler.statistics().counters.pulls)
     assert pulls["landed"] > NUM_CALM_RUNS / 4
