@@ -92,7 +92,7 @@ class ServerConfig(Section):
         note="0: 8000 for a router, any free port for a node",
         between=_PORTS,
     )
-    kv_port: int = setting(0, "KV port of a decode node", note="0: any free port", between=_PORTS)
+    kv_port: int = setting(0, "KV port of a node", note="0: any free port", between=_PORTS)
     kv_host: str = setting(
         "",
         "address that the KV port listens on, where KV has its own network",

@@ -15,7 +15,7 @@ class PullOutcome(Enum):
     LANDED = "landed"
     FAILED = "failed"
     DECLINED = "declined"
-    """Computing it was expected to be quicker."""
+    """Computing it was expected to be quicker, or the other node failed to send lately."""
     NO_ROOM = "no_room"
 
 

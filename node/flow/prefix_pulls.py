@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from common.ids import Incarnation
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.prefix_transfers import ComingPrefix
 from engine.core.scheduler import Scheduler
@@ -44,6 +45,9 @@ _FORGIVEN = 0.95
 LEAST_PATIENCE_S = 5.0
 TIMES_EXPECTED = 4.0
 """A pull may take so much longer than expected before the prompt is computed."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 3600.0
+"""After a failed pull nothing is pulled from its node; twice as long after each further one."""
+MOST_PAUSES = 1024
 
 
 class PullCost:
@@ -71,10 +75,6 @@ class PullCost:
         found = took_s / self._planned_s(num_tokens)
         self._set(self._slowness + _NEWEST * (found - self._slowness))
 
-    def on_failed(self) -> None:
-        """Take that a pull failed: the next one must promise twice as much."""
-        self._set(2 * self._slowness)
-
     def _planned_s(self, num_tokens: int) -> float:
         return FIXED_S + num_tokens * self._token_bytes / BYTES_PER_S
 
@@ -82,8 +82,37 @@ class PullCost:
         self._slowness = min(max(slowness, _LEAST), _MOST)
 
 
+class Pauses:
+    """The nodes that failed to send lately: at most `MOST_PAUSES`, the latest ones.
+
+    A node may be out of reach for good, behind a firewall that lets KV through one way only; each
+    pull from it would keep a prompt waiting in vain.
+    """
+
+    def __init__(self) -> None:
+        self._pauses: dict[Incarnation, tuple[float, float]] = {}
+        """The end of each pause, and its length."""
+
+    def is_on(self, node: Incarnation, now_s: float) -> bool:
+        """Return whether nothing is to be pulled from this node now."""
+        return now_s < self._pauses.get(node, (now_s, 0.0))[0]
+
+    def on_landed(self, node: Incarnation) -> None:
+        """Take that the node sends."""
+        self._pauses.pop(node, None)
+
+    def on_failed(self, node: Incarnation, now_s: float) -> None:
+        """Take that it did not send."""
+        _, before_s = self._pauses.pop(node, (0.0, 0.0))
+        pause_s = min(max(2 * before_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self._pauses[node] = now_s + pause_s, pause_s
+        if len(self._pauses) > MOST_PAUSES:
+            del self._pauses[next(iter(self._pauses))]
+
+
 @dataclass(slots=True)
 class _Pull:
+    source: Incarnation
     attempt: NodeAttempt
     coming: ComingPrefix
     num_tokens: int
@@ -114,6 +143,7 @@ class PrefixPulls:
         self._cost = cost
         self._copies = copies
         self._resume = resume
+        self._pauses = Pauses()
         self._pulls: dict[int, _Pull] = {}
 
     def __contains__(self, lease_token: int) -> bool:
@@ -128,7 +158,8 @@ class PrefixPulls:
         num_tokens = end - self._scheduler.num_cached_tokens(attempt.sequence)
         if num_tokens <= 0:
             return None
-        if not self._cost.is_worth(num_tokens):
+        source = ticket.decode_node
+        if self._pauses.is_on(source, now_s) or not self._cost.is_worth(num_tokens):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return None
         coming = self._transfers.begin(attempt.sequence, end)
@@ -138,7 +169,7 @@ class PrefixPulls:
         patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * self._cost.expected_s(num_tokens))
         num_kept = len(coming.kept_ids) * self._scheduler.limits.block_size
         pull = self._tickets.new(attempt.id, coming.block_ids, num_kept, patience_s)
-        self._pulls[pull.lease_token] = _Pull(attempt, coming, num_tokens, end, now_s)
+        self._pulls[pull.lease_token] = _Pull(source, attempt, coming, num_tokens, end, now_s)
         attempt.pull_token = pull.lease_token
         return pull
 
@@ -153,34 +184,35 @@ class PrefixPulls:
                 copy = CacheCopy(CopyKind.STAGE_IN, pull.coming.block_ids)
                 return [self._copies.begin(copy, partial(self._on_staged, token, now_s))]
             case LandingFailed():
-                self._fail(token)
+                self._fail(token, now_s)
             case _:  # it was released; or the commit is for other tokens
-                self._free(token)
+                self._free(token, now_s)
         return []
 
     def _on_staged(self, token: int, landed_at_s: float, error: Exception | None) -> list[Effect]:
         if error is None:
             self._land(token, landed_at_s)
         else:
-            self._free(token)
+            self._free(token, landed_at_s)
         return []
 
     def _land(self, token: int, now_s: float) -> None:
         pull = self._pulls.pop(token)
         self._transfers.land(pull.coming)
         self._cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
+        self._pauses.on_landed(pull.source)
         self._go_on(pull, PullOutcome.LANDED)
 
-    def _free(self, token: int) -> None:
+    def _free(self, token: int, now_s: float) -> None:
         """Fail a pull whose blocks nobody can write any more."""
-        self._fail(token)
+        self._fail(token, now_s)
         self._transfers.free(self._pulls.pop(token).coming)
 
-    def _fail(self, token: int) -> None:
+    def _fail(self, token: int, now_s: float) -> None:
         pull = self._pulls[token]
         self._transfers.fail(pull.coming)
         if pull.attempt.pull_token is not None:
-            self._cost.on_failed()
+            self._pauses.on_failed(pull.source, now_s)
         self._go_on(pull, PullOutcome.FAILED)
 
     def _go_on(self, pull: _Pull, outcome: PullOutcome) -> None:

@@ -220,7 +220,8 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
     yield counters(
         "prefix_pulls",
         "Prefixes that a decode node had cached: pulled (landed), failed, or computed because that "
-        "was expected to be quicker (declined) or there was no room",
+        "was expected to be quicker or the node failed to send lately (declined), or there was no "
+        "room",
         "outcome",
         counted.pulls,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from common.ids import Incarnation
 from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, Drain, SendPrefix
-from node.flow.prefix_pulls import PullCost
+from node.flow.prefix_pulls import MOST_PAUSES, Pauses, PullCost
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
     BLOCK_SIZE,
@@ -302,6 +303,38 @@ def test_costs_are_corrected_by_what_pulls_take() -> None:
     for _ in range(40):
         cost.on_pulled(1000, 0.001)
     assert cost.expected_s(1000) < 0.003
-    quick = cost.expected_s(1000)
-    cost.on_failed()
-    assert cost.expected_s(1000) == pytest.approx(2 * quick)
+
+
+def test_a_node_that_did_not_send_is_not_asked_for_longer_and_longer() -> None:
+    pauses = Pauses()
+    now_s = 100.0
+    assert not pauses.is_on(DECODE, now_s)
+    for pause_s in (30, 60, 120, 240, 480, 960, 1920, 3600, 3600):
+        pauses.on_failed(DECODE, now_s)
+        assert pauses.is_on(DECODE, now_s + pause_s - 0.1)
+        assert not pauses.is_on(PREFILL, now_s)
+        now_s += pause_s
+        assert not pauses.is_on(DECODE, now_s)
+    pauses.on_landed(DECODE)
+    pauses.on_failed(DECODE, now_s)
+    assert not pauses.is_on(DECODE, now_s + 30.0)
+    for epoch in range(MOST_PAUSES):
+        pauses.on_failed(Incarnation("other", epoch), now_s)
+    assert not pauses.is_on(DECODE, now_s), "the oldest one is forgotten"
+
+
+def test_what_failed_to_come_is_computed_at_once_the_next_time() -> None:
+    world = world_that_pulls()
+    prompt = first_turn(world)
+    asked = next_turn(world, prompt)
+    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
+    [token] = world.d.connector.transfers
+    world.d.connector.abort(token)
+    assert_finished(world, asked)
+    again = world.ask((*prompt, *asked.answer(), 5, 6, 7), max_tokens=6, name="third")
+    assert_finished(world, again)
+    assert pulls(world) == {"failed": 1, "declined": 1}
+    world.advance(31.0)
+    last = world.ask((*again.request.prompt_token_ids, *again.answer(), 8), max_tokens=2)
+    assert_finished(world, last)
+    assert pulls(world) == {"failed": 1, "declined": 1, "landed": 1}
