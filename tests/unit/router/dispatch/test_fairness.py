@@ -1,4 +1,4 @@
-"""Where a burst of outputs is cut into parts."""
+"""Where a burst of outputs is cut into parts, and which messages wait for further calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 
 from common.ids import AttemptId
 from common.request import RequestOutput
-from router.dispatch.fairness import part_end
+from router.dispatch.fairness import (
+    FEW_REQUESTS,
+    MESSAGE_SPACING_S,
+    message_pause_s,
+    part_end,
+)
 
 
 def burst(*runs: int) -> list[RequestOutput]:
@@ -62,3 +67,12 @@ def test_an_answer_that_begins_early_in_a_part_does_not_end_it() -> None:
 def test_what_fits_into_a_part_is_not_cut() -> None:
     assert part_end(burst(16, 16), 32) == 32
     assert part_end([], 32) == 0
+
+
+def test_a_message_waits_for_further_calls_only_behind_another_one_and_under_load() -> None:
+    many = FEW_REQUESTS + 1
+    assert message_pause_s(many, 0.0) == MESSAGE_SPACING_S
+    assert message_pause_s(many, 0.001) == pytest.approx(MESSAGE_SPACING_S - 0.001)
+    assert message_pause_s(many, MESSAGE_SPACING_S) == 0.0
+    assert message_pause_s(many, 60.0) == 0.0
+    assert message_pause_s(FEW_REQUESTS, 0.0) == 0.0
