@@ -28,6 +28,9 @@ SWEPT_AT_ONCE = 4096
 """Blocks of nodes that have left which one report, or one look-up, takes out of the index."""
 
 
+_NOTHING: dict[BlockKey, int] = {}
+
+
 class HeldBlocks(NamedTuple):
     """How many leading blocks of a prompt each node holds. A `run` is a depth and the nodes that
     end there, the deepest first."""
@@ -118,9 +121,11 @@ class BlockIndex:
 
     # Look-ups.
 
-    def held(self, hashes: Sequence[BlockHash]) -> HeldBlocks:
-        """Return how many leading blocks of a prompt each node holds."""
-        reported, expected = self._holders.get, self._expected.get
+    def held(self, hashes: Sequence[BlockHash], *, is_reported: bool = False) -> HeldBlocks:
+        """Return how many leading blocks of a prompt each node holds; with `is_reported`, of those
+        that it has reported."""
+        reported = self._holders.get
+        expected = (_NOTHING if is_reported else self._expected).get
         runs: list[tuple[int, int]] = []
         if not hashes:
             return HeldBlocks(runs, self._slots)
