@@ -52,7 +52,7 @@ class Placer:
         """Take what a node holds; return for how many blocks there was no room."""
         if report.is_first:
             self.on_lost(node)
-        return self._state.blocks.on_report(node, report.added, report.removed)
+        return self._state.blocks.on_report(node, report.added, report.removed, report.tier)
 
     def on_lost(self, node: Incarnation) -> None:
         """Forget what a node holds."""
