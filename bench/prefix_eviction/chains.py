@@ -27,7 +27,7 @@ AGENTS = Shape(
 )
 """Agents that write code: prompts of 7k to 60k tokens, of which most was seen before."""
 ARRIVAL_S = 15.0
-"""Between two agents, on average: so some 30 work at a time."""
+"""The mean time between two agents: some 30 work at a time."""
 ANSWER_S = 8.0
 
 

@@ -18,7 +18,7 @@ from bench.prefix_eviction.orders import Order, Use
 from engine.core.kept_prefixes import REMEMBERED
 
 LINEAR_TOKENS = 30_000
-"""At this position attention costs as much as all matrices together, in a model of 8B."""
+"""The position at which attention costs as much as all matrices together, in a model of 8B."""
 
 
 class Kept(Enum):
