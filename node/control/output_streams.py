@@ -2,7 +2,7 @@
 
 The step thread adds outputs and flushes. On the event loop each router gets a batch as fast as it
 reads; unread outputs wait for its next batch, up to a bound. The stream of a router that exceeds
-the bound is ended, which aborts its attempts. What the prefix cache has gained and lost goes with
+the bound is ended, which aborts its attempts. What the tiers have gained and lost goes with
 the batches: nobody is woken for it.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash
+from common.kv.tiers import Tier
 from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from node.control.block_reports import BlockReports, CachedBlocks, News
@@ -111,7 +112,7 @@ class OutputStreams:
         self._in_transit: list[tuple[Incarnation, RequestOutput]] = []
         self._cached = CachedBlocks()
         self._unflushed_news: News = {}
-        self._news_in_transit: dict[BlockHash, bool] = {}
+        self._news_in_transit: dict[Tier, dict[BlockHash, bool]] = {}
         self._is_stopping = False
 
     # --- the step thread's side ---------------------------------------------------------------
@@ -129,8 +130,8 @@ class OutputStreams:
         self._loop.call_soon_threadsafe(self._add_offer, b"".join(offered.block_hashes))
 
     def add_news(self, news: News) -> None:
-        """Keep what the prefix cache has gained and lost since the last flush for the next one."""
-        self._unflushed_news = news
+        """Keep what tiers have gained and lost since the last flush for the next one."""
+        self._unflushed_news = {tier: changed for tier, changed in news.items() if changed}
 
     def flush(self) -> None:
         """Pass what was added since the last flush to the event loop."""
@@ -140,7 +141,8 @@ class OutputStreams:
         with self._lock:
             is_scheduled = bool(self._in_transit or self._news_in_transit)
             self._in_transit += self._unflushed
-            self._news_in_transit.update(news)
+            for tier, changed in news.items():
+                self._news_in_transit.setdefault(tier, {}).update(changed)
         self._unflushed, self._unflushed_news = [], {}
         if not is_scheduled:
             self._loop.call_soon_threadsafe(self._deliver)

@@ -58,7 +58,7 @@ class Placer:
         """Take what a node holds; return for how many blocks there was no room."""
         if report.is_first:
             self.on_lost(node)
-        return self._state.blocks.on_report(node, report.added, report.removed)
+        return self._state.blocks.on_report(node, report.added, report.removed, report.tier)
 
     def on_lost(self, node: Incarnation) -> None:
         """Forget what a node holds."""
@@ -148,7 +148,7 @@ class Placer:
     ) -> ChosenNodes:
         source = None
         if prefill is not None:
-            held = self._state.blocks.held(query.block_hashes(prefill.record), is_reported=True)
+            held = self._state.blocks.held(query.block_hashes(prefill.record), in_pools=True)
             at = None if decode is None else decode.incarnation
             source = prefix_source(nodes, prefill, at, held)
         for node in (decode, prefill):
