@@ -36,7 +36,7 @@ def _prefill_flow_maker(config: Config) -> MakeFlow:
             needs_staging=model.stages_landings,
             tickets=Tickets(landing, new_lease_token),
             pull_cost=_pull_cost(model),
-            hand_over=HandOver(scheduler.pool),
+            hand_over=_hand_over(config, scheduler),
         )
 
     return make
@@ -46,6 +46,10 @@ def _pull_cost(model: LoadedModel) -> PullCost:
     layout, costs = model.layout, model.step_costs
     token_bytes = layout.block_bytes / layout.block_size
     return PullCost(token_bytes, lambda num_tokens: expected_step_s(costs, num_tokens))
+
+
+def _hand_over(config: Config, scheduler: Scheduler) -> HandOver | None:
+    return HandOver(scheduler.pool) if sends_blocks(config) else None
 
 
 def _decode_flow_maker(config: Config) -> MakeFlow:
@@ -66,7 +70,7 @@ def _decode_flow_maker(config: Config) -> MakeFlow:
             place=landing_place(config, model, incarnation, connector),
             new_lease_token=new_lease_token,
             needs_staging=model.stages_landings,
-            hand_over=HandOver(scheduler.pool) if sends_blocks(config) else None,
+            hand_over=_hand_over(config, scheduler),
         )
 
     return make
