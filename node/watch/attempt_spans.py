@@ -47,12 +47,7 @@ def _prefill(tracing: Tracing, attempt: NodeAttempt, ended_at_s: float, error: s
         compute = span.child("compute", computing_at_s)
         compute.set({"pdserve.chunks": attempt.num_chunks})
         compute.end(ended_at_s if token_at_s is None else token_at_s)
-    span.set(
-        {
-            "pdserve.prompt_tokens": attempt.sequence.num_prompt,
-            "pdserve.cached_tokens": attempt.sequence.num_cached_tokens,
-        }
-    )
+    span.set({"pdserve.prompt_tokens": attempt.sequence.num_prompt})
     if token_at_s is None:
         span.end(ended_at_s, error=error)
         return
@@ -107,8 +102,13 @@ def _span(tracing: Tracing, attempt: NodeAttempt, name: str, began_at_s: float) 
 
 
 def _of(attempt: NodeAttempt) -> Attributes:
+    """Return what every span of an attempt says: of it, and of what was cached of its prompt."""
+    sequence = attempt.sequence
     return {
         "pdserve.choice_id": attempt.id.choice_id,
         "pdserve.attempt": attempt.id.attempt,
         "pdserve.outcome": attempt.outcome,
+        "pdserve.cached_tokens": sequence.num_cached_tokens,
+        "pdserve.cached_tokens.pool": sequence.num_cached_tokens - sequence.num_host_tokens,
+        "pdserve.cached_tokens.host": sequence.num_host_tokens,
     }
