@@ -11,6 +11,7 @@ ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
 placement      which nodes take a request: filter, score, pick
+prefix_sources what has more of a prompt than the prefill node that is chosen for it
 known/         what was learned of nodes: blocks, sessions, pairs that fail
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)

@@ -34,6 +34,9 @@ SWEPT_AT_ONCE = 4096
 """Blocks of nodes that have left which one report, or one look-up, takes out of the index."""
 
 
+_NOTHING: dict[BlockKey, int] = {}
+
+
 class HeldBlocks(NamedTuple):
     """How many leading blocks of a prompt each node holds. A `run` is a depth and the nodes that
     end there, the deepest first."""
@@ -137,9 +140,12 @@ class BlockIndex:
 
     # Look-ups.
 
-    def held(self, hashes: Sequence[BlockHash]) -> HeldBlocks:
-        """Return how many leading blocks of a prompt each node holds."""
-        reported, below, expected = self._holders.get, self._below.get, self._expected.get
+    def held(self, hashes: Sequence[BlockHash], *, in_pools: bool = False) -> HeldBlocks:
+        """Return how many leading blocks of a prompt each node holds; with `in_pools`, of those
+        that it has reported to be in its pool, from where it can send them."""
+        reported = self._holders.get
+        below = (_NOTHING if in_pools else self._below).get
+        expected = (_NOTHING if in_pools else self._expected).get
         runs: list[tuple[int, int]] = []
         if not hashes:
             return HeldBlocks(runs, self._slots)

@@ -55,6 +55,16 @@ def test_a_node_that_left_holds_nothing_and_so_does_its_next_life() -> None:
     assert len(index) == 0
 
 
+def test_what_is_expected_is_not_reported() -> None:
+    index, hashes = BlockIndex(), chain(10)
+    index.on_report(A, keys(hashes[:6]), [])
+    index.expect(hashes, A)
+    index.expect(hashes, B)
+    assert [depth(index, hashes, node) for node in (A, B)] == [10, 10]
+    reported = index.held(hashes, in_pools=True)
+    assert [reported.on(node) for node in (A, B)] == [6, 0]
+
+
 @pytest.mark.covers("F112")
 def test_what_was_placed_is_expected_until_the_node_reports_it_or_its_end() -> None:
     index, hashes = BlockIndex(), chain(10)
