@@ -103,12 +103,15 @@ def _span(tracing: Tracing, attempt: NodeAttempt, name: str, began_at_s: float) 
 
 def _of(attempt: NodeAttempt) -> Attributes:
     """Return what every span of an attempt says: of it, and of what was cached of its prompt."""
-    sequence = attempt.sequence
+    num_cached, num_host = attempt.sequence.num_cached_tokens, attempt.sequence.num_host_tokens
+    # What was pulled may be evicted again before the prompt is admitted.
+    num_pulled = min(attempt.num_pulled_tokens, num_cached - num_host)
     return {
         "pdserve.choice_id": attempt.id.choice_id,
         "pdserve.attempt": attempt.id.attempt,
         "pdserve.outcome": attempt.outcome,
-        "pdserve.cached_tokens": sequence.num_cached_tokens,
-        "pdserve.cached_tokens.pool": sequence.num_cached_tokens - sequence.num_host_tokens,
-        "pdserve.cached_tokens.host": sequence.num_host_tokens,
+        "pdserve.cached_tokens": num_cached,
+        "pdserve.cached_tokens.pool": num_cached - num_host - num_pulled,
+        "pdserve.cached_tokens.host": num_host,
+        "pdserve.cached_tokens.pulled": num_pulled,
     }

@@ -58,9 +58,12 @@ def test_a_prefill_node_computes_only_what_is_new() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
     before = num_computed(world)
+    world.p.flow.attempts.keep_ended()
     asked = next_turn(world, prompt)
     assert_finished(world, asked)
     assert pulls(world) == {"landed": 1}
+    (ended,) = world.p.flow.attempts.take_ended()
+    assert (ended.num_pulled_tokens, ended.sequence.num_cached_tokens) == (16, 24)
     num_cached = (9 + 16 - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert num_computed(world) - before == len(prompt) - num_cached
     # The first prompt's whole blocks were computed here.

@@ -183,4 +183,6 @@ class PrefixPulls:
         self._transfers.count(outcome, pull.num_tokens)
         for attempt in pull.waiting:
             attempt.pull_token = None
+            if outcome is PullOutcome.LANDED:
+                attempt.num_pulled_tokens = pull.num_tokens
             self._resume(attempt)
