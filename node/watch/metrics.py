@@ -241,8 +241,8 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
     yield counters(
         "prefix_pulls",
         "Prefixes that another node had cached: pulled (landed), failed, not there any more "
-        "(missed), or computed because that was expected to be quicker or the node failed to send "
-        "lately (declined), or there was no room",
+        "(missed), or computed because that was expected to be quicker (declined), the node failed "
+        "to send lately (avoided), or there was no room",
         "outcome",
         counted.pulls,
     )

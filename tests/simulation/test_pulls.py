@@ -332,8 +332,8 @@ def test_what_failed_to_come_is_computed_at_once_the_next_time() -> None:
     assert_finished(world, asked)
     again = world.ask((*prompt, *asked.answer(), 5, 6, 7), max_tokens=6, name="third")
     assert_finished(world, again)
-    assert pulls(world) == {"failed": 1, "declined": 1}
+    assert pulls(world) == {"failed": 1, "avoided": 1}
     world.advance(31.0)
     last = world.ask((*again.request.prompt_token_ids, *again.answer(), 8), max_tokens=2)
     assert_finished(world, last)
-    assert pulls(world) == {"failed": 1, "declined": 1, "landed": 1}
+    assert pulls(world) == {"failed": 1, "avoided": 1, "landed": 1}

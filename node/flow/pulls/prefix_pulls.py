@@ -93,7 +93,10 @@ class PrefixPulls:
             return []
         if self._join(attempt, block_hashes):
             return []
-        if self._pauses.is_on(source.node, now_s) or not self._cost.is_worth(num_tokens):
+        if self._pauses.is_on(source.node, now_s):
+            self._transfers.count(PullOutcome.AVOIDED, num_tokens)
+            return []
+        if not self._cost.is_worth(num_tokens):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)
