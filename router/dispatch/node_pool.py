@@ -219,12 +219,19 @@ class NodePool:
             client = self._clients.pop(node)
             if client is not None:
                 log.info("%s is forgotten", node)
-                task = asyncio.create_task(client.close())
+                task = asyncio.create_task(self._close(node, client))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
         for node, record in wanted.items():
             if self._clients.get(node) is None:
                 self._connect(record, router)
+
+    async def _close(self, node: Incarnation, client: NodeClient) -> None:
+        """Close the client of one that is no member any more; its stream may be in order, and
+        brings reports until it ends."""
+        await client.close()
+        if node not in self._clients:
+            self._on_lost(node)
 
     def _connect(self, record: NodeRecord, router: Incarnation) -> None:
         """Open a client. A bad record of one node keeps no other node out."""

@@ -124,3 +124,22 @@ async def test_after_a_missing_report_the_node_is_asked_to_say_all_again(cluster
     say(d1, 1, keys)
     await known(cluster, len(keys))
     assert d1.num_resends == 1
+
+
+@pytest.mark.covers("F110")
+async def test_a_life_that_another_one_replaces_while_it_is_heard_holds_nothing_any_more(
+    cluster: Cluster,
+) -> None:
+    """A frozen process, or one behind a cut, is replaced before its stream breaks."""
+    _, d1, router = await two_decoders(cluster)
+    keys = prompt_keys(d1)
+    say(d1, 1, keys)
+    await known(cluster, len(keys))
+    second = await cluster.add("d1", Role.DECODE, epoch=2)
+    await cluster.refresh()
+    say(d1, 2, [1 << 40])  # on its way while the router closes the stream
+    await known(cluster, 0)
+    await wait_until(lambda: bool(second.streams), "the second life is connected to")
+    say(second, 1, keys[:1])
+    await known(cluster, 1)
+    assert router.pool.client(d1.incarnation) is None
