@@ -50,6 +50,7 @@ def node_record(
         sends_blocks=sends_blocks(config),
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,
+        num_host_blocks=model.num_host_blocks,
     )
 
 

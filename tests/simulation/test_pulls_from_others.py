@@ -117,7 +117,7 @@ def test_a_source_that_has_not_all_says_so_at_once() -> None:
     world.router.source = HELD
     again = world.ask((*SHARED[:-2], 6, 6, 6), max_tokens=3, name="again")
     assert_finished(world, again)
-    assert "declined" not in pulls(world.q), "a node that says no is asked again"
+    assert "avoided" not in pulls(world.q), "a node that says no is asked again"
 
 
 def test_a_source_that_evicted_meanwhile_says_so_at_once() -> None:

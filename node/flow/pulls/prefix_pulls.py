@@ -98,7 +98,10 @@ class PrefixPulls:
             return []
         if self._join(attempt, block_hashes):
             return []
-        if self._pauses.is_on(source.node, now_s) or not self._cost.is_worth(num_tokens):
+        if self._pauses.is_on(source.node, now_s):
+            self._transfers.count(PullOutcome.AVOIDED, num_tokens)
+            return []
+        if not self._cost.is_worth(num_tokens):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)
@@ -209,4 +212,6 @@ class PrefixPulls:
         self._transfers.count(outcome, pull.num_tokens)
         for attempt in pull.waiting:
             attempt.pull_token = None
+            if outcome is PullOutcome.LANDED:
+                attempt.num_pulled_tokens = pull.num_tokens
             self._resume(attempt)
