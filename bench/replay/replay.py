@@ -12,10 +12,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from bench.replay.clients import ClientRequest, client_requests
 from bench.replay.rows import Row
-from bench.replay.step_cost import StepCost
-from bench.replay.trace_file import TraceRequest
 from common.errors import InternalError
 from common.settings.config import SchedulingConfig
 from engine.core.planner_contract import StepLimits
@@ -27,6 +24,9 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_batch import StepBatch
 from engine.core.step.step_in_flight import PlannedStep
+from simulator.clients import FILLER_TOKEN_ID, STOP_TOKEN_ID, ClientRequest, client_requests
+from simulator.step_cost import StepCost
+from simulator.trace_file import TraceRequest
 
 DEFAULT_BLOCK_SIZE = 64
 _STEPS_PER_CHECK = 256
@@ -230,8 +230,8 @@ class Replay:
             served.began_at_s = began_s
         if not is_sampled:
             return None
-        token_id = served.client.drawn_token_id(sequence.num_output)
-        return DrawnTokens((token_id,))
+        is_last = sequence.num_output + 1 == served.client.trace.num_output
+        return DrawnTokens((STOP_TOKEN_ID if is_last else FILLER_TOKEN_ID,))
 
     def _record(self, served: Served, num_tokens: int) -> None:
         if served.num_tokens:

@@ -44,6 +44,12 @@ class StepCost:
         num_tokens, is_one = int(counts.sum()), counts == 1
         context = int((starts[is_one] + 1).sum())
         pairs = int((counts * (2 * starts + counts + 1) // 2)[~is_one].sum())
+        return self.seconds(num_tokens, context, pairs, num_copied_blocks)
+
+    def seconds(
+        self, num_tokens: int, context: int, pairs: int = 0, num_copied_blocks: int = 0
+    ) -> float:
+        """Return the seconds of a step, by what it computes, reads and copies."""
         return (
             self.overhead_s
             + max(self.weights_s, self.token_s * num_tokens)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.replay.step_cost import StepCost
 from common.errors import ConfigError
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
+from simulator.step_cost import StepCost
 
 COST = StepCost(
     overhead_s=1000.0, weights_s=40.0, token_s=1.0, context_s=0.01, pair_s=0.001, block_copy_s=0.5
