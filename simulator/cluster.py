@@ -76,6 +76,7 @@ class SimulatedCluster:
             latency_s=setup.message_s,
             on_end=self._on_end,
         )
+        self._records: dict[Incarnation, NodeRecord] = {}
         self.nodes = [
             self._node(Incarnation(f"{role.value}-{number}", 1), role)
             for role, num in setup.num_nodes.items()
@@ -148,7 +149,9 @@ class SimulatedCluster:
 
     def _list(self) -> None:
         if self._num_open:
-            live = [LiveNode(record=n.record, load=self._loads[n.me]) for n in self.nodes]
+            live = [
+                LiveNode(record=self._records[n.me], load=self._loads[n.me]) for n in self.nodes
+            ]
             self.router.on_listing(live)
             self.timeline.after(self._renewal_s, self._list)
 
@@ -167,8 +170,9 @@ class SimulatedCluster:
             may_repeat=setup.may_repeat,
             next_due_s=flow.next_deadline_s,
         )
+        self._records[me] = self._record(config, me)
         return SimulatedNode(
-            self._record(config, me),
+            me,
             self.timeline,
             flow,
             execution,

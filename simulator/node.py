@@ -10,7 +10,6 @@ from common.errors import Draining, Overloaded
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash
 from common.kv.kv_layout import KVLayout
-from common.nodes import NodeRecord
 from common.request import RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
@@ -49,7 +48,7 @@ class SimulatedNode:
 
     def __init__(
         self,
-        record: NodeRecord,
+        me: Incarnation,
         timeline: Timeline,
         flow: NodeFlow,
         execution: ModelledExecution,
@@ -59,7 +58,7 @@ class SimulatedNode:
         max_queued_requests: int,
         tell: Callable[[NodeSaid], object],
     ) -> None:
-        self.record, self.me = record, record.incarnation
+        self.me = me
         self.flow, self.scheduler, self.execution = flow, flow.scheduler, execution
         self.layout = layout
         self._timeline = timeline
