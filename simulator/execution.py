@@ -115,13 +115,9 @@ class ModelledExecution:
         context, count = int((batch.starts + 1).sum()), len(batch)
         num_steps = self._num_equal(batch) if self._may_repeat else 1
         due_s = self._next_due_s()
-        ends_s, now_s = list[float](), self._began_s
-        for _ in range(num_steps):
-            now_s += self._cost.seconds(count, context)
-            ends_s.append(now_s)
-            context += count
-            if due_s is not None and now_s >= due_s:
-                break
+        ends_s = self._cost.ends_of_decodes(self._began_s, count, context, num_steps)
+        if due_s is not None:
+            del ends_s[bisect_left(ends_s, due_s) + 1 :]
         return ends_s
 
     def _num_equal(self, batch: StepBatch) -> int:

@@ -58,6 +58,19 @@ class StepCost:
             + self.block_copy_s * num_copied_blocks
         )
 
+    def ends_of_decodes(
+        self, began_s: float, count: int, context: int, num_steps: int
+    ) -> list[float]:
+        """Return when each of so many steps of `count` decodes ends, one right after the other.
+
+        They attend to `context` tokens in the first step, and to `count` more in each further one.
+        """
+        same_s, ends_s = self.seconds(count, 0), list[float]()
+        for now_context in range(context, context + count * num_steps, count):
+            began_s += same_s + self.context_s * now_context
+            ends_s.append(began_s)
+        return ends_s
+
     def with_settings(self, settings: Sequence[str]) -> StepCost:
         """Return a cost with some numbers replaced: `settings` are `NAME=SECONDS`.
 

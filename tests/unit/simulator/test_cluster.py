@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import asdict, astuple, replace
 
 import pytest
 
 from common.errors import InternalError
 from common.nodes import Role
+from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig, HandoffConfig, SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
 from simulator.clients import ClientRequest, client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.profile import FOLDER, read_profile
-from simulator.served import ServedRequest
+from simulator.served import ServedRequest, latency_figures
 from simulator.trace_file import TraceRequest
 
 P, D, MIXED = Role.PREFILL, Role.DECODE, Role.MIXED
@@ -167,6 +169,18 @@ def test_more_load_takes_longer_and_full_nodes_queue() -> None:
     ttfts_s = [sum(one.ttft_s for one in cluster.served) for cluster in (slow, fast)]
     assert ttfts_s[1] > 2 * ttfts_s[0]
     assert all(one.outcome == "stop" for one in fast.served)
+
+
+def test_nodes_that_refuse_are_asked_again_and_at_last_somebody_is_refused() -> None:
+    handoff = HandoffConfig(max_queued_requests=1)
+    setup = setup_of({P: 1, D: 1}, num_blocks=60, handoff=handoff)
+    requests = [replace(one, num_output=100) for one in trace(40, gap_s=0.001)]
+    cluster = run(setup, requests)
+    outcomes = Counter(one.outcome for one in cluster.served)
+    assert outcomes.keys() == {"stop", "overloaded"}
+    figures = latency_figures(cluster.served, LatencyTargets(ttft_s=60.0, tpot_s=1.0), 10.0)
+    assert (figures["requests"], figures["failed"]) == (40, outcomes["overloaded"])
+    assert figures["answered"] == outcomes["stop"] == round(10 * figures["goodput_rps"])
 
 
 def test_what_is_left_on_a_node_is_found() -> None:

@@ -36,6 +36,16 @@ def test_a_step_costs_passes_tokens_context_pairs_and_copies(
     assert COST.step_s(batch_of(batch), num_copied) == pytest.approx(seconds)
 
 
+def test_decodes_that_follow_each_other_end_when_each_of_them_would() -> None:
+    """Times are compared bit by bit: a jump must not move anything."""
+    cost, now_s, context = StepCost(), 17.3, 4321
+    expected = []
+    for step in range(5):
+        now_s += cost.seconds(3, context + 3 * step)
+        expected.append(now_s)
+    assert cost.ends_of_decodes(17.3, 3, context, 5) == expected
+
+
 def test_the_defaults_are_an_8b_model_on_a_mid_size_gpu() -> None:
     cost = StepCost()
     assert cost.step_s(batch_of([scheduled(999, 1)])) == pytest.approx(0.01208)
