@@ -152,7 +152,7 @@ class SimulatedNode:
         is_busy = self._loop.turn()
         if self.execution.is_running:
             self._turn_at(self.execution.ends_at_s)
-        elif is_busy:
+        elif is_busy and (self.scheduler.waiting or self.scheduler.running):
             self._turn_at(self._timeline.now_s())
         else:
             due_s = self.flow.next_deadline_s()
