@@ -32,6 +32,11 @@ MOST_BLOCKS_OUT = 16
 """The most blocks that one step copies out. Further ones follow with the next steps."""
 
 
+REMEMBERED = 4
+"""So many times the blocks of both pools are remembered by their hashes when they are evicted: what
+is computed again was used again. Turns of a conversation are further apart than a pool holds."""
+
+
 class KeptPrefixes:
     """The copies of prefixes between the pool of `prefixes` and `host_pool`."""
 
@@ -47,6 +52,9 @@ class KeptPrefixes:
         self._pool, self._host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
         self._counters = counters
         self.is_enabled, self.is_late = is_enabled, is_late
+        if is_enabled:
+            num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
+            prefixes.pool.prefix_cache.remember(REMEMBERED * num_blocks)
         self._planned: list[PrefixCopy] = []
         """Copies of the step that is being planned."""
         self._under_way: list[PrefixCopy] = []
@@ -146,6 +154,7 @@ class KeptPrefixes:
 
     def on_admitted(self, sequence: Sequence, cached_block_ids: Collection[int]) -> None:
         """Note which blocks a sequence found, and where; it may fetch again if it is preempted."""
+        self._note_fetched(sequence, cached_block_ids)
         if sequence.status is SequenceStatus.WAITING:
             num_fetched = len((sequence.fetched or frozenset()).intersection(cached_block_ids))
             self._counters.on_prefix_found(
@@ -190,6 +199,11 @@ class KeptPrefixes:
         return sum(len(copy.host_block_ids) for copy in self._under_way if copy.is_out)
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _note_fetched(self, sequence: Sequence, cached_block_ids: Collection[int]) -> None:
+        if sequence.fetched and sequence.status is SequenceStatus.WAITING:
+            num_fetched = len(sequence.fetched.intersection(cached_block_ids))
+            sequence.num_host_tokens = num_fetched * self._prefixes.block_size
 
     def _copy_out(self) -> PrefixCopy | None:
         """Choose blocks to be copied out and allocate host blocks for them."""

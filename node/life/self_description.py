@@ -47,18 +47,21 @@ def node_record(
         has_grammars=model.has_grammars,
         has_token_rules=True,
         has_prompt_logprobs=True,
-        sends_prefixes=config.role is Role.DECODE and can_pull(config),
+        sends_blocks=sends_blocks(config),
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,
+        num_host_blocks=model.num_host_blocks,
     )
 
 
-def can_pull(config: Config) -> bool:
-    """Return whether cached KV can go from a decode to a prefill node of this configuration.
+def sends_blocks(config: Config) -> bool:
+    """Return whether cached KV can go from this node to a prefill node.
 
-    Shared memory and the lane between cards carry it the other way only.
+    Shared memory and the lane between cards carry nothing that decode nodes send. With one of them
+    alone no node sends any.
     """
-    return config.handoff.kv_transport not in ("shm", "ipc")
+    has_both_ways = config.handoff.kv_transport not in ("shm", "ipc")
+    return config.role in (Role.PREFILL, Role.DECODE) and has_both_ways
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:

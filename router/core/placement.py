@@ -20,12 +20,14 @@ from typing import NamedTuple
 
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair
 from router.core.policies import NARROWINGS, POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
 from router.core.policies.session_nodes import session_node
+from router.core.prefix_sources import prefix_source
 from router.core.roster import Roster
 from router.core.shortlist import AbleNodes, Shortlist
 
@@ -35,11 +37,15 @@ _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenNodes:
-    """The nodes for one attempt. `decode` None: the request ends with its first token."""
+    """The nodes for one attempt. `decode` None: the request ends with its first token.
+
+    `source` has more of the prompt than `prefill`, which can pull it.
+    """
 
     decode: Incarnation | None
     prefill: Incarnation | None
     reason: str
+    source: PrefixSource | None = None
 
 
 class _Found(NamedTuple):
@@ -78,7 +84,7 @@ class Placer:
         """Take what a node holds; return for how many blocks there was no room."""
         if report.is_first:
             self.on_lost(node)
-        return self._state.blocks.on_report(node, report.added, report.removed)
+        return self._state.blocks.on_report(node, report.added, report.removed, report.tier)
 
     def on_lost(self, node: Incarnation) -> None:
         """Forget what a node holds."""
@@ -107,7 +113,7 @@ class Placer:
         if found is None or (avoided and found.lacks_partner):
             found = self._best(_able_nodes(nodes, query, excluded), query, avoided)
         self._state.turn += 1
-        return self._choice(found.decode, found.prefill, query, found.reason)
+        return self._choice(nodes, found.decode, found.prefill, query, found.reason)
 
     def _best(self, able: AbleNodes, query: Query, avoided: Set[Pair]) -> _Found:
         prefillers = able.prefillers
@@ -146,7 +152,7 @@ class Placer:
                 partner = self._partner(holder, prefillers, query, avoided)
         if partner is None:
             return ChosenNodes(decode=decode, prefill=None, reason="no prefill node is left")
-        return self._choice(holder, partner, query, f"{self._name}: another prefill node")
+        return self._choice(nodes, holder, partner, query, f"{self._name}: another prefill node")
 
     def _partner(
         self,
@@ -174,8 +180,19 @@ class Placer:
         return ordered[best]
 
     def _choice(
-        self, decode: NodeView | None, prefill: NodeView | None, query: Query, reason: str
+        self,
+        nodes: Sequence[NodeView],
+        decode: NodeView | None,
+        prefill: NodeView | None,
+        query: Query,
+        reason: str,
     ) -> ChosenNodes:
+        source = None
+        if prefill is not None:
+            held = self._state.blocks.held(query.block_hashes(prefill.record), in_pools=True)
+            at = None if decode is None else decode.incarnation
+            holders = self._shortlist.holders(nodes, held, at)
+            source = prefix_source(holders, prefill, at, held)
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)
@@ -184,6 +201,7 @@ class Placer:
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,
             reason=reason,
+            source=source,
         )
 
     def _reason(self, decode: NodeView, query: Query, num_candidates: int) -> str:

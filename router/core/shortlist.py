@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from common.ids import Incarnation
+from router.core.known.block_index import HeldBlocks
 from router.core.policies import Narrowing
 from router.core.policies.query import NodeView, PolicyState, Query
 from router.core.roster import Kind, Roster
@@ -88,6 +89,18 @@ class Shortlist:
         prefillers = self._prefillers(kinds, excluded)
         prefillers |= {node: None for node, _ in self._known(roster, kinds, query, excluded)}
         return _views(roster, prefillers)
+
+    def holders(
+        self, nodes: Sequence[NodeView], held: HeldBlocks, decode: Incarnation | None
+    ) -> Sequence[NodeView]:
+        """Return the nodes to look at for what they hold of a prompt: of a wide cluster the deepest
+        holders, and the decode node that was chosen."""
+        if not isinstance(nodes, Roster) or len(nodes) <= MAX_SCANNED:
+            return nodes
+        found = dict.fromkeys(held.deepest(MAX_HOLDERS_SEEN, self._draws.below))
+        if decode is not None:
+            found[decode] = None
+        return _views(nodes, found)
 
     def _prefillers(
         self, kinds: Sequence[Kind], excluded: Set[Incarnation]

@@ -130,6 +130,12 @@ class Log:
     def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
         self.blocks.append(report)
 
+    def on_pull(self, _pull: pb.Pull) -> None:
+        raise AssertionError("no node of these tests pulls")
+
+    def on_offer(self, _node: Incarnation, _block_hashes: bytes) -> None:
+        raise AssertionError("no node of these tests leaves")
+
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages
 

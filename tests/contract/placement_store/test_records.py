@@ -39,9 +39,10 @@ RECORD: dict[str, Any] = {
     "has_grammars": False,
     "has_token_rules": False,
     "has_prompt_logprobs": False,
-    "sends_prefixes": False,
+    "sends_blocks": False,
     "kv_cache_bytes": 1 << 33,
     "device": "NVIDIA H100 80GB HBM3, GPU 0",
+    "num_host_blocks": 0,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

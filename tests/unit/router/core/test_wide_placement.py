@@ -12,6 +12,7 @@ import pytest
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.kv.blocks import block_key
+from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
 from router.core.known.sessions import SessionNodes
@@ -19,7 +20,13 @@ from router.core.placement import Placer
 from router.core.policies import NARROWINGS, POLICIES
 from router.core.policies.query import NodeView, Query
 from router.core.roster import Roster
-from router.core.shortlist import MAX_SCANNED, NUM_DRAWN, NUM_HOLDERS, SeededDraws
+from router.core.shortlist import (
+    MAX_HOLDERS_SEEN,
+    MAX_SCANNED,
+    NUM_DRAWN,
+    NUM_HOLDERS,
+    SeededDraws,
+)
 from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -280,6 +287,18 @@ def test_the_deepest_holders_are_always_candidates() -> None:
         ]
         drained = Roster([*views, *gone])
         assert not set(names(placer.choose(drained, request, NOBODY))) & set(wanted)
+
+
+def test_what_has_more_of_the_prompt_is_found_without_a_look_at_all() -> None:
+    views = [*decoders(sends_blocks=True), *prefillers(sends_blocks=True)]
+    roster, request = Looked(views), query(800)
+    placer = Placer("least_loaded")
+    for view in (views[150], views[NUM_NODES + 60]):
+        depth = 100 if view is views[150] else 200
+        placer.on_blocks(view.incarnation, reports(request, view, depth))
+    chosen = placer.choose(roster, request, frozenset({me("p060")}))
+    assert chosen.source == PrefixSource(me("p060"), 800)
+    assert roster.num_looked_at <= 2 * (NUM_DRAWN + NUM_HOLDERS) + MAX_HOLDERS_SEEN + 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,0 +1,62 @@
+"""Pulls of cached blocks between protobuf messages and the values that the step thread takes."""
+
+from __future__ import annotations
+
+from common.errors import InvalidRequest
+from common.ids import Incarnation
+from common.kv.blocks import HASH_BYTES, BlockHash
+from common.kv.prefix_source import PrefixSource
+from node.control.tickets import ticket_from_proto, ticket_to_proto
+from node.flow.messages import AskBlocks, FetchBlocks, SendBlocks
+from node.flow.pulls.hand_over import MOST_BLOCKS
+from protos import pdserve_node_pb2 as pb
+from protos.codec import MAX_ID_LENGTH, attempt_from_proto
+
+
+def pull_to_proto(wanted: AskBlocks) -> pb.Pull:
+    """Return the message that a router passes on."""
+    ticket = wanted.ticket
+    return pb.Pull(
+        request_id=ticket.attempt.choice_id,
+        attempt=ticket.attempt.attempt,
+        ticket=ticket_to_proto(ticket),
+        source_id=wanted.source.node_id,
+        source_epoch=wanted.source.epoch,
+        block_hashes=b"".join(wanted.block_hashes),
+    )
+
+
+def send_blocks_from_proto(pull: pb.Pull) -> SendBlocks:
+    """Return what is asked of this node. Raises `InvalidRequest` unless each block has a hash."""
+    ticket = ticket_from_proto(pull.ticket, attempt_from_proto(pull.request_id, pull.attempt))
+    packed, num_blocks = pull.block_hashes, len(ticket.target_block_ids)
+    if len(packed) != HASH_BYTES * num_blocks:
+        raise InvalidRequest(
+            f"a pull of {num_blocks} blocks has {len(packed)} bytes of hashes: "
+            f"wanted {HASH_BYTES} for each"
+        )
+    return SendBlocks(ticket, _hashes(packed))
+
+
+def fetch_from_proto(fetch: pb.Fetch, router: Incarnation) -> FetchBlocks:
+    """Return what a node that leaves has. Raises `InvalidRequest` for too much, or no name."""
+    packed = fetch.block_hashes
+    if len(packed) % HASH_BYTES or len(packed) > HASH_BYTES * MOST_BLOCKS:
+        raise InvalidRequest(
+            f"{len(packed)} bytes of hashes: wanted {HASH_BYTES} for each of at most {MOST_BLOCKS}"
+        )
+    if not 0 < len(fetch.source_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(f"the source's node_id has {len(fetch.source_id)} characters")
+    return FetchBlocks(router, Incarnation(fetch.source_id, fetch.source_epoch), _hashes(packed))
+
+
+def _hashes(packed: bytes) -> tuple[BlockHash, ...]:
+    starts = range(0, len(packed), HASH_BYTES)
+    return tuple(packed[start : start + HASH_BYTES] for start in starts)
+
+
+def source_from_proto(source: pb.PrefixSource) -> PrefixSource:
+    """Return who has the start of a prompt. Raises `InvalidRequest` for one without a name."""
+    if not 0 < len(source.node_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(f"the source's node_id has {len(source.node_id)} characters")
+    return PrefixSource(Incarnation(source.node_id, source.epoch), source.num_tokens)

@@ -1,0 +1,65 @@
+"""Between which nodes cached KV goes: for a prompt, and when a node leaves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.ids import Incarnation
+from common.kv.prefix_source import PrefixSource
+from common.nodes import Role
+from router.core.known.block_index import HeldBlocks
+from router.core.policies.least_loaded import pressure
+from router.core.policies.query import NodeView
+
+
+def prefix_source(
+    nodes: Sequence[NodeView], prefill: NodeView, decode: Incarnation | None, held: HeldBlocks
+) -> PrefixSource | None:
+    """Return the node with the most of a prompt, of those that can send it to `prefill`.
+
+    `held` is what nodes have reported. None: no node has more than `prefill` itself. Of nodes with
+    equally much it is `decode`, or else the one with the least to do.
+    """
+    num_own = held.on(prefill.incarnation)
+    if not held.runs or held.runs[0][0] <= num_own:
+        return None
+    found = [
+        (num_blocks, node.incarnation == decode, -pressure(node), node.incarnation)
+        for node in nodes
+        if (num_blocks := held.on(node.incarnation)) > num_own and _can_send(node, prefill)
+    ]
+    if not found:
+        return None
+    num_blocks, _, _, source = max(found)
+    return PrefixSource(source, num_blocks * prefill.record.block_size)
+
+
+def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | None:
+    """Return the prefill node that takes over what a draining node has cached, if there is one.
+
+    One is enough: others pull from it.
+    """
+    source = next((node for node in nodes if node.incarnation == leaving), None)
+    if source is None:
+        return None
+    heirs = [
+        node
+        for node in nodes
+        if node.record.role is Role.PREFILL
+        and node.record.sends_blocks
+        and node.incarnation != leaving
+        and not (node.load.is_draining or node.is_suspected)
+        and _reaches(source, node)
+    ]
+    best = min(heirs, key=lambda node: (pressure(node), node.incarnation), default=None)
+    return None if best is None else best.incarnation
+
+
+def _can_send(node: NodeView, prefill: NodeView) -> bool:
+    is_staying = not (node.load.is_draining or node.is_suspected)
+    return node.record.sends_blocks and is_staying and _reaches(node, prefill)
+
+
+def _reaches(source: NodeView, node: NodeView) -> bool:
+    can_use = source.record.can_exchange_kv(node.record)
+    return can_use and node.incarnation not in source.load.kv_unreachable
