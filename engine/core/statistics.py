@@ -14,6 +14,8 @@ class PullOutcome(Enum):
 
     LANDED = "landed"
     FAILED = "failed"
+    MISSED = "missed"
+    """The other node did not have it any more, and said so."""
     DECLINED = "declined"
     """Computing it was expected to be quicker, or the other node failed to send lately."""
     NO_ROOM = "no_room"
@@ -94,6 +96,13 @@ class StepCounters:
         self.stops[plan.stopped_by.value] += 1
         for preemption in plan.preempted:
             self.preemptions[preemption.reason.value] += 1
+
+    def on_repeated(self, num_tokens: int, num_times: int) -> None:
+        """Count a step of `num_tokens` decodes, planned once, that was run `num_times` more."""
+        self.num_steps += num_times
+        self.num_decode_tokens += num_tokens * num_times
+        self.stops[StopRule.NOTHING_WAITS.value] += num_times
+        self.plans_ahead[AheadRule.NO_STEP.value] += num_times
 
     def on_prefix_found(self, *, pool: int, host: int) -> None:
         """Count the cached blocks of an admitted prompt, by where they were."""

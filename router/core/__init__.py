@@ -10,7 +10,10 @@ effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
+roster         the nodes that can be chosen, by what a request may ask of them
 placement      which nodes take a request: filter, score, pick
+prefix_sources what has more of a prompt than the prefill node that is chosen for it
+shortlist      which nodes of a wide cluster a choice looks at
 known/         what was learned of nodes: blocks, sessions, pairs that fail
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
@@ -27,6 +30,12 @@ An answer waits for a node until its deadline. Its client has part of it already
 restarts or is heard again can continue it. Also a router that stood still needs this: its nodes
 have cut all its streams, and are all heard again within a second. New requests wait for two seconds
 only, because another router may have nodes.
+
+A choice in a wide cluster looks at some nodes (`router/core/shortlist.py`), and at all where these
+will not do, so that it costs the same with a hundred nodes and with a thousand. Which nodes can be
+drawn is kept as nodes change (`router/core/roster.py`) and not found out for each request. One code
+filters and picks in both cases, and a plain list of nodes is always looked at whole: what small
+clusters do is what the tests compare wide ones with (`tests/simulation/test_wide_clusters.py`).
 
 A prefill node's leg counts from its choice on, not from the reply to the reservation. Otherwise a
 burst would be sent to one prefill node before the first reply.
@@ -59,9 +68,12 @@ A prefix counts with its tokens, not with its share of the prompt. A share would
 for every prompt that begins with one system prompt, and the node that had the first of them would
 get all others until its seats are taken (`tests/simulation/test_shared_prefix.py`).
 
-Nodes report what their prefix caches hold (`node/control/block_reports.py`), on the stream that
-they have: all when it opens, then what changes. So several routers know the same without talking,
-and one that starts knows it at once. What a router has placed itself it expects
+Nodes report what their prefix caches hold, and host memory behind them
+(`node/control/block_reports.py`), on the stream that they have: all when it opens, then what
+changes. A block counts alike in each of these tiers. Copying a prefix back from host memory takes
+less than a hundredth of computing it (`docs/figures.md`), so the load of the nodes decides between
+one that has it in its pool and one that has it there. So several routers know the same without
+talking, and one that starts knows it at once. What a router has placed itself it expects
 (`router/core/known/block_index.py`): the next request of a burst comes before the first report, and
 nodes of an earlier release report nothing. A report that is missing voids all of the node, because
 a prefix that seems to be there costs more than one that seems not to be.

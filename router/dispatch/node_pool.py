@@ -13,6 +13,7 @@ from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
 from common.request import RequestOutput
 from placement.store import PlacementStore, PlacementUnavailable
+from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.membership import (
     Membership,
@@ -25,7 +26,7 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
-from router.core.policies.query import NodeView
+from router.core.roster import Roster
 from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
@@ -78,13 +79,18 @@ class NodePool:
         self._all_heard = asyncio.Event()
         self.membership = Membership(model=model, lease_s=lease_s)
 
-    def nodes(self) -> list[NodeView]:
-        """Return the nodes that can be chosen now."""
+    def nodes(self) -> Roster:
+        """Return the nodes that can be chosen now, until the next event."""
         return self.membership.nodes()
 
     def client(self, node: Incarnation) -> NodeClient | None:
         """Return the client of a node; None when the node is no member any more."""
         return self._clients.get(node)
+
+    def sends_blocks(self, node: Incarnation) -> bool:
+        """Return whether cached blocks can be asked of a node by their hashes."""
+        client = self.client(node)
+        return client is not None and client.sends_blocks
 
     async def run(self, router: Incarnation) -> None:
         """Refresh, and watch the nodes, until cancelled."""
@@ -123,8 +129,11 @@ class NodePool:
             effects = self.membership.on_listing(listing, self._clock.now_s())
         self._perform(effects)
         self._match_clients(router)
-        self._count_nodes()
         self._check_all_heard()
+        while self.membership.has_unread:
+            self.nodes()
+            await asyncio.sleep(0)
+        self._count_nodes()
 
     async def wait_heard(self) -> None:
         """Return when the store was asked, and every node that it listed then was heard or left."""
@@ -162,6 +171,12 @@ class NodePool:
     def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
         """Take blocks that entered or left the node's prefix cache."""
         self._on_blocks(node, report)
+
+    def on_pull(self, pull: pb.Pull) -> None:
+        """Pass on what a node wants of another one's cache; see `NodeListener`."""
+        client = self.client(Incarnation(pull.source_id, pull.source_epoch))
+        if client is not None:
+            client.pull_nowait(pull)
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
@@ -236,6 +251,8 @@ class NodePool:
         client.start()
 
     def _check_all_heard(self) -> None:
+        if self._all_heard.is_set():
+            return
         clients = self._clients.items()
         if all(client is None or self.membership.was_heard(node) for node, client in clients):
             self._all_heard.set()

@@ -47,6 +47,7 @@ from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REP
 from router.api.sessions import MAX_SESSION_BYTES
 from router.core.known import block_index
 from router.core.known.sessions import MAX_SESSIONS
+from router.core.membership import MAX_NODES
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
@@ -209,7 +210,8 @@ CONTROL = {
     "replies and tokens that a router has not read": str(output_streams.MAX_PENDING),
     "blocks in one report to a router": str(block_reports.MAX_REPORTED),
     "blocks of reports that a router keeps": (
-        f"{block_index.MAX_BLOCKS:,}, each once; {block_index.MAX_EXPECTED:,} that it expects"
+        f"{block_index.MAX_BLOCKS:,}, each once in pools and once below them; "
+        f"{block_index.MAX_EXPECTED:,} that it expects"
     ),
     **trial_limits(NODE_LIMITS),
     "memory of the compiled grammars that are kept": size(kept.MAX_KEPT_BYTES),
@@ -239,6 +241,7 @@ KV = {
 STORE = {
     "record that is read": size(MAX_VALUE_BYTES),
     "records of a kind that are read": str(MAX_ENTRIES),
+    "nodes of one model that a router uses": str(MAX_NODES),
     "time of a call": f"{CALL_TIMEOUT_S:g} s",
 }
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Protocol
 
 from common.kv.blocks import BlockHash
+
+
+class TellsNews(Protocol):
+    """A tier of blocks that are found by their hashes."""
+
+    def keep_news(self) -> None:
+        """Note from now on what enters and leaves, until `take_news`, which must then be called."""
+
+    def take_news(self) -> dict[BlockHash, bool]:
+        """Return the blocks that entered (true) or left since the last call, in order."""
 
 
 class PrefixCache:

@@ -125,3 +125,16 @@ def test_the_checker_notices_a_lost_and_a_doubled_place() -> None:
     for pool in (lost, doubled):
         with pytest.raises(AssertionError, match="a host block is lost"):
             pool.check()
+
+
+def test_what_enters_and_leaves_is_told_of_prefixes_alone() -> None:
+    pool = HostPool(2)
+    kept(pool, A)
+    pool.keep_news()
+    assert pool.take_news() == {}
+    kept(pool, B)
+    pool.allocate(1)
+    assert pool.take_news() == {B: True, A: False}
+    pool.allocate(1)
+    assert pool.take_news() == {B: False}
+    assert pool.take_news() == {}
