@@ -1,23 +1,24 @@
-"""Reports of blocks from caches to indexes, through streams that lose, break and begin again.
+"""Reports of blocks from tiers to indexes, through streams that lose, break and begin again.
 
-Nodes compute, evict, end and come back under their names, while what they say of it is built in
-pieces, waits, is lost, or is damaged. When all has been said, each router knows of each node what
-that has, and of nothing else.
+Nodes compute, keep, evict, end and come back under their names, while what they say of it is built
+in pieces, waits, is lost, or is damaged. When all has been said, each router knows of each node
+what that has, and of nothing else.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from itertools import count
+from itertools import count, takewhile
 
 import pytest
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, block_key, hash_full_blocks
+from common.kv.tiers import Tier
 from engine.core.blocks.prefix_cache import PrefixCache
 from node.control import block_reports
-from node.control.block_reports import BlockReports, CachedBlocks, News
+from node.control.block_reports import BlockReports, CachedBlocks
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_index import BlockIndex
 from router.core.known.block_reports import ReportReader
@@ -32,52 +33,54 @@ CHAINS = [
 
 
 class Node:
-    """One life of a node: its cache, and what its event loop knows of that."""
+    """One life of a node: its tiers, and what its event loop knows of them."""
 
     def __init__(self, name: str, epoch: int, rng: random.Random) -> None:
         self.incarnation = Incarnation(name, epoch)
-        self.cache = PrefixCache()
-        self.cache.keep_news()
+        self.tiers = {tier: PrefixCache() for tier in Tier}
+        for cache in self.tiers.values():
+            cache.keep_news()
         self.cached = CachedBlocks()
         self.reports: dict[int, BlockReports] = {}
         self._ids = count()
         self._rng = rng
-        self._blocks: dict[BlockHash, int] = {}
+        self._blocks: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in Tier}
         """In the order of eviction."""
 
     def compute(self) -> None:
-        """Have a prompt in the cache; its beginning is evicted last."""
-        hashes = self._rng.choice(CHAINS)[: self._rng.randint(1, 15)]
+        """Have a prompt in a tier, mostly in the pool; its beginning is evicted last."""
+        tier = self._rng.choices(list(Tier), (3, 1, 1))[0]
+        blocks, hashes = self._blocks[tier], self._rng.choice(CHAINS)[: self._rng.randint(1, 15)]
         for block_hash in hashes:
-            if block_hash not in self._blocks:
-                self._blocks[block_hash] = next(self._ids)
-                self.cache.insert(block_hash, self._blocks[block_hash])
+            if block_hash not in blocks:
+                blocks[block_hash] = next(self._ids)
+                self.tiers[tier].insert(block_hash, blocks[block_hash])
         for block_hash in reversed(hashes):
-            self._blocks[block_hash] = self._blocks.pop(block_hash)
+            blocks[block_hash] = blocks.pop(block_hash)
 
     def evict(self) -> None:
         """Lose some blocks."""
-        for _ in range(min(self._rng.randint(1, 12), len(self._blocks))):
-            block_hash = next(iter(self._blocks))
-            self.cache.forget(self._blocks.pop(block_hash))
+        tier = self._rng.choice(list(Tier))
+        blocks = self._blocks[tier]
+        for _ in range(min(self._rng.randint(1, 12), len(blocks))):
+            block_hash = next(iter(blocks))
+            self.tiers[tier].forget(blocks.pop(block_hash))
 
     def deliver(self) -> None:
         """The event loop takes what the step thread has noted."""
-        news = news_of(self.cache)
+        news = {tier: cache.take_news() for tier, cache in self.tiers.items()}
         self.cached.take(news)
         for reports in self.reports.values():
             reports.add(news)
 
-    @property
-    def keys(self) -> set[int]:
-        return {block_key(block_hash) for block_hash in self._blocks}
+    def keys(self, *tiers: Tier) -> set[int]:
+        """The blocks in any of these tiers."""
+        return {block_key(block_hash) for tier in tiers for block_hash in self._blocks[tier]}
 
-    def num_held(self, hashes: list[BlockHash]) -> int:
-        return len(self.cache.match(hashes))
-
-
-def news_of(cache: PrefixCache) -> News:
-    return cache.take_news()
+    def num_held(self, hashes: list[BlockHash], *tiers: Tier) -> int:
+        """How many leading blocks are in any of these tiers."""
+        held = self.keys(*tiers)
+        return sum(1 for _ in takewhile(lambda one: block_key(one) in held, hashes))
 
 
 class Router:
@@ -147,7 +150,7 @@ class Router:
         if report is not None:
             if report.is_first:
                 self.index.forget(node.incarnation)
-            self.index.on_report(node.incarnation, report.added, report.removed)
+            self.index.on_report(node.incarnation, report.added, report.removed, report.tier)
             if reader.has_lost:
                 self._asked.add(node.incarnation)
         return True
@@ -182,16 +185,21 @@ def settle(nodes: list[Node], routers: list[Router]) -> None:
 
 
 def check(nodes: list[Node], routers: list[Router], expected: set[int]) -> None:
+    in_pools = set[int]().union(*(node.keys(Tier.POOL) for node in nodes))
+    below = set[int]().union(*(node.keys(Tier.HOST, Tier.DISK) for node in nodes))
     for router in routers:
         index = router.index
-        assert len(index) == len(set().union(*(node.keys for node in nodes)))
+        assert len(index) == len(in_pools) + len(below)
         for node in nodes:
-            assert index.num_held(node.incarnation) == len(node.keys)
+            for tier in Tier:
+                assert index.num_held(node.incarnation, tier) == len(node.keys(tier))
             for hashes in CHAINS:
+                in_pool = index.held(hashes, in_pools=True).on(node.incarnation)
+                assert in_pool == node.num_held(hashes, Tier.POOL)
                 found = index.held(hashes).on(node.incarnation)
-                least = node.num_held(hashes)
+                least = node.num_held(hashes, *Tier)
                 assert found >= least
-                hoped = {block_key(one) for one in hashes[least:found]}
+                hoped = {block_key(one) for one in hashes[least:found]} - node.keys(*Tier)
                 assert hoped <= expected, "a block that nobody has or hopes for"
 
 
