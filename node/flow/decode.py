@@ -45,6 +45,7 @@ from node.flow.messages import (
     Submit,
 )
 from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
+from node.flow.pulls.hand_over import HandOver
 
 
 class DecodeFlow(NodeFlow):
@@ -66,9 +67,14 @@ class DecodeFlow(NodeFlow):
         place: LandingPlace,
         new_lease_token: NewLeaseToken,
         needs_staging: bool,
+        hand_over: HandOver | None = None,
     ) -> None:
         super().__init__(
-            scheduler, limits, fingerprint=place.fingerprint, needs_staging=needs_staging
+            scheduler,
+            limits,
+            fingerprint=place.fingerprint,
+            needs_staging=needs_staging,
+            hand_over=hand_over,
         )
         self._local_prefill_threshold = local_prefill_threshold
         self._new_tickets = Tickets(place, new_lease_token)

@@ -65,6 +65,15 @@ class SendBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """A router wants this node to pull cached blocks of `source`, which leaves."""
+
+    router: Incarnation
+    source: Incarnation
+    block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RouterGone:
     """The token stream of a router ended: nobody reads the outputs of its attempts."""
 
@@ -87,7 +96,15 @@ class CopyEnded:
 
 
 Message = (
-    Submit | Compiled | AbortAttempt | SendBlocks | RouterGone | Drain | CopyEnded | ConnectorEvent
+    Submit
+    | Compiled
+    | AbortAttempt
+    | SendBlocks
+    | FetchBlocks
+    | RouterGone
+    | Drain
+    | CopyEnded
+    | ConnectorEvent
 )
 
 # --- answers ----------------------------------------------------------------------------------
@@ -157,6 +174,13 @@ class AskBlocks:
     router: Incarnation
     source: Incarnation
     ticket: Ticket
+    block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferBlocks:
+    """Offer cached blocks, through any router, to a node that stays: `FetchBlocks` there."""
+
     block_hashes: tuple[BlockHash, ...]
 
 
@@ -237,6 +261,7 @@ Effect = (
     AnswerCall
     | SendOutput
     | AskBlocks
+    | OfferBlocks
     | OpenLanding
     | BeginCopy
     | CheckCopies

@@ -46,12 +46,14 @@ from node.flow.messages import (
     Drain,
     Drained,
     Effect,
+    FetchBlocks,
     Message,
     NodeStatistics,
     RouterGone,
     SendBlocks,
     Submit,
 )
+from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.prefix_sends import PrefixSends
 from node.flow.shedding import Shedding
 
@@ -65,8 +67,15 @@ class NodeFlow(ABC):
     """
 
     def __init__(
-        self, scheduler: Scheduler, limits: FlowLimits, *, fingerprint: str, needs_staging: bool
+        self,
+        scheduler: Scheduler,
+        limits: FlowLimits,
+        *,
+        fingerprint: str,
+        needs_staging: bool,
+        hand_over: HandOver | None,
     ) -> None:
+        """Make it; with `hand_over` a drained node stays until others have what it offers."""
         self.scheduler = scheduler
         self.attempts = AttemptTable()
         self._sequence_ids = count(1)
@@ -79,6 +88,7 @@ class NodeFlow(ABC):
         self._copies = CopiesUnderWay()
         self._compiling: dict[AttemptId, Submit] = {}
         """Attempts that the scheduler does not know yet: their grammar is being compiled."""
+        self._hand_over_of_cache = hand_over
         self.sends = PrefixSends(scheduler, fingerprint, self._copies if needs_staging else None)
         self.statistics = self._current_statistics()
         self.load = self._current_load()
@@ -105,11 +115,15 @@ class NodeFlow(ABC):
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
             case SendBlocks(ticket):
+                self._on_asked(now_s)
                 is_used = self.attempts.of_lease(ticket.lease_token) is not None
                 return [] if is_used else self.sends.begin(message)
             case TransferEnded(lease_token) if lease_token in self.sends:
+                self._on_asked(now_s)
                 self.sends.on_ended(lease_token)
                 return []
+            case FetchBlocks():
+                return [] if self.is_draining else self._fetch(message, now_s)
             case CopyEnded():
                 return self._copies.end(message)
             case ConnectorFailed(error):
@@ -130,8 +144,7 @@ class NodeFlow(ABC):
             self._hand_over_at_s = None
             effects += self._hand_over()
         if self.is_draining and self.is_empty and not self._has_said_drained:
-            self._has_said_drained = True
-            effects.append(Drained())
+            effects += self._leave(now_s)
         if self._copies:
             self._copies.on_check(now_s)
             effects.append(CheckCopies())
@@ -142,7 +155,9 @@ class NodeFlow(ABC):
         return _earliest(self._next_due_s(), self._copies.next_check_s())
 
     def _next_due_s(self) -> float | None:
-        return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s)
+        leaving = self._hand_over_of_cache
+        ends_at_s = None if leaving is None or self._has_said_drained else leaving.ends_at_s
+        return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s, ends_at_s)
 
     @property
     def is_empty(self) -> bool:
@@ -249,6 +264,10 @@ class NodeFlow(ABC):
         """Return why a sequence may not wait for a seat; only a decode node has such ones."""
         return None
 
+    def _fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
+        """Pull blocks of a node that leaves; only a prefill node does."""
+        return []
+
     # --- inside -------------------------------------------------------------------------------
 
     def _begin_swap(self, swap: SwapCopy | PrefixCopy) -> Effect:
@@ -274,6 +293,21 @@ class NodeFlow(ABC):
             if attempt.waiting_replies
             for effect in self._fail(attempt, leaving)
         ]
+
+    def _on_asked(self, now_s: float) -> None:
+        if self._hand_over_of_cache is not None:
+            self._hand_over_of_cache.on_asked(now_s)
+
+    def _leave(self, now_s: float) -> list[Effect]:
+        """Say that nothing is left, when what is cached was handed over or nobody wants it."""
+        effects: list[Effect] = []
+        leaving = self._hand_over_of_cache
+        if leaving is not None:
+            effects = leaving.begin(now_s)
+            if leaving.ends_at_s is not None and now_s < leaving.ends_at_s:
+                return effects
+        self._has_said_drained = True
+        return [*effects, Drained()]
 
     def _hand_over(self) -> list[Effect]:
         """Fail running attempts, which their routers continue on other nodes.

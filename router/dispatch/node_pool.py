@@ -26,6 +26,7 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
+from router.core.prefix_sources import heir_of
 from router.core.roster import Roster
 from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.dispatch.silence import TICK_S
@@ -177,6 +178,16 @@ class NodePool:
         client = self.client(Incarnation(pull.source_id, pull.source_epoch))
         if client is not None:
             client.pull_nowait(pull)
+
+    def on_offer(self, node: Incarnation, block_hashes: bytes) -> None:
+        """Let a node that stays pull what a draining one has; see `NodeListener`."""
+        heir = heir_of(node, self.nodes())
+        client = None if heir is None else self.client(heir)
+        if client is not None:
+            log.info("%s leaves, its cached blocks go to %s", node, heir)
+            fetch = pb.Fetch(source_id=node.node_id, source_epoch=node.epoch)
+            fetch.block_hashes = block_hashes
+            client.fetch_nowait(fetch)
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
