@@ -47,7 +47,7 @@ from node.flow.messages import (
     Submit,
 )
 from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
-from node.flow.prefix_pulls import PrefixSends
+from node.flow.prefix_pulls import PrefixSends, PullCost
 
 
 class DecodeFlow(NodeFlow):
@@ -69,8 +69,9 @@ class DecodeFlow(NodeFlow):
         place: LandingPlace,
         new_lease_token: NewLeaseToken,
         needs_staging: bool,
+        disk_cost: PullCost | None = None,
     ) -> None:
-        super().__init__(scheduler, limits)
+        super().__init__(scheduler, limits, disk_cost)
         self._local_prefill_threshold = local_prefill_threshold
         self._new_tickets = Tickets(place, new_lease_token)
         self._sends = PrefixSends(scheduler, self._copies if needs_staging else None)
@@ -98,16 +99,15 @@ class DecodeFlow(NodeFlow):
         ):
             attempt.answer = StartedLocally(num_cached)
             self.attempts.add(attempt)
-            self._queue(attempt, message)
-            return [AnswerCall(message.reply_to, attempt.answer)]
+            effects = self._queue(attempt, message, now_s)
+            return [AnswerCall(message.reply_to, attempt.answer), *effects]
         sequence.has_remote_kv = True
         full = self._why_not_queued(sequence, message)
         if full is not None:
             return [self._refuse(message, full)]
         attempt.waiting_replies.append(message.reply_to)
         self.attempts.add(attempt)
-        self._queue(attempt, message)
-        return []
+        return self._queue(attempt, message, now_s)
 
     def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
         """Return why a reservation is refused that may not wait: there is no room for it."""

@@ -12,6 +12,7 @@ from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.request import GenerationRequest, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy
+from engine.core.blocks.disk_jobs import DiskJob, DiskResult
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.contract import Commit, ConnectorEvent, Ticket
 
@@ -85,8 +86,24 @@ class CopyEnded:
     error: Exception | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DiskEnded:
+    """A job on disk that `BeginDisk` began has ended."""
+
+    number: int
+    result: DiskResult
+
+
 Message = (
-    Submit | Compiled | AbortAttempt | SendPrefix | RouterGone | Drain | CopyEnded | ConnectorEvent
+    Submit
+    | Compiled
+    | AbortAttempt
+    | SendPrefix
+    | RouterGone
+    | Drain
+    | CopyEnded
+    | DiskEnded
+    | ConnectorEvent
 )
 
 # --- answers ----------------------------------------------------------------------------------
@@ -224,12 +241,21 @@ class Drained:
     """The node is empty: no sequence, no transfer, no landing, no block in quarantine."""
 
 
+@dataclass(frozen=True, slots=True)
+class BeginDisk:
+    """Begin to read or write files of blocks; `DiskEnded` follows."""
+
+    number: int
+    job: DiskJob
+
+
 Effect = (
     AnswerCall
     | SendOutput
     | OpenLanding
     | BeginCopy
     | CheckCopies
+    | BeginDisk
     | CloseLanding
     | OpenTransfer
     | PushBlocks

@@ -35,6 +35,7 @@ from node.flow.attempt_outputs import emit_error
 from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
+from node.flow.disk.prefix_disk import PrefixDisk
 from node.flow.flow_limits import FlowLimits
 from node.flow.messages import (
     AbortAttempt,
@@ -43,6 +44,7 @@ from node.flow.messages import (
     CheckCopies,
     Compiled,
     CopyEnded,
+    DiskEnded,
     Drain,
     Drained,
     Effect,
@@ -52,6 +54,7 @@ from node.flow.messages import (
     SendPrefix,
     Submit,
 )
+from node.flow.prefix_pulls import PullCost
 from node.flow.shedding import Shedding
 
 RETRY_AFTER_S = 1.0
@@ -63,7 +66,9 @@ class NodeFlow(ABC):
     Any thread may read `load` and `statistics`: they are replaced whole.
     """
 
-    def __init__(self, scheduler: Scheduler, limits: FlowLimits) -> None:
+    def __init__(
+        self, scheduler: Scheduler, limits: FlowLimits, disk_cost: PullCost | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.attempts = AttemptTable()
         self._sequence_ids = count(1)
@@ -74,6 +79,7 @@ class NodeFlow(ABC):
         self._has_said_drained = False
         self._unreported: StepOutputs | None = None
         self._copies = CopiesUnderWay()
+        self._disk = PrefixDisk(scheduler, disk_cost, self._add_if_ready)
         self._compiling: dict[AttemptId, Submit] = {}
         """Attempts that the scheduler does not know yet: their grammar is being compiled."""
         self.statistics = self._current_statistics()
@@ -104,6 +110,9 @@ class NodeFlow(ABC):
                 return self._send_prefix(message)
             case CopyEnded():
                 return self._copies.end(message)
+            case DiskEnded():
+                self._disk.on_ended(message, now_s)
+                return []
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
@@ -118,6 +127,7 @@ class NodeFlow(ABC):
             if not attempt.is_over:
                 error = DeadlineExceeded("the request's deadline passed on the node")
                 effects += self._fail(attempt, error)
+        effects += self._disk.on_time(now_s)
         if self._hand_over_at_s is not None and now_s >= self._hand_over_at_s:
             self._hand_over_at_s = None
             effects += self._hand_over()
@@ -131,7 +141,8 @@ class NodeFlow(ABC):
 
     def next_deadline_s(self) -> float | None:
         """Return when `on_time` must be called next; None: nothing is due."""
-        return _earliest(self._next_due_s(), self._copies.next_check_s())
+        copies_s, disk_s = self._copies.next_check_s(), self._disk.next_due_s()
+        return _earliest(self._next_due_s(), copies_s, disk_s)
 
     def _next_due_s(self) -> float | None:
         return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s)
@@ -150,6 +161,7 @@ class NodeFlow(ABC):
         effects = self.report() if step.starved else []
         # Before any other effect: what the copies read was written by the steps before this one.
         effects += [self._begin_swap(copy) for copy in step.swap_copies]
+        effects += self._disk.write()
         effects += self._on_reserved(step, now_s)
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
@@ -313,19 +325,22 @@ class NodeFlow(ABC):
             return [self._refuse(message, late)]
         return self._submit(message, now_s)
 
-    def _queue(self, attempt: NodeAttempt, message: Submit) -> None:
+    def _queue(self, attempt: NodeAttempt, message: Submit, now_s: float) -> list[Effect]:
         """Pass a sequence to the scheduler, but not before its grammar is compiled.
 
-        A step under a grammar that is not compiled would make all its other requests wait.
+        A step under a grammar that is not compiled would make all its other requests wait. Returns
+        what begins to read its prefix from disk, for which it waits as well.
         """
+        effects = self._disk.begin(attempt, now_s) if attempt.pull_token is None else []
         if message.is_compiling:
             self._compiling[attempt.id] = message
-        else:
-            self._add_if_ready(attempt)
+        self._add_if_ready(attempt)
+        return effects
 
     def _add_if_ready(self, attempt: NodeAttempt) -> None:
-        """Pass a sequence to the scheduler, unless it waits for a grammar or for a pull."""
-        if attempt.pull_token is None and attempt.id not in self._compiling:
+        """Pass a sequence to the scheduler, unless it waits for a grammar, a pull or a disk."""
+        is_held = attempt.id in self._compiling or attempt.id in self._disk
+        if attempt.pull_token is None and not is_held:
             self.scheduler.add(attempt.sequence)
 
     def _on_compiled(self, message: Compiled) -> list[Effect]:
@@ -343,9 +358,8 @@ class NodeFlow(ABC):
 
     def _finish(self, attempt: NodeAttempt, *, keep_blocks: bool = False) -> None:
         """End an attempt's sequence, whether the scheduler knows it yet or not."""
-        is_held = (
-            self._compiling.pop(attempt.id, None) is not None or attempt.pull_token is not None
-        )
+        is_held = self._disk.forget(attempt.id) or attempt.pull_token is not None
+        is_held |= self._compiling.pop(attempt.id, None) is not None
         attempt.pull_token = None
         if is_held:
             attempt.sequence.move_to(SequenceStatus.FINISHED)

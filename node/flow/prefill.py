@@ -79,8 +79,9 @@ class PrefillFlow(NodeFlow):
         kv_description: str,
         needs_staging: bool,
         pulling: tuple[Tickets, PullCost] | None = None,
+        disk_cost: PullCost | None = None,
     ) -> None:
-        super().__init__(scheduler, limits)
+        super().__init__(scheduler, limits, disk_cost)
         self._pulls: PrefixPulls | None = None
         if pulling is not None:
             copies = self._copies if needs_staging else None
@@ -110,8 +111,8 @@ class PrefillFlow(NodeFlow):
         if self._pulls is not None and ticket is not None and message.may_pull:
             pull = self._pulls.begin(attempt, ticket, now_s)
         attempt.answer = PromptAccepted(pull)
-        self._queue(attempt, message)
-        effects: list[Effect] = [] if pull is None else [OpenLanding(pull)]
+        effects = self._queue(attempt, message, now_s)
+        effects += [] if pull is None else [OpenLanding(pull)]
         effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
             self.attempts.set_lease(attempt, ticket.lease_token)

@@ -31,7 +31,7 @@ def _prefill_flow_maker(config: Config) -> MakeFlow:
         pulling = None
         if can_pull(config):
             tickets = Tickets(landing_place(config, model, incarnation, connector), new_lease_token)
-            pulling = tickets, _pull_cost(model)
+            pulling = tickets, _kv_cost(model)
         return PrefillFlow(
             scheduler,
             flow_limits(config, model),
@@ -39,12 +39,14 @@ def _prefill_flow_maker(config: Config) -> MakeFlow:
             kv_description=kv_description(config, model),
             needs_staging=model.stages_landings,
             pulling=pulling,
+            disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
         )
 
     return make
 
 
-def _pull_cost(model: LoadedModel) -> PullCost:
+def _kv_cost(model: LoadedModel) -> PullCost:
+    """Return the rule about KV that is moved here, or computed. Each use corrects its own."""
     layout, costs = model.layout, model.step_costs
     token_bytes = layout.block_bytes / layout.block_size
     return PullCost(token_bytes, lambda num_tokens: expected_step_s(costs, num_tokens))
@@ -68,6 +70,7 @@ def _decode_flow_maker(config: Config) -> MakeFlow:
             place=landing_place(config, model, incarnation, connector),
             new_lease_token=new_lease_token,
             needs_staging=model.stages_landings,
+            disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
         )
 
     return make
