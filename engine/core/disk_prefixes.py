@@ -56,10 +56,10 @@ class DiskPrefixes:
 
     @property
     def size(self) -> DiskSize:
-        """What is in this node's files."""
+        """What is on disk."""
         if self.index is None:
             return DiskSize()
-        return DiskSize(len(self.index), self.index.num_bytes)
+        return DiskSize(len(self.index), self.index.num_bytes, self.index.num_others)
 
     @property
     def num_read_into(self) -> int:

@@ -142,10 +142,11 @@ class StepCounters:
 
 
 class DiskSize(NamedTuple):
-    """What a node has in its files."""
+    """What a node has in its files, and how many blocks it has seen in those of other nodes."""
 
     num_blocks: int = 0
     num_bytes: int = 0
+    num_others: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

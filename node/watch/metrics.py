@@ -266,8 +266,11 @@ def _kept_prefixes(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "event",
         counted.disk,
     )
-    yield gauge(
-        "prefix_disk_blocks", "Blocks that this node has in files", scheduler.disk.num_blocks
+    yield gauges(
+        "prefix_disk_blocks",
+        "Blocks in this node's files, and those it has seen in files of other nodes of its host",
+        "node",
+        {"this": scheduler.disk.num_blocks, "others": scheduler.disk.num_others},
     )
     yield gauge(
         "prefix_disk_bytes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -41,7 +42,7 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path: Path):
+def disk(tmp_path: Path) -> Iterator[Disk]:
     made = Disk(tmp_path)
     yield made
     made.threads.close(WAIT_S)
