@@ -68,8 +68,8 @@ class HostPool:
             raise ValueError(f"asked for {count} host blocks, {self.num_available} are free")
         num_evicted = max(count - len(self._free), 0)
         following = (one for one in self._evictable if one not in self._pinned)
-        for host_block_id in list(islice(following, num_evicted)):
-            self._evict(host_block_id)
+        for given_way in list(islice(following, num_evicted)):
+            self._evict(given_way)
         taken = [self._free.pop() for _ in range(count)]
         self._used.update(taken)
         return taken
