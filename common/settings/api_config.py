@@ -18,6 +18,13 @@ class ApiConfig(Section):
     api_key: str = setting(
         "", "when set, clients must send this key as a bearer token", is_secret=True
     )
+    prefix_sharing: str = setting(
+        "key",
+        "which requests may use each other's cached KV",
+        note="key: those of one API key, and all that have none; none: no two; all: every two; a "
+        "request's cache_salt divides them further",
+        one_of=("key", "none", "all"),
+    )
     tls_cert: str = setting(
         "", "certificate with its chain (PEM) of the HTTP port, which then speaks HTTPS alone"
     )

@@ -87,13 +87,13 @@ class ApiKeyBook:
     def _has_keys(self) -> bool:
         return self._path is not None or bool(self._api_key)
 
-    def rights_when_open(self, given: bytes) -> tuple[str, bool]:
-        """Return the name of the key that a client sent, and whether it is an administrator.
+    def key_when_open(self, given: bytes) -> ApiKey:
+        """Return the key that a client sent, or one without a name and a digest.
 
-        Without any keys everyone is one.
+        Without any keys everyone is an administrator.
         """
         used = self.find(given) if given else None
-        return (used.key.name, used.key.is_admin) if used else ("", not self._has_keys)
+        return used.key if used else ApiKey(name="", sha256="", is_admin=not self._has_keys)
 
     def find(self, given: bytes) -> KeyInUse | None:
         """Return the key that a client sent.

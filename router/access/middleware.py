@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.ids import new_id
 from router.access.api_key_book import ApiKeyBook, KeyInUse
+from router.access.api_keys import ApiKey
 from router.access.arriving_bodies import ArrivingBodies
 from router.access.body_receiver import BodyReceiver
 from router.access.key_limits import Limit, Refusal
@@ -54,9 +55,9 @@ class RequestIdMiddleware:
 class ApiKeyMiddleware:
     """Admits requests with a valid key as bearer token, within the limits of that key.
 
-    The application finds `api_key_name` and `is_admin` in the scope's state. If no keys are
-    configured everyone is an administrator without a name. A body arrives in a place of its own; a
-    request counts as one of its key when the body is whole.
+    The application finds `api_key_name`, `api_key_sha256` and `is_admin` in the scope's state. If
+    no keys are configured everyone is an administrator without a name. A body arrives in a place of
+    its own; a request counts as one of its key when the body is whole.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
             return
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
-        state["api_key_name"], state["is_admin"] = self._book.rights_when_open(_bearer(scope))
+        _note(state, self._book.key_when_open(_bearer(scope)))
         if self._book.is_open:
             owner = state["api_key_name"] or client_address(scope)
             await self._serve(BodyReceiver(receive, self._bodies, owner), scope, send)
@@ -87,7 +88,7 @@ class ApiKeyMiddleware:
         if used is None:
             await self._serve_without_key(given, scope, receive, send)
             return
-        state["api_key_name"], state["is_admin"] = used.key.name, used.key.is_admin
+        _note(state, used.key)
         access = matched_route(scope).access
         if access is Access.ADMIN and not used.key.is_admin:
             self._refused_logins.on_refused(LoginRefusal.NOT_ADMIN, scope, used.key.name)
@@ -148,6 +149,11 @@ class ApiKeyMiddleware:
             await self._app(scope, body, send)
         finally:
             body.end()
+
+
+def _note(state: MutableMapping[str, Any], key: ApiKey) -> None:
+    state["api_key_name"], state["api_key_sha256"] = key.name, key.sha256
+    state["is_admin"] = key.is_admin
 
 
 def _bearer(scope: Scope) -> bytes:

@@ -4,6 +4,7 @@ generation    the endpoints that generate: from a body to tokens to an answer
 endpoints     what tells them apart: the meaning of a body, the shape of the answer
 exchanges     an exchange with a client: its seat, its deadline, its end
 sessions      which header names the session of a request, and whose the name is
+prefix_sharing  which requests share KV: the salts of their blocks
 models        `/v1/models`
 tokenization  `/tokenize`, `/detokenize` and the tokens of a message
 bodies/       what clients send

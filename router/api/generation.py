@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 from fastapi import FastAPI, Response
@@ -29,10 +30,10 @@ from router.api.endpoints import ENDPOINTS, Endpoint
 from router.api.exchanges import Exchanges
 from router.api.planning.body_planner import BodyPlanner
 from router.api.planning.request_plan import PlannedPrompt, RequestPlan
+from router.api.prefix_sharing import PrefixSharing
 from router.api.sessions import session_id
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
-from router.core.known.sessions import SessionId
 from router.http.api_texts import ANSWERS
 from router.http.described import described_body
 from router.http.exchange import Exchange, Reply
@@ -75,6 +76,7 @@ class OpenAiApi:
         self._cluster = cluster
         self._metrics = metrics
         self._clock = clock
+        self._prefix_sharing = PrefixSharing(config.prefix_sharing)
         self._unknown_fields = UnknownFields(are_refused=config.strict_fields)
         self._turns = AnswerTurns()
 
@@ -136,11 +138,18 @@ class OpenAiApi:
         self._metrics.count_usage(usage)
 
     async def _start_all(self, answer: Answer, plan: RequestPlan, watch: RequestWatch) -> None:
-        session = session_id(watch.api_key_name, watch.session_name, plan.session)
+        generate = partial(
+            self._generator.generate,
+            priority=plan.priority,
+            cache_salt=self._prefix_sharing.salt(watch.api_key_sha256, plan.cache_salt),
+            needs_salt=self._prefix_sharing.needs_salt(plan.cache_salt),
+            session=session_id(watch.api_key_name, watch.session_name, plan.session),
+            listener=watch,
+        )
         num_tokens = 0
         num_allowed = len(plan.sampling.rules.allowed_token_ids)
         for prompt, sampling in plan.choices():
-            self._start(answer, plan, prompt, sampling, session, watch)
+            self._start(answer, plan, prompt, sampling, generate, watch)
             num_tokens += len(prompt.token_ids) + num_allowed
             if num_tokens >= TOKENS_PER_TURN:
                 num_tokens = 0
@@ -152,7 +161,7 @@ class OpenAiApi:
         plan: RequestPlan,
         prompt: PlannedPrompt,
         sampling: SamplingParams,
-        session: SessionId,
+        generate: Callable[..., Callable[[], None]],
         watch: RequestWatch,
     ) -> None:
         stop = plan.shape.stop
@@ -177,17 +186,11 @@ class OpenAiApi:
             calls=call_search(plan.syntax) if stop else None,
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
-        generate = partial(
-            self._generator.generate,
-            prompt.token_ids,
-            sampling,
-            deadline_s=max(left_s, 0.0),
-            priority=plan.priority,
-            cache_salt=plan.cache_salt,
-            session=session,
-            listener=watch,
+        answer.start(
+            text,
+            ChoiceTimer(self._metrics, self._clock, watch).on_deltas,
+            partial(generate, prompt.token_ids, sampling, deadline_s=max(left_s, 0.0)),
         )
-        answer.start(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas, generate)
 
 
 def add_generation_routes(app: FastAPI, api: OpenAiApi, exchanges: Exchanges) -> dict[str, ASGIApp]:

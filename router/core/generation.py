@@ -110,10 +110,13 @@ class Generator(Protocol):
         deadline_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        needs_salt: bool = True,
         session: SessionId = b"",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
         """Start one answer and return its abort. KV is shared within `cache_salt` alone.
+
+        Without `needs_salt` nodes may serve it that know no salts, and share all KV.
 
         The answers of one `session` are best made by the nodes that made its last one.
 

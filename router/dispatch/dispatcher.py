@@ -177,6 +177,7 @@ class Dispatcher:
         deadline_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        needs_salt: bool = True,
         session: SessionId = b"",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
@@ -198,7 +199,7 @@ class Dispatcher:
             priority=priority,
             cache_salt=cache_salt,
         )
-        query = query_of(prompt_token_ids, sampling, cache_salt, session)
+        query = query_of(prompt_token_ids, sampling, cache_salt, session, needs_salt=needs_salt)
         listener = listener or RequestWatch("", self.model, now_s)
         trace = ChoiceTrace(listener, choice_id, self.recent_placements, now_s)
         choice = RunningChoice(flow, sink, query, deadline_at_s, trace)

@@ -15,8 +15,8 @@ OUTPUTS_AT_ONCE = 32
 OUTPUTS_AT_MOST = 512
 PARTS = 60
 MESSAGE_SPACING_S = 0.003
-"""Between two messages to one node, where more than `FEW_REQUESTS` run. A message costs the router
-as much as a tenth of a request, whatever is in it."""
+"""The least time between two messages to one node while more than `FEW_REQUESTS` run: a message
+costs the router as much as a tenth of a request, whatever is in it."""
 FEW_REQUESTS = 8
 
 

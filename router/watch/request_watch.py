@@ -35,6 +35,8 @@ class RequestWatch:
     arrived_at_s: float
     request_id: str = ""
     api_key_name: str = ""
+    api_key_sha256: str = field(default="", repr=False)
+    """It says whose KV the request may use, and is not recorded."""
     session_name: bytes = b""
     """What a header calls the session of the request. It is not recorded."""
     span: Span = NO_SPAN
@@ -154,6 +156,7 @@ class RequestWatcher:
             self._clock.now_s(),
             state.get("request_id", ""),
             state.get("api_key_name", ""),
+            state.get("api_key_sha256", ""),
         )
         if self._tracing.is_on and operation is not None:
             watch.span = self._span(watch, operation, scope)

@@ -196,6 +196,7 @@ class InterpretedDevice:
         array = np.full(num_bytes + 256, 0xFF, np.uint8)  # NaN in every type
         address = -(-array.ctypes.data // 256) * 256
         self._arrays.append(array)
+        self.allocated_bytes += num_bytes
         return Memory(address, num_bytes, lambda: None)
 
     def use(self) -> None:
@@ -203,6 +204,7 @@ class InterpretedDevice:
 
     def allocate_pinned(self, num_bytes: int) -> Memory:
         memory = self.allocate(num_bytes)
+        self.allocated_bytes -= num_bytes
         memory.host = memory.address
         return memory
 

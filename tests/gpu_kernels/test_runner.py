@@ -21,6 +21,7 @@ from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
 from engine.runner.gpu.cache import pool
 from engine.runner.gpu.cache.card_pool import GpuCardPool
+from engine.runner.gpu.drawing.edit_launches import HISTORY_TOKENS, LISTED_TOKENS
 from engine.runner.model_runner import ModelRunner
 from tests.support.models.running import host_draw, load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
@@ -239,6 +240,13 @@ def test_blocks_go_out_and_come_back(
     [here] = logits_of(ours, scheduled(PROMPT[39:], 39, TABLE))
     [there] = logits_of(theirs, scheduled(PROMPT[39:], 39, moved))
     assert np.array_equal(here, there)
+
+
+def test_memory_that_draws_hold_on_the_card_is_part_of_the_plan(filled: ModelRunner) -> None:
+    penalties, biases = 4 * HISTORY_TOKENS, 8 * LISTED_TOKENS
+    logits = 4 * filled.vocab_size
+    assert filled.memory is not None
+    assert filled.memory.step_buffer_bytes > penalties + biases + logits
 
 
 def test_blocks_that_wait_in_host_memory_come_back(tmp_path: Path) -> None:

@@ -193,10 +193,12 @@ class GpuBackEnd:
                 make_kernel, card.device.properties, files.spec, weights, pool, attention
             )
 
+        held_before = card.device.allocated_bytes
         decoder = GpuDecoder(
             card.device, make_launches, cache.pool, files.spec, shape, max_len, card.stream
         )
         row_draw = CardDraw(card.device, decoder)
+        step_buffer_bytes = card.device.allocated_bytes - held_before
         decoder.bind_all()
         row_draw.bind_all()
         for spec in cache.card_pool.kernel_specs:
@@ -219,6 +221,6 @@ class GpuBackEnd:
             decoder=decoder,
             row_draw=row_draw,
             plain_steps=row_draw,
-            step_buffer_bytes=decoder.num_bytes,
+            step_buffer_bytes=step_buffer_bytes,
             use_cache=use_cache,
         )

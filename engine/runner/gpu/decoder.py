@@ -112,11 +112,6 @@ class GpuDecoder:
             "chosen_rows": (self.most_logits_rows,),
         }  # fmt: skip
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all buffers on the card."""
-        return self.memory.num_bytes + self.staging.num_bytes + self.steps.staging.num_bytes
-
     def use_pool(self, pool: KVPool) -> None:
         """Keep keys and values in `pool` from now on."""
         self._heads.clear()

@@ -75,13 +75,18 @@ def query_of(
     sampling: SamplingParams,
     cache_salt: str,
     session: SessionId = b"",
+    *,
+    needs_salt: bool = True,
 ) -> Query:
-    """Return what a request asks of the nodes that can take it."""
+    """Return what a request asks of the nodes that can take it.
+
+    Without `needs_salt` they need not know salts.
+    """
     return Query(
         prompt_token_ids,
         sampling.max_tokens,
         needs_grammars=sampling.grammar is not None,
-        needs_token_rules=bool(cache_salt) or sampling.rules != NO_RULES,
+        needs_token_rules=(needs_salt and bool(cache_salt)) or sampling.rules != NO_RULES,
         needs_prompt_logprobs=sampling.prompt_logprobs is not None,
         cache_salt=cache_salt,
         session=session,

@@ -103,6 +103,7 @@ class Call:
     deadline_s: float
     priority: int = 0
     cache_salt: str = ""
+    needs_salt: bool = True
     session: bytes = b""
     num_pushed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -134,10 +135,13 @@ class ScriptedGenerator:
         deadline_s: float,
         priority: int = 0,
         cache_salt: str = "",
+        needs_salt: bool = True,
         session: bytes = b"",
         listener: RequestListener | None = None,
     ) -> Callable[[], None]:
-        call = Call(prompt_token_ids, sampling, deadline_s, priority, cache_salt, session)
+        call = Call(
+            prompt_token_ids, sampling, deadline_s, priority, cache_salt, needs_salt, session
+        )
         call.accept = sink.on_accepted
         self.calls.append(call)
         playing = asyncio.create_task(self._play(call, sink))

@@ -23,13 +23,13 @@ class Staging:
         """Allocate int32 arrays of these shapes."""
         self._device = device
         ends = np.cumsum([-(-4 * int(np.prod(shape)) // _ALIGNMENT) for shape in shapes.values()])
-        self.num_bytes = int(ends[-1]) * _ALIGNMENT
-        self._on_card = device.allocate(self.num_bytes)
+        self._num_bytes = int(ends[-1]) * _ALIGNMENT
+        self._on_card = device.allocate(self._num_bytes)
         starts = [0, *(ends[:-1] * _ALIGNMENT).tolist()]
         self._offsets = dict(zip(shapes, starts, strict=True))
-        self._sides = [_Side(device, self.num_bytes, shapes, self._offsets) for _ in range(2)]
+        self._sides = [_Side(device, self._num_bytes, shapes, self._offsets) for _ in range(2)]
         self._side = self._sides[0]
-        self._first, self._end = self.num_bytes, 0
+        self._first, self._end = self._num_bytes, 0
 
     def __getitem__(self, name: str) -> int:
         return self._on_card.address + self._offsets[name]
@@ -40,7 +40,7 @@ class Staging:
         self._side = self._sides[0]
         if self._side.is_sent:
             self._side.sent.wait()
-        self._first, self._end = self.num_bytes, 0
+        self._first, self._end = self._num_bytes, 0
 
     def put(self, name: str, values: np.ndarray, padded: int = 0, padding: int = 0) -> None:
         """Write the first rows of an array, and those up to row `padded` as `padding`.

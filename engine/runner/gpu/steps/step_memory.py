@@ -20,7 +20,6 @@ class StepMemory:
             self._offsets[name] = end
             end += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         self._memory: Memory = device.allocate(end)
-        self.num_bytes = end
 
     def __getitem__(self, name: str) -> int:
         return self._memory.address + self._offsets[name]

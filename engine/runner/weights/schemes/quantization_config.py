@@ -22,6 +22,8 @@ from engine.runner.weights.schemes.integer_schemes import Awq, Gptq, PackedInteg
 from engine.runner.weights.schemes.scheme import Scheme
 
 KEY = "quantization_config"
+GPTQ_FILE, AWQ_FILE = "quantize_config.json", "quant_config.json"
+"""What AutoGPTQ and AutoAWQ wrote before config.json had a section for it."""
 _REGULAR = "re:"
 _EMBEDDING = "embed_tokens"
 
@@ -73,13 +75,27 @@ def read_quantization(folder: Path) -> Quantization | None:
     Raises `CheckpointError`, naming the key and what is wanted, for what cannot be read.
     """
     path = folder / "config.json"
-    config = ConfigValues(path, read_json_object(path)).section(KEY)
+    config = ConfigValues(path, read_json_object(path)).section(KEY) or _of_own_file(folder)
     if config is None:
         return None
     method = config.get("quant_method")
     if not isinstance(method, str) or method not in _METHODS:
         raise config.refuse("quant_method", f"one of {', '.join(_METHODS)}")
     return _METHODS[method](config)
+
+
+def _of_own_file(folder: Path) -> ConfigValues | None:
+    """Return what a file of its own says, as config.json would."""
+    path = folder / GPTQ_FILE
+    if path.exists():
+        return ConfigValues(path, {"quant_method": "gptq", **read_json_object(path)})
+    path = folder / AWQ_FILE
+    if path.exists():
+        found = {"quant_method": "awq", **read_json_object(path)}
+        for name, former in (("bits", "w_bit"), ("group_size", "q_group_size")):
+            found.setdefault(name, found.get(former))
+        return ConfigValues(path, found)
+    return None
 
 
 def _bits(config: ConfigValues, key: str, known: Sequence[int]) -> int:

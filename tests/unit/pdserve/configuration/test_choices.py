@@ -10,6 +10,7 @@ from engine.core.policies.victims import VICTIM_ORDERS
 from engine.runner.weights.stored_formats import QUANTISERS
 from kv_transfer.shared.lanes import LANES_BY_SPEED, VERIFY_AUTO, VERIFY_MODES
 from pdserve.configuration.options import all_options
+from router.api.prefix_sharing import PrefixSharing
 from router.core.policies import POLICIES
 from router.tools.formats import FORMATS
 
@@ -26,6 +27,7 @@ NETWORK_LANES = [lane for lane in LANES_BY_SPEED if lane != "loopback"]
         ("kv_transport", ["auto", *NETWORK_LANES]),
         ("kv_verify", [VERIFY_AUTO, *VERIFY_MODES]),
         ("dtype", ["auto", *DTYPE_BYTES]),
+        ("prefix_sharing", list(PrefixSharing)),
         ("tool_format", ["auto", *FORMATS]),
         ("quantization", ["none", *(name.lower() for name in QUANTISERS)]),
         # A model in float16 has KV in float16, by auto; the CPU kernels have no such slots.

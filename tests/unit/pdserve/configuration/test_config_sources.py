@@ -77,6 +77,7 @@ def test_the_file_is_named_by_a_variable_or_a_flag_and_the_flag_wins(file: Path)
 
 LEGAL_VALUES = {
     "cors_origins": "https://chat.example.org",
+    "prefix_sharing": "none",
     "tool_format": "hermes",
     "reasoning_format": "think",
     "model": "m",

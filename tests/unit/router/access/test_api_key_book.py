@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import ConfigError
 from router.access.api_key_book import CHECK_EVERY_S, ApiKeyBook
-from router.access.api_keys import add_api_key, revoke_api_key
+from router.access.api_keys import add_api_key, hash_api_key, revoke_api_key
 from router.access.key_limits import Limit, Refusal
 from tests.support.clocks.manual_clock import ManualClock
 
@@ -41,14 +41,17 @@ def test_an_open_api_trusts_nobody_without_an_administrators_key(
     client, admin = add_api_key(path, "c"), add_api_key(path, "a", is_admin=True)
     book = ApiKeyBook(clock, path=path, open_api=True)
     assert book.is_open
-    assert [book.rights_when_open(key.encode()) for key in ("", "x", client, admin)] == [
+    found = [book.key_when_open(key.encode()) for key in ("", "x", client, admin)]
+    assert [(key.name, key.is_admin) for key in found] == [
         ("", False),
         ("", False),
         ("c", False),
         ("a", True),
     ]
-    assert ApiKeyBook(clock).rights_when_open(b"") == ("", True)
-    assert ApiKeyBook(clock, api_key="x").rights_when_open(b"") == ("", False)
+    hashes = [hash_api_key(key.encode()) for key in (client, admin)]
+    assert [key.sha256 for key in found] == ["", "", *hashes]
+    assert ApiKeyBook(clock).key_when_open(b"").is_admin
+    assert not ApiKeyBook(clock, api_key="x").key_when_open(b"").is_admin
 
 
 def test_the_one_key_of_the_command_line_is_an_admin_s(clock: ManualClock) -> None:

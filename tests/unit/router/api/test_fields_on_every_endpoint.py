@@ -26,7 +26,7 @@ EVERY_ENDPOINT = pytest.mark.parametrize("path", BODIES)
 
 
 async def ask(path: str, **fields: Any) -> tuple[int, Any, Edge]:
-    edge = make_edge(says("Hello"), strict_fields=True)
+    edge = make_edge(says("Hello"), strict_fields=True, prefix_sharing="all")
     async with edge.client() as client:
         answer = await client.post(path, json=BODIES[path] | fields)
     return answer.status_code, answer.json(), edge

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from common.token_rules import NO_RULES, TokenRules
+from router.api.prefix_sharing import PrefixSharing
 from tests.support.http.http_edge import Call, make_edge, tiny_model
 
 PATHS: dict[str, dict[str, Any]] = {
@@ -31,7 +32,7 @@ async def test_rules_reach_the_nodes(path: str) -> None:
     assert call.sampling.rules == TokenRules(
         biases=((5, 1.5), (7, -100.0)), allowed_token_ids=(7, 5, 9)
     )
-    assert call.cache_salt == "mine"
+    assert call.cache_salt == PrefixSharing.KEY.salt("", "mine")
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -118,6 +118,14 @@ def test_only_nodes_that_know_rules_and_salts_get_them(
         assert names(choose(old, request)) == ("d0", "p0")
 
 
+def test_a_salt_that_is_wanted_and_not_needed_leaves_no_node_out() -> None:
+    request = query_of((1, 2, 3), SamplingParams(max_tokens=8), "mine", needs_salt=False)
+    assert names(choose([node("d0"), prefill("p0")], request)) == ("d0", "p0")
+    ruled = SamplingParams(max_tokens=8, rules=TokenRules(bad_words=((1,),)))
+    with pytest.raises(Overloaded, match="knows biases, bad words and salts"):
+        choose([node("d0")], query_of((1, 2, 3), ruled, "mine", needs_salt=False))
+
+
 def test_prompt_logprobs_are_asked_of_nodes_that_answer_with_them() -> None:
     sampling = SamplingParams(max_tokens=8, prompt_logprobs=0)
     asked, plain = (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError
 from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.quantised_source import QuantisedSource
@@ -66,6 +66,54 @@ def test_weights_have_the_values_that_the_format_defines(tmp_path: Path, name: s
         assert (stored.format, stored.shape) == checkpoint.format_and_shape(tensor)
         again = dequantise(stored).reshape(wanted.shape)
         np.testing.assert_array_equal(again.view(np.uint32), wanted.view(np.uint32), tensor)
+
+
+def _move_to_own_file(folder: Path, name: str, values: dict[str, Any]) -> None:
+    """Let a file of its own say how a folder's weights are quantised, as older tools wrote it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]
+    path.write_text(json.dumps(config))
+    (folder / name).write_text(json.dumps(values))
+
+
+GPTQ_KEYS = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "damp_percent": 0.01}
+AWQ_KEYS = {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "keys"),
+    [("gptq", "quantize_config.json", GPTQ_KEYS), ("awq", "quant_config.json", AWQ_KEYS)],
+)
+def test_older_folders_say_it_in_a_file_of_its_own(
+    tmp_path: Path, name: str, file: str, keys: dict[str, Any]
+) -> None:
+    folder = tmp_path / "model"
+    values = _packed(folder, PACKERS[name])
+    description = _open(folder).quantization
+    _move_to_own_file(folder, file, keys)
+    checkpoint = _open(folder)
+    assert checkpoint.quantization == description
+    for tensor, wanted in values.items():
+        np.testing.assert_array_equal(checkpoint.read(tensor), wanted, tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "wrong", "said"),
+    [
+        ("gptq", "quantize_config.json", GPTQ_KEYS | {"bits": 3}, "bits is 3"),
+        ("gptq", "quantize_config.json", {"quant_method": "marlin"}, "quant_method is 'marlin'"),
+        ("awq", "quant_config.json", AWQ_KEYS | {"version": "GEMV"}, "version is 'GEMV'"),
+    ],
+)
+def test_what_such_a_file_says_wrong_is_named(
+    tmp_path: Path, name: str, file: str, wrong: dict[str, Any], said: str
+) -> None:
+    folder = tmp_path / "model"
+    _packed(folder, PACKERS[name])
+    _move_to_own_file(folder, file, wrong)
+    with pytest.raises(CheckpointError, match=f"{file}: {said}"):
+        _open(folder)
 
 
 Q4_0 = ("gptq", "pack-quantized", "pack-quantized, F16", "pack-quantized, channels")
