@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import pytest
 
 from common.ids import Incarnation
 from common.nodes import Role
@@ -16,7 +17,7 @@ from common.settings.config import Config
 from tests.support.engine.build import make_prompt, make_request
 from tests.support.engine.hash_runner import HashRunner, expected_tokens
 from tests.support.nodes.running_node import RunningNode, node_config, running_node
-from tests.unit.node.watch.samples import samples
+from tests.support.observing.samples import samples
 
 NUM_FAMILIES = 6
 WAIT_S = 60.0
@@ -80,6 +81,7 @@ async def fill(asker: Asker) -> None:
     await asker.until(BLOCKS, lambda count: count >= 4 * (NUM_FAMILIES - 4))
 
 
+@pytest.mark.covers("F131")
 async def test_a_prefix_is_found_by_the_next_life_of_its_node(tmp_path: Path) -> None:
     async with small_node(tmp_path) as node:
         await fill(Asker(node))

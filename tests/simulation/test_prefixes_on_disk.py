@@ -84,6 +84,7 @@ def test_every_prompt_that_comes_back_finds_its_prefix(
     assert sum(found(node).values()) >= 3 * NUM_FAMILIES * 4
 
 
+@pytest.mark.covers("F131")
 def test_a_node_that_restarts_finds_what_it_had(tmp_path: Path) -> None:
     before = mixed(tmp_path)
     fill(before)
@@ -112,6 +113,7 @@ def test_another_node_of_the_host_reads_them_and_removes_none(tmp_path: Path) ->
     assert set(kept) <= set(files(tmp_path))
 
 
+@pytest.mark.covers("F127")
 @pytest.mark.parametrize("num_disk_blocks", [0, 1, 3, 6])
 def test_the_bound_holds_and_what_was_used_longest_ago_goes_first(
     num_disk_blocks: int, tmp_path: Path
@@ -199,6 +201,7 @@ def test_where_computing_is_quicker_nothing_is_read(tmp_path: Path) -> None:
     assert events(world.d)["declined"] == 4
 
 
+@pytest.mark.covers("F127")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("name", WRITING)
 def test_a_disk_that_cannot_be_written_is_left_alone_for_a_while(
@@ -224,6 +227,7 @@ def test_a_disk_that_cannot_be_written_is_left_alone_for_a_while(
     assert not [path for path in files(tmp_path) if path.suffix != ".kv"]
 
 
+@pytest.mark.covers("F126")
 @pytest.mark.parametrize("name", READING)
 def test_a_disk_that_cannot_be_read_costs_hits(name: str, tmp_path: Path) -> None:
     world = mixed(tmp_path)
@@ -248,6 +252,7 @@ def test_a_disk_that_cannot_be_read_costs_hits(name: str, tmp_path: Path) -> Non
     assert found(node)["disk"] == before + 4
 
 
+@pytest.mark.covers("F124")
 @pytest.mark.parametrize("how", ["bit", "cut", "longer", "other", "empty", "gone"])
 def test_a_file_that_is_not_what_was_written_is_never_used(how: str, tmp_path: Path) -> None:
     world = mixed(tmp_path)

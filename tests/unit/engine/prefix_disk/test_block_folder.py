@@ -108,6 +108,7 @@ def test_the_header_says_whose_block_it_is() -> None:
             check_file(header, *wrong)
 
 
+@pytest.mark.covers("F124")
 def test_every_wrong_bit_is_noticed(tmp_path: Path) -> None:
     memory = host(piece_bytes=20)
     disk = opened(tmp_path, memory)
@@ -135,6 +136,7 @@ def test_host_memory_never_gets_bytes_that_were_not_verified(tmp_path: Path) -> 
     assert np.array_equal(memory, before)
 
 
+@pytest.mark.covers("F126")
 def test_what_fails_ends_a_read_and_what_came_before_counts(tmp_path: Path) -> None:
     memory = host()
     disk = opened(tmp_path, memory)
@@ -154,6 +156,7 @@ def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
     assert np.array_equal(memory[:, :, 0], memory[:, :, 1])
 
 
+@pytest.mark.covers("F125")
 @pytest.mark.parametrize("name", [n for n in WRITING if n not in ("lock", "make_folder", "remove")])
 def test_a_write_that_fails_leaves_no_file(name: str, tmp_path: Path) -> None:
     calls = FaultyCalls()
@@ -244,6 +247,7 @@ def test_a_read_only_disk_is_read(tmp_path: Path) -> None:
     assert write(disk, 1).failure is DiskFailure.ERROR
 
 
+@pytest.mark.covers("F125")
 @pytest.mark.parametrize("seed", range(30))
 def test_a_power_cut_loses_files_and_breaks_none(seed: int, tmp_path: Path) -> None:
     choose = random.Random(seed)
@@ -300,6 +304,7 @@ while True:
 """
 
 
+@pytest.mark.covers("F125")
 def test_a_process_that_is_killed_in_mid_write_leaves_whole_files(tmp_path: Path) -> None:
     choose = random.Random(7)
     num_halves = num_whole = 0

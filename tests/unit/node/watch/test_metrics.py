@@ -25,7 +25,7 @@ from node.watch.metrics import NodeCollector
 from tests.support.engine.build import make_request
 from tests.support.engine.hash_runner import expected_tokens
 from tests.support.nodes.running_node import WAIT_S, node_config, running_node
-from tests.unit.node.watch.samples import samples
+from tests.support.observing.samples import samples
 
 STATISTICS = NodeStatistics(
     num_transfers=40,
