@@ -59,7 +59,8 @@ class FileCalls:
 
     def names(self, path: Path) -> list[str]:
         """Return the names of what is in a folder."""
-        return [one.name for one in path.iterdir()]
+        with os.scandir(path) as entries:
+            return [one.name for one in entries]
 
     def open_new(self, path: Path) -> int:
         """Open a file to write it from its beginning."""

@@ -313,7 +313,7 @@ class NodeFlow(ABC):
         )
         if problem is not None:
             return [self._refuse(message, problem)]
-        num_waiting = len(self.scheduler.waiting) + len(self._compiling)
+        num_waiting = len(self.scheduler.waiting) + len(self._compiling) + len(self._disk)
         if num_waiting >= self._limits.max_queued_requests:
             full = Overloaded(
                 f"{num_waiting} requests wait on this node",
@@ -419,7 +419,7 @@ class NodeFlow(ABC):
         return current_load(
             self.scheduler,
             self.statistics.scheduler,
-            num_compiling=len(self._compiling),
+            num_held=len(self._compiling) + len(self._disk),
             is_draining=self.is_draining,
         )
 

@@ -174,6 +174,26 @@ def test_a_prompt_waits_for_a_hung_disk_no_longer_than_computing_takes(tmp_path:
     assert found(node)["disk"] > before
 
 
+def test_those_that_wait_for_a_disk_fill_the_queue(tmp_path: Path) -> None:
+    world = mixed(tmp_path, max_queued=2)
+    fill(world)
+    assert world.d.disk is not None
+    world.d.disk.is_stuck = True
+    asked = []
+    for last in (9, 10, 11):
+        prompt = (*make_prompt(16, 0), last)
+        asked.append(world.ask(prompt, max_tokens=3, ignore_eos=True, may_wait=True))
+        world.settle()
+    assert world.d.flow.load.num_waiting == 2
+    assert asked[2].error is not None
+    assert asked[2].error.code == "overloaded"
+    world.d.disk.is_stuck = False
+    world.settle()
+    world.check_closed()
+    assert [one.outcomes for one in asked[:2]] == [["finished"], ["finished"]]
+    assert len(world.d.disk.done[-1].hashes) == 4, "one read for both"  # type: ignore[union-attr]
+
+
 def test_an_attempt_that_is_aborted_while_it_waits_for_a_read(tmp_path: Path) -> None:
     world = mixed(tmp_path)
     fill(world)

@@ -6,8 +6,6 @@ well, which come and go without a word: what is known of them is what was seen l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from common.kv.blocks import BlockHash
 from engine.core.blocks.disk_jobs import OWN_FOLDER, DiskScan, FileName
 from engine.core.blocks.eviction import LeastRecentlyUsed
@@ -108,10 +106,14 @@ class DiskIndex:
         self._stranger_bytes = sum(self._strangers.values())
         self._tell(*before, *scan.own)
 
-    def take_others(self, others: Mapping[BlockHash, str]) -> None:
-        """Take what the folders of other nodes hold, in place of what was known of them."""
-        before, self._others = self._others, dict(others)
-        self._tell(*(before.keys() ^ self._others.keys()))
+    def take_others(self, others: dict[BlockHash, str]) -> None:
+        """Take what the folders of other nodes hold, in place of what was known of them.
+
+        The index keeps `others` and changes it.
+        """
+        before, self._others = self._others, others
+        if self._news is not None:
+            self._tell(*(before.keys() ^ others.keys()))
 
     # --- news, as of the prefix cache -----------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -66,7 +66,7 @@ class DiskScan:
 
     own: tuple[BlockHash, ...] = ()
     strangers: tuple[tuple[str, int], ...] = ()
-    others: Mapping[BlockHash, str] = field(default_factory=dict)
+    others: dict[BlockHash, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class DiskResult:
     """How many blocks were read or written, what was seen, and why the rest was not."""
 
     num_done: int = 0
-    scan: DiskScan = DiskScan()
+    scan: DiskScan = field(default_factory=DiskScan)
     failure: DiskFailure | None = None
     why: str = ""
 

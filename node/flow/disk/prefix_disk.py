@@ -60,6 +60,10 @@ class PrefixDisk:
         self._is_looking = False
         self._look_at_s = 0.0
 
+    def __len__(self) -> int:
+        """Return how many attempts wait."""
+        return len(self._waiting)
+
     def __contains__(self, attempt_id: AttemptId) -> bool:
         return attempt_id in self._waiting
 
