@@ -2,7 +2,8 @@
 
 Nodes hold the beginnings of prompts of 1,000 blocks, of lengths of their own. Times are medians.
 
-    held_us         who holds how much of a prompt of 1,000 blocks, 1,000 nodes
+    held_us         who holds how much of a prompt of 1,000 blocks, 1,000 nodes, in their pools
+    held_below_us   the same where the last third of it is in host memory
     held_alike_us   the same where one system prompt is on every node and nothing else is alike
     report_us       one report of 2,048 blocks
     block_bytes     memory of the index for each block, of the last `--blocks` of them
@@ -21,6 +22,7 @@ from collections.abc import Callable
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, block_key
+from common.kv.tiers import Tier
 from node.control.block_reports import MAX_REPORTED, BlockReports, CachedBlocks
 from router.core.known.block_index import BlockIndex
 
@@ -45,11 +47,16 @@ def median_us(work: Callable[[], object]) -> float:
     return round(1e6 * statistics.median(spans), 2)
 
 
-def held_by(nodes: list[Incarnation], asked: list[BlockHash], depths: list[int]) -> BlockIndex:
-    """Return an index in which each node holds the beginning of a prompt."""
+def held_by(
+    nodes: list[Incarnation], asked: list[BlockHash], depths: list[int], pool_share: float = 1.0
+) -> BlockIndex:
+    """Return an index in which each node holds the beginning of a prompt, so much in its pool."""
     index = BlockIndex()
     for node, depth in zip(nodes, depths, strict=True):
-        index.on_report(node, [block_key(one) for one in asked[:depth]], ())
+        keys = [block_key(one) for one in asked[:depth]]
+        num_in_pool = round(depth * pool_share)
+        index.on_report(node, keys[:num_in_pool], ())
+        index.on_report(node, keys[num_in_pool:], (), Tier.HOST)
     return index
 
 
@@ -58,11 +65,13 @@ def measured(num_blocks: int) -> dict[str, float]:
     rng = random.Random(7)
     nodes = [Incarnation(f"node-{number}", 1) for number in range(NUM_NODES)]
     asked = chain(rng, NUM_BLOCKS)
-    different = held_by(nodes, asked, [rng.choice(DEPTHS) for _ in nodes])
+    depths = [rng.choice(DEPTHS) for _ in nodes]
+    different, below = held_by(nodes, asked, depths), held_by(nodes, asked, depths, 2 / 3)
     alike = held_by(nodes, asked, [DEPTHS[0]] * NUM_NODES)
-    assert {different.held(asked).on(node) for node in nodes} == set(DEPTHS)
+    for index in (different, below):
+        assert [index.held(asked).on(node) for node in nodes] == depths
     cached = CachedBlocks()
-    cached.take(dict.fromkeys(chain(rng, MAX_REPORTED), True))
+    cached.take({Tier.POOL: dict.fromkeys(chain(rng, MAX_REPORTED), True)})
     message = BlockReports(cached).next()
     assert message is not None
     reported = [block_key(one) for one in chain(rng, MAX_REPORTED)]
@@ -73,6 +82,7 @@ def measured(num_blocks: int) -> dict[str, float]:
 
     figures = {
         "held_us": median_us(lambda: different.held(asked)),
+        "held_below_us": median_us(lambda: below.held(asked)),
         "held_alike_us": median_us(lambda: alike.held(asked)),
         "report_us": median_us(report) / 2,
         "report_bytes": round(message.ByteSize() / MAX_REPORTED, 2),
@@ -81,13 +91,17 @@ def measured(num_blocks: int) -> dict[str, float]:
 
 
 def bytes_per_block(rng: random.Random, nodes: list[Incarnation], num_blocks: int) -> float:
-    """Return the memory of the index for each block, of which a tenth has a second holder."""
+    """Return the memory of the index for each block, of which a tenth has a second holder.
+
+    Every second report is of host memory.
+    """
     index = BlockIndex()
     tracemalloc.start()
     for number in range(num_blocks // MAX_REPORTED):
         keys = [int.from_bytes(rng.randbytes(8)) for _ in range(MAX_REPORTED)]
-        index.on_report(nodes[number % NUM_NODES], keys, ())
-        index.on_report(nodes[(number + 1) % NUM_NODES], keys[: MAX_REPORTED // 10], ())
+        tier = Tier.HOST if number % 2 else Tier.POOL
+        index.on_report(nodes[number % NUM_NODES], keys, (), tier)
+        index.on_report(nodes[(number + 1) % NUM_NODES], keys[: MAX_REPORTED // 10], (), tier)
     size_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return size_bytes / len(index)

@@ -61,9 +61,11 @@ class Answer:
 class RunningCluster:
     """A client of a router that is ready."""
 
-    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, model: str, pid: int = 0) -> None:
         self._client = client
         self._model = model
+        self.pid = pid
+        """The process that started it; 0 where this one did not."""
 
     async def nodes(self) -> dict[str, dict[str, Any]]:
         """Return what the router shows of each node, by node id."""
@@ -159,7 +161,8 @@ async def running_cluster(
                 raise RuntimeError(f"{url} was not ready after {START_TIMEOUT_S:.0f} s")
             await asyncio.sleep(POLL_S)
         models = (await client.get("/v1/models")).json()
-        yield RunningCluster(client, models["data"][0]["id"])
+        pid = 0 if process is None else process.pid
+        yield RunningCluster(client, models["data"][0]["id"], pid)
 
 
 def _start(command: list[str], log: IO[str]) -> subprocess.Popen[bytes]:

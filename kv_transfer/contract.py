@@ -78,6 +78,10 @@ class Commit:
     draft_token_ids: tuple[int, ...] = ()
 
 
+class GivenUp(HandoffFailed):
+    """The sender aborted the transfer: it can be reached, and does not send this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Landed:
     """Every piece of a landing arrived and was verified; the landing is closed."""
@@ -88,7 +92,7 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class LandingFailed:
-    """The sender aborted, or the data did not match its commit; the landing is closed.
+    """The sender aborted (`GivenUp`), or the data did not match its commit; the landing is closed.
 
     Its blocks may be reused only after `Released`.
     """

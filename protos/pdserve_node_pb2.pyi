@@ -158,15 +158,25 @@ class LocalStart(_message.Message):
     num_cached_tokens: int
     def __init__(self, num_cached_tokens: _Optional[int] = ...) -> None: ...
 
+class PrefixSource(_message.Message):
+    __slots__ = ("node_id", "epoch", "num_tokens")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    epoch: int
+    num_tokens: int
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
 class PrefillRequest(_message.Message):
-    __slots__ = ("request", "ticket", "may_pull")
+    __slots__ = ("request", "ticket", "source")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    MAY_PULL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     request: GenerationRequest
     ticket: Ticket
-    may_pull: bool
-    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., may_pull: _Optional[bool] = ...) -> None: ...
+    source: PrefixSource
+    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., source: _Optional[_Union[PrefixSource, _Mapping]] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("id", "reserve", "prefill")
@@ -187,14 +197,20 @@ class Attempts(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Pull(_message.Message):
-    __slots__ = ("request_id", "attempt", "ticket")
+    __slots__ = ("request_id", "attempt", "ticket", "source_id", "source_epoch", "block_hashes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     ticket: Ticket
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    source_id: str
+    source_epoch: int
+    block_hashes: bytes
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., source_id: _Optional[str] = ..., source_epoch: _Optional[int] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
     __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks")
@@ -213,10 +229,8 @@ class RouterMessage(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("pull",)
-    PULL_FIELD_NUMBER: _ClassVar[int]
-    pull: Ticket
-    def __init__(self, pull: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("call_id", "ticket", "local", "accepted", "refusal")
@@ -313,18 +327,20 @@ class BlockReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks")
+    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks", "pulls")
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STUCK_MS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     outputs: OutputBatch
     stuck_ms: int
     echo: int
     blocks: BlockReport
-    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ...) -> None: ...
+    pulls: _containers.RepeatedCompositeFieldContainer[Pull]
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("envelope",)

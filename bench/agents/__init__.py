@@ -2,5 +2,6 @@
 
 sessions    what agents ask: a generator with documented distributions
 playing     plays sessions on a running cluster, all at a time
+processes   the CPU time of a running cluster, and nodes of it that are replaced
 figures     times by turn, tokens computed, and ratios between ways to set up a cluster
 """

@@ -2,27 +2,41 @@
 
 Sessions of many turns (`bench/agents/sessions.py` has the distributions) are played on `pdserve up`
 with two prefill and two decode nodes and the demo model: every agent asks, waits for its answer,
-thinks, and asks again with all that was said before. Two ways to set up the cluster take turns:
+thinks, and asks again with all that was said before. The ways to set up the cluster take turns:
 
     before   requests name no session, blocks that the pool evicts are gone, and prefill nodes pull
              nothing from decode nodes (`--kv-transport shm`)
     now      requests name their session, prefixes that are evicted are kept in host memory, and
              prefill nodes pull what the decode node has cached
+    mixed    one mixed node with the memory of four, where everything is local
+    off      nothing is cached, so nothing is kept, reported or looked up
 
-Regimes, each with both ways:
+Regimes:
 
-    fits     the pools hold all sessions
-    quarter  the pools hold about a quarter of them
-    long     decode nodes generate 400 to 800 tokens a turn, about half of each next prompt
+    fits      the pools hold all sessions: before, now, mixed
+    quarter   the pools hold about a quarter of them: before, now, mixed
+    change    as `fits`, and a prefill and a decode node are replaced once half is answered: now
+    long      decode nodes generate 400 to 800 tokens a turn, about half of each next prompt:
+              before, now, mixed
+    no_reuse  prompts that never repeat, with the lengths of a trace of code completions: off, now
 
-Figures: prompt tokens, those of them that a prefill node computed, and times to the first token, in
-milliseconds, over all turns and by turn. Ratios:
+Figures: prompt tokens, those of them that a prefill node computed, times to the first token, in
+milliseconds, over all turns and by turn, and seconds: of all turns, and of CPU of all processes.
+Ratios:
 
     fits.ttft_p50_ratio      now over before
     quarter.computed_ratio   tokens computed, now, over those of the regime `fits`
     quarter.ttft_p50_ratio   time to the first token, now, over that of the regime `fits`
     quarter.last_turn_gain   before over now, last turns
+    change.computed_ratio    tokens computed, now, over those of the regime `fits`
     long.ttft_p50_gain       before over now
+    no_reuse.cost_share      the largest of `ttft_share`, `time_share` and `cpu_share`: how much
+                             more than off now takes, as a share
+
+Those to `fits` are there if it was played too. On 2 idle cores a way of `fits`, `quarter`, `change`
+or `long` takes two to four minutes, and one of `no_reuse` two; all of it takes half an hour.
+`--quick` plays a few short sessions, which takes five minutes and shows that all of it runs, and no
+more. Nothing is left running, however it ends.
 """
 
 from __future__ import annotations
@@ -31,94 +45,131 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
-from bench.agents.figures import computed_ratio, figures, last_turn, ratio
-from bench.agents.playing import Asked, play
-from bench.agents.sessions import Shape, make_sessions
+from bench.agents.figures import Played, computed_ratio, cost_shares, figures, last_turn, ratio
+from bench.agents.playing import play
+from bench.agents.processes import Replacements, cpu_s
+from bench.agents.sessions import Session, Shape, make_lone_prompts, make_sessions
 from bench.running_cluster import Load, started_cluster
 
-NODES = ("--prefill", "2", "--decode", "2")
 WARM_UP = Load(num_prompt_tokens=200, num_output_tokens=4, seed=1 << 20)
 HOST_MEMORY = "512MiB"
+REPLACED = ("prefill-1", "decode-1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a cluster is set up: its flags, and whether requests name their session."""
+    """How a cluster is set up: its nodes and flags, and whether requests name their session."""
 
+    nodes: tuple[str, ...] = ("--prefill", "2", "--decode", "2")
     flags: tuple[str, ...] = ()
     is_named: bool = False
+    num_pools: int = 1
+    """A node has so many pools of the regime."""
 
 
 WAYS = {
     "before": Way(flags=("--kv-transport", "shm")),
     "now": Way(flags=("--prefix-host-memory", HOST_MEMORY), is_named=True),
+    "mixed": Way(nodes=("--mixed", "1"), is_named=True, num_pools=4),
+    "off": Way(flags=("--no-enable-prefix-caching",)),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """What is asked, and the memory of each node's pool."""
+    """What is asked with a seed, the MiB of each node's pool, and the ways that are compared."""
 
-    shape: Shape
-    pool: str
+    sessions: Callable[[int], list[Session]]
+    pool_mib: int
+    ways: tuple[str, ...] = ("before", "now", "mixed")
+    replaces_nodes: bool = False
 
 
-AGENTS = Shape()
-REGIMES = {
-    "fits": Regime(shape=AGENTS, pool="800MiB"),
-    "quarter": Regime(shape=AGENTS, pool="150MiB"),
-    "long": Regime(
-        shape=replace(
-            AGENTS, num_sessions=6, num_turns=4, answer_tokens=560, answer_sigma=0.2, new_tokens=300
-        ),
-        pool="600MiB",
-    ),
-}
+def regimes(*, is_quick: bool = False) -> dict[str, Regime]:
+    """Return the regimes by name; quick ones have fewer and shorter sessions."""
+    agents = Shape()
+    if is_quick:
+        agents = replace(agents, num_sessions=3, num_turns=3, system_tokens=130, new_tokens=60)
+    talkers = replace(
+        agents,
+        num_sessions=2 if is_quick else 6,
+        num_turns=2 if is_quick else 4,
+        answer_tokens=60 if is_quick else 560,
+        answer_sigma=0.2,
+        new_tokens=60 if is_quick else 300,
+    )
+    lone = partial(make_lone_prompts, 2, 2) if is_quick else partial(make_lone_prompts, 4, 12)
+    fits = Regime(sessions=partial(make_sessions, agents), pool_mib=800)
+    return {
+        "fits": fits,
+        "quarter": replace(fits, pool_mib=150),
+        "change": replace(fits, ways=("now",), replaces_nodes=True),
+        "long": Regime(sessions=partial(make_sessions, talkers), pool_mib=600),
+        "no_reuse": Regime(sessions=lone, pool_mib=300, ways=("off", "now")),
+    }
 
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """Play every regime with every way, in turns, and compare them."""
-    played: dict[str, dict[str, list[Asked]]] = {}
-    for name in options.regime or REGIMES:
-        played[name] = {way: [] for way in WAYS}
+    chosen = regimes(is_quick=options.quick)
+    played: dict[str, dict[str, Played]] = {}
+    for name in options.regime or chosen:
+        regime = chosen[name]
+        played[name] = {way: Played() for way in regime.ways}
         for round_ in range(options.rounds):
-            for way in WAYS:
+            # Each round the other way around: what changes with time favours nobody.
+            for way in regime.ways[:: -1 if round_ % 2 else 1]:
                 print(f"round {round_ + 1}: {name}, {way}", file=sys.stderr)
-                played[name][way] += await _played(
-                    REGIMES[name], WAYS[way], options.seed + round_, options.cluster_flags
-                )
+                seed = options.seed + round_
+                found = await _played(regime, WAYS[way], seed, options.cluster_flags)
+                print(f"  {found.took_s:.0f} s, {found.cpu_s:.0f} s of CPU", file=sys.stderr)
+                played[name][way] += found
     return {
-        name: {
-            **{way: figures(asked, REGIMES[name].shape.num_turns) for way, asked in ways.items()},
-            **compared(name, played),
-        }
+        name: {**{way: figures(one) for way, one in ways.items()}, **compared(name, played)}
         for name, ways in played.items()
     }
 
 
-def compared(name: str, played: Mapping[str, Mapping[str, list[Asked]]]) -> dict[str, float]:
+def compared(name: str, played: Mapping[str, Mapping[str, Played]]) -> dict[str, float]:
     """Return the ratios of a regime; those to `fits` are there if that was played."""
-    before, now = played[name]["before"], played[name]["now"]
+    ways = played[name]
+    fits = played["fits"]["now"].asked if "fits" in played else ()
+    now = ways["now"].asked
+    if name == "no_reuse":
+        return cost_shares(ways["now"], ways["off"])
+    found = {"computed_ratio": computed_ratio(now, fits)} if fits else {}
+    if name == "change":
+        return found
+    before = ways["before"].asked
     if name == "fits":
         return {"ttft_p50_ratio": ratio(now, before)}
     if name == "long":
         return {"ttft_p50_gain": ratio(before, now)}
-    found = {"last_turn_gain": ratio(last_turn(before), last_turn(now))}
-    if "fits" in played:
-        fits = played["fits"]["now"]
-        found["computed_ratio"] = computed_ratio(now, fits)
+    if fits:
         found["ttft_p50_ratio"] = ratio(now, fits)
-    return found
+    return {"last_turn_gain": ratio(last_turn(before), last_turn(now)), **found}
 
 
-async def _played(regime: Regime, way: Way, seed: int, flags: list[str]) -> list[Asked]:
-    pool = ("--kv-cache-memory", regime.pool)
-    async with started_cluster([*NODES, *pool, *way.flags, *flags]) as cluster:
+async def _played(regime: Regime, way: Way, seed: int, flags: list[str]) -> Played:
+    pool = ("--kv-cache-memory", f"{way.num_pools * regime.pool_mib}MiB")
+    async with started_cluster([*way.nodes, *pool, *way.flags, *flags]) as cluster:
         await cluster.timed(WARM_UP)
-        return await play(cluster, make_sessions(regime.shape, seed), is_named=way.is_named)
+        replacements = Replacements(cluster)
+        halfway = partial(replacements.replace, REPLACED) if regime.replaces_nodes else None
+        began_s, began_cpu_s = time.monotonic(), cpu_s(cluster.pid)
+        try:
+            asked = await play(
+                cluster, regime.sessions(seed), is_named=way.is_named, halfway=halfway
+            )
+            took_s, took_cpu_s = time.monotonic() - began_s, cpu_s(cluster.pid) - began_cpu_s
+        finally:
+            await replacements.stop()
+    return Played(tuple(asked), took_s, took_cpu_s)
 
 
 def main() -> int:
@@ -126,7 +177,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.agents", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
-    parser.add_argument("--regime", action="append", choices=list(REGIMES), help="default: all")
+    parser.add_argument("--regime", action="append", choices=list(regimes()), help="default: all")
+    parser.add_argument("--quick", action="store_true", help="a few short sessions")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.agents.playing import Asked
 from common.observing.latency import percentile
 
 
-def figures(asked: Sequence[Asked], num_turns: int) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Turns, and the seconds, of time and of CPU of all processes, in which they were answered."""
+
+    asked: tuple[Asked, ...] = ()
+    took_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def __add__(self, other: Played) -> Played:
+        """Return both, one after the other."""
+        return Played(
+            self.asked + other.asked, self.took_s + other.took_s, self.cpu_s + other.cpu_s
+        )
+
+
+def figures(played: Played) -> dict[str, object]:
     """Return tokens, and times to the first token in milliseconds, over all turns and by turn."""
+    asked = played.asked
+    num_turns = 1 + max(one.turn for one in asked)
     by_turn = [[one.ttft_s for one in asked if one.turn == turn] for turn in range(num_turns)]
     times_s = [one.ttft_s for one in asked]
     return {
@@ -20,6 +38,8 @@ def figures(asked: Sequence[Asked], num_turns: int) -> dict[str, object]:
         "ttft_ms_p50": _ms(statistics.median(times_s)),
         "ttft_ms_p99": _ms(percentile(times_s, 99)),
         "ttft_ms_p50_by_turn": [_ms(statistics.median(times)) for times in by_turn if times],
+        "took_s": round(played.took_s, 1),
+        "cpu_s": round(played.cpu_s, 1),
     }
 
 
@@ -38,6 +58,17 @@ def computed_ratio(numerator: Sequence[Asked], denominator: Sequence[Asked]) -> 
     """Return the ratio of the prompt tokens computed."""
     found = sum(one.num_computed for one in numerator)
     return round(found / sum(one.num_computed for one in denominator), 3)
+
+
+def cost_shares(now: Played, off: Played) -> dict[str, float]:
+    """Return by how much more `now` takes for the same requests: shares of what `off` takes."""
+    shares = {
+        "ttft_share": _median_s(now.asked) / _median_s(off.asked) - 1,
+        "time_share": now.took_s / off.took_s - 1,
+        "cpu_share": now.cpu_s / off.cpu_s - 1,
+    }
+    shares["cost_share"] = max(shares.values())
+    return {name: round(share, 4) for name, share in shares.items()}
 
 
 def _median_s(asked: Sequence[Asked]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bench.agents.sessions import Session, Turn
@@ -26,28 +26,50 @@ class Asked:
 
 
 async def play(
-    cluster: RunningCluster, sessions: Sequence[Session], *, is_named: bool
+    cluster: RunningCluster,
+    sessions: Sequence[Session],
+    *,
+    is_named: bool,
+    halfway: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Asked]:
     """Play all sessions at a time and return every turn; `is_named`: requests name their session.
 
-    Raises `RuntimeError` when a request fails.
+    `halfway` is run beside them once half of all turns are answered. Raises what it raises, and
+    `RuntimeError` when a request fails.
     """
-    played = await asyncio.gather(*(_play_one(cluster, one, is_named) for one in sessions))
-    return [asked for session in played for asked in session]
+    asked: list[Asked] = []
+    is_half = asyncio.Event()
+    half = sum(len(session.turns) for session in sessions) // 2
+
+    def on_asked(one: Asked) -> None:
+        asked.append(one)
+        if len(asked) >= half:
+            is_half.set()
+
+    async def meanwhile() -> None:
+        await is_half.wait()
+        if halfway is not None:
+            await halfway()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(meanwhile())
+        for session in sessions:
+            tasks.create_task(_play_one(cluster, session, is_named, on_asked))
+    return asked
 
 
-async def _play_one(cluster: RunningCluster, session: Session, is_named: bool) -> list[Asked]:
+async def _play_one(
+    cluster: RunningCluster, session: Session, is_named: bool, on_asked: Callable[[Asked], None]
+) -> None:
     headers = {"x-session-id": session.name} if is_named else {}
     said: list[tuple[int, ...]] = []
-    asked: list[Asked] = []
     for index, turn in enumerate(session.turns):
         await asyncio.sleep(turn.think_s)
         before = said[turn.parent] if turn.parent >= 0 else session.system
         prompt = (*before, *turn.new_tokens)
         answer = await cluster.answer(_body(prompt, turn), headers)
         said.append((*prompt, *answer.token_ids))
-        asked.append(_asked(index, answer))
-    return asked
+        on_asked(_asked(index, answer))
 
 
 def _body(prompt: tuple[int, ...], turn: Turn) -> dict[str, object]:

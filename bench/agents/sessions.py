@@ -8,6 +8,9 @@
 - Before a turn the agent *thinks*: an exponential time in which its tool runs.
 - A share of the turns are *branches*: they do not go on from the last turn but from one before, as
   an agent does that tries again.
+
+Lone prompts repeat nothing. Their lengths are those of the Azure trace of code completions of
+November 2023, a quarter as long: log-normal, cut at five medians.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ FIRST_TOKEN_ID, LAST_TOKEN_ID = 3, 30_002
 """Ordinary tokens of the demo model's vocabulary."""
 _MOST_OF_MEDIAN = 4
 """No length is more than so many medians: the longest prompt stays known."""
+
+
+_LONE_PROMPT, _LONE_SIGMA, _MOST_OF_LONE = 1469 // 4, 1.36, 5
+_LONE_ANSWER, _LONE_ANSWER_SIGMA = 13, 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,29 @@ def make_sessions(shape: Shape, seed: int) -> list[Session]:
     ]
 
 
+def make_lone_prompts(num_clients: int, num_prompts: int, seed: int) -> list[Session]:
+    """Return so many clients, each of which asks so many prompts that share nothing."""
+    return [
+        Session(
+            name=f"client-{seed}-{n}",
+            system=(),
+            turns=tuple(_lone_turns(num_prompts, random.Random(f"{seed} client {n}"))),
+        )
+        for n in range(num_clients)
+    ]
+
+
+def _lone_turns(number: int, rng: random.Random) -> Iterator[Turn]:
+    for _ in range(number):
+        length = _length(rng, _LONE_PROMPT, _LONE_SIGMA, most=_MOST_OF_LONE)
+        yield Turn(
+            parent=-1,
+            think_s=0.0,
+            new_tokens=_tokens(rng, length),
+            num_answer_tokens=_length(rng, _LONE_ANSWER, _LONE_ANSWER_SIGMA, most=_MOST_OF_LONE),
+        )
+
+
 def _turns(shape: Shape, rng: random.Random) -> Iterator[Turn]:
     for index in range(shape.num_turns):
         is_branch = index > 1 and rng.random() < shape.branch_share
@@ -91,9 +121,9 @@ def _turns(shape: Shape, rng: random.Random) -> Iterator[Turn]:
         )
 
 
-def _length(rng: random.Random, median: int, sigma: float) -> int:
+def _length(rng: random.Random, median: int, sigma: float, *, most: int = _MOST_OF_MEDIAN) -> int:
     drawn = rng.lognormvariate(math.log(median), sigma)
-    return min(max(1, round(drawn)), _MOST_OF_MEDIAN * median)
+    return min(max(1, round(drawn)), most * median)
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:

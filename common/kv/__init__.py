@@ -2,6 +2,8 @@
 
 kv_layout     the shape of a KV cache, and its fingerprint
 blocks        block arithmetic and block hashes
+prefix_source where the start of a prompt is cached
+tiers         where a node keeps blocks
 token_budget  how many tokens a step, a sequence and a pool can hold
 memory_plan   how a node's memory is divided into the largest step and the KV cache
 """

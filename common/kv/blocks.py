@@ -11,8 +11,9 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+HASH_BYTES = 16
 BlockHash = bytes
-"""16 bytes: a truncated SHA-256."""
+"""`HASH_BYTES` of a SHA-256."""
 BlockKey = int
 """The first 8 bytes of a block hash: enough for a hint about who holds the block."""
 KEY_BYTES = 8
@@ -25,7 +26,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """Return the hash of one full block after `parent` (the hash before it, or the root)."""
-    return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()[:16]
+    return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()[:HASH_BYTES]
 
 
 def block_key(block_hash: BlockHash) -> BlockKey:
@@ -38,7 +39,7 @@ def root_hash(fingerprint: str, salt: str = "") -> BlockHash:
     root = b"pdserve/1 " + fingerprint.encode()
     if salt:
         root += b"\0" + salt.encode()
-    return hashlib.sha256(root).digest()[:16]
+    return hashlib.sha256(root).digest()[:HASH_BYTES]
 
 
 def hash_full_blocks(

@@ -50,7 +50,9 @@ way back for every such case. The price is the plan made twice, and the length o
 queue.
 
 Prefixes are copied out ahead of their eviction, each once after each use, and only those that were
-used twice: what nobody asks for again costs nothing, and an allocation never waits for a copy. A
+used twice: what nobody asks for again costs nothing, and an allocation never waits for a copy. One
+that is computed again soon after its eviction was used twice: turns of conversations are further
+apart than a pool holds (`docs/policies.md` has the figures, and why the order is the plain one). A
 burst that evicts more than `MOST_BLOCKS_OUT` in one step loses the rest. Host memory is one pool
 with one bound, `swap_space` plus `prefix_host_memory`. A preempted sequence takes what it needs of
 it, at the cost of prefixes, because its work is certain to be needed.

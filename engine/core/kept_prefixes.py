@@ -32,6 +32,11 @@ MOST_BLOCKS_OUT = 16
 """The most blocks that one step copies out. Further ones follow with the next steps."""
 
 
+REMEMBERED = 4
+"""So many times the blocks of both pools are remembered by their hashes when they are evicted: what
+is computed again was used again. Turns of a conversation are further apart than a pool holds."""
+
+
 class KeptPrefixes:
     """The copies of prefixes between the pool of `prefixes` and `host_pool`."""
 
@@ -47,6 +52,9 @@ class KeptPrefixes:
         self._pool, self._host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
         self._counters = counters
         self.is_enabled, self.is_late = is_enabled, is_late
+        if is_enabled:
+            num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
+            prefixes.pool.prefix_cache.remember(REMEMBERED * num_blocks)
         self._planned: list[PrefixCopy] = []
         """Copies of the step that is being planned."""
         self._under_way: list[PrefixCopy] = []

@@ -8,13 +8,14 @@ reads its blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.sequences.prefix_index import PrefixIndex
-from engine.core.sequences.sequence import NO_SEAT, Sequence
+from engine.core.sequences.sequence import Sequence
 from engine.core.statistics import PullOutcome, StepCounters
 
 
@@ -65,17 +66,17 @@ class PrefixTransfers:
         """Count what became of a prefix of so many tokens that another node has cached."""
         self._counters.on_pull(outcome, num_tokens)
 
-    def begin(self, sequence: Sequence, num_tokens: int) -> ComingPrefix | None:
-        """Take blocks for those of a sequence's first tokens that are not cached here.
-
-        `num_tokens`, a multiple of the block size, can come from another node. Returns None if
-        none of them is missing, or where there is no room for all that are. The sequence is not
-        queued yet.
+    def missing(self, sequence: Sequence, num_tokens: int) -> tuple[list[int], list[BlockHash]]:
+        """Return the cached blocks of a sequence, and the hashes of those behind them that are
+        not cached, of its first `num_tokens`. The sequence is not queued yet.
         """
         kept_ids = self._prefixes.match(sequence)
-        block_hashes = sequence.block_hashes[len(kept_ids) : num_tokens // self._block_size]
-        if not block_hashes:
-            return None
+        num_missing = max(num_tokens // self._block_size - len(kept_ids), 0)
+        behind = self._prefixes.hashes_behind(sequence, len(kept_ids))
+        return kept_ids, list(islice(behind, num_missing))
+
+    def begin(self, kept_ids: Items[int], block_hashes: Items[BlockHash]) -> ComingPrefix | None:
+        """Take blocks for those with these hashes, behind `kept_ids`; None: there is no room."""
         self._pool.acquire_cached(kept_ids)
         if len(block_hashes) > self._pool.num_available:
             self._pool.release(kept_ids)
@@ -107,15 +108,17 @@ class PrefixTransfers:
         self._failed.remove(prefix)
         self._pool.release(prefix.block_ids)
 
-    def pin(self, sequence: Sequence, first: int, count: int) -> tuple[int, ...]:
-        """Keep `count` blocks of a seated sequence, from block `first` on, for a transfer.
+    def pin(self, block_hashes: Items[BlockHash]) -> tuple[int, ...]:
+        """Keep the cached blocks with these hashes for a transfer, and return them.
 
-        Returns them; none if not all of them were cached when it was seated.
+        Returns none if one of them is not cached, or if transfers would keep more than half of the
+        pool.
         """
-        end = first + count
-        if sequence.seat == NO_SEAT or end * self._block_size > sequence.num_cached_tokens:
+        found = [self._pool.prefix_cache.find(block_hash) for block_hash in block_hashes]
+        block_ids = tuple(block_id for block_id in found if block_id is not None)
+        kept = set(chain(block_ids, *self._going))
+        if len(block_ids) < len(found) or len(kept) > self._pool.num_blocks // 2:
             return ()
-        block_ids = tuple(sequence.block_table[first:end])
         self._pool.acquire_cached(block_ids)
         self._going.append(block_ids)
         return block_ids

@@ -15,6 +15,8 @@ class PullOutcome(Enum):
 
     LANDED = "landed"
     FAILED = "failed"
+    MISSED = "missed"
+    """The other node did not have it any more, and said so."""
     DECLINED = "declined"
     """Computing it was expected to be quicker, or the other node failed to send lately."""
     NO_ROOM = "no_room"

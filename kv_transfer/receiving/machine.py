@@ -17,7 +17,7 @@ from dataclasses import replace
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
-from kv_transfer.contract import Released, Ticket
+from kv_transfer.contract import GivenUp, Released, Ticket
 from kv_transfer.receiving.connections import Connections
 from kv_transfer.receiving.copies import Copies
 from kv_transfer.receiving.effects import Dropped, DropReason, SendBack, Write
@@ -370,7 +370,7 @@ class Receiver:
             # ABORTED is the answer, so no FAILED is sent.
             if landing.session == session.id:
                 landing.session = None
-            error = HandoffFailed(f"{session.sender} aborted the transfer")
+            error = GivenUp(f"{session.sender} aborted the transfer")
             effects += self.landings.fail(landing, HandoffStep.FAIL, error)
         if self._quarantine.release(frame.lease_token, frame.generation, session.id):
             effects.append(Emit(Released(frame.lease_token)))

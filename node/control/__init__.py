@@ -8,6 +8,7 @@ output_streams   one token stream per router
 drain            leaving in order
 ignored_priorities  says once that priorities of requests do not count here
 tickets          tickets of decode nodes, to and from the wire
+pulls            what nodes want of each other's caches, to and from the wire
 
 Decisions:
 

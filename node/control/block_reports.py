@@ -1,7 +1,8 @@
-"""What each router is told about the blocks in the node's prefix cache. Belongs to the event loop.
+"""What each router is told about the blocks in the node's tiers. Belongs to the event loop.
 
 A router is told all when its stream opens, in pieces, and then what changes. What waits is kept by
-block, so it is never more than the cache has, and as much again that has left it.
+block, so it is never more than the tiers have, and as much again that has left them. A report is of
+one tier; all reports of a stream share one series of numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from common.kv.blocks import KEY_BYTES, BlockHash
+from common.kv.tiers import Tier
 from protos import pdserve_node_pb2 as pb
 
 MAX_REPORTED = 2048
@@ -17,30 +19,32 @@ MAX_REPORTED = 2048
 MIN_FORGOTTEN = 4096
 """Waiting changes beyond the blocks that are cached; with more, a router is told all again."""
 
-News = Mapping[BlockHash, bool]
-"""Blocks that have entered the cache (true), or left it."""
+News = Mapping[Tier, Mapping[BlockHash, bool]]
+"""Blocks that have entered a tier (true), or left it."""
 
 
 class CachedBlocks:
-    """The blocks in the prefix cache, as far as the step thread has told."""
+    """The blocks in each tier, as far as the step thread has told."""
 
     def __init__(self) -> None:
-        self._held: dict[BlockHash, None] = {}
+        self._held: dict[Tier, dict[BlockHash, None]] = {tier: {} for tier in Tier}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return sum(map(len, self._held.values()))
 
     def take(self, news: News) -> None:
         """Take what has changed."""
-        for block_hash, has_entered in news.items():
-            if has_entered:
-                self._held[block_hash] = None
-            else:
-                self._held.pop(block_hash, None)
+        for tier, changed in news.items():
+            held = self._held[tier]
+            for block_hash, has_entered in changed.items():
+                if has_entered:
+                    held[block_hash] = None
+                else:
+                    held.pop(block_hash, None)
 
-    def all(self) -> dict[BlockHash, bool]:
+    def all(self) -> dict[Tier, dict[BlockHash, bool]]:
         """Return them as news to somebody who knows nothing."""
-        return dict.fromkeys(self._held, True)
+        return {tier: dict.fromkeys(held, True) for tier, held in self._held.items()}
 
 
 class BlockReports:
@@ -53,17 +57,18 @@ class BlockReports:
 
     def __len__(self) -> int:
         """Return how many changes wait."""
-        return len(self._news)
+        return sum(map(len, self._news.values()))
 
     @property
     def is_behind(self) -> bool:
         """Whether more waits than one report holds."""
-        return len(self._news) > MAX_REPORTED
+        return len(self) > MAX_REPORTED
 
     def add(self, news: News) -> None:
         """Add what `cached` has taken."""
-        self._news.update(news)
-        if len(self._news) > 2 * len(self._cached) + MIN_FORGOTTEN:
+        for tier, changed in news.items():
+            self._news[tier].update(changed)
+        if len(self) > 2 * len(self._cached) + MIN_FORGOTTEN:
             self.restart()
 
     def restart(self) -> None:
@@ -71,14 +76,25 @@ class BlockReports:
         self._number, self._news = 0, self._cached.all()
 
     def next(self) -> pb.BlockReport | None:
-        """Return the next report; None: there is nothing to say."""
-        if not self._news and self._number:
-            return None
+        """Return the next report; None: there is nothing to say.
+
+        One of a nearer tier comes first, and the first of all is one of the pool.
+        """
+        tier = Tier.POOL
+        if self._number:
+            waiting = [tier for tier, news in self._news.items() if news]
+            if not waiting:
+                return None
+            tier = waiting[0]
         self._number += 1
-        told = list(islice(self._news, MAX_REPORTED))
+        news = self._news[tier]
+        told = list(islice(news, MAX_REPORTED))
         parts: dict[bool, list[bytes]] = {True: [], False: []}
         for block_hash in told:
-            parts[self._news.pop(block_hash)].append(block_hash[:KEY_BYTES])
+            parts[news.pop(block_hash)].append(block_hash[:KEY_BYTES])
         return pb.BlockReport(
-            number=self._number, added=b"".join(parts[True]), removed=b"".join(parts[False])
+            number=self._number,
+            added=b"".join(parts[True]),
+            removed=b"".join(parts[False]),
+            tier=tier,
         )

@@ -104,13 +104,14 @@ class ControlService(pb_grpc.NodeServicer):
         )
         listening = asyncio.create_task(self._listen(messages, calls, stream))
         try:
-            async for replies, outputs in self._streams.read(stream):
+            async for replies, outputs, pulls in self._streams.read(stream):
                 yield pb.NodeMessage(
                     replies=replies,
                     outputs=outputs_to_proto(outputs) if outputs else None,
                     stuck_ms=round(1000 * self._progress.stuck_s),
                     echo=stream.echo,
                     blocks=stream.reports.next(),
+                    pulls=pulls,
                 )
         finally:
             listening.cancel()
@@ -143,9 +144,8 @@ class ControlService(pb_grpc.NodeServicer):
             case StartedLocally(num_cached_tokens):
                 local = pb.LocalStart(num_cached_tokens=num_cached_tokens)
                 reply = pb.Reply(call_id=call_id, local=local)
-            case PromptAccepted(pull):
-                accepted = pb.Accepted(pull=None if pull is None else ticket_to_proto(pull))
-                reply = pb.Reply(call_id=call_id, accepted=accepted)
+            case PromptAccepted():
+                reply = pb.Reply(call_id=call_id, accepted=pb.Accepted())
             case CallRefused():
                 reply = pb.Reply(call_id=call_id, refusal=self._refusal(answer))
         self._streams.reply(stream, reply)

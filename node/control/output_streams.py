@@ -2,7 +2,7 @@
 
 The step thread adds outputs and flushes. On the event loop each router gets a batch as fast as it
 reads; unread outputs wait for its next batch, up to a bound. The stream of a router that exceeds
-the bound is ended, which aborts its attempts. What the prefix cache has gained and lost goes with
+the bound is ended, which aborts its attempts. What the tiers have gained and lost goes with
 the batches: nobody is woken for it.
 """
 
@@ -16,15 +16,20 @@ from typing import NamedTuple
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash
+from common.kv.tiers import Tier
 from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from node.control.block_reports import BlockReports, CachedBlocks, News
+from node.control.pulls import pull_to_proto
+from node.flow.messages import AskBlocks
 from protos import pdserve_node_pb2 as pb
 
 log = logging.getLogger("pdserve.node")
 
 MAX_PENDING = 65536
-"""Unread replies and outputs of one router."""
+"""Unread replies, outputs and pulls of one router."""
+PULLS_PER_MESSAGE = 32
+"""Each has at most 8192 blocks, and so some 150 KiB."""
 HEARTBEAT_S = 0.25
 """A message without content goes to a router that was sent nothing for this long."""
 
@@ -36,6 +41,7 @@ class Batch(NamedTuple):
 
     replies: list[pb.Reply]
     outputs: list[RequestOutput]
+    pulls: list[pb.Pull]
 
 
 class RouterStream:
@@ -46,6 +52,7 @@ class RouterStream:
         self.reports = reports
         self.replies: list[pb.Reply] = []
         self.outputs: list[RequestOutput] = []
+        self.pulls: list[pb.Pull] = []
         self._has_prompt_logprobs = False
         self.wake = asyncio.Event()
         self.is_cut = False
@@ -54,8 +61,8 @@ class RouterStream:
 
     @property
     def num_pending(self) -> int:
-        """The number of replies and outputs that were not sent yet."""
-        return len(self.replies) + len(self.outputs)
+        """The number of replies, outputs and pulls that were not sent yet."""
+        return len(self.replies) + len(self.outputs) + len(self.pulls)
 
     def add(self, output: RequestOutput) -> None:
         """Queue an output."""
@@ -64,13 +71,15 @@ class RouterStream:
             self._has_prompt_logprobs = True
 
     def take(self) -> Batch:
-        """Return all waiting replies and outputs, and keep none.
+        """Return all waiting replies, outputs and pulls, and keep none.
 
-        Outputs after `MAX_ENTRIES` log probabilities of prompts stay: a message has a bound.
+        Outputs after `MAX_ENTRIES` log probabilities of prompts stay, and pulls after
+        `PULLS_PER_MESSAGE`: a message has a bound.
         """
         end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
-        batch = Batch(self.replies, self.outputs[:end])
+        batch = Batch(self.replies, self.outputs[:end], self.pulls[:PULLS_PER_MESSAGE])
         self.replies, self.outputs = [], self.outputs[end:]
+        del self.pulls[:PULLS_PER_MESSAGE]
         self._has_prompt_logprobs = bool(self.outputs)
         return batch
 
@@ -97,7 +106,7 @@ class OutputStreams:
         self._in_transit: list[tuple[Incarnation, RequestOutput]] = []
         self._cached = CachedBlocks()
         self._unflushed_news: News = {}
-        self._news_in_transit: dict[BlockHash, bool] = {}
+        self._news_in_transit: dict[Tier, dict[BlockHash, bool]] = {}
         self._is_stopping = False
 
     # --- the step thread's side ---------------------------------------------------------------
@@ -106,9 +115,13 @@ class OutputStreams:
         """Keep an output for the next `flush`."""
         self._unflushed.append((router, output))
 
+    def ask(self, wanted: AskBlocks) -> None:
+        """Send a pull to a router, which passes it on; at once, because a prompt waits for it."""
+        self._loop.call_soon_threadsafe(self._add_pull, wanted)
+
     def add_news(self, news: News) -> None:
-        """Keep what the prefix cache has gained and lost since the last flush for the next one."""
-        self._unflushed_news = news
+        """Keep what tiers have gained and lost since the last flush for the next one."""
+        self._unflushed_news = {tier: changed for tier, changed in news.items() if changed}
 
     def flush(self) -> None:
         """Pass what was added since the last flush to the event loop."""
@@ -118,7 +131,8 @@ class OutputStreams:
         with self._lock:
             is_scheduled = bool(self._in_transit or self._news_in_transit)
             self._in_transit += self._unflushed
-            self._news_in_transit.update(news)
+            for tier, changed in news.items():
+                self._news_in_transit.setdefault(tier, {}).update(changed)
         self._unflushed, self._unflushed_news = [], {}
         if not is_scheduled:
             self._loop.call_soon_threadsafe(self._deliver)
@@ -176,6 +190,12 @@ class OutputStreams:
                 stream.add(output)
                 self._on_added(stream)
 
+    def _add_pull(self, wanted: AskBlocks) -> None:
+        stream = self._streams.get(wanted.router)
+        if stream is not None:
+            stream.pulls.append(pull_to_proto(wanted))
+            self._on_added(stream)
+
     def _on_added(self, stream: RouterStream) -> None:
         stream.wake.set()
         if stream.num_pending > MAX_PENDING:
@@ -190,6 +210,7 @@ class OutputStreams:
         stream.wake.set()
         stream.outputs.clear()
         stream.replies.clear()
+        stream.pulls.clear()
         del self._streams[stream.router]
         self._on_gone(stream.router)
 

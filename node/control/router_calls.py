@@ -27,11 +27,12 @@ from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from node.control.ignored_priorities import IgnoredPriorities
+from node.control.pulls import send_blocks_from_proto, source_from_proto
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, SendPrefix, Submit
+from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, Submit
 from protos import pdserve_node_pb2 as pb
-from protos.codec import attempt_from_proto, attempts_from_proto, request_from_proto
+from protos.codec import attempts_from_proto, request_from_proto
 
 log = logging.getLogger("pdserve.node.attempts")
 
@@ -154,8 +155,7 @@ class RouterCalls:
     def _take_pull(self, pull: pb.Pull) -> None:
         """Queue a pull; one that cannot be read or taken is dropped: its prompt is computed."""
         try:
-            attempt = attempt_from_proto(pull.request_id, pull.attempt)
-            self._inbox.put(SendPrefix(self._router, ticket_from_proto(pull.ticket, attempt)))
+            self._inbox.put(send_blocks_from_proto(pull))
         except (InvalidRequest, Overloaded) as error:
             log.warning("a pull of %s is dropped: %s", self._router, error)
 
@@ -217,16 +217,18 @@ class RouterCalls:
         """Make a message that prefills a prompt."""
         if self._role is not Role.PREFILL:
             raise PeerProtocolError(f"a {self._role.value} node takes no prompts")
-        request, ticket = request_from_proto(message.request), None
+        request, ticket, source = request_from_proto(message.request), None, None
         if message.HasField("ticket"):
             ticket = ticket_from_proto(message.ticket, request.id)
+        if message.HasField("source"):
+            source = source_from_proto(message.source)
         return Submit(
             request=request,
             router=self._router,
             reply_to=reply_to,
             received_at_s=self._clock.now_s(),
             ticket=ticket,
-            may_pull=message.may_pull,
+            source=source,
         )
 
     def _on_answer(self, call_id: int, answer: Answer) -> None:

@@ -37,8 +37,6 @@ class NodeAttempt:
     lease_token: int | None = None
     pull_token: int | None = None
     """The lease token of the pull that its prompt waits for."""
-    was_pulled: bool = False
-    """A prefill node has pulled what is cached here of its prompt."""
     answer: Answer | None = None
     waiting_replies: list[int] = field(default_factory=list)
     num_pushed_blocks: int = 0

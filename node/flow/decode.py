@@ -29,7 +29,6 @@ from kv_transfer.contract import (
     LandingFailed,
     Released,
     Ticket,
-    TransferEnded,
 )
 from node.flow.attempt_outputs import emit_tokens, new_counts
 from node.flow.attempt_table import NodeAttempt
@@ -42,12 +41,11 @@ from node.flow.messages import (
     OpenLanding,
     Reserved,
     SendOutput,
-    SendPrefix,
     StartedLocally,
     Submit,
 )
 from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
-from node.flow.prefix_pulls import PrefixSends, PullCost
+from node.flow.pulls.pull_cost import PullCost
 
 
 class DecodeFlow(NodeFlow):
@@ -71,10 +69,15 @@ class DecodeFlow(NodeFlow):
         needs_staging: bool,
         disk_cost: PullCost | None = None,
     ) -> None:
-        super().__init__(scheduler, limits, disk_cost)
+        super().__init__(
+            scheduler,
+            limits,
+            fingerprint=place.fingerprint,
+            needs_staging=needs_staging,
+            disk_cost=disk_cost,
+        )
         self._local_prefill_threshold = local_prefill_threshold
         self._new_tickets = Tickets(place, new_lease_token)
-        self._sends = PrefixSends(scheduler, self._copies if needs_staging else None)
         self._needs_staging = needs_staging
         self._staging: set[int] = set()
         """Lease tokens of landings whose KV is being copied."""
@@ -140,8 +143,6 @@ class DecodeFlow(NodeFlow):
                 return self._on_landed(attempt, event)
             case LandingFailed(_, error) if attempt is not None:
                 return self._fail(attempt, error)
-            case TransferEnded(lease_token) if lease_token in self._sends:
-                self._sends.on_ended(lease_token)
             case Landed(lease_token) | Released(lease_token):
                 # `Landed` too: the landing was complete before it was revoked.
                 effects: list[Effect] = []
@@ -150,22 +151,6 @@ class DecodeFlow(NodeFlow):
                 self._end_quarantine(lease_token)
                 return effects
         return []
-
-    def _send_prefix(self, message: SendPrefix) -> list[Effect]:
-        """Send cached blocks of an attempt to its prefill node, which then need not compute them.
-
-        A ticket that does not fit is ignored: the prefill node computes when nothing comes.
-        """
-        ticket = message.ticket
-        attempt = self.attempts.get(ticket.attempt)
-        if attempt is None or attempt.router != message.router:
-            return []
-        if ticket.fingerprint != self._new_tickets.place.fingerprint:
-            return []
-        if attempt.was_pulled:
-            return []  # it was asked for before, and that landing may be over
-        attempt.was_pulled = True
-        return self._sends.begin(ticket, attempt.sequence)
 
     def _end_quarantine(self, lease_token: int) -> None:
         """Free the blocks of this landing, which nobody can write any more."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
+from common.kv.blocks import BlockHash
+from common.kv.prefix_source import PrefixSource
 from common.request import GenerationRequest, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy
 from engine.core.blocks.disk_jobs import DiskJob, DiskResult
@@ -31,8 +33,7 @@ class Submit:
     reply_to: int
     received_at_s: float
     ticket: Ticket | None = None
-    may_pull: bool = False
-    """The decode node sends what it has cached of the prompt if it is asked to."""
+    source: PrefixSource | None = None
     must_prefill_locally: bool = False
     may_wait: bool = False
     is_compiling: bool = False
@@ -57,11 +58,11 @@ class AbortAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class SendPrefix:
-    """A prefill node wants what this node has cached of an attempt's prompt, into `ticket`."""
+class SendBlocks:
+    """Another node wants cached blocks with these hashes, into those of `ticket`."""
 
-    router: Incarnation
     ticket: Ticket
+    block_hashes: tuple[BlockHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ Message = (
     Submit
     | Compiled
     | AbortAttempt
-    | SendPrefix
+    | SendBlocks
     | RouterGone
     | Drain
     | CopyEnded
@@ -125,9 +126,7 @@ class StartedLocally:
 
 @dataclass(frozen=True, slots=True)
 class PromptAccepted:
-    """A prefill node accepted the prompt; `pull` is for the attempt's decode node."""
-
-    pull: Ticket | None = None
+    """A prefill node accepted the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +165,16 @@ class SendOutput:
 
     router: Incarnation
     output: RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class AskBlocks:
+    """Ask `source`, through a router, for cached blocks: `SendBlocks` there."""
+
+    router: Incarnation
+    source: Incarnation
+    ticket: Ticket
+    block_hashes: tuple[BlockHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +261,7 @@ class BeginDisk:
 Effect = (
     AnswerCall
     | SendOutput
+    | AskBlocks
     | OpenLanding
     | BeginCopy
     | CheckCopies

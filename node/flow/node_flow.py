@@ -30,7 +30,7 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_in_flight import PlannedStep, Pushes, SwapCopy
-from kv_transfer.contract import ConnectorFailed, KVEvent
+from kv_transfer.contract import ConnectorFailed, KVEvent, TransferEnded
 from node.flow.attempt_outputs import emit_error
 from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
@@ -51,10 +51,11 @@ from node.flow.messages import (
     Message,
     NodeStatistics,
     RouterGone,
-    SendPrefix,
+    SendBlocks,
     Submit,
 )
-from node.flow.prefix_pulls import PullCost
+from node.flow.pulls.prefix_sends import PrefixSends
+from node.flow.pulls.pull_cost import PullCost
 from node.flow.shedding import Shedding
 
 RETRY_AFTER_S = 1.0
@@ -67,7 +68,13 @@ class NodeFlow(ABC):
     """
 
     def __init__(
-        self, scheduler: Scheduler, limits: FlowLimits, disk_cost: PullCost | None = None
+        self,
+        scheduler: Scheduler,
+        limits: FlowLimits,
+        *,
+        fingerprint: str,
+        needs_staging: bool,
+        disk_cost: PullCost | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.attempts = AttemptTable()
@@ -82,6 +89,7 @@ class NodeFlow(ABC):
         self._disk = PrefixDisk(scheduler, disk_cost, self._add_if_ready)
         self._compiling: dict[AttemptId, Submit] = {}
         """Attempts that the scheduler does not know yet: their grammar is being compiled."""
+        self.sends = PrefixSends(scheduler, fingerprint, self._copies if needs_staging else None)
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
@@ -106,8 +114,12 @@ class NodeFlow(ABC):
                 ]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
-            case SendPrefix():
-                return self._send_prefix(message)
+            case SendBlocks(ticket):
+                is_used = self.attempts.of_lease(ticket.lease_token) is not None
+                return [] if is_used else self.sends.begin(message)
+            case TransferEnded(lease_token) if lease_token in self.sends:
+                self.sends.on_ended(lease_token)
+                return []
             case CopyEnded():
                 return self._copies.end(message)
             case DiskEnded():
@@ -151,7 +163,7 @@ class NodeFlow(ABC):
     def is_empty(self) -> bool:
         """Whether there is no attempt, no block in quarantine, no copy and no prefix on its way."""
         scheduler = self.scheduler
-        is_held = scheduler.quarantined or scheduler.prefix_transfers or self._copies
+        is_held = scheduler.quarantined or scheduler.prefix_transfers or self._copies or self.sends
         return not (len(self.attempts) or is_held)
 
     def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
@@ -252,10 +264,6 @@ class NodeFlow(ABC):
     def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
         """Return why a sequence may not wait for a seat; only a decode node has such ones."""
         return None
-
-    def _send_prefix(self, message: SendPrefix) -> list[Effect]:
-        """Send what is cached of a prompt to its prefill node; only a decode node does."""
-        return []
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -360,7 +368,6 @@ class NodeFlow(ABC):
         """End an attempt's sequence, whether the scheduler knows it yet or not."""
         is_held = self._disk.forget(attempt.id) or attempt.pull_token is not None
         is_held |= self._compiling.pop(attempt.id, None) is not None
-        attempt.pull_token = None
         if is_held:
             attempt.sequence.move_to(SequenceStatus.FINISHED)
         else:

@@ -16,6 +16,7 @@ from node.flow.messages import (
     AbortTransfer,
     Answer,
     AnswerCall,
+    AskBlocks,
     BeginCopy,
     BeginDisk,
     CheckCopies,
@@ -42,9 +43,11 @@ class Answers(Protocol):
 
 
 class Outputs(Protocol):
-    """Takes the tokens for a router."""
+    """Takes what a router reads."""
 
     def add(self, router: Incarnation, output: RequestOutput) -> None: ...
+    def ask(self, wanted: AskBlocks) -> None:
+        """Take what is to be passed on to another node."""
 
 
 class StagedModel(Protocol):
@@ -100,6 +103,8 @@ class NodeEffects:
         match effect:
             case SendOutput(router, output):
                 self._streams.add(router, output)
+            case AskBlocks():
+                self._streams.ask(effect)
             case AnswerCall(reply_to, answer):
                 self._replies.resolve(reply_to, answer)
             case PushBlocks():

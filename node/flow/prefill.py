@@ -9,7 +9,7 @@ prompt, and the next token is drawn in place of token 0.
                    └► aborted, expired, failed: the transfer is          transfer is aborted
                       aborted, and its end frees the blocks
 
-What the decode node has cached of the prompt, and this node has not, can be pulled from there while
+What another node has cached of the prompt, and this node has not, can be pulled from there while
 the prompt waits; see `prefix_pulls`.
 
 The blocks that a step completes are known before it runs, so they are sent layer by layer while it
@@ -42,17 +42,16 @@ from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AbortTransfer,
     AnswerCall,
-    CloseLanding,
     CommitTransfer,
     Effect,
-    OpenLanding,
     OpenTransfer,
     PromptAccepted,
     PushBlocks,
     Submit,
 )
 from node.flow.node_flow import NodeFlow
-from node.flow.prefix_pulls import PrefixPulls, PullCost
+from node.flow.pulls.prefix_pulls import PrefixPulls
+from node.flow.pulls.pull_cost import PullCost
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""
@@ -68,29 +67,33 @@ class _Staging:
 
 
 class PrefillFlow(NodeFlow):
-    """Decisions of a prefill node. With `pulling` it may pull what decode nodes have cached."""
+    """Decisions of a prefill node, which may pull what other nodes have cached."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         limits: FlowLimits,
         *,
-        fingerprint: str,
-        kv_description: str,
         needs_staging: bool,
-        pulling: tuple[Tickets, PullCost] | None = None,
+        tickets: Tickets,
+        pull_cost: PullCost,
         disk_cost: PullCost | None = None,
     ) -> None:
-        super().__init__(scheduler, limits, disk_cost)
-        self._pulls: PrefixPulls | None = None
-        if pulling is not None:
-            copies = self._copies if needs_staging else None
-            self._pulls = PrefixPulls(scheduler, *pulling, copies=copies, resume=self._add_if_ready)
+        self._landing_place = tickets.place
+        super().__init__(
+            scheduler,
+            limits,
+            fingerprint=self._landing_place.fingerprint,
+            needs_staging=needs_staging,
+            disk_cost=disk_cost,
+        )
+        copies = self._copies if needs_staging else None
+        self.pulls = PrefixPulls(
+            scheduler, tickets, pull_cost, copies=copies, resume=self._add_if_ready
+        )
         self._needs_staging = needs_staging
         self._staging: dict[int, _Staging] = {}
         """Copies out, by lease token, of blocks that are to be pushed."""
-        self._fingerprint = fingerprint
-        self._kv_description = kv_description
         self._tickets: dict[int, Ticket] = {}
 
     def _submit(self, message: Submit, now_s: float) -> list[Effect]:
@@ -107,12 +110,11 @@ class PrefillFlow(NodeFlow):
             message.received_at_s,
         )
         self.attempts.add(attempt)
-        pull = None
-        if self._pulls is not None and ticket is not None and message.may_pull:
-            pull = self._pulls.begin(attempt, ticket, now_s)
-        attempt.answer = PromptAccepted(pull)
-        effects = self._queue(attempt, message, now_s)
-        effects += [] if pull is None else [OpenLanding(pull)]
+        effects: list[Effect] = []
+        if message.source is not None:
+            effects = self.pulls.begin(attempt, message.source, now_s)
+        attempt.answer = PromptAccepted()
+        effects += self._queue(attempt, message, now_s)
         effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
             self.attempts.set_lease(attempt, ticket.lease_token)
@@ -131,9 +133,10 @@ class PrefillFlow(NodeFlow):
                 f"max_tokens is {request.sampling.max_tokens} and there is no ticket: "
                 "a prefill node alone draws one token"
             )
-        if ticket.fingerprint != self._fingerprint:
+        here = self._landing_place
+        if ticket.fingerprint != here.fingerprint:
             return LayoutMismatch(
-                f"KV layouts differ: here {self._kv_description} ({self._fingerprint}), on "
+                f"KV layouts differ: here {here.kv_description} ({here.fingerprint}), on "
                 f"{ticket.decode_node} {ticket.kv_description} ({ticket.fingerprint})"
             )
         size = self.scheduler.limits.block_size
@@ -144,7 +147,7 @@ class PrefillFlow(NodeFlow):
                 f"the ticket has {len(ticket.target_block_ids)} blocks from token "
                 f"{ticket.num_cached_tokens} on: wanted {num_targets} blocks of {size} tokens"
             )
-        if ticket.lease_token in self._tickets:
+        if ticket.lease_token in self._tickets or ticket.lease_token in self.sends:
             return InvalidRequest(f"lease {ticket.lease_token:#x} is in use by another attempt")
         return None
 
@@ -239,8 +242,8 @@ class PrefillFlow(NodeFlow):
         return [*effects, CommitTransfer(attempt.lease_token, commit)]
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        if self._pulls is not None and event.lease_token in self._pulls:
-            return self._pulls.on_event(event, now_s)
+        if event.lease_token in self.pulls:
+            return self.pulls.on_event(event, now_s)
         attempt = self.attempts.of_lease(event.lease_token)
         if attempt is None or not isinstance(event, TransferEnded):
             return []
@@ -274,14 +277,11 @@ class PrefillFlow(NodeFlow):
         if attempt.lease_token is None:
             self._end_sequence(attempt)
             self.attempts.remove(attempt)
-            return []
+            return self.pulls.leave(attempt)
         attempt.is_over = True
-        effects: list[Effect] = [AbortTransfer(attempt.lease_token)]
-        if attempt.pull_token is not None:
-            effects.append(CloseLanding(attempt.pull_token))
         if attempt.sequence.status is not SequenceStatus.EXPORTING:
             self._finish(attempt, keep_blocks=True)
-        return effects
+        return [AbortTransfer(attempt.lease_token), *self.pulls.leave(attempt)]
 
     def _end_sequence(self, attempt: NodeAttempt) -> None:
         if attempt.sequence.status is SequenceStatus.EXPORTING:

@@ -9,10 +9,10 @@ from engine.core.scheduler import Scheduler
 from node.flow.decode import DecodeFlow
 from node.flow.landing_place import Tickets
 from node.flow.prefill import PrefillFlow
-from node.flow.prefix_pulls import PullCost
+from node.flow.pulls.pull_cost import PullCost
 from node.flow.step_progress import expected_step_s
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
-from node.life.self_description import can_pull, flow_limits, kv_description, landing_place
+from node.life.self_description import flow_limits, landing_place
 
 
 def flow_maker(config: Config) -> MakeFlow:
@@ -28,17 +28,13 @@ def _prefill_flow_maker(config: Config) -> MakeFlow:
         incarnation: Incarnation,
         connector: NodeConnector,
     ) -> PrefillFlow:
-        pulling = None
-        if can_pull(config):
-            tickets = Tickets(landing_place(config, model, incarnation, connector), new_lease_token)
-            pulling = tickets, _kv_cost(model)
+        landing = landing_place(config, model, incarnation, connector)
         return PrefillFlow(
             scheduler,
             flow_limits(config, model),
-            fingerprint=model.layout.fingerprint,
-            kv_description=kv_description(config, model),
             needs_staging=model.stages_landings,
-            pulling=pulling,
+            tickets=Tickets(landing, new_lease_token),
+            pull_cost=_kv_cost(model),
             disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
         )
 

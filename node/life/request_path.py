@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from common.ids import Incarnation
+from common.kv.tiers import Tier
 from common.nodes import NodeLoad
 from common.settings.config import Config
+from engine.core.blocks.prefix_cache import TellsNews
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
 from node.control.ignored_priorities import IgnoredPriorities
@@ -55,8 +57,12 @@ class RequestPath:
         self.progress = StepProgress(largest_s)
         scheduler = make_scheduler(config, model, disk_index_of(config, model))
         self._disk = start_disk(config, model)
-        self._prefix_cache = scheduler.pool.prefix_cache
-        self._prefix_cache.keep_news()
+        self._tiers: dict[Tier, TellsNews] = {
+            Tier.POOL: scheduler.pool.prefix_cache,
+            Tier.HOST: scheduler.host_pool,
+        }
+        for told in self._tiers.values():
+            told.keep_news()
         self._is_async = plans_ahead(config, model)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector)
         self._streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
@@ -132,6 +138,6 @@ class RequestPath:
 
     def _flush(self) -> None:
         """End a turn of the step thread: tokens leave first, then ended attempts are reported."""
-        self._streams.add_news(self._prefix_cache.take_news())
+        self._streams.add_news({tier: told.take_news() for tier, told in self._tiers.items()})
         self._streams.flush()
         self._watch.look()

@@ -47,18 +47,20 @@ def node_record(
         has_grammars=model.has_grammars,
         has_token_rules=True,
         has_prompt_logprobs=True,
-        sends_prefixes=config.role is Role.DECODE and can_pull(config),
+        sends_blocks=_sends_blocks(config),
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,
     )
 
 
-def can_pull(config: Config) -> bool:
-    """Return whether cached KV can go from a decode to a prefill node of this configuration.
+def _sends_blocks(config: Config) -> bool:
+    """Return whether cached KV can go from this node to a prefill node.
 
-    Shared memory and the lane between cards carry it the other way only.
+    Shared memory and the lane between cards carry only what prefill nodes send.
     """
-    return config.handoff.kv_transport not in ("shm", "ipc")
+    if config.role is Role.DECODE:
+        return config.handoff.kv_transport not in ("shm", "ipc")
+    return config.role is Role.PREFILL
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:

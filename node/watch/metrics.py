@@ -219,15 +219,15 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
     )
     yield counters(
         "prefix_pulls",
-        "Prefixes that a decode node had cached: pulled (landed), failed, or computed because that "
-        "was expected to be quicker or the node failed to send lately (declined), or there was no "
-        "room",
+        "Prefixes that another node had cached: pulled (landed), failed, not there any more "
+        "(missed), or computed because that was expected to be quicker or the node failed to send "
+        "lately (declined), or there was no room",
         "outcome",
         counted.pulls,
     )
     yield counter(
         "prefix_pulled_tokens",
-        "Prompt tokens whose KV was pulled from a decode node",
+        "Prompt tokens whose KV was pulled from another node",
         counted.num_pulled_tokens,
     )
     yield counter("swapped_out_blocks", "Blocks copied to host memory", counted.num_swapped_out)

@@ -11,6 +11,7 @@ ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
 placement      which nodes take a request: filter, score, pick
+prefix_sources what has more of a prompt than the prefill node that is chosen for it
 known/         what was learned of nodes: blocks, sessions, pairs that fail
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
@@ -59,9 +60,12 @@ A prefix counts with its tokens, not with its share of the prompt. A share would
 for every prompt that begins with one system prompt, and the node that had the first of them would
 get all others until its seats are taken (`tests/simulation/test_shared_prefix.py`).
 
-Nodes report what their prefix caches hold (`node/control/block_reports.py`), on the stream that
-they have: all when it opens, then what changes. So several routers know the same without talking,
-and one that starts knows it at once. What a router has placed itself it expects
+Nodes report what their prefix caches hold, and host memory behind them
+(`node/control/block_reports.py`), on the stream that they have: all when it opens, then what
+changes. A block counts alike in each of these tiers. Copying a prefix back from host memory takes
+less than a hundredth of computing it (`docs/figures.md`), so the load of the nodes decides between
+one that has it in its pool and one that has it there. So several routers know the same without
+talking, and one that starts knows it at once. What a router has placed itself it expects
 (`router/core/known/block_index.py`): the next request of a burst comes before the first report, and
 nodes of an earlier release report nothing. A report that is missing voids all of the node, because
 a prefix that seems to be there costs more than one that seems not to be.

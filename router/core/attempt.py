@@ -10,6 +10,7 @@ from enum import Enum
 
 from common.errors import PeerProtocolError
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.request import GenerationRequest, RequestOutput
 from router.core.effects import (
     Effect,
@@ -48,6 +49,10 @@ class Attempt:
         self.planned_prefill: Incarnation | None = None
         """The node to be asked next; its leg counts already."""
         self.ticket: object | None = None
+        self._source: PrefixSource | None = None
+        """What holds most of the prompt, but for the decode node."""
+        self._num_cached_tokens = 0
+        """What the decode node that granted the ticket has cached of the prompt."""
         self.reason = ""
         self.has_asked = False
         self._has_started = False
@@ -92,9 +97,24 @@ class Attempt:
         self.prefill, self.planned_prefill = prefill, None
         return [
             *effects,
-            SendPrefill(prefill, request, self.ticket, is_counted, self.decode),
+            SendPrefill(prefill, request, self.ticket, is_counted, self._best_source()),
             self.place(),
         ]
+
+    def take_ticket(self, ticket: object, num_cached_tokens: int) -> None:
+        """Take what the decode node granted, which has cached so much of the prompt."""
+        self.ticket, self._num_cached_tokens = ticket, num_cached_tokens
+
+    def choose_source(self, source: PrefixSource | None) -> None:
+        """Take which node has more of the prompt than the prefill node chosen with it."""
+        self._source = source
+
+    def _best_source(self) -> PrefixSource | None:
+        """Return the source with the most tokens: of two, the node with which KV travels anyway."""
+        num_tokens = 0 if self._source is None else self._source.num_tokens
+        if self.decode is not None and self._num_cached_tokens >= max(num_tokens, 1):
+            return PrefixSource(self.decode, self._num_cached_tokens)
+        return self._source
 
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.request import FinishReason, GenerationRequest
 from router.core.generation import TokenChunk
 
@@ -53,24 +54,15 @@ class SendReserve:
 class SendPrefill:
     """Ask a prefill node; answer with `on_prefill_reply` or `on_call_failed`.
 
-    `ticket` is that of `decode`, passed on unread; None when nothing is handed off. With
-    `is_counted` the leg counts since `SendReserve`.
+    `ticket` is that of the decode node, passed on unread; None when nothing is handed off. With
+    `is_counted` the leg counts since `SendReserve`. `source` has more of the prompt than the node.
     """
 
     node: Incarnation
     request: GenerationRequest
     ticket: object | None
     is_counted: bool
-    decode: Incarnation | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SendPull:
-    """Pass a prefill node's ticket on to the attempt's decode node, unread. There is no answer."""
-
-    node: Incarnation
-    attempt: AttemptId
-    ticket: object
+    source: PrefixSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +122,6 @@ Effect = (
     | Wait
     | SendReserve
     | SendPrefill
-    | SendPull
     | SendAbort
     | LegClosed
     | Accepted

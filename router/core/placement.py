@@ -15,23 +15,29 @@ from dataclasses import dataclass
 
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair
 from router.core.policies import POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
 from router.core.policies.session_nodes import session_node
+from router.core.prefix_sources import prefix_source
 
 _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenNodes:
-    """The nodes for one attempt. `decode` None: the request ends with its first token."""
+    """The nodes for one attempt. `decode` None: the request ends with its first token.
+
+    `source` has more of the prompt than `prefill`, which can pull it.
+    """
 
     decode: Incarnation | None
     prefill: Incarnation | None
     reason: str
+    source: PrefixSource | None = None
 
 
 class Placer:
@@ -52,7 +58,7 @@ class Placer:
         """Take what a node holds; return for how many blocks there was no room."""
         if report.is_first:
             self.on_lost(node)
-        return self._state.blocks.on_report(node, report.added, report.removed)
+        return self._state.blocks.on_report(node, report.added, report.removed, report.tier)
 
     def on_lost(self, node: Incarnation) -> None:
         """Forget what a node holds."""
@@ -76,7 +82,7 @@ class Placer:
         if query.max_tokens == 1 and open_prefillers:
             prefill = self._pick(open_prefillers, query, query.last.prefill)
             self._state.turn += 1
-            return self._choice(None, prefill, query, "one token: prefill alone")
+            return self._choice(nodes, None, prefill, query, "one token: prefill alone")
         decoders = _decoders(nodes, query)
         open_decoders = _trusted_first(_without(decoders, excluded))
         if not open_decoders:
@@ -89,7 +95,7 @@ class Placer:
         if partner is None and decode.record.role is Role.DECODE:
             why = _why_alone(decode, open_prefillers)
             reason = f"{reason}, {why}: local prefill"
-        return self._choice(decode, partner, query, reason)
+        return self._choice(nodes, decode, partner, query, reason)
 
     def choose_prefill(
         self,
@@ -105,7 +111,7 @@ class Placer:
         partner = None if holder is None else self._partner(holder, prefillers, query, avoided)
         if partner is None:
             return ChosenNodes(decode=decode, prefill=None, reason="no prefill node is left")
-        return self._choice(holder, partner, query, f"{self._name}: another prefill node")
+        return self._choice(nodes, holder, partner, query, f"{self._name}: another prefill node")
 
     def _partner(
         self,
@@ -133,8 +139,18 @@ class Placer:
         return ordered[best]
 
     def _choice(
-        self, decode: NodeView | None, prefill: NodeView | None, query: Query, reason: str
+        self,
+        nodes: Sequence[NodeView],
+        decode: NodeView | None,
+        prefill: NodeView | None,
+        query: Query,
+        reason: str,
     ) -> ChosenNodes:
+        source = None
+        if prefill is not None:
+            held = self._state.blocks.held(query.block_hashes(prefill.record), in_pools=True)
+            at = None if decode is None else decode.incarnation
+            source = prefix_source(nodes, prefill, at, held)
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)
@@ -143,6 +159,7 @@ class Placer:
             decode=None if decode is None else decode.incarnation,
             prefill=None if prefill is None else prefill.incarnation,
             reason=reason,
+            source=source,
         )
 
     def _reason(self, decode: NodeView, query: Query, num_candidates: int) -> str:

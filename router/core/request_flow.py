@@ -15,7 +15,7 @@
                 reply: refusal                  CHOOSING    Choose, this node excluded
                 all refused for want of room    CHOOSING    Choose, to wait in a node's queue
                 its output comes first          RUNNING     as in RUNNING
-    PREFILLING  reply: acceptance               PREFILLING  Accepted, SendPull if it is wanted
+    PREFILLING  reply: acceptance               PREFILLING  Accepted
                 reply: refusal                  CHOOSING    Choose, this node excluded
                 token 0                         PREFILLING  TokenChunk
                 token 0 ends the answer         DONE        TokenChunk, abort decode, Finish
@@ -69,9 +69,10 @@ from common.errors import (
     error_from_code,
 )
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.request import FinishReason, RequestOutput
 from router.core.attempt import Attempt, State
-from router.core.effects import Effect, Finish, SendPull
+from router.core.effects import Effect, Finish
 from router.core.flow_actions import FlowActions
 from router.core.generation import TokenChunk
 
@@ -88,9 +89,7 @@ class DecodeGrant:
 
 @dataclass(frozen=True, slots=True)
 class PrefillGrant:
-    """A prefill node's acceptance. `pull` is its ticket for the decode node, if it wants KV."""
-
-    pull: object | None = None
+    """A prefill node's acceptance."""
 
 
 class RequestFlow(FlowActions):
@@ -162,11 +161,13 @@ class RequestFlow(FlowActions):
         prefill: Incarnation | None,
         reason: str,
         now_s: float,
+        source: PrefixSource | None = None,
     ) -> list[Effect]:
-        """Take the nodes that answer `Choose`."""
+        """Take the nodes that answer `Choose`, and which other one has more of the prompt."""
         attempt, self._choosing = self._choosing, None
         if attempt is None:
             return []
+        attempt.choose_source(source)
         if attempt.ticket is None:
             attempt.reason = reason
             if decode is not None:
@@ -230,7 +231,7 @@ class RequestFlow(FlowActions):
             self._attempt_failed(attempt, wrong, node)
         else:
             attempt.ledger.note_cached(reply.num_cached_tokens)
-            attempt.ticket = reply.ticket
+            attempt.take_ticket(reply.ticket, reply.num_cached_tokens)
             avoided = self._candidates.excluded.union(self._attempts.suspects)
             if attempt.planned_prefill in avoided:
                 self._choose(attempt)
@@ -249,8 +250,6 @@ class RequestFlow(FlowActions):
             )
         if isinstance(reply, PrefillGrant):
             self._accept()
-            if reply.pull is not None and attempt.decode is not None:
-                self._out.append(SendPull(attempt.decode, attempt_id, reply.pull))
         elif attempt.state is State.PREFILLING:
             self._on_refusal(attempt, node, reply)
         return self._take_effects()

@@ -31,7 +31,6 @@ from router.core.effects import (
     PlaceRecord,
     SendAbort,
     SendPrefill,
-    SendPull,
     SendReserve,
     Unplace,
     Wait,
@@ -291,10 +290,6 @@ class Dispatcher:
                     self._reserve(choice, effect)
                 case SendPrefill():
                     self._prefill(choice, effect)
-                case SendPull():
-                    client = self.pool.client(effect.node)
-                    if client is not None:
-                        client.pull_nowait(effect.attempt, cast("pb.Ticket", effect.ticket))
                 case SendAbort():
                     client = self.pool.client(effect.node)
                     if client is not None:
@@ -326,7 +321,9 @@ class Dispatcher:
             chosen = self._placer.choose(nodes, query, effect)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
-        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s())
+        return flow.on_choice(
+            chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s(), chosen.source
+        )
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
@@ -356,13 +353,14 @@ class Dispatcher:
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
-        ticket = cast("pb.Ticket | None", effect.ticket)
-        source = None if effect.decode is None else self.pool.client(effect.decode)
+        source = effect.source
+        if source is not None and not self.pool.sends_blocks(source.node):
+            source = None
         client.prefill_nowait(
             choice.trace.asks(effect.request),
             call,
-            ticket,
-            may_pull=source is not None and source.sends_prefixes,
+            cast("pb.Ticket | None", effect.ticket),
+            source,
         )
 
     def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:

@@ -32,6 +32,7 @@ from common.errors import (
 )
 from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
@@ -110,7 +111,7 @@ class NodeClient:
         keys: Keys | None = None,
     ) -> None:
         self._node = record.incarnation
-        self.sends_prefixes = record.sends_prefixes
+        self.sends_blocks = record.sends_blocks
         self._listener = listener
         self._address = record.control_address
         can_ping = record.protocol >= PINGED_SINCE_PROTOCOL
@@ -209,25 +210,26 @@ class NodeClient:
         request: GenerationRequest,
         caller: Caller[PrefillGrant | PdserveError],
         ticket: pb.Ticket | None,
-        *,
-        may_pull: bool = False,
+        source: PrefixSource | None = None,
     ) -> None:
-        """Ask a prefill node to take a prompt; `may_pull`: from the decode node of the ticket."""
+        """Ask a prefill node to take a prompt, of which `source` has more than it."""
 
         def call() -> pb.Call:
             call = pb.Call()
             request_to_proto(request, call.prefill.request)
             if ticket is not None:
                 call.prefill.ticket.CopyFrom(ticket)
-            call.prefill.may_pull = may_pull
+            if source is not None:
+                call.prefill.source.node_id = source.node.node_id
+                call.prefill.source.epoch = source.node.epoch
+                call.prefill.source.num_tokens = source.num_tokens
             return call
 
         self._ask(call, request, caller, read_acceptance)
 
-    def pull_nowait(self, attempt: AttemptId, ticket: pb.Ticket) -> None:
-        """Queue a prefill node's ticket for cached KV of an attempt's prompt."""
-        if self._is_heard:
-            pull = pb.Pull(request_id=attempt.choice_id, attempt=attempt.attempt, ticket=ticket)
+    def pull_nowait(self, pull: pb.Pull) -> None:
+        """Queue what another node wants of the node's cache."""
+        if self._is_heard and self.sends_blocks:
             self._unsent.add_pull(pull)
 
     def abort_nowait(self, attempt: AttemptId) -> None:
@@ -373,6 +375,8 @@ class NodeClient:
         self._echoes.heard(message.echo)
         if message.HasField("blocks"):
             self._take_blocks(message.blocks)
+        for pull in message.pulls:
+            self._listener.on_pull(pull)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()

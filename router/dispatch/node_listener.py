@@ -6,6 +6,7 @@ from typing import Protocol
 
 from common.ids import Incarnation
 from common.request import RequestOutput
+from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 
 
@@ -32,6 +33,9 @@ class NodeListener(Protocol):
 
     def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
         """Take blocks that entered or left the node's prefix cache."""
+
+    def on_pull(self, pull: pb.Pull) -> None:
+        """Take what the node wants of another one's cache, to be passed on unread."""
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node which was heard is gone, or `is_heard` and not reached.

@@ -13,6 +13,7 @@ from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
 from common.request import RequestOutput
 from placement.store import PlacementStore, PlacementUnavailable
+from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.membership import (
     Membership,
@@ -85,6 +86,11 @@ class NodePool:
     def client(self, node: Incarnation) -> NodeClient | None:
         """Return the client of a node; None when the node is no member any more."""
         return self._clients.get(node)
+
+    def sends_blocks(self, node: Incarnation) -> bool:
+        """Return whether cached blocks can be asked of a node by their hashes."""
+        client = self.client(node)
+        return client is not None and client.sends_blocks
 
     async def run(self, router: Incarnation) -> None:
         """Refresh, and watch the nodes, until cancelled."""
@@ -163,6 +169,12 @@ class NodePool:
         """Take blocks that entered or left the node's prefix cache."""
         self._on_blocks(node, report)
 
+    def on_pull(self, pull: pb.Pull) -> None:
+        """Pass on what a node wants of another one's cache; see `NodeListener`."""
+        client = self.client(Incarnation(pull.source_id, pull.source_epoch))
+        if client is not None:
+            client.pull_nowait(pull)
+
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
         chosen if there are any."""
@@ -207,12 +219,19 @@ class NodePool:
             client = self._clients.pop(node)
             if client is not None:
                 log.info("%s is forgotten", node)
-                task = asyncio.create_task(client.close())
+                task = asyncio.create_task(self._close(node, client))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
         for node, record in wanted.items():
             if self._clients.get(node) is None:
                 self._connect(record, router)
+
+    async def _close(self, node: Incarnation, client: NodeClient) -> None:
+        """Close the client of one that is no member any more; its stream may be in order, and
+        brings reports until it ends."""
+        await client.close()
+        if node not in self._clients:
+            self._on_lost(node)
 
     def _connect(self, record: NodeRecord, router: Incarnation) -> None:
         """Open a client. A bad record of one node keeps no other node out."""

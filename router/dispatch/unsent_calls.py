@@ -18,6 +18,9 @@ CALLS_PER_MESSAGE = 512
 BYTES_PER_MESSAGE = 1 << 20
 """Bytes of all calls in a message after its first: far less than a node takes."""
 ABORTS_PER_MESSAGE = 512
+MOST_PULLS = 512
+PULLS_PER_MESSAGE = 32
+"""Each has at most 8192 blocks, and so some 150 KiB."""
 
 
 class UnsentCalls:
@@ -46,7 +49,7 @@ class UnsentCalls:
 
     def add_pull(self, pull: pb.Pull) -> None:
         """Queue a pull; it is dropped where too many wait, and its prompt is then computed."""
-        if len(self._pulls) < CALLS_PER_MESSAGE:
+        if len(self._pulls) < MOST_PULLS:
             self._pulls.append(pull)
             self._on_added()
 
@@ -111,8 +114,8 @@ class UnsentCalls:
             calls=self._calls[:num_calls], echo=self._echo, resend_blocks=self._wants_blocks
         )
         if self._pulls:
-            message.pulls.extend(self._pulls)
-            self._pulls.clear()
+            message.pulls.extend(self._pulls[:PULLS_PER_MESSAGE])
+            del self._pulls[:PULLS_PER_MESSAGE]
         del self._calls[:num_calls]
         self._echo = 0
         self._wants_blocks = False

@@ -100,8 +100,7 @@ def read_acceptance(node: Incarnation, reply: pb.Reply) -> PrefillGrant | Pdserv
     """Decode the reply to a prompt. Raises `PeerProtocolError` for any other message."""
     match reply.WhichOneof("outcome"):
         case "accepted":
-            accepted = reply.accepted
-            return PrefillGrant(accepted.pull if accepted.HasField("pull") else None)
+            return PrefillGrant()
         case "refusal":
             return refusal_to_error(reply.refusal)
         case other:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -55,6 +56,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.echo = 0
         """The latest number that a router sent; 0 in a node of an earlier release."""
         self.repeats_numbers = True
+        self.sends_blocks = False
         self.link: Link | None = None
         """The network before its port, where a test put one."""
         self.is_unheard = False
@@ -62,6 +64,9 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.on_prefill: Prefill = self._accept
         self.asked: list[GenerationRequest] = []
         self.aborted: list[AttemptId] = []
+        self.pulls: list[pb.Pull] = []
+        self.sources: list[pb.PrefixSource | None] = []
+        """What it was told of each prompt."""
         self.num_messages = 0
         self.num_calls_before_aborts = 0
         self.num_refused = 0
@@ -82,6 +87,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.port = add_port(self._server, f"127.0.0.1:{port}", keys)
         await self._server.start()
         record = record_of(self.incarnation, self.role, f"127.0.0.1:{self.port}")
+        record = replace(record, sends_blocks=self.sends_blocks)
         await store.heartbeat(record, IDLE, lease_s=60)
 
     async def die(self) -> None:
@@ -124,6 +130,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
             self.num_messages += bool(message.calls or message.HasField("aborts"))
             if self.repeats_numbers:
                 self.echo = max(self.echo, message.echo)
+            self.pulls += message.pulls
             for call in message.calls:
                 answering = asyncio.create_task(self._answer(call, stream))
                 self._answering.add(answering)
@@ -143,6 +150,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
             reply = await self.on_reserve(values, call.reserve.must_prefill_locally)
         else:
             ticket = call.prefill.ticket if call.prefill.HasField("ticket") else None
+            named = call.prefill.HasField("source")
+            self.sources.append(call.prefill.source if named else None)
             reply = await self.on_prefill(values, ticket)
         reply.call_id = call.id
         stream.put_nowait(pb.NodeMessage(replies=[reply]))

@@ -130,6 +130,9 @@ class Log:
     def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
         self.blocks.append(report)
 
+    def on_pull(self, _pull: pb.Pull) -> None:
+        raise AssertionError("no node of these tests pulls")
+
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages
 

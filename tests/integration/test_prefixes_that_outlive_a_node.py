@@ -14,6 +14,7 @@ import pytest
 from common.ids import Incarnation
 from common.nodes import Role
 from common.settings.config import Config
+from engine.core.runner_contract import StepCosts
 from tests.support.engine.build import make_prompt, make_request
 from tests.support.engine.hash_runner import HashRunner, expected_tokens
 from tests.support.nodes.running_node import RunningNode, node_config, running_node
@@ -40,6 +41,8 @@ def config(folder: Path, role: Role = Role.MIXED) -> Config:
 @asynccontextmanager
 async def small_node(folder: Path) -> AsyncIterator[RunningNode]:
     runner = HashRunner(num_blocks=9, max_model_len=28, num_host_blocks=8)
+    # Computing would take a minute: on a busy machine too, nothing is read too late.
+    runner.step_costs = StepCosts((1, 65), (60.0, 61.0))
     async with running_node(config(folder), runner) as node:
         yield node
 
@@ -75,10 +78,12 @@ class Asker:
 
 
 async def fill(asker: Asker) -> None:
+    """Use each beginning twice, and wait until it is on disk: host memory has room for two."""
     for family in range(NUM_FAMILIES):
         for _ in range(2):
             await asker.ask(family)
-    await asker.until(BLOCKS, lambda count: count >= 4 * (NUM_FAMILIES - 4))
+        num_blocks = 4 * (family + 1)
+        await asker.until(BLOCKS, lambda count, wanted=num_blocks: count >= wanted)  # type: ignore[misc]
 
 
 @pytest.mark.covers("F131")

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from common.kv.blocks import block_key, hash_full_blocks
+from common.kv.tiers import Tier
 from common.nodes import Role
 from protos import pdserve_node_pb2 as pb
 from router.dispatch.dispatcher import Dispatcher
@@ -25,13 +26,21 @@ def prompt_keys(node: FakeNode) -> list[int]:
     return [block_key(one) for one in hashes]
 
 
-def say(node: FakeNode, number: int, added: list[int], removed: list[int] | None = None) -> None:
+def say(
+    node: FakeNode,
+    number: int,
+    added: list[int],
+    removed: list[int] | None = None,
+    tier: int = Tier.POOL,
+) -> None:
     """Report blocks to every router."""
 
     def packed(keys: list[int]) -> bytes:
         return struct.pack(f">{len(keys)}Q", *keys)
 
-    report = pb.BlockReport(number=number, added=packed(added), removed=packed(removed or []))
+    report = pb.BlockReport(
+        number=number, added=packed(added), removed=packed(removed or []), tier=tier
+    )
     for stream in node.streams:
         stream.put_nowait(pb.NodeMessage(blocks=report))
 
@@ -72,6 +81,20 @@ async def test_a_prompt_does_not_go_where_it_was_evicted(cluster: Cluster) -> No
     answer.cancel()
 
 
+async def test_a_prompt_goes_where_host_memory_has_what_the_pool_evicted(cluster: Cluster) -> None:
+    d0, d1, router = await two_decoders(cluster)
+    keys = prompt_keys(d1)
+    say(d0, 1, keys[:1])
+    say(d1, 1, keys)
+    say(d1, 2, keys, tier=Tier.HOST)
+    say(d1, 3, [], keys)
+    say(d1, 4, [1, 2, 3], tier=9)  # a tier of a later release
+    await known(cluster, len(keys) + 1)
+    answer = start(router)
+    await asked(d1)
+    answer.cancel()
+
+
 async def test_a_node_that_is_lost_holds_nothing_until_it_says_so_again(cluster: Cluster) -> None:
     _, d1, router = await two_decoders(cluster)
     keys = prompt_keys(d1)
@@ -101,3 +124,22 @@ async def test_after_a_missing_report_the_node_is_asked_to_say_all_again(cluster
     say(d1, 1, keys)
     await known(cluster, len(keys))
     assert d1.num_resends == 1
+
+
+@pytest.mark.covers("F110")
+async def test_a_life_that_another_one_replaces_while_it_is_heard_holds_nothing_any_more(
+    cluster: Cluster,
+) -> None:
+    """A frozen process, or one behind a cut, is replaced before its stream breaks."""
+    _, d1, router = await two_decoders(cluster)
+    keys = prompt_keys(d1)
+    say(d1, 1, keys)
+    await known(cluster, len(keys))
+    second = await cluster.add("d1", Role.DECODE, epoch=2)
+    await cluster.refresh()
+    say(d1, 2, [1 << 40])  # on its way while the router closes the stream
+    await known(cluster, 0)
+    await wait_until(lambda: bool(second.streams), "the second life is connected to")
+    say(second, 1, keys[:1])
+    await known(cluster, 1)
+    assert router.pool.client(d1.incarnation) is None

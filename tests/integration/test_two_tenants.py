@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from common.nodes import Role
+from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
 from tests.support.stores.redis_server import RedisServer
 
@@ -161,11 +162,34 @@ def test_nothing_of_another_tenant_is_copied_back_from_host_memory(cluster: Clus
     tenants, path, prompt = Tenants(cluster), "/v1/completions", text("host")
     host = r'pdserve_prefix_blocks_found_total\{tier="host"\}'
     assert [tenants.cached(0, path, prompt) for _ in range(2)] == [0, 112]
-    number = 0
-    while tenants.cached(0, path, text(f"fill{number}", POOL_TOKENS // 4)) == 0 and number < 12:
-        number += 1
+    for number in range(12):
+        for _ in range(2):
+            tenants.cached(0, path, text(f"fill{number}", POOL_TOKENS // 4))
     before = sample(cluster, "prefill-1", host)
     assert tenants.cached(1, path, prompt) == 0
     assert sample(cluster, "prefill-1", host) == before
     assert tenants.cached(0, path, prompt) == 112
     assert sample(cluster, "prefill-1", host) > before
+
+
+def test_routers_know_what_is_in_host_memory(cluster: Cluster) -> None:
+    """There are more than all pools together hold."""
+    num_blocks = len(cluster.spec.nodes) * POOL_TOKENS // BLOCK_SIZE
+    tenants, number = Tenants(cluster), 100
+
+    def fill() -> bool:
+        nonlocal number
+        number += 1
+        for _ in range(2):
+            tenants.cached(0, "/v1/completions", text(f"fill{number}", POOL_TOKENS // 4))
+        return known_blocks(cluster) > num_blocks + POOL_TOKENS // 4 // BLOCK_SIZE
+
+    wait_until(fill, "blocks of host memory are reported")
+
+
+def known_blocks(cluster: Cluster) -> float:
+    """What the first router knows of blocks."""
+    assert cluster.spec.keys is not None
+    token = (cluster.spec.keys / "client/metrics.token").read_text()
+    shown = httpx.get(f"{cluster.url}/metrics", headers={"authorization": f"Bearer {token}"}).text
+    return float(re.findall(r"^pdserve_router_known_blocks (\S+)$", shown, re.MULTILINE)[0])

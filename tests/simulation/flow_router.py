@@ -9,6 +9,7 @@ from typing import cast
 
 from common.errors import NodeLost, Overloaded, PdserveError
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.observing.clock import Clock
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, RequestOutput
@@ -20,7 +21,6 @@ from node.flow.messages import (
     Message,
     PromptAccepted,
     Reserved,
-    SendPrefix,
     StartedLocally,
     Submit,
 )
@@ -31,7 +31,6 @@ from router.core.effects import (
     Finish,
     SendAbort,
     SendPrefill,
-    SendPull,
     SendReserve,
     Wait,
 )
@@ -145,8 +144,8 @@ class FlowRouter:
                 reply = DecodeGrant(ticket, ticket.num_cached_tokens)
             case StartedLocally(num_cached_tokens):
                 reply = DecodeGrant(None, num_cached_tokens)
-            case PromptAccepted(pull):
-                self._perform(client, flow.on_prefill_reply(node, attempt, PrefillGrant(pull)))
+            case PromptAccepted():
+                self._perform(client, flow.on_prefill_reply(node, attempt, PrefillGrant()))
                 return
             case CallRefused(error):
                 if node in (Incarnation("p", 1), Incarnation("q", 1)):
@@ -189,9 +188,8 @@ class FlowRouter:
                     client.asked.append((effect.node, len(effect.request.output_token_ids)))
                     submit = self._submit(client, effect.node, effect.request)
                     ticket = cast("Ticket | None", effect.ticket)
-                    self._send(effect.node, Submit(**submit, ticket=ticket, may_pull=True))
-                case SendPull(node, _, ticket):
-                    self._send(node, SendPrefix(self.me, cast("Ticket", ticket)))
+                    source = None if effect.source is None else PrefixSource(*effect.source)
+                    self._send(effect.node, Submit(**submit, ticket=ticket, source=source))
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
                 case TokenChunk() as chunk:

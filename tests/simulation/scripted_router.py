@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.observing.clock import Clock
 from common.request import FinishReason, GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
@@ -17,7 +18,6 @@ from node.flow.messages import (
     Message,
     PromptAccepted,
     Reserved,
-    SendPrefix,
     StartedLocally,
     Submit,
 )
@@ -67,7 +67,7 @@ class Asked:
 class ScriptedRouter:
     """One router. `change_ticket` stands for what goes wrong with a ticket on its way.
 
-    With `may_pull` prefill nodes may pull cached KV, and their tickets are passed on.
+    With `may_pull` prefill nodes may pull what the decode node has cached, or `source`.
     """
 
     def __init__(
@@ -85,8 +85,9 @@ class ScriptedRouter:
         self.prefill = prefill
         self.asked: dict[AttemptId, Asked] = {}
         self.may_pull = False
+        self.source: PrefixSource | None = None
         self.change_ticket: Callable[[Ticket], Ticket] = lambda ticket: ticket
-        self._send = send
+        self.send = send
         self._calls: dict[int, tuple[AttemptId, Incarnation]] = {}
 
     # --- asking -------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class ScriptedRouter:
             received_at_s=self._clock.now_s(),
             may_wait=asked.may_wait,
         )
-        self._send(self.decode, submit)
+        self.send(self.decode, submit)
 
     def send_prefill(self, asked: Asked) -> None:
         """Ask the prefill node."""
@@ -122,9 +123,14 @@ class ScriptedRouter:
             reply_to=self._new_call(asked, self.prefill),
             received_at_s=self._clock.now_s(),
             ticket=ticket,
-            may_pull=self.may_pull,
+            source=self._source(ticket),
         )
-        self._send(self.prefill, submit)
+        self.send(self.prefill, submit)
+
+    def _source(self, ticket: Ticket | None) -> PrefixSource | None:
+        if self.source is not None or ticket is None or not self.may_pull:
+            return self.source
+        return PrefixSource(self.decode, ticket.num_cached_tokens)
 
     def abort(self, asked: Asked) -> None:
         """The client went away."""
@@ -151,13 +157,8 @@ class ScriptedRouter:
                     self.send_prefill(asked)
             case StartedLocally():
                 asked.is_local = True
-            case PromptAccepted(None):
+            case PromptAccepted():
                 pass
-            case PromptAccepted(pull):
-                assert pull is not None
-                assert self.may_pull
-                if not asked.is_done:
-                    self._send(self.decode, SendPrefix(self.me, pull))
             case _:
                 raise AssertionError(f"no answer to a request: {answer}")
 
@@ -217,4 +218,4 @@ class ScriptedRouter:
     def _end(self, asked: Asked, outcome: str) -> None:
         asked.outcomes.append(outcome)
         for node in asked.legs:
-            self._send(node, AbortAttempt(self.me, (asked.request.id,)))
+            self.send(node, AbortAttempt(self.me, (asked.request.id,)))

@@ -6,8 +6,8 @@ import pytest
 
 from common.ids import Incarnation
 from kv_transfer.contract import Commit
-from node.flow.messages import AbortAttempt, Drain, SendPrefix
-from node.flow.prefix_pulls import MOST_PAUSES, Pauses, PullCost
+from node.flow.messages import AbortAttempt, Drain, SendBlocks
+from node.flow.pulls.pull_cost import MOST_PAUSES, Pauses, PullCost
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
     BLOCK_SIZE,
@@ -121,8 +121,8 @@ def test_a_source_that_never_sends_is_waited_for_a_moment() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
     asked = next_turn(world, prompt)
-    world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
-    world.to_nodes = [(to, m) for to, m in world.to_nodes if not isinstance(m, SendPrefix)]
+    world.step_until(lambda: any(isinstance(m, SendBlocks) for _, m in world.to_nodes))
+    world.to_nodes = [(to, m) for to, m in world.to_nodes if not isinstance(m, SendBlocks)]
     world.settle()
     assert not asked.tokens
     assert len(world.p.scheduler.prefix_transfers) == 1
@@ -131,7 +131,7 @@ def test_a_source_that_never_sends_is_waited_for_a_moment() -> None:
     assert pulls(world) == {"failed": 1}
 
 
-def test_a_source_that_gives_up_is_not_waited_for() -> None:
+def test_a_source_that_gives_up_is_not_waited_for_and_is_asked_again() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
     asked = next_turn(world, prompt)
@@ -139,7 +139,10 @@ def test_a_source_that_gives_up_is_not_waited_for() -> None:
     [token] = world.d.connector.transfers
     world.d.connector.abort(token)
     assert_finished(world, asked)
-    assert pulls(world) == {"failed": 1}
+    assert pulls(world) == {"missed": 1}
+    again = world.ask((*prompt, *asked.answer(), 5, 6, 7), max_tokens=6, name="third")
+    assert_finished(world, again)
+    assert pulls(world) == {"missed": 1, "landed": 1}
 
 
 def test_a_commit_for_other_tokens_is_not_believed() -> None:
@@ -213,7 +216,7 @@ def test_a_copy_that_fails_costs_the_pull(who: str) -> None:
     world.settle()
     world.advance(30.0)
     assert_finished(world, asked)
-    assert pulls(world) == {"failed": 1}
+    assert pulls(world) == {"failed" if who == "p" else "missed": 1}
 
 
 def test_a_drained_source_sends_before_it_leaves() -> None:
@@ -261,32 +264,24 @@ def test_the_landing_of_an_aborted_prompt_is_closed_at_once() -> None:
     assert len(world.p.scheduler.prefix_transfers) == 0
 
 
-def test_a_node_that_is_asked_again_sends_once() -> None:
+@pytest.mark.parametrize("is_one_sided", [False, True])
+def test_a_node_that_is_asked_again_changes_nothing(is_one_sided: bool) -> None:
     world = world_that_pulls()
+    world.network.is_one_sided = is_one_sided
     prompt = first_turn(world)
     asked = next_turn(world, prompt)
-    world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
-    [message] = [m for _, m in world.to_nodes if isinstance(m, SendPrefix)]
-    world.step_until(lambda: bool(asked.tokens))
-    assert not world.d.connector.transfers
+    world.step_until(lambda: any(isinstance(m, SendBlocks) for _, m in world.to_nodes))
+    [message] = [m for _, m in world.to_nodes if isinstance(m, SendBlocks)]
     world.d.inbox.put(message)
-    world.d.turn()
-    assert not world.d.connector.transfers, "its landing may be over, and its blocks another's"
+    world.step_until(lambda: bool(asked.tokens))
+    assert pulls(world) == {"landed": 1}
+    cached = world.p.runner.kv_bytes[:, :, list(message.ticket.target_block_ids)].copy()
+    world.d.inbox.put(message)  # its landing is over, and its blocks may be another's
+    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
     assert_finished(world, asked)
-
-
-def test_another_routers_attempt_is_not_sent() -> None:
-    world = world_that_pulls()
-    prompt = first_turn(world)
-    asked = next_turn(world, prompt)
-    world.step_until(lambda: any(isinstance(m, SendPrefix) for _, m in world.to_nodes))
-    [message] = [m for _, m in world.to_nodes if isinstance(m, SendPrefix)]
-    world.to_nodes.remove((DECODE, message))
-    world.d.inbox.put(SendPrefix(DECODE, message.ticket))
-    world.d.turn()
-    assert not world.d.connector.transfers
-    world.advance(6.0)
-    assert_finished(world, asked)
+    now = world.p.runner.kv_bytes[:, :, list(message.ticket.target_block_ids)]
+    assert (now == cached).all()
+    assert pulls(world) == {"landed": 1}
 
 
 def test_costs_are_corrected_by_what_pulls_take() -> None:
@@ -327,9 +322,10 @@ def test_what_failed_to_come_is_computed_at_once_the_next_time() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
     asked = next_turn(world, prompt)
-    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
-    [token] = world.d.connector.transfers
-    world.d.connector.abort(token)
+    world.step_until(lambda: any(isinstance(m, SendBlocks) for _, m in world.to_nodes))
+    world.to_nodes = [(to, m) for to, m in world.to_nodes if not isinstance(m, SendBlocks)]
+    world.settle()
+    world.advance(6.0)
     assert_finished(world, asked)
     again = world.ask((*prompt, *asked.answer(), 5, 6, 7), max_tokens=6, name="third")
     assert_finished(world, again)

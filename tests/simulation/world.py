@@ -33,11 +33,11 @@ from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
-from node.flow.messages import Answer, CallRefused, Effect, Message, SendPrefix, Submit
+from node.flow.messages import Answer, AskBlocks, CallRefused, Effect, Message, SendBlocks, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
-from node.flow.prefix_pulls import PullCost
+from node.flow.pulls.pull_cost import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.disk.faulty_files import FaultyCalls
@@ -66,6 +66,17 @@ class OutputToRouter:
 
     node: Incarnation
     output: RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class AskToRouter:
+    """What a node wants of another one's cache, on its way."""
+
+    node: Incarnation
+    wanted: AskBlocks
+
+
+ToRouter = ReplyToRouter | OutputToRouter | AskToRouter
 
 
 class Node:
@@ -126,6 +137,10 @@ class Node:
         assert router == ROUTER
         self.world.to_router.append(OutputToRouter(self.me, output))
 
+    def ask(self, wanted: AskBlocks) -> None:
+        assert wanted.router == ROUTER
+        self.world.to_router.append(AskToRouter(self.me, wanted))
+
     def execute(
         self, batch: Any, on_layer: OnLayer | None = None, on_queued: OnQueued | None = None
     ) -> Any:
@@ -170,7 +185,7 @@ class Node:
             transfer = self.connector.transfers[token]
             if attempt is not None:
                 assert set(transfer.pieces.values()) <= set(attempt.sequence.block_table)
-            elif token in getattr(self.flow, "_sends", ()):
+            elif token in self.flow.sends:
                 held = self.scheduler.prefix_transfers.held_block_ids
                 assert set(transfer.pieces.values()) <= held
             else:
@@ -182,7 +197,7 @@ class Node:
                 assert use in (BlockUse.RECEIVING, BlockUse.QUARANTINED), "reused under a writer"
         for token, landing in self.connector.landings.items():
             attempt = self.flow.attempts.of_lease(token)
-            if token in (getattr(self.flow, "_pulls", None) or ()):
+            if isinstance(self.flow, PrefillFlow) and token in self.flow.pulls:
                 held = self.scheduler.prefix_transfers.held_block_ids
                 assert set(landing.ticket.target_block_ids) <= held
                 continue
@@ -268,7 +283,7 @@ class World:
         self.clock = ManualClock()
         self.network = FakeKVNetwork(self.clock)
         self.to_nodes: list[tuple[Incarnation, Message]] = []
-        self.to_router: list[ReplyToRouter | OutputToRouter] = []
+        self.to_router: list[ToRouter] = []
         self.nodes: dict[Incarnation, Node] = {}
         self.token_s = 1.0
         """What computing a token is expected to take, where a pull is thought of."""
@@ -296,10 +311,9 @@ class World:
             return PrefillFlow(
                 scheduler,
                 _limits(size, runner),
-                fingerprint=runner.layout.fingerprint,
-                kv_description="hashes",
                 needs_staging=True,
-                pulling=(self._tickets(me, runner), self.pull_cost),
+                tickets=self._tickets(me, runner),
+                pull_cost=self.pull_cost,
                 disk_cost=self._disk_cost(size),
             )
 
@@ -352,17 +366,19 @@ class World:
         try:
             self.nodes[node].inbox.put(message)
         except (Draining, Overloaded) as error:
-            if isinstance(message, SendPrefix):
-                return  # its prompt is computed when nothing comes
             assert isinstance(message, Submit)
             self.to_router.append(ReplyToRouter(node, message.reply_to, CallRefused(error)))
 
-    def to_the_router(self, item: ReplyToRouter | OutputToRouter) -> None:
-        """One answer or output arrives."""
-        if isinstance(item, ReplyToRouter):
-            self.router.on_reply(item.node, item.reply_to, item.answer)
-        else:
-            self.router.on_output(item.node, item.output)
+    def to_the_router(self, item: ToRouter) -> None:
+        """One answer, output or wish arrives; a wish is passed on."""
+        match item:
+            case ReplyToRouter(node, reply_to, answer):
+                self.router.on_reply(node, reply_to, answer)
+            case OutputToRouter(node, output):
+                self.router.on_output(node, output)
+            case AskToRouter(_, wanted):
+                message = SendBlocks(wanted.ticket, wanted.block_hashes)
+                self.to_nodes.append((wanted.source, message))
 
     def turn(self, node: Node | None = None) -> bool:
         """Each node (or one) takes a turn."""
@@ -430,6 +446,9 @@ class World:
             assert len(node.flow.attempts) == 0, f"{node.me} still holds attempts"
             assert node.flow.attempts.num_leases == 0
             assert not getattr(node.flow, "_tickets", {}), "a ticket is left"
+            assert not node.flow.sends, "a pull is still answered"
+            if isinstance(node.flow, PrefillFlow):
+                assert not node.flow.pulls, "a pull is waited for"
             assert not node.connector.transfers, f"{node.me} has open transfers"
             assert not node.connector.landings, f"{node.me} has open landings"
             assert not node.connector.quarantined, f"{node.me} has blocks in quarantine"

@@ -1,12 +1,19 @@
 """Run a real cluster under mixed load and random faults, and check every answer.
 
-    python -m tests.soak [--minutes 5] [--seed 1] [--json FILE] [--folder DIR]
+    python -m tests.soak [--minutes 5] [--seed 1] [--json FILE] [--folder DIR] [--small-pools]
+                         [-- FLAG …]
 
 Two routers, two prefill nodes, two decode nodes and a Redis of its own, on the tests' tiny model.
 Every 20 s one fault begins: a process is killed, frozen, cut off, slowed down, drained or
 restarted, or the store is. Clients stream, ask for whole answers, leave early and read slowly; they
 ask for plain text, schemas, patterns, grammars and tools, and send large bodies. The
 exit status is 1 if an answer is wrong, a request fails, or something is held at the end.
+
+With `--small-pools` they have conversations, whose prompts are mostly cached, and the nodes have
+host memory for prefixes and pools that hold two conversations of twelve; whatever another node has
+is pulled. What is right was computed without any of it. Flags after `--` go to every node, such as
+those of further tiers. The exit status is 1 as well if a tier has moved nothing, if the routers do
+not know of the same blocks at the end, or of more or less than the nodes hold.
 """
 
 from __future__ import annotations
@@ -17,15 +24,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.soak.clients import Client, Ended, last_answers, right_answers
-from tests.soak.cluster import ROLES, soak_cluster
+from tests.soak.clients import MAX_TOKENS, Client, Ended, Right, last_answers, right_answers
+from tests.soak.cluster import ROLES, ROOMY, SMALL, soak_cluster
+from tests.soak.conversations import Turn, following, right_turns
 from tests.soak.injection import Injector, Undo
 from tests.soak.questions import Shape
 from tests.soak.report import Done, Held, as_json, held_by, summary
 from tests.soak.schedule import Fault, draw_faults
+from tests.soak.tiers import index_complaints, moved, still_complaints, unbalanced
 from tests.support.cluster.api import Api
 from tests.support.cluster.cluster import Cluster
 from tests.support.models.tiny_model import make_tiny_model
@@ -46,11 +56,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the faults and the clients")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep the logs here")
+    parser.add_argument("--small-pools", action="store_true", help="move prefixes between tiers")
+    parser.add_argument("flags", nargs="*", help="after --: more flags for every node")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="pdserve-soak-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        figures, complaints = soak(folder, options.seed, 60 * options.minutes)
+        soak = Soak(folder, options.seed, 60 * options.minutes, options.flags)
+        figures, complaints = soak.of_tiers() if options.small_pools else soak.of_shapes()
     text = json.dumps(figures, indent=1)
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")
@@ -61,34 +74,73 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if complaints else 0
 
 
-def soak(folder: Path, seed: int, length_s: float) -> tuple[dict[str, object], list[str]]:
-    """Run it. Return the figures, and what was not as it must be."""
-    model = make_tiny_model(folder / "tiny")
-    with redis_server() as store, soak_cluster(model, store, folder) as (cluster, links):
-        with Api(cluster.url, "tiny") as api:
-            right = right_answers(api, *Shape)
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """One run. Each method returns the figures, and what was not as it must be."""
+
+    folder: Path
+    seed: int
+    length_s: float
+    flags: Sequence[str]
+
+    def of_shapes(self) -> tuple[dict[str, object], list[str]]:
+        """Ask for everything that can be asked for."""
+        model = make_tiny_model(self.folder / "tiny")
+        memory = (*ROOMY, *self.flags)
+        with (
+            redis_server() as store,
+            soak_cluster(model, store, self.folder, memory) as (cluster, links),
+        ):
+            with Api(cluster.url, "tiny") as api:
+                right = right_answers(api, *Shape)
+            injector = Injector(cluster, links, store)
+            figures, complaints = self._run(cluster, injector, right, {})
+        return figures, [*complaints, *unbalanced(self.folder)]
+
+    def of_tiers(self) -> tuple[dict[str, object], list[str]]:
+        """Have conversations, with pools that hold few of them."""
+        model = make_tiny_model(self.folder / "tiny")
+        memory = (*SMALL, *self.flags)
+        with redis_server() as store:
+            turns = right_turns(model, store, self.folder, max(MAX_TOKENS))
+            right: Right = dict(turns.items())
+            with soak_cluster(model, store, self.folder, memory, pulls_all=True) as (
+                cluster,
+                links,
+            ):
+                injector = Injector(cluster, links, store)
+                figures, complaints = self._run(cluster, injector, right, following(turns))
+                tiers = moved(cluster)
+                complaints += [*still_complaints(tiers), *index_complaints(cluster)]
+        figures["moved"] = {name: asdict(one) for name, one in tiers.items()}
+        return figures, [*complaints, *unbalanced(self.folder)]
+
+    def _run(
+        self, cluster: Cluster, injector: Injector, right: Right, after: Mapping[Turn, Turn]
+    ) -> tuple[dict[str, object], list[str]]:
         at_start = held_by(cluster)
-        injector = Injector(cluster, links, store)
-        faults = draw_faults(seed, ROLES, until_s=length_s, every_s=EVERY_S)
+        faults = draw_faults(self.seed, ROLES, until_s=self.length_s, every_s=EVERY_S)
         is_over = threading.Event()
-        clients = [Client(n, seed, cluster.urls, right, is_over) for n in range(NUM_CLIENTS)]
+        clients = [
+            Client(n, self.seed, cluster.urls, right, is_over, after) for n in range(NUM_CLIENTS)
+        ]
         with cluster.slow():
             for client in clients:
                 client.start()
             began_s = time.monotonic()
             done = _do_faults(injector, faults, began_s)
-            _sleep_until(began_s + length_s)
+            _sleep_until(began_s + self.length_s)
             is_over.set()
         ended = last_answers(clients, LAST_ANSWERS_S)
         injector.heal()
         complaints = _closing_complaints(cluster, at_start)
         figures: dict[str, object] = summary(ended, done)
         figures |= {"at_start": as_json(at_start), "at_end": as_json(held_by(cluster))}
-    bad = [one for one in ended if one.failure]
-    complaints += [_described(one, done, began_s) for one in bad[:MOST_SHOWN]]
-    if not ended:
-        complaints.append("no request ended")
-    return figures, complaints
+        bad = [one for one in ended if one.failure]
+        complaints += [_described(one, done, began_s) for one in bad[:MOST_SHOWN]]
+        if not ended:
+            complaints.append("no request ended")
+        return figures, complaints
 
 
 def _do_faults(injector: Injector, faults: Sequence[Fault], began_s: float) -> list[Done]:

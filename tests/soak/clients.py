@@ -12,12 +12,14 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 import httpx
 
+from tests.soak.conversations import Turn
 from tests.soak.questions import Question, Shape, questions
 from tests.support.cluster.api import Api, ApiFailure, Fields, Stream, tokens_of
 
@@ -29,7 +31,10 @@ MAX_TOKENS = (20, 60, 120, 240)
 SLOW_READ_S = 0.25
 SLOW_READS = 20
 
-Right = dict[Question, tuple[str, ...]]
+GOES_ON = 0.7
+"""How often a conversation goes on, where one was asked."""
+
+Right = Mapping[Question | Turn, tuple[str, ...]]
 """All tokens of the longest answer to each question."""
 
 
@@ -90,14 +95,23 @@ class Client(threading.Thread):
     """Asks one thing after another until `stop` is set."""
 
     def __init__(
-        self, number: int, seed: int, urls: list[str], right: Right, stop: threading.Event
+        self,
+        number: int,
+        seed: int,
+        urls: list[str],
+        right: Right,
+        stop: threading.Event,
+        following: Mapping[Turn, Turn] | None = None,
     ) -> None:
+        """`following`: what is asked after a turn, mostly."""
         super().__init__(name=f"client {number}", daemon=True)
         self._rng = random.Random(seed * 1000 + number)
         self._right = right
-        self._questions: dict[Shape, list[Question]] = {}
+        self._questions: dict[Enum, list[Question | Turn]] = {}
         for question in right:
             self._questions.setdefault(question.shape, []).append(question)
+        self._following = following or {}
+        self._latest: Question | Turn | None = None
         self._stop_asking = stop
         self._apis = [Api(url, "tiny") for url in urls]
         for api in self._apis:
@@ -113,16 +127,26 @@ class Client(threading.Thread):
             ("slow_reader", self._read_slowly),
         ]
         while not self._stop_asking.is_set():
-            shape = self._rng.choice(list(self._questions))
-            question = self._rng.choice(self._questions[shape])
+            question = self.choose()
             max_tokens = self._rng.choice(MAX_TOKENS)
             kind, way = self._rng.choice(ways)
             fields = question.fields(max_tokens, f"{self.name} {len(self.ended)}")
             wanted = self._right[question][:max_tokens]
             one = self._ask(kind, way, question.path, fields, wanted)
-            self.ended.append(replace(one, shape=shape.value))
+            self.ended.append(replace(one, shape=question.shape.value))
         for api in self._apis:
             api.http.close()
+
+    def choose(self) -> Question | Turn:
+        """Go on with the latest conversation, or begin anything else."""
+        latest = self._latest
+        if isinstance(latest, Turn) and latest in self._following and self._rng.random() < GOES_ON:
+            self._latest = self._following[latest]
+        else:
+            self._latest = self._rng.choice(
+                self._questions[self._rng.choice(list(self._questions))]
+            )
+        return self._latest
 
     def _ask(
         self,

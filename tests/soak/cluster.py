@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec
 from tests.support.kv.links import Link
 from tests.support.stores.redis_server import RedisServer
 
-CONTROL, KV = "SOAK_CONTROL_ADDRESS", "SOAK_KV_ENDPOINT"
+CONTROL, KV, PULL_ALL = "SOAK_CONTROL_ADDRESS", "SOAK_KV_ENDPOINT", "SOAK_PULL_ALL"
 ROLES = {
     "prefill-1": Role.PREFILL,
     "prefill-2": Role.PREFILL,
@@ -47,6 +47,33 @@ _ADVERTISE_THE_LINKS = f"""
         self_description.node_record = record_of_the_link
 """
 
+# A node whose books do not balance after a step ends at once. With small pools it pulls whatever
+# another node has: computing is quicker with so small a model.
+_CHECK_THE_BOOKS = f"""
+        from engine.core.scheduler import Scheduler
+
+        apply = Scheduler.apply
+
+        def apply_and_check(self, *args, **kwargs):
+            ended = apply(self, *args, **kwargs)
+            self.check()
+            return ended
+
+        Scheduler.apply = apply_and_check
+
+        if "{PULL_ALL}" in os.environ:
+            import node.flow.prefix_pulls as prefix_pulls
+
+            prefix_pulls.PullCost.is_worth = lambda self, num_tokens: True
+            prefix_pulls.FIRST_PAUSE_S = 1.0
+"""
+ROOMY = ("--kv-cache-memory", "16MiB")
+SMALL = (
+    *("--kv-cache-memory", "1MiB", "--prefix-host-memory", "512KiB"),
+    *("--preemption-mode", "swap", "--swap-space", "512KiB"),
+)
+"""Two conversations of twelve, and as much again below them, which swapped requests share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Links:
@@ -61,12 +88,22 @@ class Links:
 
 @contextlib.contextmanager
 def soak_cluster(
-    model: Path, redis_server: RedisServer, folder: Path
+    model: Path,
+    redis_server: RedisServer,
+    folder: Path,
+    memory: Sequence[str] = ROOMY,
+    *,
+    pulls_all: bool = False,
 ) -> Iterator[tuple[Cluster, dict[str, Links]]]:
-    """The running cluster, whose steps take 50 ms, and the links by node id."""
+    """The running cluster, whose steps take 50 ms, and the links by node id.
+
+    `memory`: the flags of its nodes' pools. `pulls_all`: whatever another node has is pulled.
+    """
     at_start = folder / "at_start"
     at_start.mkdir()
-    (at_start / "sitecustomize.py").write_text(textwrap.dedent(_ADVERTISE_THE_LINKS))
+    (at_start / "sitecustomize.py").write_text(
+        textwrap.dedent(_ADVERTISE_THE_LINKS + _CHECK_THE_BOOKS)
+    )
     path = os.pathsep.join(filter(None, (str(at_start), os.environ.get("PYTHONPATH", ""))))
     with contextlib.ExitStack() as stack:
         links, nodes = {}, []
@@ -78,6 +115,7 @@ def soak_cluster(
             for one in link.both():
                 stack.callback(one.close)
             environ = {"PYTHONPATH": path, CONTROL: link.control.address, KV: link.kv.endpoint}
+            environ |= {PULL_ALL: "1"} if pulls_all else {}
             own = ("--port", str(ports[0]), "--kv-port", str(ports[1]))
             nodes.append(NodeSpec(node_id, role, (*own, *_flags(role)), environ))
         spec = ClusterSpec(
@@ -85,7 +123,7 @@ def soak_cluster(
             model=model,
             nodes=tuple(nodes),
             flags=(
-                *("--block-size", "16", "--num-threads", "1", "--kv-cache-memory", "16MiB"),
+                *("--block-size", "16", "--num-threads", "1", *memory),
                 *("--kv-transport", "zmq", "--drain-timeout-s", DRAIN_S),
             ),
             routers=(("--drain-timeout-s", "60", "--tool-template", "builtin"),) * 2,

@@ -88,6 +88,14 @@ class HostPool:
         """Return the host block that holds what the hash names, if there is one."""
         return self._prefixes.find(block_hash)
 
+    def keep_news(self) -> None:
+        """Note from now on which prefixes enter and leave; see `PrefixCache.keep_news`."""
+        self._prefixes.keep_news()
+
+    def take_news(self) -> dict[BlockHash, bool]:
+        """Return the prefixes that entered (true) or left since the last call, in order."""
+        return self._prefixes.take_news()
+
     def note_use(self, block_hash: BlockHash) -> bool:
         """Note that a prefix was used, wherever; return whether it is here."""
         host_block_id = self._prefixes.find(block_hash)

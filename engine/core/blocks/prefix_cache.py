@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Protocol
 
 from common.kv.blocks import BlockHash
+
+
+class TellsNews(Protocol):
+    """A tier of blocks that are found by their hashes."""
+
+    def keep_news(self) -> None:
+        """Note from now on what enters and leaves, until `take_news`, which must then be called."""
+
+    def take_news(self) -> dict[BlockHash, bool]:
+        """Return the blocks that entered (true) or left since the last call, in order."""
 
 
 class PrefixCache:
@@ -19,6 +31,8 @@ class PrefixCache:
         self._hash_of: dict[int, BlockHash] = {}
         self.reused: set[int] = set()
         """Findable blocks that were used again, as far as their user notes it."""
+        self._most_remembered = 0
+        self._left: OrderedDict[BlockHash, None] = OrderedDict()
         self._news: dict[BlockHash, bool] | None = None
 
     def __len__(self) -> int:
@@ -38,6 +52,10 @@ class PrefixCache:
             return {}
         self._news = {}
         return news
+
+    def remember(self, num_left: int) -> None:
+        """Take one of the last `num_left` that have left, when it comes again, as used again."""
+        self._most_remembered = num_left
 
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order."""
@@ -62,6 +80,9 @@ class PrefixCache:
         if block_hash not in self._block_of and block_id not in self._hash_of:
             self._block_of[block_hash] = block_id
             self._hash_of[block_id] = block_hash
+            if block_hash in self._left:
+                del self._left[block_hash]
+                self.reused.add(block_id)
             if self._news is not None:
                 self._news[block_hash] = True
 
@@ -74,5 +95,9 @@ class PrefixCache:
         block_hash = self._hash_of.pop(block_id)
         del self._block_of[block_hash]
         self.reused.discard(block_id)
+        if self._most_remembered:
+            self._left[block_hash] = None
+            if len(self._left) > self._most_remembered:
+                self._left.popitem(last=False)
         if self._news is not None:
             self._news[block_hash] = False

@@ -1,7 +1,7 @@
 """What a node reads from disk instead of computing it, and what it writes there. Pure.
 
 A prompt that is computed here waits for a read before it is queued, where the read should be
-quicker than computing (the rule and the constants of a pull, `prefix_pulls`), and for no longer
+quicker than computing (the rule and the constants of a pull, `pulls.pull_cost`), and for no longer
 than computing takes: then it is queued as it is, and the read lands for those who come later. One
 that waits for KV of another node, or for a pull, reads nothing.
 
@@ -30,7 +30,7 @@ from engine.core.statistics import DiskEvent
 from node.flow.attempt_table import NodeAttempt
 from node.flow.disk.pause import Pause
 from node.flow.messages import BeginDisk, DiskEnded, Effect
-from node.flow.prefix_pulls import PullCost
+from node.flow.pulls.pull_cost import PullCost
 
 LOOK_S = 30.0
 """How often the folders of other nodes are looked at."""

@@ -1,8 +1,12 @@
 """Which nodes hold the KV of which blocks: as they report it, and as this router expects it. Pure.
 
-Nodes report the blocks that enter and leave their prefix caches. Between a placement and the report
-that follows it, and of nodes that report nothing, the router expects that a node holds the prompts
-that it was sent. All of it is a hint: a wrong one costs a miss in a cache, never an answer.
+Nodes report the blocks that enter and leave their tiers: the pool, and host memory below it.
+Between a placement and the report that follows it, and of nodes that report nothing, the router
+expects that a node holds the prompts that it was sent. All of it is a hint: a wrong one costs a
+miss in a cache, never an answer.
+
+A block counts as held in whatever tier it is: to copy it back takes a small part of the time to
+compute it, and which of two nodes has less to do matters more.
 
 The holders of a block are bits of one integer. A hash covers all tokens before it, and a cache
 evicts a prefix after its continuations, so a node that holds a block holds those before it: along a
@@ -12,20 +16,25 @@ prompt the holders only become fewer, and a binary search finds where.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, BlockKey, block_key
+from common.kv.tiers import Tier
 
 MAX_BLOCKS = 10_000_000
-"""Blocks in the index, each once whatever the number of its holders."""
+"""Blocks in the index, each once for the pools and once for what is below them, whatever the number
+of its holders."""
 MAX_EXPECTED = 65_536
 MAX_RUNS = 8
 """How many different depths one look-up tells apart, the deepest ones."""
 SWEPT_AT_ONCE = 4096
 """Blocks of nodes that have left which one report, or one look-up, takes out of the index."""
+
+
+_NOTHING: dict[BlockKey, int] = {}
 
 
 class HeldBlocks(NamedTuple):
@@ -53,48 +62,61 @@ class BlockIndex:
         self._max_blocks = max_blocks
         self._max_expected = max_expected
         self._holders: dict[BlockKey, int] = {}
+        """Who has which blocks in its pool."""
+        self._below: dict[BlockKey, int] = {}
+        """The same of all other tiers together."""
         self._expected: OrderedDict[BlockKey, int] = OrderedDict()
         self._slots: dict[Incarnation, int] = {}
-        self._held: dict[int, set[BlockKey]] = {}
+        self._held: dict[int, dict[Tier, set[BlockKey]]] = {}
         """The reported blocks of each slot."""
         self._bits: list[int] = []
         """One integer for each slot: most blocks have one holder, and share it."""
-        self._leaving: dict[int, set[BlockKey]] = {}
+        self._leaving: dict[int, dict[Tier, set[BlockKey]]] = {}
         self._free: list[int] = []
 
     def __len__(self) -> int:
-        """Return how many blocks are known of reports."""
-        return len(self._holders)
+        """Return how many blocks are known of reports, in pools and below them."""
+        return len(self._holders) + len(self._below)
 
-    def num_held(self, node: Incarnation) -> int:
-        """Return how many blocks the node has reported."""
-        return len(self._held.get(self._slots.get(node, -1), ()))
+    def num_held(self, node: Incarnation, tier: Tier = Tier.POOL) -> int:
+        """Return how many blocks the node has reported of a tier."""
+        held = self._held.get(self._slots.get(node, -1))
+        return 0 if held is None else len(held[tier])
 
     # What nodes say, and what is placed.
 
     def on_report(
-        self, node: Incarnation, added: Collection[BlockKey], removed: Collection[BlockKey]
+        self,
+        node: Incarnation,
+        added: Collection[BlockKey],
+        removed: Collection[BlockKey],
+        tier: Tier = Tier.POOL,
     ) -> int:
-        """Take blocks that entered or left the cache of a node; return how many had no room."""
+        """Take blocks that entered or left a tier of a node; return how many had no room."""
         self._sweep()
         if not added and not removed:
             return 0
         slot = self._slot(node)
-        bit, held = self._bits[slot], self._held[slot]
+        bit, held, keys = self._bits[slot], self._held[slot], self._held[slot][tier]
+        index, is_pool = self._index(tier), tier is Tier.POOL
+        most = self._max_blocks - len(self) + len(index)
         num_dropped = 0
         for key in added:
-            holders = self._holders.get(key, 0)
-            if not holders and len(self._holders) >= self._max_blocks:
+            holders = index.get(key, 0)
+            if not holders and len(index) >= most:
                 num_dropped += 1
                 continue
-            self._holders[key] = holders | bit if holders else bit
-            held.add(key)
-            self._confirm(key, bit)
+            index[key] = holders | bit if holders else bit
+            keys.add(key)
+            if is_pool:
+                self._confirm(key, bit)
         for key in removed:
-            if key in held:
-                held.discard(key)
-                self._drop(key, bit)
-            self._confirm(key, bit)
+            if key in keys:
+                keys.discard(key)
+                if is_pool or not _is_below(key, held):
+                    self._drop(index, key, bit)
+            if is_pool:  # what is expected enters the pool
+                self._confirm(key, bit)
         return num_dropped
 
     def expect(self, hashes: Sequence[BlockHash], node: Incarnation) -> None:
@@ -118,14 +140,17 @@ class BlockIndex:
 
     # Look-ups.
 
-    def held(self, hashes: Sequence[BlockHash]) -> HeldBlocks:
-        """Return how many leading blocks of a prompt each node holds."""
-        reported, expected = self._holders.get, self._expected.get
+    def held(self, hashes: Sequence[BlockHash], *, in_pools: bool = False) -> HeldBlocks:
+        """Return how many leading blocks of a prompt each node holds; with `in_pools`, of those
+        that it has reported to be in its pool, from where it can send them."""
+        reported = self._holders.get
+        below = (_NOTHING if in_pools else self._below).get
+        expected = (_NOTHING if in_pools else self._expected).get
         runs: list[tuple[int, int]] = []
         if not hashes:
             return HeldBlocks(runs, self._slots)
         key = block_key(hashes[0])
-        left = reported(key, 0) | expected(key, 0)
+        left = reported(key, 0) | below(key, 0) | expected(key, 0)
         end = len(hashes)
         while left and len(runs) < MAX_RUNS:
             # The most leading blocks that any of those `left` holds: the deeper it goes, the fewer
@@ -134,7 +159,7 @@ class BlockIndex:
             while low < end:
                 middle = (low + end + 1) // 2
                 key = block_key(hashes[middle - 1])
-                found = (reported(key, 0) | expected(key, 0)) & left
+                found = (reported(key, 0) | below(key, 0) | expected(key, 0)) & left
                 if found:
                     low, new = middle, found
                 else:
@@ -152,8 +177,11 @@ class BlockIndex:
             slot = self._free.pop() if self._free else len(self._bits)
             if slot == len(self._bits):
                 self._bits.append(1 << slot)
-            self._slots[node], self._held[slot] = slot, set()
+            self._slots[node], self._held[slot] = slot, {tier: set() for tier in Tier}
         return slot
+
+    def _index(self, tier: Tier) -> dict[BlockKey, int]:
+        return self._holders if tier is Tier.POOL else self._below
 
     def _confirm(self, key: BlockKey, bit: int) -> None:
         """Expect nothing any more of what a node has reported."""
@@ -164,26 +192,35 @@ class BlockIndex:
             else:
                 self._expected[key] = expected & ~bit
 
-    def _drop(self, key: BlockKey, bit: int) -> None:
-        holders = self._holders[key] & ~bit
+    def _drop(self, index: dict[BlockKey, int], key: BlockKey, bit: int) -> None:
+        holders = index[key] & ~bit
         if not holders:
-            del self._holders[key]
+            del index[key]
         elif holders & (holders - 1):
-            self._holders[key] = holders
+            index[key] = holders
         else:
-            self._holders[key] = self._bits[holders.bit_length() - 1]
+            index[key] = self._bits[holders.bit_length() - 1]
 
     def _sweep(self) -> None:
         """Take some blocks of the nodes that have left out of the index."""
         num_left = SWEPT_AT_ONCE
         while self._leaving and num_left:
-            slot, keys = next(iter(self._leaving.items()))
+            slot, held = next(iter(self._leaving.items()))
             bit = self._bits[slot]
-            while keys and num_left:
-                self._drop(keys.pop(), bit)
-                num_left -= 1
-            if not keys:
+            for tier, keys in held.items():
+                index = self._index(tier)
+                while keys and num_left:
+                    key = keys.pop()
+                    if tier is Tier.POOL or not _is_below(key, held):
+                        self._drop(index, key, bit)
+                    num_left -= 1
+            if not any(held.values()):
                 del self._leaving[slot]
                 for key in [key for key, nodes in self._expected.items() if nodes & bit]:
                     self._confirm(key, bit)
                 self._free.append(slot)
+
+
+def _is_below(key: BlockKey, held: Mapping[Tier, set[BlockKey]]) -> bool:
+    """Return whether a node has a block in a tier below its pool."""
+    return any(key in keys for tier, keys in held.items() if tier is not Tier.POOL)

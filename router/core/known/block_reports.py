@@ -6,16 +6,19 @@ import struct
 from typing import NamedTuple
 
 from common.kv.blocks import KEY_BYTES, BlockKey
+from common.kv.tiers import Tier
 
-POOL_TIER = 0
+_TIERS = frozenset(Tier)
 
 
 class BlockReport(NamedTuple):
-    """Blocks that entered or left a cache. With `is_first` what was said before is void."""
+    """Blocks that entered or left a tier. With `is_first` what was said before, of all tiers, is
+    void."""
 
     is_first: bool
     added: tuple[BlockKey, ...] = ()
     removed: tuple[BlockKey, ...] = ()
+    tier: Tier = Tier.POOL
 
 
 class ReportReader:
@@ -30,7 +33,8 @@ class ReportReader:
         """Return what a report says; None: nothing can be learned from it.
 
         After a report that is missing, or that is not as it should be, nothing is known of the
-        node, and nothing is learned until it says all again.
+        node, and nothing is learned until it says all again. A tier that is not known here is
+        skipped.
         """
         if number == 1:
             self._next, self.has_lost = 1, False
@@ -40,9 +44,9 @@ class ReportReader:
             self.has_lost = True
             return BlockReport(is_first=True)
         self._next += 1
-        if tier != POOL_TIER:
+        if tier not in _TIERS:
             return BlockReport(number == 1)
-        return BlockReport(number == 1, _keys(added), _keys(removed))
+        return BlockReport(number == 1, _keys(added), _keys(removed), Tier(tier))
 
 
 def _keys(packed: bytes) -> tuple[BlockKey, ...]:

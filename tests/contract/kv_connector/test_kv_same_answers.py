@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from common.ids import Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.observing.clock import MonotonicClock
 from common.request import RequestOutput
 from engine.core.planner_contract import StepLimits
@@ -23,13 +24,14 @@ from engine.step_loop import StepLoop, start_step_thread
 from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
-from node.flow.landing_place import LandingPlace
-from node.flow.messages import Answer, Effect, Message
+from node.flow.landing_place import LandingPlace, Tickets
+from node.flow.messages import Answer, AskBlocks, Effect, Message, SendBlocks
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
+from node.flow.pulls.pull_cost import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
-from tests.support.engine.build import BLOCK_SIZE, make_request
+from tests.support.engine.build import BLOCK_SIZE, make_prompt, make_request
 from tests.support.engine.hash_grammars import GRAMMARS
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
 from tests.support.kv.kv_cluster import WAIT_S, Cluster
@@ -71,7 +73,7 @@ class Node:
             on_event=self.inbox.put,
         )
         runner.kv_bytes = self.kv.pool
-        scheduler = Scheduler(
+        self.scheduler = scheduler = Scheduler(
             limits=LIMITS,
             num_blocks=NUM_BLOCKS,
             fingerprint=runner.layout.fingerprint,
@@ -136,30 +138,37 @@ class _Ears:
     def add(self, _: Incarnation, output: RequestOutput) -> None:
         self._put(lambda router: router.on_output(self._node, output))
 
+    def ask(self, wanted: AskBlocks) -> None:
+        message = SendBlocks(wanted.ticket, wanted.block_hashes)
+        self._put(lambda router: router.send(wanted.source, message))
+
 
 def prefill_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
     return PrefillFlow(
         scheduler,
         FLOW_LIMITS,
-        fingerprint=node.layout.fingerprint,
-        kv_description="hashes",
         needs_staging=True,
+        tickets=Tickets(landing_place(node), partial(next, count(10_001))),
+        pull_cost=PullCost(1.0, float),
     )
 
 
-def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
-    place = LandingPlace(
+def landing_place(node: KVNode) -> LandingPlace:
+    return LandingPlace(
         node=node.incarnation,
         kv_endpoint=node.connector.endpoint,
         fingerprint=node.layout.fingerprint,
         kv_description="hashes",
         lease_s=60.0,
     )
+
+
+def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
     return DecodeFlow(
         scheduler,
         FLOW_LIMITS,
         local_prefill_threshold=0,
-        place=place,
+        place=landing_place(node),
         new_lease_token=partial(next, count(101)),
         needs_staging=True,
     )
@@ -217,3 +226,44 @@ def test_two_nodes_answer_as_one(cluster: Cluster) -> None:
     assert {lane for (lane, outcome), n in ended.items() if n and outcome == "committed"} == {
         cluster.lane
     }
+
+
+def test_a_prefill_node_pulls_from_another_one(cluster: Cluster) -> None:
+    """Over every lane; and what is not there any more is said, not waited for."""
+    said = Said()
+    nodes = [
+        Node(cluster, "p", prefill_flow, said),
+        Node(cluster, "q", prefill_flow, said),
+        Node(cluster, "d", decode_flow, said),
+    ]
+    first, second, decode = nodes
+    inbox_of = {node.kv.incarnation: node.inbox for node in nodes}
+    router = ScriptedRouter(
+        ROUTER,
+        lambda node, message: inbox_of[node].put(message),
+        decode=decode.kv.incarnation,
+        prefill=first.kv.incarnation,
+        clock=MonotonicClock(),
+    )
+
+    def answer(prompt: tuple[int, ...], name: str, **way: Any) -> None:
+        asked = router.ask(make_request(prompt, name=name, max_tokens=3, **way), may_wait=True)
+        while not asked.is_done:
+            said.tell(router)
+        assert asked.outcomes == ["finished"], asked.error
+        assert asked.answer() == expected_tokens(prompt, asked.request.sampling)
+
+    prompt = make_prompt(5 * BLOCK_SIZE + 1, 3)
+    try:
+        answer(prompt, "first")
+        router.prefill = second.kv.incarnation
+        router.source = PrefixSource(first.kv.incarnation, 5 * BLOCK_SIZE)
+        answer((*prompt, 1), "greedy")
+        router.source = PrefixSource(first.kv.incarnation, 7 * BLOCK_SIZE)
+        answer((*prompt, *make_prompt(9, 4)), "sampled", temperature=1.0, seed=5)
+    finally:
+        for node in nodes:
+            node.close()
+    counted = second.scheduler.statistics().counters
+    assert (counted.pulls["landed"], counted.pulls["missed"]) == (1, 1)
+    assert counted.num_pulled_tokens == 5 * BLOCK_SIZE

@@ -27,6 +27,7 @@ class Books:
     num_running: int
     num_waiting: int
     num_transfers: int
+    num_host_blocks: int
     num_steps: int
     num_preemptions: int
     num_drafted: int
@@ -48,6 +49,7 @@ class Books:
             num_running=total["pdserve_running_sequences"],
             num_waiting=total["pdserve_waiting_sequences"],
             num_transfers=total["pdserve_open_transfers"],
+            num_host_blocks=total["pdserve_swapped_blocks"],
             num_steps=total["pdserve_steps_total"],
             num_preemptions=total["pdserve_preemptions_total"],
             num_drafted=total["pdserve_draft_tokens_total"],
@@ -66,6 +68,7 @@ class Books:
             "running sequences": self.num_running,
             "waiting sequences": self.num_waiting,
             "transfers": self.num_transfers,
+            "host blocks of no prefix": self.num_host_blocks,
         }
         held = [f"{count} {what}" for what, count in counts.items() if count]
         total = sum(getattr(blocks, state) for state in BlockCounts.__slots__)

@@ -25,6 +25,7 @@ from common.ids import Incarnation
 from common.observing.clock import Clock
 from kv_transfer.contract import (
     Commit,
+    GivenUp,
     Landed,
     LandingFailed,
     OnEvent,
@@ -176,7 +177,8 @@ class FakeConnector:
     def _fail_landing(
         self, landing: _Landing, reason: str, *, is_sender_done: bool = False
     ) -> None:
-        self.on_event(LandingFailed(landing.ticket.lease_token, HandoffFailed(reason)))
+        error = GivenUp(reason) if is_sender_done else HandoffFailed(reason)
+        self.on_event(LandingFailed(landing.ticket.lease_token, error))
         self._close_landing(landing, reason, is_sender_done=is_sender_done)
 
     def _close_landing(self, landing: _Landing, reason: str, *, is_sender_done: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from router.core.placement import ChosenNodes
 from router.core.policies.query import NodeView, Query
@@ -22,6 +23,8 @@ def node(
     has_grammars: bool = False,
     has_token_rules: bool = False,
     has_prompt_logprobs: bool = False,
+    sends_blocks: bool = True,
+    kv_unreachable: tuple[Incarnation, ...] = (),
 ) -> NodeView:
     record = NodeRecord(
         node_id=node_id,
@@ -38,6 +41,7 @@ def node(
         has_grammars=has_grammars,
         has_token_rules=has_token_rules,
         has_prompt_logprobs=has_prompt_logprobs,
+        sends_blocks=sends_blocks,
     )
     load = NodeLoad(
         free_blocks=free_blocks,
@@ -46,6 +50,7 @@ def node(
         num_waiting=0,
         queued_tokens=queued_tokens,
         is_draining=is_draining,
+        kv_unreachable=kv_unreachable,
     )
     return NodeView(
         record=record,

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from bench.agents.__main__ import REGIMES, WAYS, compared
-from bench.agents.figures import computed_ratio, figures, last_turn, ratio
+from bench.agents.__main__ import WAYS, compared, regimes
+from bench.agents.figures import Played, computed_ratio, figures, last_turn, ratio
 from bench.agents.playing import Asked, play
 from bench.agents.sessions import Session, Shape, make_sessions
 from bench.running_cluster import Answer, RunningCluster
@@ -70,47 +70,95 @@ async def test_requests_name_their_session_where_that_is_asked_for(is_named: boo
 
 async def test_figures_count_tokens_and_times() -> None:
     _, asked = await played(make_sessions(SHAPE, 3), is_named=True)
-    found = figures(asked, SHAPE.num_turns)
+    found = figures(Played(tuple(asked), 7.25, 3.0) + Played(took_s=1.0, cpu_s=2.0))
     assert found["num_answered"] == 12
     assert found["computed_tokens"] == 12 * 16
     assert found["prompt_tokens"] == sum(one.num_prompt_tokens for one in asked)
     assert found["ttft_ms_p50"] == found["ttft_ms_p99"] == 500.0
     assert found["ttft_ms_p50_by_turn"] == [500.0] * 4
     assert [one.turn for one in last_turn(asked)] == [3] * 3
+    assert (found["took_s"], found["cpu_s"]) == (8.2, 5.0)
+
+
+def turns(ttft_s: float, num_computed: int) -> Played:
+    """Three turns, the last of which takes three times as long."""
+    return Played(
+        tuple(
+            Asked(turn=n, num_prompt_tokens=500, num_cached_tokens=500 - num_computed, ttft_s=s)
+            for n, s in enumerate((ttft_s, ttft_s, 3 * ttft_s))
+        )
+    )
 
 
 def test_ratios_say_which_is_which() -> None:
-    def turns(ttft_s: float, num_computed: int) -> list[Asked]:
-        return [
-            Asked(turn=n, num_prompt_tokens=500, num_cached_tokens=500 - num_computed, ttft_s=s)
-            for n, s in enumerate((ttft_s, ttft_s, 3 * ttft_s))
-        ]
-
     slow, fast = turns(2.0, 100), turns(1.0, 40)
-    assert ratio(fast, slow) == 0.5
-    assert computed_ratio(fast, slow) == 0.4
-    both = {"before": slow, "now": fast}
-    assert set(both) == set(WAYS)
-    assert compared("fits", {"fits": both}) == {"ttft_p50_ratio": 0.5}
-    assert compared("long", {"long": both}) == {"ttft_p50_gain": 2.0}
-    quarter = {"fits": both, "quarter": {"before": turns(8.0, 300), "now": turns(1.25, 44)}}
-    assert compared("quarter", quarter) == {
+    assert ratio(fast.asked, slow.asked) == 0.5
+    assert computed_ratio(fast.asked, slow.asked) == 0.4
+    fits = {"before": slow, "now": fast}
+    assert compared("fits", {"fits": fits}) == {"ttft_p50_ratio": 0.5}
+    assert compared("long", {"long": fits}) == {"ttft_p50_gain": 2.0}
+    quarter = {"before": turns(8.0, 300), "now": turns(1.25, 44)}
+    assert compared("quarter", {"quarter": quarter}) == {"last_turn_gain": 6.4}
+    assert compared("quarter", {"fits": fits, "quarter": quarter}) == {
         "last_turn_gain": 6.4,
         "computed_ratio": 1.1,
         "ttft_p50_ratio": 1.25,
     }
+    change = {"now": turns(9.0, 46)}
+    assert compared("change", {"fits": fits, "change": change}) == {"computed_ratio": 1.15}
+    assert compared("change", {"change": change}) == {}
 
 
-def test_every_prompt_of_the_regimes_fits_the_pools_and_the_model() -> None:
+def test_what_caching_costs_where_nothing_repeats_is_the_largest_share() -> None:
+    off = Played(turns(2.0, 500).asked, 100.0, 50.0)
+    now = Played(turns(2.01, 500).asked, 99.0, 51.0)
+    assert compared("no_reuse", {"no_reuse": {"off": off, "now": now}}) == {
+        "ttft_share": 0.005,
+        "time_share": -0.01,
+        "cpu_share": 0.02,
+        "cost_share": 0.02,
+    }
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_every_prompt_of_the_regimes_fits_the_pools_and_the_model(is_quick: bool) -> None:
     token_bytes = 30 * 2 * 3 * 64 * 4  # of the demo model: layers, keys and values, heads, float32
-    for regime in REGIMES.values():
+    for regime in regimes(is_quick=is_quick).values():
+        assert WAYS.keys() >= set(regime.ways)
         longest = 0
         for seed in range(1, 4):
-            for session in make_sessions(regime.shape, seed):
+            for session in regime.sessions(seed):
                 said: list[int] = []
                 for turn in session.turns:
                     before = said[turn.parent] if turn.parent >= 0 else len(session.system)
                     said.append(before + len(turn.new_tokens) + turn.num_answer_tokens)
                 longest = max(longest, *said)
         assert longest < 8192
-        assert longest * token_bytes < int(regime.pool.removesuffix("MiB")) << 20
+        assert longest * token_bytes < regime.pool_mib << 20
+
+
+async def test_half_way_through_something_else_is_done_beside() -> None:
+    cluster = FakeCluster()
+    num_asked = list[int]()
+
+    async def halfway() -> None:
+        num_asked.append(len(cluster.asked))
+
+    sessions = make_sessions(replace(SHAPE, num_sessions=1, num_turns=6), 3)
+    asked = await play(cast(RunningCluster, cluster), sessions, is_named=False, halfway=halfway)
+    assert [one.turn for one in asked] == list(range(6))
+    assert len(num_asked) == 1
+    assert 3 <= num_asked[0] <= 5
+
+
+async def test_what_fails_half_way_ends_the_play() -> None:
+    async def halfway() -> None:
+        raise RuntimeError("no node came")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="no node came")):
+        await play(
+            cast(RunningCluster, FakeCluster()),
+            make_sessions(SHAPE, 3),
+            is_named=False,
+            halfway=halfway,
+        )

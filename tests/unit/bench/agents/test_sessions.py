@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from bench.agents.sessions import Shape, make_sessions
+from bench.agents.sessions import Shape, make_lone_prompts, make_sessions
 
 SHAPE = Shape(num_sessions=40, num_systems=2)
 
@@ -53,3 +53,19 @@ def test_a_branch_goes_on_from_a_turn_before_the_last_one() -> None:
     straight = make_sessions(replace(SHAPE, branch_share=0.0), 1)
     for session in straight:
         assert [turn.parent for turn in session.turns] == list(range(-1, SHAPE.num_turns - 1))
+
+
+def test_lone_prompts_share_nothing_and_have_the_lengths_of_a_trace() -> None:
+    clients = make_lone_prompts(20, 50, 1)
+    assert clients == make_lone_prompts(20, 50, 1)
+    turns = [turn for client in clients for turn in client.turns]
+    assert len(turns) == 1000
+    assert {turn.parent for turn in turns} == {-1}
+    assert {client.system for client in clients} == {()}
+    assert len({turn.new_tokens[:16] for turn in turns}) == 1000
+    lengths = sorted(len(turn.new_tokens) for turn in turns)
+    # The whole trace, divided by four: 5 % have 19 tokens or fewer, half 367, 5 % 1,829 or more.
+    assert 10 < lengths[50] < 80
+    assert 300 < lengths[500] < 440
+    assert lengths[950] == lengths[-1] == 5 * 367
+    assert 10 <= statistics.median(turn.num_answer_tokens for turn in turns) <= 16

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.kept_prefixes import LOOK_AHEAD_BLOCKS, MOST_BLOCKS_OUT
+from engine.core.kept_prefixes import LOOK_AHEAD_BLOCKS, MOST_BLOCKS_OUT, REMEMBERED
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -129,6 +129,29 @@ def test_what_is_used_once_is_not_copied(num_copy_polls: int | None) -> None:
         ask(engine, family)
     assert counters(engine).num_prefix_blocks_out == 0
     assert ask(engine, 0).num_cached_tokens == 0
+
+
+@LATE
+def test_a_prefix_that_was_computed_twice_was_used_twice(num_copy_polls: int | None) -> None:
+    """Turns of a conversation are further apart than a small pool remembers."""
+    engine = keeping(num_copy_polls=num_copy_polls)
+    for _ in range(2):
+        assert ask(engine, 1).num_cached_tokens == 0
+        evict(engine)
+    assert engine.scheduler.statistics().num_prefix_host_blocks == 3
+    assert ask(engine, 1).num_cached_tokens == 12
+
+
+@LATE
+def test_what_was_computed_too_long_ago_is_new(num_copy_polls: int | None) -> None:
+    engine = keeping(num_host_blocks=2, num_copy_polls=num_copy_polls)
+    ask(engine, 1)
+    num_remembered = REMEMBERED * (6 + 2)
+    for family in range(20, 20 + num_remembered // 3 + 2):
+        ask(engine, family)
+    ask(engine, 1)
+    evict(engine)
+    assert counters(engine).num_prefix_blocks_out == 0
 
 
 @LATE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from common.kv.blocks import BlockHash
+from engine.core.blocks.block_pool import BlockUse
 from engine.core.prefix_transfers import ComingPrefix
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -17,7 +19,8 @@ def begin(engine: Engine, num_blocks: int = 3, seed: int = 5) -> tuple[Sequence,
     """A prompt of which other nodes have all whole blocks, and the blocks that they write."""
     length = num_blocks * BLOCK_SIZE + 1
     sequence = Sequence(HELD, make_request(length, seed=seed))
-    coming = engine.scheduler.prefix_transfers.begin(sequence, num_blocks * BLOCK_SIZE)
+    transfers = engine.scheduler.prefix_transfers
+    coming = transfers.begin(*transfers.missing(sequence, num_blocks * BLOCK_SIZE))
     assert coming is not None
     check_books(engine.scheduler)
     return sequence, coming
@@ -33,7 +36,7 @@ def test_a_landed_prefix_is_found_and_can_be_evicted() -> None:
     check_books(scheduler)
     assert scheduler.num_cached_tokens(sequence) == 3 * BLOCK_SIZE
     assert scheduler.pool.counts().cached == 3
-    assert transfers.begin(sequence, 3 * BLOCK_SIZE) is None, "nothing is missing"
+    assert transfers.missing(sequence, 3 * BLOCK_SIZE) == (list(coming.block_ids), [])
     with pytest.raises(KeyError):
         transfers.land(coming)
 
@@ -68,29 +71,53 @@ def test_a_failed_prefix_is_never_found_and_stays_quarantined() -> None:
 def test_there_is_room_for_all_or_nothing_is_taken() -> None:
     engine = Engine(num_blocks=2)
     sequence = Sequence(HELD, make_request(3 * BLOCK_SIZE + 1))
-    assert engine.scheduler.prefix_transfers.begin(sequence, 3 * BLOCK_SIZE) is None
+    transfers = engine.scheduler.prefix_transfers
+    assert transfers.begin(*transfers.missing(sequence, 3 * BLOCK_SIZE)) is None
     assert engine.scheduler.pool.counts().free == 2
     check_books(engine.scheduler)
 
 
-def test_only_what_was_cached_when_a_sequence_was_seated_is_sent() -> None:
-    engine = Engine()
-    engine.add(make_request(2 * BLOCK_SIZE + 1, max_tokens=1))
+def cached_hashes(engine: Engine, num_blocks: int) -> list[BlockHash]:
+    """The hashes of a prompt whose whole blocks are cached here now."""
+    request = make_request(num_blocks * BLOCK_SIZE + 1, max_tokens=1)
+    engine.add(request)
     engine.run()
-    sequence = engine.add(make_request(4 * BLOCK_SIZE), has_remote_kv=True)
-    transfers = engine.scheduler.prefix_transfers
-    assert transfers.pin(sequence, 0, 1) == (), "it has no seat yet"
-    engine.plan()
-    assert transfers.pin(sequence, 0, 3) == (), "the third block is still written"
-    assert transfers.pin(sequence, 1, 2) == ()
-    block_ids = transfers.pin(sequence, 0, 2)
-    assert len(block_ids) == 2
-    engine.scheduler.finish(sequence)
-    engine.scheduler.end_quarantine(sequence)
-    check_books(engine.scheduler)
-    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_blocks - 2
+    sequence = Sequence(HELD, request)
+    kept_ids, missing = engine.scheduler.prefix_transfers.missing(sequence, BLOCK_SIZE * num_blocks)
+    assert (len(kept_ids), missing) == (num_blocks, [])
+    return list(sequence.block_hashes)
+
+
+def test_blocks_are_sent_by_their_whole_hash_all_or_none() -> None:
+    engine = Engine(num_blocks=12)
+    transfers, cache = engine.scheduler.prefix_transfers, engine.scheduler.pool.prefix_cache
+    hashes = cached_hashes(engine, 3)
+    block_ids = transfers.pin(hashes)
+    assert list(block_ids) == [cache.find(one) for one in hashes]
     transfers.unpin(block_ids)
-    assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_blocks
+    for changed in range(16):
+        wrong = bytearray(hashes[1])
+        wrong[changed] ^= 1
+        assert transfers.pin([hashes[0], bytes(wrong), hashes[2]]) == (), "no other block"
+    assert transfers.pin([hashes[0][:8]]) == (), "a part of a hash names no block"
+    assert len(transfers) == 0
+    assert engine.scheduler.pool.counts().running == 0
+
+
+def test_what_is_sent_is_not_evicted_and_is_no_more_than_half_of_the_pool() -> None:
+    engine = Engine(num_blocks=6)
+    transfers = engine.scheduler.prefix_transfers
+    hashes = cached_hashes(engine, 4)
+    assert transfers.pin(hashes) == ()
+    block_ids = transfers.pin(hashes[:3])
+    assert transfers.pin(hashes[1:3]) == block_ids[1:], "it is the same half"
+    assert transfers.pin(hashes[3:]) == ()
+    engine.scheduler.pool.allocate(3, BlockUse.RUNNING)
+    with pytest.raises(ValueError, match="asked for 1 blocks, 0 are available"):
+        engine.scheduler.pool.allocate(1, BlockUse.RUNNING)
+    transfers.unpin(block_ids)
+    transfers.unpin(block_ids[1:])
+    assert engine.scheduler.pool.num_available == 3
 
 
 def test_a_plan_made_before_blocks_were_taken_is_not_used() -> None:

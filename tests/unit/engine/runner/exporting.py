@@ -21,9 +21,11 @@ from engine.step_loop import StepLoop
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
+from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Message, Submit
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
+from node.flow.pulls.pull_cost import PullCost
 from tests.support.clocks.manual_clock import ManualClock
 
 ROUTER = Incarnation("r", 1)
@@ -95,12 +97,19 @@ class PrefillNode:
             max_model_len=runner.max_model_len,
             max_queued_requests=100,
         )
+        place = LandingPlace(
+            node=Incarnation("prefill", 1),
+            kv_endpoint="none",
+            fingerprint=runner.layout.fingerprint,
+            kv_description="",
+            lease_s=60.0,
+        )
         flow = PrefillFlow(
             self.scheduler,
             limits,
-            fingerprint=runner.layout.fingerprint,
-            kv_description="",
             needs_staging=runner.needs_staging,
+            tickets=Tickets(place, lambda: 1),
+            pull_cost=PullCost(1.0, lambda num_tokens: 0.0),
         )
         nobody: Any = self
         keeping: Any = self.connector

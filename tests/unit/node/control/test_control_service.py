@@ -187,14 +187,6 @@ async def test_a_prompt_is_taken_with_or_without_a_ticket(
     assert submit.ticket == ticket
 
 
-async def test_an_acceptance_has_the_ticket_of_a_pull(start: Start) -> None:
-    service = await start(Role.PREFILL)
-    caller = await service.subscribe()
-    service.inbox.answer_with = PromptAccepted(TICKET)
-    reply = await caller.ask(prefill(TICKET))
-    assert ticket_from_proto(reply.accepted.pull, TICKET.attempt) == TICKET
-
-
 async def test_a_prompt_can_be_refused(start: Start) -> None:
     service = await start(Role.PREFILL)
     caller = await service.subscribe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,8 +13,10 @@ from common.ids import AttemptId, Incarnation
 from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import OutputDetails, RequestOutput
 from node.control import output_streams
-from node.control.output_streams import Batch, OutputStreams, RouterStream
+from node.control.output_streams import PULLS_PER_MESSAGE, Batch, OutputStreams, RouterStream
+from node.flow.messages import AskBlocks
 from protos import pdserve_node_pb2 as pb
+from tests.support.nodes.control_server import TICKET
 
 R1, R2 = Incarnation("r", 1), Incarnation("q", 1)
 
@@ -61,7 +64,7 @@ async def test_a_message_has_a_bounded_number_of_logprobs_of_prompts(
 
 
 Reader = AsyncIterator[Batch]
-HEARTBEAT = Batch([], [])
+HEARTBEAT = Batch([], [], [])
 
 
 async def read_next(reader: Reader) -> list[RequestOutput]:
@@ -102,6 +105,30 @@ async def test_what_was_not_read_yet_is_merged_in_order(world: Streams) -> None:
         world.say(R1, number)
         await delivered()
     assert await read_next(reader) == [output(1), output(2), output(3)]
+
+
+async def test_a_pull_leaves_at_once_and_no_message_has_too_many(world: Streams) -> None:
+    reader, _other = await subscribed(world, R1), await subscribed(world, R2)
+    ticket = replace(TICKET, target_block_ids=(4,))
+    for number in range(PULLS_PER_MESSAGE + 2):
+        source = Incarnation("d", number)
+        world.streams.ask(AskBlocks(R1, source, ticket, (bytes(16),)))
+    world.streams.ask(AskBlocks(Incarnation("gone", 1), source, ticket, (bytes(16),)))
+    await delivered()
+    first, second = await anext(reader), await anext(reader)
+    assert [pull.source_epoch for pull in first.pulls] == list(range(PULLS_PER_MESSAGE))
+    assert len(second.pulls) == 2
+
+
+async def test_pulls_that_nobody_reads_end_the_stream(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_streams, "MAX_PENDING", 3)
+    await subscribed(world)
+    for _ in range(4):
+        world.streams.ask(AskBlocks(R1, R2, TICKET, (bytes(16),)))
+    await delivered()
+    assert world.gone == [R1]
 
 
 async def test_each_router_gets_its_own(world: Streams) -> None:
@@ -239,10 +266,10 @@ async def test_replies_leave_with_the_outputs_and_before_them(world: Streams) ->
     world.say(R1, 1)
     await delivered()
     world.streams.reply(stream, pb.Reply(call_id=5))
-    assert await anext(reader) == Batch([pb.Reply(call_id=5)], [output(1)])
+    assert await anext(reader) == Batch([pb.Reply(call_id=5)], [output(1)], [])
     world.say(R1, 2)
     await delivered()
-    assert await anext(reader) == Batch([], [output(2)]), "nothing is said twice"
+    assert await anext(reader) == Batch([], [output(2)], []), "nothing is said twice"
 
 
 async def test_a_reply_is_not_for_a_later_stream_of_the_same_router(world: Streams) -> None:
@@ -250,7 +277,7 @@ async def test_a_reply_is_not_for_a_later_stream_of_the_same_router(world: Strea
     _, reader = await opened(world)
     world.streams.reply(first, pb.Reply(call_id=5))
     world.say(R1, 1)
-    assert await anext(reader) == Batch([], [output(1)])
+    assert await anext(reader) == Batch([], [output(1)], [])
 
 
 async def test_replies_that_nobody_reads_cut_a_router_off_too(

@@ -10,14 +10,24 @@ import pytest
 
 from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
-from common.ids import AttemptId
+from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from node.control.ignored_priorities import IgnoredPriorities
+from node.control.pulls import pull_to_proto
 from node.control.router_calls import Replies, RouterCalls
-from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, CallRefused, Compiled, PromptAccepted, SendPrefix, Submit
+from node.flow.messages import (
+    Answer,
+    AskBlocks,
+    CallRefused,
+    Compiled,
+    PromptAccepted,
+    SendBlocks,
+    Submit,
+)
 from protos import pdserve_node_pb2 as pb
+from protos.codec import request_to_proto
 from tests.support.clocks.stopped_time import StoppedTime
 from tests.support.nodes.control_server import REQUEST, ROUTER, TICKET, reserve
 
@@ -29,7 +39,7 @@ UNDER_GRAMMAR = replace(
 class Calls:
     """The calls of one router, and what they were answered."""
 
-    def __init__(self, *, are_priorities_enabled: bool = False) -> None:
+    def __init__(self, role: Role = Role.DECODE, *, are_priorities_enabled: bool = False) -> None:
         self.time = StoppedTime()
         self.replies = Replies(asyncio.get_running_loop())
         self.inbox = Inbox(max_requests=9)
@@ -37,7 +47,7 @@ class Calls:
         self.prepared: list[Grammar] = []
         self.compiling: Future[None] | None = None
         self.calls = RouterCalls(
-            ROUTER, Role.DECODE, self.inbox, self.replies, self.time,
+            ROUTER, role, self.inbox, self.replies, self.time,
             answer=lambda call_id, answer: self.answers.append((call_id, answer)),
             prepare_grammar=self.prepare,
             priorities=IgnoredPriorities(are_enabled=are_priorities_enabled),
@@ -78,16 +88,36 @@ async def test_a_later_call_of_the_same_number_has_a_deadline_of_its_own() -> No
     assert len(calls.replies) == 0
 
 
-async def test_pulls_are_queued_with_their_attempt_and_router(
+async def test_pulls_are_queued_with_their_attempt_and_hashes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls = Calls()
-    ticket = ticket_to_proto(TICKET)
-    pull = pb.Pull(request_id="r", attempt=2, ticket=ticket)
-    await calls.calls.take(pb.RouterMessage(pulls=[pull, pb.Pull(request_id="r", attempt=1)]))
+    ticket = replace(TICKET, attempt=AttemptId("r", 2))
+    hashes = tuple(bytes([i]) * 16 for i in range(len(ticket.target_block_ids)))
+    pull = pull_to_proto(AskBlocks(ROUTER, Incarnation("source", 7), ticket, hashes))
+    assert (pull.source_id, pull.source_epoch) == ("source", 7)
+    short = pull_to_proto(AskBlocks(ROUTER, Incarnation("source", 7), ticket, hashes[1:]))
+    bare = pb.Pull(request_id="r", attempt=1)
+    await calls.calls.take(pb.RouterMessage(pulls=[pull, bare, short]))
     (taken,) = calls.inbox.take_all()
-    assert taken == SendPrefix(ROUTER, replace(TICKET, attempt=AttemptId("r", 2)))
+    assert taken == SendBlocks(ticket, hashes)
     assert "a pull of router#1 is dropped: the ticket names no decode node" in caplog.text
+    assert "a pull of router#1 is dropped: a pull of" in caplog.text
+
+
+async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:
+    calls = Calls(Role.PREFILL)
+    asked = pb.PrefillRequest(source=pb.PrefixSource(node_id="source", epoch=7, num_tokens=640))
+    request_to_proto(REQUEST, asked.request)
+    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, prefill=asked)]))
+    (submit,) = calls.inbox.take_all()
+    assert isinstance(submit, Submit)
+    assert submit.source == PrefixSource(Incarnation("source", 7), 640)
+    asked.source.node_id = ""
+    await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=2, prefill=asked)]))
+    ((_, refused),) = calls.answers
+    assert isinstance(refused, CallRefused)
+    assert str(refused.error) == "the source's node_id has 0 characters"
 
 
 async def test_nobody_is_answered_when_the_stream_has_ended() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, block_key, hash_full_blocks
+from common.kv.tiers import Tier
 from router.core.known.block_index import MAX_RUNS, BlockIndex
 from router.core.known.block_reports import BlockReport, ReportReader
 
@@ -52,6 +53,16 @@ def test_a_node_that_left_holds_nothing_and_so_does_its_next_life() -> None:
         index.forget(node)
     assert [depth(index, hashes, node) for node in (A, B, Incarnation("n0", 2))] == [0, 0, 0]
     assert len(index) == 0
+
+
+def test_what_is_expected_is_not_reported() -> None:
+    index, hashes = BlockIndex(), chain(10)
+    index.on_report(A, keys(hashes[:6]), [])
+    index.expect(hashes, A)
+    index.expect(hashes, B)
+    assert [depth(index, hashes, node) for node in (A, B)] == [10, 10]
+    reported = index.held(hashes, in_pools=True)
+    assert [reported.on(node) for node in (A, B)] == [6, 0]
 
 
 @pytest.mark.covers("F112")
@@ -144,6 +155,82 @@ def test_the_index_is_that_of_a_set_for_each_node(
     assert len(index) == sum(max(told[node, number] for node in range(3)) for number in range(3))
 
 
+@pytest.mark.parametrize("below", [Tier.HOST, Tier.DISK])
+def test_a_block_is_held_while_any_tier_has_it(below: Tier) -> None:
+    index, hashes = BlockIndex(), chain(10)
+    index.on_report(A, keys(hashes), [])
+    index.on_report(A, keys(hashes[4:8]), [], below)
+    assert (len(index), index.num_held(A), index.num_held(A, below)) == (14, 10, 4)
+    index.on_report(A, [], keys(hashes[4:]))
+    assert depth(index, hashes, A) == 8
+    assert index.held(hashes).on(B) == 0
+    index.on_report(A, [], keys(hashes[6:8]), below)
+    assert (depth(index, hashes, A), index.num_held(A, below)) == (6, 2)
+    index.on_report(A, [], keys(hashes))
+    assert depth(index, chain(10, first=1), A) == 0
+    index.on_report(A, [], keys(hashes), below)
+    assert len(index) == 0
+
+
+def test_a_block_that_is_in_two_tiers_below_the_pool_leaves_with_the_last() -> None:
+    index, hashes = BlockIndex(), chain(4)
+    for tier in (Tier.HOST, Tier.DISK):
+        index.on_report(A, keys(hashes), [], tier)
+        index.on_report(B, keys(hashes), [], tier)
+    index.on_report(A, [], keys(hashes), Tier.HOST)
+    assert depth(index, hashes, A) == 4
+    index.on_report(A, [], keys(hashes), Tier.DISK)
+    assert (depth(index, hashes, A), depth(index, hashes, B)) == (0, 4)
+    index.forget(B)
+    assert len(index) == 0
+
+
+def test_what_is_expected_enters_the_pool_and_host_memory_says_nothing_of_it() -> None:
+    index, hashes = BlockIndex(), chain(4)
+    index.expect(hashes, A)
+    index.on_report(A, keys(hashes), [], Tier.HOST)
+    index.on_report(A, [], keys(hashes), Tier.HOST)
+    assert depth(index, hashes, A) == 4
+    index.on_report(A, [], keys(hashes))
+    assert depth(index, hashes, A) == 0
+
+
+@pytest.mark.covers("F78")
+def test_all_tiers_share_one_bound() -> None:
+    index, hashes = BlockIndex(max_blocks=6), chain(10)
+    assert index.on_report(A, keys(hashes[:4]), []) == 0
+    assert index.on_report(A, keys(hashes), [], Tier.HOST) == 8
+    assert index.on_report(B, keys(hashes), []) == 6
+    assert len(index) == 6
+    index.on_report(A, [], keys(hashes), Tier.HOST)
+    assert index.on_report(B, keys(hashes[4:]), []) == 4
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(Tier), st.integers(0, 8)), max_size=30
+    )
+)
+def test_a_node_holds_the_beginning_that_its_tiers_have_together(
+    steps: list[tuple[int, Tier, int]],
+) -> None:
+    index, hashes = BlockIndex(), chain(8)
+    told = {(node, tier): 0 for node in range(3) for tier in Tier}
+    for node, tier, length in steps:
+        before, told[node, tier] = told[node, tier], length
+        added, removed = hashes[before:length], hashes[length:before]
+        index.on_report(NODES[node], keys(added), keys(removed), tier)
+        for one in range(3):
+            longest = max(told[one, tier] for tier in Tier)
+            assert depth(index, hashes, NODES[one]) == longest
+            assert index.num_held(NODES[one], tier) == told[one, tier]
+    pool, *below = (max(told[node, tier] for node in range(3)) for tier in Tier)
+    assert len(index) == pool + max(below)
+    for left in NODES[:3]:
+        index.forget(left)
+    assert len(index) == 0
+
+
 def test_the_deepest_of_many_different_nodes_are_told_apart() -> None:
     index, hashes = BlockIndex(), chain(100)
     for number, node in enumerate(NODES):
@@ -212,7 +299,10 @@ def test_after_a_report_that_is_missing_or_wrong_nothing_is_known_until_all_is_s
     assert not reader.has_lost
 
 
-def test_blocks_of_another_tier_are_not_in_the_pool() -> None:
+def test_a_report_is_of_its_tier_and_a_tier_that_is_not_known_is_skipped() -> None:
     reader = ReportReader()
     assert reader.take(1, 3, packed(1), b"") == BlockReport(True)
     assert reader.take(2, 0, packed(2), b"") == BlockReport(False, (2,), ())
+    assert reader.take(3, 1, packed(3), packed(4)) == BlockReport(False, (3,), (4,), Tier.HOST)
+    assert reader.take(4, 2, packed(5), b"") == BlockReport(False, (5,), (), Tier.DISK)
+    assert reader.take(6, 1, packed(3), b"") == BlockReport(is_first=True), "one is missing"

@@ -20,6 +20,7 @@ from common.errors import (
     StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.request import FinishReason, RequestCounts, RequestOutput, SamplingParams, TokenLogprobs
 from router.core.attempt import State
 from router.core.effects import (
@@ -30,12 +31,11 @@ from router.core.effects import (
     PlaceRecord,
     SendAbort,
     SendPrefill,
-    SendPull,
     SendReserve,
     Unplace,
 )
 from router.core.generation import TokenChunk
-from router.core.request_flow import PrefillGrant, RequestFlow
+from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 from tests.support.nodes.node_outputs import node_output
 from tests.unit.router.core.flow_events import (
     D0,
@@ -453,18 +453,39 @@ def test_a_grant_that_comes_too_late_is_given_back() -> None:
     assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == []
 
 
-def test_what_a_prefill_node_wants_to_pull_is_asked_of_the_decode_node() -> None:
-    wanted = object()
-    assert SendPull(D0, FIRST, wanted) in prefilling().on_prefill_reply(
-        P0, FIRST, PrefillGrant(wanted)
-    )
-    late = prefilling()
-    late.on_client_gone()
-    assert late.on_prefill_reply(P0, FIRST, PrefillGrant(wanted)) == [SendAbort(P0, FIRST)]
+def source_named(num_tokens: int, num_on_decode: int) -> PrefixSource | None:
+    """The source that the prefill node hears of; without tokens none is known."""
+    flow = new_flow()
+    source = PrefixSource(P1, num_tokens) if num_tokens else None
+    flow.on_choice(D0, P0, "why", 10.0, source)
+    effects = flow.on_reserve_reply(D0, FIRST, DecodeGrant("ticket", num_on_decode), 11.0)
+    (asked,) = [effect for effect in effects if isinstance(effect, SendPrefill)]
+    return asked.source
+
+
+def test_a_prefill_node_hears_which_node_has_most_of_the_prompt() -> None:
+    assert source_named(128, 64) == PrefixSource(P1, 128)
+    assert source_named(64, 64) == PrefixSource(D0, 64), "KV travels between these two anyway"
+    assert source_named(64, 128) == PrefixSource(D0, 128), "more than it has reported so far"
+    assert source_named(0, 64) == PrefixSource(D0, 64)
+    assert source_named(0, 0) is None
+
+
+def test_another_prefill_node_hears_of_its_own_source() -> None:
+    flow = new_flow()
+    flow.on_choice(D0, P0, "why", 10.0, PrefixSource(P1, 128))
+    flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
+    flow.on_prefill_reply(P0, FIRST, Overloaded("full"))
+    effects = flow.on_choice(D0, P1, "next", 12.0, PrefixSource(P0, 192))
+    (asked,) = [effect for effect in effects if isinstance(effect, SendPrefill)]
+    assert (asked.node, asked.source) == (P1, PrefixSource(P0, 192))
+
+
+def test_a_prompt_for_one_token_can_be_pulled_too() -> None:
     alone = new_flow(max_tokens=1)
-    alone.on_choice(None, P0, "one token", 10.0)
-    effects = alone.on_prefill_reply(P0, FIRST, PrefillGrant(wanted))
-    assert not any(isinstance(effect, SendPull) for effect in effects), "there is no decode node"
+    effects = alone.on_choice(None, P0, "one token", 10.0, PrefixSource(P1, 128))
+    (asked,) = [effect for effect in effects if isinstance(effect, SendPrefill)]
+    assert asked.source == PrefixSource(P1, 128)
 
 
 def test_an_acceptance_that_comes_after_the_work_is_no_news() -> None:

@@ -170,3 +170,16 @@ def test_a_prefix_is_unsaved_after_each_use_until_it_is_gone() -> None:
     pool.allocate(2)
     assert pool.unsaved == set()
     pool.check()
+
+
+def test_what_enters_and_leaves_is_told_of_prefixes_alone() -> None:
+    pool = HostPool(2)
+    kept(pool, A)
+    pool.keep_news()
+    assert pool.take_news() == {}
+    kept(pool, B)
+    pool.allocate(1)
+    assert pool.take_news() == {B: True, A: False}
+    pool.allocate(1)
+    assert pool.take_news() == {B: False}
+    assert pool.take_news() == {}

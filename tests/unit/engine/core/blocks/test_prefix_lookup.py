@@ -84,3 +84,19 @@ def test_news_are_kept_only_when_somebody_takes_them() -> None:
     cache.forget(1)
     cache.insert(b"a", 5)
     assert cache.take_news() == {b"a": True}
+
+
+def test_a_hash_that_comes_again_was_used_again_while_it_is_remembered() -> None:
+    cache = PrefixCache()
+    cache.remember(2)
+    for block_id, block_hash in enumerate((b"a", b"b", b"c")):
+        cache.insert(block_hash, block_id)
+    for block_id in (2, 1, 0):
+        cache.forget(block_id)
+    for block_id, block_hash in enumerate((b"a", b"b", b"c")):
+        cache.insert(block_hash, block_id)
+    assert cache.reused == {0, 1}
+    cache.forget(0)
+    assert cache.reused == {1}
+    cache.insert(b"a", 3)
+    assert cache.reused == {1, 3}

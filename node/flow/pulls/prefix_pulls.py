@@ -1,0 +1,186 @@
+"""Prefixes that a node pulls from another one instead of computing them. Pure.
+
+Another node often holds more of a prompt than the one that is to compute it: the answers of earlier
+turns were generated on a decode node, and another prefill node computed the turns themselves. The
+router names the node that holds most. What is missing here then comes as any handoff does: this
+node opens a landing in its own pool and asks, through the router, for the blocks by their hashes,
+and the source sends them out of its prefix cache (`prefix_sends`). The prompt is queued when they
+have landed and are in the prefix cache here, or when the pull failed: then it is computed. A pull
+never changes an answer and fails no request. Prompts that lack the same blocks wait for one pull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from common.ids import Incarnation
+from common.kv.blocks import BlockHash
+from common.kv.prefix_source import PrefixSource
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.prefix_transfers import ComingPrefix
+from engine.core.scheduler import Scheduler
+from engine.core.statistics import PullOutcome
+from kv_transfer.contract import GivenUp, KVEvent, Landed, LandingFailed
+from node.flow.attempt_table import NodeAttempt
+from node.flow.copies_under_way import CopiesUnderWay
+from node.flow.landing_place import Tickets
+from node.flow.messages import AskBlocks, CloseLanding, Effect, OpenLanding
+from node.flow.pulls.pull_cost import Pauses, PullCost
+
+LEAST_PATIENCE_S = 5.0
+TIMES_EXPECTED = 4.0
+"""A pull may take so much longer than expected before the prompt is computed."""
+MOST_BLOCKS = 8192
+"""The most blocks of one pull. What is behind them is computed."""
+
+
+@dataclass(slots=True)
+class _Pull:
+    source: Incarnation
+    coming: ComingPrefix
+    num_tokens: int
+    """The tokens that it saves, which the pool has not."""
+    end: int
+    """The number of the prompt's first tokens that are cached when it has landed."""
+    began_at_s: float
+    waiting: list[NodeAttempt]
+    is_over: bool = False
+    """Nobody waits for it any more; its blocks may still be written."""
+
+
+class PrefixPulls:
+    """The pulls of a node, by lease token.
+
+    `resume` is called with an attempt that need not wait any more. With `copies`, what landed is
+    copied to where steps read it before it is used.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tickets: Tickets,
+        cost: PullCost,
+        *,
+        copies: CopiesUnderWay | None,
+        resume: Callable[[NodeAttempt], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._transfers = scheduler.prefix_transfers
+        self._tickets = tickets
+        self._cost = cost
+        self._copies = copies
+        self._resume = resume
+        self._pauses = Pauses()
+        self._pulls: dict[int, _Pull] = {}
+
+    def __len__(self) -> int:
+        """Return how many pulls are under way, and how many may still be written."""
+        return len(self._pulls)
+
+    def __contains__(self, lease_token: int) -> bool:
+        return lease_token in self._pulls
+
+    def begin(self, attempt: NodeAttempt, source: PrefixSource, now_s: float) -> list[Effect]:
+        """Let a prompt wait for what `source` has cached of it, where something is to be gained."""
+        size = self._scheduler.limits.block_size
+        kept_ids, block_hashes = self._transfers.missing(attempt.sequence, source.num_tokens)
+        del block_hashes[MOST_BLOCKS:]
+        end = (len(kept_ids) + len(block_hashes)) * size
+        num_tokens = end - self._scheduler.num_cached_tokens(attempt.sequence)
+        if num_tokens <= 0 or source.node == self._tickets.place.node:
+            return []
+        if self._join(attempt, block_hashes):
+            return []
+        if self._pauses.is_on(source.node, now_s) or not self._cost.is_worth(num_tokens):
+            self._transfers.count(PullOutcome.DECLINED, num_tokens)
+            return []
+        coming = self._transfers.begin(kept_ids, block_hashes)
+        if coming is None:
+            self._transfers.count(PullOutcome.NO_ROOM, num_tokens)
+            return []
+        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * self._cost.expected_s(num_tokens))
+        ticket = self._tickets.new(attempt.id, coming.block_ids, len(kept_ids) * size, patience_s)
+        attempt.pull_token = ticket.lease_token
+        self._pulls[ticket.lease_token] = _Pull(
+            source.node, coming, num_tokens, end, now_s, [attempt]
+        )
+        ask = AskBlocks(attempt.router, source.node, ticket, coming.block_hashes)
+        return [OpenLanding(ticket), ask]
+
+    def leave(self, attempt: NodeAttempt) -> list[Effect]:
+        """Let an attempt wait no more, which is over; what comes for nobody else is refused."""
+        token, attempt.pull_token = attempt.pull_token, None
+        if token is None:
+            return []
+        pull = self._pulls[token]
+        pull.waiting.remove(attempt)
+        if pull.waiting:
+            return []
+        pull.is_over = True
+        return [CloseLanding(token)]
+
+    def on_event(self, event: KVEvent, now_s: float) -> list[Effect]:
+        """Take an event of a pull."""
+        token, pull = event.lease_token, self._pulls[event.lease_token]
+        match event:
+            case Landed(_, commit) if commit.num_tokens == pull.end:
+                if self._copies is None:
+                    self._land(token, now_s)
+                    return []
+                copy = CacheCopy(CopyKind.STAGE_IN, pull.coming.block_ids)
+                return [self._copies.begin(copy, partial(self._on_staged, token, now_s))]
+            case LandingFailed(_, error):
+                self._fail(token, now_s, is_missed=isinstance(error, GivenUp))
+            case _:  # it was released; or the commit is for other tokens
+                self._free(token, now_s)
+        return []
+
+    def _join(self, attempt: NodeAttempt, block_hashes: list[BlockHash]) -> bool:
+        """Let an attempt wait for a pull that is under way, if it brings half of these or more."""
+        half = len(block_hashes) // 2
+        for token, pull in self._pulls.items():
+            coming = pull.coming.block_hashes
+            # A hash covers all before it: where one is equal, those before it are.
+            if not pull.is_over and half < len(coming) and coming[half] == block_hashes[half]:
+                pull.waiting.append(attempt)
+                attempt.pull_token = token
+                return True
+        return False
+
+    def _on_staged(self, token: int, landed_at_s: float, error: Exception | None) -> list[Effect]:
+        if error is None:
+            self._land(token, landed_at_s)
+        else:
+            self._free(token, landed_at_s)
+        return []
+
+    def _land(self, token: int, now_s: float) -> None:
+        pull = self._pulls.pop(token)
+        self._transfers.land(pull.coming)
+        self._cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
+        self._pauses.on_landed(pull.source)
+        self._end(pull, PullOutcome.LANDED)
+
+    def _free(self, token: int, now_s: float) -> None:
+        """Fail a pull whose blocks nobody can write any more."""
+        self._fail(token, now_s)
+        self._transfers.free(self._pulls.pop(token).coming)
+
+    def _fail(self, token: int, now_s: float, *, is_missed: bool = False) -> None:
+        pull = self._pulls[token]
+        self._transfers.fail(pull.coming)
+        if not pull.is_over and not is_missed:
+            self._pauses.on_failed(pull.source, now_s)
+        self._end(pull, PullOutcome.MISSED if is_missed else PullOutcome.FAILED)
+
+    def _end(self, pull: _Pull, outcome: PullOutcome) -> None:
+        """Let the prompts be computed, once, whose attempts are not over."""
+        if pull.is_over:
+            return
+        pull.is_over = True
+        self._transfers.count(outcome, pull.num_tokens)
+        for attempt in pull.waiting:
+            attempt.pull_token = None
+            self._resume(attempt)

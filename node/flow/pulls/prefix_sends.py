@@ -1,0 +1,108 @@
+"""Cached blocks that other nodes pull out of this node's prefix cache. Pure.
+
+Blocks are asked for by their whole hashes, which cover all tokens before them, the salt and the
+layout: what is found under a hash is what was asked for. All of them are sent, or none. They are
+kept until the transfer has ended. Where one of them is not cached any more the transfer is aborted
+at once, so that the other node does not wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from common.kv.blocks import BlockHash
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.scheduler import Scheduler
+from kv_transfer.contract import Commit
+from node.flow.copies_under_way import CopiesUnderWay
+from node.flow.messages import (
+    AbortTransfer,
+    CommitTransfer,
+    Effect,
+    OpenTransfer,
+    PushBlocks,
+    SendBlocks,
+)
+
+MOST_SENDS = 64
+"""Pulls that are answered at the same time; further ones are refused, and computed."""
+
+
+@dataclass(slots=True)
+class _Send:
+    block_ids: tuple[int, ...]
+    """None: the transfer is aborted."""
+    commit: Commit
+    is_copied: bool
+    """What is sent can be read; before, its copy uses the blocks."""
+    has_ended: bool = False
+
+
+class PrefixSends:
+    """What other nodes pull from this one, by lease token.
+
+    With `copies`, cached blocks are copied to where transfers read them before they are pushed.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, fingerprint: str, copies: CopiesUnderWay | None
+    ) -> None:
+        self._transfers = scheduler.prefix_transfers
+        self._block_size = scheduler.limits.block_size
+        self._fingerprint = fingerprint
+        self._copies = copies
+        self._sends: dict[int, _Send] = {}
+
+    def __len__(self) -> int:
+        """Return how many pulls are being answered."""
+        return len(self._sends)
+
+    def __contains__(self, lease_token: int) -> bool:
+        return lease_token in self._sends
+
+    def begin(self, message: SendBlocks) -> list[Effect]:
+        """Send cached blocks; nothing if the ticket does not fit this node or the hashes."""
+        ticket, token = message.ticket, message.ticket.lease_token
+        num_kept, count = ticket.num_cached_tokens, len(ticket.target_block_ids)
+        is_fit = ticket.fingerprint == self._fingerprint and not num_kept % self._block_size
+        if not is_fit or token in self._sends or count != len(message.block_hashes):
+            return []
+        opened = OpenTransfer(ticket, ticket.lease_s)
+        # Nothing is drawn: the other node reads no token from it.
+        commit = Commit(num_tokens=num_kept + count * self._block_size, first_token_id=0)
+        block_ids = self._pin(message.block_hashes)
+        send = _Send(block_ids, commit, is_copied=self._copies is None or not block_ids)
+        self._sends[token] = send
+        if not block_ids:
+            return [opened, AbortTransfer(token)]
+        push = PushBlocks(token, None, tuple(range(count)), block_ids)
+        if self._copies is None:
+            return [opened, push, CommitTransfer(token, commit)]
+        copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
+        return [opened, self._copies.begin(copy, partial(self._on_copied, token), push)]
+
+    def on_ended(self, lease_token: int) -> None:
+        """Release the blocks of a transfer that is over, when no copy uses them."""
+        send = self._sends[lease_token]
+        send.has_ended = True
+        self._release(lease_token, send)
+
+    def _pin(self, block_hashes: tuple[BlockHash, ...]) -> tuple[int, ...]:
+        if len(self._sends) >= MOST_SENDS:
+            return ()
+        return self._transfers.pin(block_hashes)
+
+    def _on_copied(self, token: int, error: Exception | None) -> list[Effect]:
+        send = self._sends[token]
+        send.is_copied = True
+        if send.has_ended:
+            self._release(token, send)
+            return []
+        return [CommitTransfer(token, send.commit) if error is None else AbortTransfer(token)]
+
+    def _release(self, token: int, send: _Send) -> None:
+        if send.is_copied and send.has_ended:
+            del self._sends[token]
+            if send.block_ids:
+                self._transfers.unpin(send.block_ids)

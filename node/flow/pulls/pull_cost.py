@@ -1,0 +1,88 @@
+"""Whether a pull pays, and from which nodes none comes. Pure.
+
+A pull is tried where it should be quicker than computing:
+
+    pulled    fixed time + tokens × time of a token's KV on the wire, both × what pulls took lately
+    computed  what a step of so many tokens takes, by the costs measured at the start
+
+The rule is that of llm-d's router: pull if α + β·Δ < Δ / rate. Its constants are guesses here until
+the first pull has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.ids import Incarnation
+
+FIXED_S = 0.02
+BYTES_PER_S = 0.5e9
+"""Less than any lane carries."""
+_NEWEST = 0.25
+"""Weight of the latest pull."""
+_LEAST, _MOST = 1 / 64, 64.0
+_FORGIVEN = 0.95
+"""A pull that is not tried shows nothing: after some of them one is tried again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 3600.0
+"""After a failed pull nothing is pulled from its node; twice as long after each further one."""
+MOST_PAUSES = 1024
+
+
+class PullCost:
+    """The rule, corrected by what pulls take."""
+
+    def __init__(self, token_bytes: float, compute_s: Callable[[int], float]) -> None:
+        """Take the bytes of a token's KV, and the seconds of a step of so many tokens."""
+        self._token_bytes = token_bytes
+        self.compute_s = compute_s
+        self._slowness = 1.0
+
+    def expected_s(self, num_tokens: int) -> float:
+        """Return the seconds that a pull of so many tokens is expected to take."""
+        return self._slowness * self._planned_s(num_tokens)
+
+    def is_worth(self, num_tokens: int) -> bool:
+        """Return whether a pull is expected to be quicker than computing."""
+        if self.expected_s(num_tokens) < self.compute_s(num_tokens):
+            return True
+        self._set(self._slowness * _FORGIVEN)
+        return False
+
+    def on_pulled(self, num_tokens: int, took_s: float) -> None:
+        """Take how long a pull took, from its request to its landing."""
+        found = took_s / self._planned_s(num_tokens)
+        self._set(self._slowness + _NEWEST * (found - self._slowness))
+
+    def _planned_s(self, num_tokens: int) -> float:
+        return FIXED_S + num_tokens * self._token_bytes / BYTES_PER_S
+
+    def _set(self, slowness: float) -> None:
+        self._slowness = min(max(slowness, _LEAST), _MOST)
+
+
+class Pauses:
+    """The nodes that failed to send lately: at most `MOST_PAUSES`, the latest ones.
+
+    A node may be out of reach for good, behind a firewall that lets KV through one way only; each
+    pull from it would keep a prompt waiting in vain.
+    """
+
+    def __init__(self) -> None:
+        self._pauses: dict[Incarnation, tuple[float, float]] = {}
+        """The end of each pause, and its length."""
+
+    def is_on(self, node: Incarnation, now_s: float) -> bool:
+        """Return whether nothing is to be pulled from this node now."""
+        return now_s < self._pauses.get(node, (now_s, 0.0))[0]
+
+    def on_landed(self, node: Incarnation) -> None:
+        """Take that the node sends."""
+        self._pauses.pop(node, None)
+
+    def on_failed(self, node: Incarnation, now_s: float) -> None:
+        """Take that it did not send."""
+        _, before_s = self._pauses.pop(node, (0.0, 0.0))
+        pause_s = min(max(2 * before_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self._pauses[node] = now_s + pause_s, pause_s
+        if len(self._pauses) > MOST_PAUSES:
+            del self._pauses[next(iter(self._pauses))]

@@ -1,0 +1,137 @@
+"""Turns of a conversation on changing prefill nodes, which take from each other what they lack.
+
+The decode node caches nothing, so another prefill node is the only one that has it. The reference
+is a mixed node alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from common.nodes import Role
+from pdserve.checkpoints.demo_model import demo_model_folder
+from router.text.text_model import TextModel
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.stores.redis_server import RedisServer
+
+PROSE_PATH = Path(__file__).parents[2] / "LICENSE"
+BLOCK_SIZE = 64
+NUM_ANSWERED = 20
+WAYS: dict[str, Fields] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.8, "top_p": 0.9, "seed": 20240607},
+}
+MODEL = "SmolLM2-135M-Instruct"
+FLAGS = ("--kv-cache-memory", "256MiB", "--max-model-len", "4096", "--num-threads", "2")
+NO_CACHE = "--no-enable-prefix-caching"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def clusters(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[dict[str, Cluster]]:
+    model = demo_model_folder()
+    alone = ClusterSpec(
+        name="reference", model=model, nodes=(NodeSpec("mixed-1", Role.MIXED),), flags=FLAGS
+    )
+    pulls = ClusterSpec(
+        name="pulls",
+        model=model,
+        nodes=(
+            NodeSpec("prefill-1", Role.PREFILL),
+            NodeSpec("prefill-2", Role.PREFILL),
+            NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0", NO_CACHE)),
+        ),
+        routers=(("--placement-policy", "round_robin"),),
+        flags=FLAGS,
+    )
+    with running([alone, pulls], cluster_redis, cluster_folder) as started:
+        yield {cluster.spec.name: cluster for cluster in started}
+
+
+@pytest.fixture(autouse=True)
+def _settled(clusters: dict[str, Cluster]) -> Iterator[None]:
+    yield
+    for cluster in clusters.values():
+        cluster.check_settled()
+
+
+def words(way: str) -> list[int]:
+    text_model = TextModel.load(demo_model_folder(), MODEL, 0)
+    prose = text_model.encode(PROSE_PATH.read_text(), add_special_tokens=False, param="prompt")
+    return list(prose)[700 * list(WAYS).index(way) :]
+
+
+def known_blocks(cluster: Cluster) -> int:
+    """How many blocks of all nodes the router knows."""
+    text = httpx.get(f"{cluster.url}/metrics", timeout=5.0).text
+    found = re.search(r"^pdserve_router_known_blocks (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
+def complete(cluster: Cluster, prompt: list[int], way: str) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many of its prompt were found in a cache."""
+    fields = {"prompt": prompt, "max_tokens": NUM_ANSWERED, "ignore_eos": True, **WAYS[way]}
+    with Api(cluster.url, MODEL) as api:
+        body = {"model": MODEL, "return_token_ids": True, **fields}
+        reply = api.http.post("/v1/completions", json=body).raise_for_status().json()
+    details: dict[str, Any] = reply["usage"]["prompt_tokens_details"]
+    return reply["choices"][0]["token_ids"], details["cached_tokens"]
+
+
+def last_prefill(cluster: Cluster) -> str:
+    """The node of the latest placement, without its epoch."""
+    latest = httpx.get(f"{cluster.url}/v1/cluster", timeout=5.0).json()["recent_placements"][0]
+    name: str = latest["prefill"].partition("#")[0]
+    return name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_turn_pulls_from_the_prefill_node_of_the_one_before(
+    clusters: dict[str, Cluster], way: str
+) -> None:
+    alone, pulls = clusters["reference"], clusters["pulls"]
+    said, history, nodes = words(way), [], []
+    before = known_blocks(pulls)
+    for turn in range(3):
+        history += said[200 * turn :][:200]
+        wanted, _ = complete(alone, history, way)
+        found, num_cached = complete(pulls, history, way)
+        assert found == wanted
+        nodes.append(last_prefill(pulls))
+        num_before = len(history) - 200 - (NUM_ANSWERED if turn else 0)
+        assert num_cached == num_before // BLOCK_SIZE * BLOCK_SIZE
+        num_blocks = len(history) // BLOCK_SIZE
+        wait_until(lambda: known_blocks(pulls) >= before + num_blocks, "its blocks are known")  # noqa: B023
+        history += found
+    assert nodes[0] != nodes[1] != nodes[2]
+
+
+def test_a_source_that_is_killed_and_comes_back_under_its_name(
+    clusters: dict[str, Cluster],
+) -> None:
+    alone, pulls = clusters["reference"], clusters["pulls"]
+    history = list(reversed(words("greedy")))[:300]
+    complete(pulls, history, "greedy")
+    source = last_prefill(pulls)
+    pulls.processes[source].kill()
+    wanted, _ = complete(alone, history, "greedy")
+    found, num_cached = complete(pulls, history, "greedy")
+    assert (found, num_cached) == (wanted, 0), "nobody has it any more: it was computed"
+    pulls.mend()
+    asked = 0
+    while last_prefill(pulls) != source:
+        found, num_cached = complete(pulls, history, "greedy")
+        assert found == wanted
+        asked += 1
+        assert asked < 4
+    assert num_cached == len(history) // BLOCK_SIZE * BLOCK_SIZE, "it has pulled from the other one"

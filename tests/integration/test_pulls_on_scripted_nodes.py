@@ -1,0 +1,110 @@
+"""What prefill nodes want of other nodes' caches goes through the router, unread, to its source."""
+
+from __future__ import annotations
+
+from common.ids import Incarnation
+from common.kv.blocks import hash_full_blocks
+from common.nodes import Role
+from common.request import GenerationRequest
+from protos import pdserve_node_pb2 as pb
+from router.dispatch.unsent_calls import MOST_PULLS, PULLS_PER_MESSAGE, UnsentCalls
+from tests.integration.fake_node import FakeNode
+from tests.integration.scripted_cluster import PROMPT, Cluster, asked, start, wait_until
+from tests.integration.scripted_cluster import (
+    scripted_cluster as scripted_cluster,
+)
+
+BLOCKS = hash_full_blocks(PROMPT, 16, "f" * 32)
+
+
+async def add(cluster: Cluster, node_id: str, role: Role, *, sends_blocks: bool) -> FakeNode:
+    node = FakeNode(node_id, role)
+    node.sends_blocks = sends_blocks
+    await node.start(cluster.store)
+    cluster.nodes.append(node)
+    return node
+
+
+def report(node: FakeNode) -> None:
+    """The node says that it has all whole blocks of the prompt."""
+    added = b"".join(one[:8] for one in BLOCKS)
+    for stream in node.streams:
+        stream.put_nowait(pb.NodeMessage(blocks=pb.BlockReport(number=1, added=added)))
+
+
+async def grant_nothing_cached(request: GenerationRequest, _is_local: bool) -> pb.Reply:
+    ticket = pb.Ticket(decode_node_id="d0", decode_epoch=1, lease_token=7, target_block_ids=[1])
+    return pb.Reply(ticket=ticket)
+
+
+async def told_of(cluster: Cluster, *, sends_blocks: bool) -> pb.PrefixSource | None:
+    """What `p0` is told when `p1` has reported the prompt; the decode node has none of it."""
+    decode = await add(cluster, "d0", Role.DECODE, sends_blocks=True)
+    decode.on_reserve = grant_nothing_cached
+    first = await add(cluster, "p0", Role.PREFILL, sends_blocks=True)
+    second = await add(cluster, "p1", Role.PREFILL, sends_blocks=sends_blocks)
+    router = await cluster.router(policy="least_loaded")
+    report(second)
+    name = "pdserve_router_known_blocks"
+    await wait_until(
+        lambda: cluster.registry.get_sample_value(name) == len(BLOCKS), "the blocks are known"
+    )
+    answer = start(router)
+    await asked(first)
+    answer.cancel()
+    (source,) = first.sources
+    return source
+
+
+async def test_a_prefill_node_hears_of_another_one_that_has_the_prompt(cluster: Cluster) -> None:
+    source = await told_of(cluster, sends_blocks=True)
+    assert source == pb.PrefixSource(node_id="p1", epoch=1, num_tokens=32)
+
+
+async def test_a_node_of_an_earlier_release_is_not_named(cluster: Cluster) -> None:
+    assert await told_of(cluster, sends_blocks=False) is None
+
+
+async def test_an_earlier_decode_node_is_not_named_for_what_its_ticket_says(
+    cluster: Cluster,
+) -> None:
+    await add(cluster, "d0", Role.DECODE, sends_blocks=False)  # its tickets say 16 tokens
+    prefill = await add(cluster, "p0", Role.PREFILL, sends_blocks=True)
+    answer = start(await cluster.router())
+    await asked(prefill)
+    answer.cancel()
+    assert prefill.sources == [None]
+
+
+async def test_a_decode_node_is_named_for_what_its_ticket_says(cluster: Cluster) -> None:
+    await add(cluster, "d0", Role.DECODE, sends_blocks=True)
+    prefill = await add(cluster, "p0", Role.PREFILL, sends_blocks=True)
+    answer = start(await cluster.router())
+    await asked(prefill)
+    answer.cancel()
+    assert prefill.sources == [pb.PrefixSource(node_id="d0", epoch=1, num_tokens=16)]
+
+
+async def test_a_pull_is_passed_on_to_its_source_alone(cluster: Cluster) -> None:
+    nodes = [await add(cluster, name, Role.PREFILL, sends_blocks=True) for name in ("p0", "p1")]
+    old = await add(cluster, "old", Role.PREFILL, sends_blocks=False)
+    await cluster.router()
+    wanted = [
+        pb.Pull(request_id="r", attempt=1, source_id=name, source_epoch=epoch, block_hashes=b"h")
+        for name, epoch in (("p1", 2), ("nobody", 1), ("old", 1), ("p1", 1))
+    ]
+    for stream in nodes[0].streams:
+        stream.put_nowait(pb.NodeMessage(pulls=wanted))
+    await wait_until(lambda: bool(nodes[1].pulls), "it is passed on")
+    assert nodes[1].pulls == [wanted[3]], "and what is for an earlier life is not"
+    assert nodes[0].pulls == old.pulls == []
+
+
+async def test_a_message_has_no_more_pulls_than_a_node_reads() -> None:
+    unsent = UnsentCalls(Incarnation("p1", 1))
+    for number in range(MOST_PULLS + 1):
+        unsent.add_pull(pb.Pull(attempt=number + 1))
+    sizes = []
+    while unsent:
+        sizes.append(len(unsent.next_message().pulls))
+    assert sizes == [PULLS_PER_MESSAGE] * (MOST_PULLS // PULLS_PER_MESSAGE)

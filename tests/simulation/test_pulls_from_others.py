@@ -1,0 +1,378 @@
+"""A prefill node pulls from whichever node holds a prefix; what fails costs the pull alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from common.ids import Incarnation
+from common.kv.prefix_source import PrefixSource
+from engine.core.blocks.block_pool import BlockUse
+from node.flow.messages import AbortAttempt, Drain, Message, SendBlocks
+from node.flow.pulls import prefix_sends
+from tests.simulation.scripted_router import Asked
+from tests.simulation.world import (
+    BLOCK_SIZE,
+    PREFILL,
+    ROUTER,
+    Node,
+    NodeSize,
+    World,
+    assert_finished,
+)
+from tests.support.engine.build import check_idle, make_prompt
+
+OTHER = Incarnation("q", 1)
+SHARED = make_prompt(21, 5)
+"""Five whole blocks, which `p` knows after `the_first`, and a token."""
+HELD = PrefixSource(PREFILL, 5 * BLOCK_SIZE)
+WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
+
+
+class Three(World):
+    """Two prefill nodes and a decode node, which caches nothing. `p` is asked first, then `q`."""
+
+    def __init__(self, *, num_blocks: int = 48) -> None:
+        size = NodeSize(num_blocks=num_blocks)
+        super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=False))
+        self.q = self._add(OTHER, size, self._prefill_flow(OTHER))
+
+    def the_first(self) -> Asked:
+        """`p` computes the shared prompt."""
+        asked = self.ask(SHARED, max_tokens=4, name="first")
+        assert_finished(self, asked)
+        self.router.prefill, self.router.source = OTHER, HELD
+        return asked
+
+    def the_next(self, *more: int, name: str = "next", **given: Any) -> Asked:
+        """`q` is asked for a longer prompt, and told that `p` has the start of it."""
+        given.setdefault("max_tokens", 4)
+        return self.ask((*SHARED, *more), name=name, **given)
+
+    def step_until_asked(self) -> SendBlocks:
+        """Go on until a pull is on its way to its source, and return it."""
+        self.step_until(lambda: bool(self.on_the_way()), frames=False)
+        return self.on_the_way()[0]
+
+    def on_the_way(self) -> list[SendBlocks]:
+        return [message for _, message in self.to_nodes if isinstance(message, SendBlocks)]
+
+    def lose(self, lost: Message) -> None:
+        self.to_nodes = [(to, message) for to, message in self.to_nodes if message is not lost]
+
+
+def pulls(node: Node) -> dict[str, int]:
+    """What became of a node's pulls; what did not happen is left out."""
+    counted = node.scheduler.statistics().counters.pulls
+    return {outcome: count for outcome, count in counted.items() if count}
+
+
+def num_computed(node: Node) -> int:
+    return node.scheduler.statistics().counters.num_chunk_tokens
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_prefill_node_pulls_from_another_one(way: dict[str, Any], is_one_sided: bool) -> None:
+    world = Three()
+    world.network.is_one_sided = is_one_sided
+    world.the_first()
+    asked = world.the_next(1, 2, 3, **way)
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"landed": 1}
+    assert num_computed(world.q) == len(SHARED) + 3 - HELD.num_tokens
+    assert world.q.scheduler.statistics().counters.num_pulled_tokens == HELD.num_tokens
+
+
+def test_a_prompt_for_one_token_is_pulled_too() -> None:
+    world = Three()
+    world.the_first()
+    assert_finished(world, world.the_next(1, 2, max_tokens=1))
+    assert pulls(world.q) == {"landed": 1}
+
+
+def test_the_other_node_pulls_back() -> None:
+    world = Three()
+    world.the_first()
+    grown = make_prompt(12, 9)
+    assert_finished(world, world.the_next(*grown))
+    world.router.prefill, world.router.source = PREFILL, PrefixSource(OTHER, 32)
+    before = num_computed(world.p)
+    assert_finished(world, world.the_next(*grown, 1, name="back"))
+    assert pulls(world.p) == {"landed": 1}
+    assert num_computed(world.p) - before == len(SHARED) + 13 - 32
+
+
+def test_a_source_that_has_not_all_says_so_at_once() -> None:
+    world = Three()
+    world.the_first()
+    world.router.source = PrefixSource(PREFILL, HELD.num_tokens + BLOCK_SIZE)
+    asked = world.the_next(*make_prompt(9, 3))
+    assert_finished(world, asked)  # no time has passed
+    assert pulls(world.q) == {"missed": 1}
+    assert num_computed(world.q) == len(asked.request.prompt_token_ids)
+    assert_finished(world, world.ask(make_prompt(9, 8), max_tokens=2, name="other"))
+    world.router.source = HELD
+    again = world.ask((*SHARED[:-2], 6, 6, 6), max_tokens=3, name="again")
+    assert_finished(world, again)
+    assert "declined" not in pulls(world.q), "a node that says no is asked again"
+
+
+def test_a_source_that_evicted_meanwhile_says_so_at_once() -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1)
+    world.step_until_asked()
+    pool = world.p.scheduler.pool
+    pool.release(pool.allocate(pool.num_available, BlockUse.RUNNING))
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"missed": 1}
+
+
+def test_a_source_that_keeps_half_of_its_pool_for_others_says_so_at_once() -> None:
+    world = Three(num_blocks=8)
+    world.router.source = None
+    world.the_first()
+    assert_finished(world, world.the_next(1))
+    assert pulls(world.q) == {"missed": 1}
+
+
+def test_a_source_that_answers_many_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_sends, "MOST_SENDS", 1)
+    world = Three()
+    other = make_prompt(21, 8)
+    assert_finished(world, world.ask(other, max_tokens=2, name="other"))
+    world.the_first()
+    asked = [world.the_next(1), world.ask((*other, 1), max_tokens=2, name="too many")]
+    assert_finished(world, *asked)
+    assert pulls(world.q) == {"landed": 1, "missed": 1}
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("byte", [0, 7, 8, 15])
+def test_no_other_block_is_sent_for_a_wrong_hash(place: int, byte: int) -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    message = world.step_until_asked()
+    world.lose(message)
+    hashes = [bytearray(one) for one in message.block_hashes]
+    hashes[place][byte] ^= 1
+    wrong = replace(message, block_hashes=tuple(map(bytes, hashes)))
+    world.to_nodes.append((PREFILL, wrong))
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"missed": 1}
+
+
+@pytest.mark.parametrize("change", ["fingerprint", "fewer hashes", "within a block"])
+def test_a_pull_that_does_not_fit_is_not_answered(change: str) -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    message = world.step_until_asked()
+    world.lose(message)
+    wrong = {
+        "fingerprint": replace(message, ticket=replace(message.ticket, fingerprint="other")),
+        "fewer hashes": replace(message, block_hashes=message.block_hashes[1:]),
+        "within a block": replace(message, ticket=replace(message.ticket, num_cached_tokens=1)),
+    }[change]
+    world.to_nodes.append((PREFILL, wrong))
+    world.settle()
+    assert not world.p.connector.transfers
+    world.advance(6.0)
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"failed": 1}
+
+
+def test_a_salt_is_in_the_hashes() -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2, cache_salt="another tenant")
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"missed": 1}
+    assert num_computed(world.q) == len(asked.request.prompt_token_ids)
+
+
+def test_a_node_is_not_told_to_pull_from_itself() -> None:
+    world = Three()
+    world.the_first()
+    world.router.source = PrefixSource(OTHER, 20)
+    assert_finished(world, world.the_next(1))
+    assert pulls(world.q) == {}
+
+
+def test_a_source_that_does_not_exist_is_waited_for_a_moment() -> None:
+    world = Three()
+    world.the_first()
+    world.router.source = PrefixSource(Incarnation("p", 7), 20)
+    asked = world.the_next(1)
+    world.settle()
+    assert not asked.tokens
+    world.advance(6.0)
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"failed": 1}
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+@pytest.mark.parametrize("num_steps", range(1, 9))
+def test_a_source_that_dies_costs_nothing_but_time(num_steps: int, is_one_sided: bool) -> None:
+    world = Three()
+    world.network.is_one_sided = is_one_sided
+    world.the_first()
+    asked = world.the_next(1, 2)
+    for _ in range(num_steps):
+        world.step(frames=False)
+    for frame in world.network.frames[: num_steps // 2]:
+        world.network.deliver(frame)
+    world.kill(world.p, is_noticed=False)
+    world.settle()
+    world.advance(6.0)
+    for connector in world.network.connectors.values():
+        connector.on_peer_lost(PREFILL)
+    for token in list(world.q.connector.quarantined):
+        world.q.connector.fence(token)
+    assert_finished(world, asked)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 9))
+def test_a_source_that_stops_says_so(num_steps: int) -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    for _ in range(num_steps):
+        world.step(frames=False)
+    world.stop(world.p)
+    check_idle(world.p.scheduler)
+    world.kill(world.p, is_noticed=False)
+    for connector in world.network.connectors.values():
+        connector.on_peer_lost(PREFILL)
+    world.settle()
+    world.advance(6.0)
+    assert_finished(world, asked)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 9))
+def test_a_source_that_drains_sends_before_it_leaves(num_steps: int) -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    for _ in range(num_steps):
+        world.step(frames=False)
+    world.p.inbox.put(Drain(100.0))
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"landed": 1}
+    world.p.turn()
+    assert world.p.num_drained == 1
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+@pytest.mark.parametrize("num_steps", range(1, 12))
+def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: bool) -> None:
+    world = Three()
+    world.network.is_one_sided = is_one_sided
+    world.the_first()
+    asked = world.the_next(1, 2)
+    for _ in range(num_steps):
+        world.step(frames=num_steps % 2 == 0)
+    world.router.abort(asked)
+    world.settle()
+    world.advance(30.0)
+    world.settle()
+    world.check_closed()
+    assert "failed" not in pulls(world.q), "its source is not blamed"
+    assert_finished(world, world.the_next(1, 2, name="after"))
+
+
+@pytest.mark.parametrize("kind", ["open", "piece", "commit", "landed"])
+def test_lost_frames_are_sent_again(kind: str) -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    world.step_until(lambda: any(f.kind == "commit" for f in world.network.frames), frames=False)
+    if kind == "landed":
+        world.step_until(lambda: not any(f.kind == "commit" for f in world.network.frames))
+    world.network.drop(kind)
+    world.settle()
+    world.network.send_again()
+    assert_finished(world, asked)
+    assert pulls(world.q) == {"landed": 1}
+
+
+def test_prompts_with_the_same_start_wait_for_one_pull() -> None:
+    world = Three()
+    world.the_first()
+    asked = [world.the_next(number, name=f"n{number}") for number in range(3)]
+    assert_finished(world, *asked)
+    assert pulls(world.q) == {"landed": 1}
+    assert num_computed(world.q) == 3 * (len(SHARED) + 1 - HELD.num_tokens)
+
+
+def test_a_pull_goes_on_while_one_prompt_waits_for_it() -> None:
+    world = Three()
+    world.the_first()
+    asked = [world.the_next(number, name=f"n{number}") for number in range(3)]
+    world.step_until(lambda: bool(world.p.connector.transfers), frames=False)
+    for gone in asked[:2]:
+        world.router.abort(gone)
+    world.step(frames=False)
+    assert world.q.connector.landings
+    assert_finished(world, asked[2])
+    assert pulls(world.q) == {"landed": 1}
+
+
+def test_a_pull_for_nobody_is_refused() -> None:
+    world = Three()
+    world.the_first()
+    asked = [world.the_next(number, name=f"n{number}") for number in range(3)]
+    world.step_until(lambda: bool(world.p.connector.transfers), frames=False)
+    for gone in asked:
+        world.router.abort(gone)
+    world.step(frames=False)
+    assert not [t for t in world.q.connector.landings if t in world.q.flow.pulls]  # type: ignore[attr-defined]
+    world.settle()
+    world.check_closed()
+
+
+def test_a_prompt_that_lacks_much_more_pulls_for_itself() -> None:
+    world = Three()
+    long = make_prompt(24, 9)
+    assert_finished(world, world.ask((*SHARED[:20], *long), max_tokens=2, name="long"))
+    world.the_first()
+    short = world.the_next(1, name="short")
+    world.router.source = PrefixSource(PREFILL, 44)
+    whole = world.ask((*SHARED[:20], *long, 1, 2), max_tokens=2, name="whole")
+    assert_finished(world, short, whole)
+    assert pulls(world.q) == {"landed": 2}
+
+
+@pytest.mark.parametrize(("who", "outcome"), [("p", "missed"), ("q", "failed")])
+def test_a_copy_that_fails_costs_the_pull(who: str, outcome: str) -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    world.step_until_asked()
+    node: Node = getattr(world, who)
+    node.runner.fail_next_copy = True
+    world.step_until(lambda: not node.runner.fail_next_copy)
+    world.settle()
+    world.advance(30.0)
+    assert_finished(world, asked)
+    assert pulls(world.q) == {outcome: 1}
+
+
+def test_an_attempt_that_is_over_waits_for_no_pull() -> None:
+    """Its decode node gave the handoff up while the prompt waited."""
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    world.step_until(lambda: bool(world.q.connector.landings), frames=False)
+    world.to_nodes.append((world.d.me, AbortAttempt(ROUTER, (asked.request.id,))))
+    world.settle()
+    world.advance(30.0)
+    world.settle()
+    for node in world.nodes.values():
+        check_idle(node.scheduler)
+        assert len(node.flow.attempts) == 0
+        assert not node.connector.landings

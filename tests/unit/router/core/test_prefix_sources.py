@@ -1,0 +1,109 @@
+"""Which node has more of a prompt than the prefill node that is to compute it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.ids import Incarnation
+from common.kv.blocks import block_key
+from common.kv.prefix_source import PrefixSource
+from common.nodes import Role
+from router.core.known.block_index import BlockIndex
+from router.core.known.block_reports import BlockReport
+from router.core.placement import Placer
+from router.core.policies.query import NodeView
+from router.core.prefix_sources import prefix_source
+from tests.support.nodes.node_views import node, prefill, query
+
+P0, P1, D0, D1 = (Incarnation(name, 1) for name in ("p0", "p1", "d0", "d1"))
+PROMPT = query(num_tokens=40)
+"""Ten blocks."""
+
+
+def source(nodes: list[NodeView], depths: dict[str, int], decode: Incarnation | None = D0) -> Any:
+    """The source for `p0`, which is the first of the nodes, when each has so many blocks."""
+    index, hashes = BlockIndex(), PROMPT.block_hashes(nodes[0].record)
+    for name, depth in depths.items():
+        keys = [block_key(one) for one in hashes[:depth]]
+        index.on_report(Incarnation(name, 1), keys, [])
+    found = prefix_source(nodes, nodes[0], decode, index.held(hashes))
+    return None if found is None else (found.node.node_id, found.num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("depths", "expected"),
+    [
+        ({}, None),
+        ({"p0": 10, "p1": 10, "d0": 10}, None),
+        ({"p0": 5, "p1": 4}, None),
+        ({"p1": 1}, ("p1", 4)),
+        ({"p0": 5, "p1": 6, "d1": 5}, ("p1", 24)),
+        ({"p0": 5, "p1": 6, "d1": 7}, ("d1", 28)),
+        ({"p1": 6, "d0": 6, "d1": 6}, ("d0", 24)),
+        ({"gone": 9, "d1": 6}, ("d1", 24)),
+        ({"gone": 9}, None),
+    ],
+)
+def test_the_node_with_the_most_is_named(depths: dict[str, int], expected: object) -> None:
+    nodes = [prefill("p0"), prefill("p1"), node("d0"), node("d1")]
+    assert source(nodes, depths) == expected
+
+
+def test_of_equals_the_one_with_the_least_to_do_is_named() -> None:
+    nodes = [prefill("p0"), prefill("p1", queued_tokens=900), node("d0"), node("d1")]
+    assert source(nodes, {"p1": 6, "d1": 6}) == ("d1", 24)
+    assert source(nodes, {"p1": 6, "d1": 6, "d0": 6}) == ("d0", 24)
+    nodes[3] = node("d1", num_requests=9, queued_tokens=9000)
+    assert source(nodes, {"p1": 6, "d1": 6}) == ("p1", 24)
+    assert source(nodes, {"p1": 6, "d0": 6}, decode=None) == ("d0", 24)
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"sends_blocks": False},
+        {"is_draining": True},
+        {"is_suspected": True},
+        {"fingerprint": "other"},
+        {"kv_protocol": 5},
+        {"kv_unreachable": (P0,)},
+    ],
+)
+def test_a_node_that_cannot_send_to_it_is_not_named(why: dict[str, Any]) -> None:
+    nodes = [prefill("p0"), prefill("p1", **why), node("d1")]
+    assert source(nodes, {"p1": 9, "d1": 3}) == ("d1", 12)
+    assert source(nodes, {"p1": 9}) is None
+
+
+def test_only_what_was_reported_counts_also_right_after_a_placement() -> None:
+    placer = Placer("round_robin")
+    nodes = [node("d0"), prefill("p0"), prefill("p1")]
+    first = placer.choose(nodes, PROMPT, frozenset())
+    assert (first.prefill, first.source) == (P0, None)
+    second = placer.choose(nodes, PROMPT, frozenset())
+    assert (second.prefill, second.source) == (P1, None), "p0 has not computed it yet"
+    keys = tuple(block_key(one) for one in PROMPT.block_hashes(nodes[1].record))
+    placer.on_blocks(P0, BlockReport(is_first=True, added=keys))
+    again = {one.prefill: one.source for one in _choices(placer, nodes, 2)}
+    assert again == {P0: None, P1: PrefixSource(P0, 40)}
+    other = placer.choose_prefill(nodes, PROMPT, D0, frozenset({P0}))
+    assert (other.prefill, other.source) == (P1, PrefixSource(P0, 40))
+    placer.on_lost(P0)
+    assert all(one.source is None for one in _choices(placer, nodes, 2))
+
+
+def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
+    placer = Placer("least_loaded")
+    nodes = [node("d0"), prefill("p0"), prefill("p1", queued_tokens=500)]
+    keys = tuple(block_key(one) for one in PROMPT.block_hashes(nodes[1].record))
+    placer.on_blocks(P1, BlockReport(is_first=True, added=keys))
+    one = placer.choose(nodes, query(num_tokens=40, max_tokens=1), frozenset())
+    assert (one.decode, one.prefill, one.source) == (None, P0, PrefixSource(P1, 40))
+    mixed = placer.choose([node("m0", Role.MIXED)], PROMPT, frozenset())
+    assert (mixed.prefill, mixed.source) == (None, None)
+
+
+def _choices(placer: Placer, nodes: list[NodeView], count: int) -> list[Any]:
+    return [placer.choose(nodes, PROMPT, frozenset()) for _ in range(count)]
