@@ -19,6 +19,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from itertools import cycle
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, block_key
@@ -80,10 +81,12 @@ def measured(num_blocks: int) -> dict[str, float]:
         different.on_report(nodes[0], reported, ())
         different.on_report(nodes[0], (), reported)
 
+    # A look-up that repeats the one before it is free: two equal prompts in turn are not.
+    prompts = cycle([asked, list(asked)])
     figures = {
-        "held_us": median_us(lambda: different.held(asked)),
-        "held_below_us": median_us(lambda: below.held(asked)),
-        "held_alike_us": median_us(lambda: alike.held(asked)),
+        "held_us": median_us(lambda: different.held(next(prompts))),
+        "held_below_us": median_us(lambda: below.held(next(prompts))),
+        "held_alike_us": median_us(lambda: alike.held(next(prompts))),
         "report_us": median_us(report) / 2,
         "report_bytes": round(message.ByteSize() / MAX_REPORTED, 2),
     }

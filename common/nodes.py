@@ -41,6 +41,8 @@ class NodeRecord:
     blocks to a node that asks for them by their hashes.
     `kv_cache_bytes` is the memory of its KV blocks as they are stored; 0: unknown. `device` names
     the accelerator that it computes on; empty: it computes on a CPU, or does not tell.
+    `num_host_blocks` fit into its host memory for preempted sequences and prefixes; 0: it has none,
+    or does not tell.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -67,6 +69,7 @@ class NodeRecord:
     sends_blocks: Flag = False
     kv_cache_bytes: Count = 0
     device: Text = ""
+    num_host_blocks: Count = 0
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""

@@ -59,6 +59,8 @@ log = logging.getLogger("pdserve.placement")
 CALL_TIMEOUT_S = 0.5
 EPOCH_MEMORY_S = 3600.0
 MAX_ENTRIES = 10_000
+VALUES_PER_CALL = 128
+"""Values that one call reads, and that are decoded before the event loop turns."""
 KEEPS_KEYS = "noeviction"
 """The maxmemory-policy that refuses writes instead: the others drop keys that have an expiry."""
 
@@ -69,7 +71,7 @@ _Command = Callable[[Redis], Awaitable[Any]]
 class RedisStore:
     """The store; every change is one script, so one round trip and atomic. All keys are declared.
 
-    A listing is two reads, the index and the values, and writes nothing: a server that takes no
+    A listing reads the index and then the values, and writes nothing: a server that takes no
     writes still answers it.
     """
 
@@ -174,19 +176,23 @@ class RedisStore:
         )
         if not names:
             return []
-        keys = [self._key(family, name.decode(errors="replace")) for name in names]
-        # One byte more than a record may have, so that too long ones are recognised.
-        values: list[bytes] = await self._run(scripts.READ_VALUES, keys, [MAX_VALUE_BYTES])
-        entries, skipped = [], set()
-        for name, value in zip(names, values, strict=True):
-            if not value:  # expired, or of another type
-                continue
-            try:
-                entries.append((name.decode(), decode(value)))
-            except ValueError as wrong:
-                skipped.add(name)
-                if name not in self._skipped.get(family, ()):
-                    log.warning("skipped %s %r in the placement store: %s", family, name, wrong)
+        entries: list[tuple[str, _Entry]] = []
+        skipped: set[bytes] = set()
+        # Neither the server nor the event loop stands still for the whole of a long listing.
+        for first in range(0, len(names), VALUES_PER_CALL):
+            part = names[first : first + VALUES_PER_CALL]
+            keys = [self._key(family, name.decode(errors="replace")) for name in part]
+            # One byte more than a record may have, so that too long ones are recognised.
+            values: list[bytes] = await self._run(scripts.READ_VALUES, keys, [MAX_VALUE_BYTES])
+            for name, value in zip(part, values, strict=True):
+                if not value:  # expired, or of another type
+                    continue
+                try:
+                    entries.append((name.decode(), decode(value)))
+                except ValueError as wrong:
+                    skipped.add(name)
+                    if name not in self._skipped.get(family, ()):
+                        log.warning("skipped %s %r in the placement store: %s", family, name, wrong)
         self._skipped[family] = skipped
         return entries
 

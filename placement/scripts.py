@@ -37,10 +37,14 @@ local function held_epoch(key)
   return type(epoch) == 'number' and to_epoch(epoch) or 0
 end
 
-local function index_add(index, name, ttl_ms)
+local function index_add(index, names, ttl_ms)
   local now_ms = math.floor(now_us() / 1000)
   redis.call('ZREMRANGEBYSCORE', index, '-inf', now_ms)
-  redis.call('ZADD', index, now_ms + ttl_ms, name)
+  local scored = {}
+  for place, name in ipairs(names) do
+    scored[2 * place - 1], scored[2 * place] = now_ms + ttl_ms, name
+  end
+  redis.call('ZADD', index, unpack(scored))
   if redis.call('PTTL', index) < ttl_ms then redis.call('PEXPIRE', index, ttl_ms) end
 end
 """
@@ -66,7 +70,7 @@ HEARTBEAT = (
 local holder = held_epoch(KEYS[1])
 if holder > tonumber(ARGV[2]) then return holder end
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
-index_add(KEYS[2], ARGV[1], tonumber(ARGV[4]))
+index_add(KEYS[2], {ARGV[1]}, tonumber(ARGV[4]))
 if to_epoch(get(KEYS[3])) <= tonumber(ARGV[2]) then
   redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[5])
 end
@@ -105,19 +109,21 @@ RECORD = (
     _SHARED
     + """
 local router_id, ttl_ms, num_written = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local written, removed = {}, {}
 for place = 1, num_written do
-  local name, value = ARGV[2 * place + 2], ARGV[2 * place + 3]
-  redis.call('SET', KEYS[1 + place], value, 'PX', ttl_ms)
-  index_add(KEYS[1], name, ttl_ms)
+  redis.call('SET', KEYS[1 + place], ARGV[2 * place + 3], 'PX', ttl_ms)
+  written[place] = ARGV[2 * place + 2]
 end
+if num_written > 0 then index_add(KEYS[1], written, ttl_ms) end
 for place = num_written + 1, #KEYS - 1 do
   local key, name = KEYS[1 + place], ARGV[3 + num_written + place]
   local value = get(key)
   if not value or field(value, 'router_id') == router_id then
     redis.call('DEL', key)
-    redis.call('ZREM', KEYS[1], name)
+    removed[#removed + 1] = name
   end
 end
+if #removed > 0 then redis.call('ZREM', KEYS[1], unpack(removed)) end
 return 0
 """
 )

@@ -212,21 +212,33 @@ class Pull(_message.Message):
     block_hashes: bytes
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., source_id: _Optional[str] = ..., source_epoch: _Optional[int] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
 
+class Fetch(_message.Message):
+    __slots__ = ("source_id", "source_epoch", "block_hashes")
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    source_id: str
+    source_epoch: int
+    block_hashes: bytes
+    def __init__(self, source_id: _Optional[str] = ..., source_epoch: _Optional[int] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
+
 class RouterMessage(_message.Message):
-    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks")
+    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks", "fetches")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     PULLS_FIELD_NUMBER: _ClassVar[int]
     RESEND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     aborts: Attempts
     echo: int
     pulls: _containers.RepeatedCompositeFieldContainer[Pull]
     resend_blocks: bool
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ...) -> None: ...
+    fetches: _containers.RepeatedCompositeFieldContainer[Fetch]
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ..., fetches: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -327,20 +339,22 @@ class BlockReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks", "pulls")
+    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks", "pulls", "offered_hashes")
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STUCK_MS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PULLS_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_HASHES_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     outputs: OutputBatch
     stuck_ms: int
     echo: int
     blocks: BlockReport
     pulls: _containers.RepeatedCompositeFieldContainer[Pull]
-    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ...) -> None: ...
+    offered_hashes: bytes
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., offered_hashes: _Optional[bytes] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("envelope",)

@@ -28,7 +28,12 @@ from node.flow.messages import NodeStatistics
 from node.flow.step_progress import StepProgress
 from node.watch.grammar_metrics import GrammarCollector
 from node.watch.kv_metrics import KvCollector
-from node.watch.metrics import LeaseCollector, MemoryCollector, NodeCollector
+from node.watch.metrics import (
+    LeaseCollector,
+    MemoryCollector,
+    NodeCollector,
+    SavedPrefillCollector,
+)
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.refused_logins import RefusedLogins
@@ -74,6 +79,7 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     count_refused(router)
     show_end(router, None)
     node.register(NodeCollector(_node_statistics, {}, StepProgress(0.0)))
+    node.register(SavedPrefillCollector(_node_statistics, block_size=1, token_s=0.0))
     node.register(LeaseCollector({}))
     node.register(GrammarCollector(_grammar_statistics))
     node.register(MemoryCollector(None, kv_bytes=0, swap_bytes=0))

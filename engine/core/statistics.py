@@ -18,7 +18,9 @@ class PullOutcome(Enum):
     MISSED = "missed"
     """The other node did not have it any more, and said so."""
     DECLINED = "declined"
-    """Computing it was expected to be quicker, or the other node failed to send lately."""
+    """Computing it was expected to be quicker."""
+    AVOIDED = "avoided"
+    """The other node failed to send lately."""
     NO_ROOM = "no_room"
 
 

@@ -104,7 +104,7 @@ class ControlService(pb_grpc.NodeServicer):
         )
         listening = asyncio.create_task(self._listen(messages, calls, stream))
         try:
-            async for replies, outputs, pulls in self._streams.read(stream):
+            async for replies, outputs, pulls, offered in self._streams.read(stream):
                 yield pb.NodeMessage(
                     replies=replies,
                     outputs=outputs_to_proto(outputs) if outputs else None,
@@ -112,6 +112,7 @@ class ControlService(pb_grpc.NodeServicer):
                     echo=stream.echo,
                     blocks=stream.reports.next(),
                     pulls=pulls,
+                    offered_hashes=offered,
                 )
         finally:
             listening.cancel()

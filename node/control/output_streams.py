@@ -21,7 +21,7 @@ from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from node.control.block_reports import BlockReports, CachedBlocks, News
 from node.control.pulls import pull_to_proto
-from node.flow.messages import AskBlocks
+from node.flow.messages import AskBlocks, OfferBlocks
 from protos import pdserve_node_pb2 as pb
 
 log = logging.getLogger("pdserve.node")
@@ -42,6 +42,8 @@ class Batch(NamedTuple):
     replies: list[pb.Reply]
     outputs: list[RequestOutput]
     pulls: list[pb.Pull]
+    offered: bytes = b""
+    """Hashes of cached blocks, for a node that stays."""
 
 
 class RouterStream:
@@ -53,6 +55,7 @@ class RouterStream:
         self.replies: list[pb.Reply] = []
         self.outputs: list[RequestOutput] = []
         self.pulls: list[pb.Pull] = []
+        self.offered = b""
         self._has_prompt_logprobs = False
         self.wake = asyncio.Event()
         self.is_cut = False
@@ -77,7 +80,10 @@ class RouterStream:
         `PULLS_PER_MESSAGE`: a message has a bound.
         """
         end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
-        batch = Batch(self.replies, self.outputs[:end], self.pulls[:PULLS_PER_MESSAGE])
+        batch = Batch(
+            self.replies, self.outputs[:end], self.pulls[:PULLS_PER_MESSAGE], self.offered
+        )
+        self.offered = b""
         self.replies, self.outputs = [], self.outputs[end:]
         del self.pulls[:PULLS_PER_MESSAGE]
         self._has_prompt_logprobs = bool(self.outputs)
@@ -118,6 +124,10 @@ class OutputStreams:
     def ask(self, wanted: AskBlocks) -> None:
         """Send a pull to a router, which passes it on; at once, because a prompt waits for it."""
         self._loop.call_soon_threadsafe(self._add_pull, wanted)
+
+    def offer(self, offered: OfferBlocks) -> None:
+        """Offer cached blocks through one of the routers, if there is any."""
+        self._loop.call_soon_threadsafe(self._add_offer, b"".join(offered.block_hashes))
 
     def add_news(self, news: News) -> None:
         """Keep what tiers have gained and lost since the last flush for the next one."""
@@ -166,7 +176,7 @@ class OutputStreams:
         try:
             yield stream.take()  # at once: a router chooses only nodes that have sent something
             while not stream.is_cut:
-                if not (stream.num_pending or stream.reports.is_behind):
+                if not (stream.num_pending or stream.offered or stream.reports.is_behind):
                     # Even while stopping the loop must run once: outputs may be in transit.
                     await _wait(stream.wake, 0.0 if self._is_stopping else HEARTBEAT_S)
                 stream.wake.clear()
@@ -195,6 +205,12 @@ class OutputStreams:
         if stream is not None:
             stream.pulls.append(pull_to_proto(wanted))
             self._on_added(stream)
+
+    def _add_offer(self, packed: bytes) -> None:
+        for stream in self._streams.values():
+            stream.offered = packed
+            stream.wake.set()
+            return
 
     def _on_added(self, stream: RouterStream) -> None:
         stream.wake.set()

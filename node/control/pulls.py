@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from common.errors import InvalidRequest
 from common.ids import Incarnation
-from common.kv.blocks import HASH_BYTES
+from common.kv.blocks import HASH_BYTES, BlockHash
 from common.kv.prefix_source import PrefixSource
 from node.control.tickets import ticket_from_proto, ticket_to_proto
-from node.flow.messages import AskBlocks, SendBlocks
+from node.flow.messages import AskBlocks, FetchBlocks, SendBlocks
+from node.flow.pulls.hand_over import MOST_BLOCKS
 from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ID_LENGTH, attempt_from_proto
 
@@ -34,8 +35,24 @@ def send_blocks_from_proto(pull: pb.Pull) -> SendBlocks:
             f"a pull of {num_blocks} blocks has {len(packed)} bytes of hashes: "
             f"wanted {HASH_BYTES} for each"
         )
+    return SendBlocks(ticket, _hashes(packed))
+
+
+def fetch_from_proto(fetch: pb.Fetch, router: Incarnation) -> FetchBlocks:
+    """Return what a node that leaves has. Raises `InvalidRequest` for too much, or no name."""
+    packed = fetch.block_hashes
+    if len(packed) % HASH_BYTES or len(packed) > HASH_BYTES * MOST_BLOCKS:
+        raise InvalidRequest(
+            f"{len(packed)} bytes of hashes: wanted {HASH_BYTES} for each of at most {MOST_BLOCKS}"
+        )
+    if not 0 < len(fetch.source_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(f"the source's node_id has {len(fetch.source_id)} characters")
+    return FetchBlocks(router, Incarnation(fetch.source_id, fetch.source_epoch), _hashes(packed))
+
+
+def _hashes(packed: bytes) -> tuple[BlockHash, ...]:
     starts = range(0, len(packed), HASH_BYTES)
-    return SendBlocks(ticket, tuple(packed[start : start + HASH_BYTES] for start in starts))
+    return tuple(packed[start : start + HASH_BYTES] for start in starts)
 
 
 def source_from_proto(source: pb.PrefixSource) -> PrefixSource:

@@ -27,7 +27,7 @@ from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from node.control.ignored_priorities import IgnoredPriorities
-from node.control.pulls import send_blocks_from_proto, source_from_proto
+from node.control.pulls import fetch_from_proto, send_blocks_from_proto, source_from_proto
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
 from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, Submit
@@ -118,7 +118,7 @@ class RouterCalls:
 
         Raises `PeerProtocolError` for a message that must end the stream.
         """
-        num_calls = len(message.calls) + len(message.pulls)
+        num_calls = len(message.calls) + len(message.pulls) + len(message.fetches)
         num_aborts = len(message.aborts.request_ids)
         if num_calls > MAX_CALLS_PER_MESSAGE or num_aborts > MAX_ABORTS_PER_MESSAGE:
             raise PeerProtocolError(
@@ -129,6 +129,8 @@ class RouterCalls:
             self._take_call(call)
         for pull in message.pulls:
             self._take_pull(pull)
+        for fetch in message.fetches:
+            self._take_fetch(fetch)
         if message.HasField("aborts"):
             await self._abort(AbortAttempt(self._router, attempts_from_proto(message.aborts)))
 
@@ -158,6 +160,13 @@ class RouterCalls:
             self._inbox.put(send_blocks_from_proto(pull))
         except (InvalidRequest, Overloaded) as error:
             log.warning("a pull of %s is dropped: %s", self._router, error)
+
+    def _take_fetch(self, fetch: pb.Fetch) -> None:
+        """Queue blocks to be pulled from a node that leaves; it loses them if that goes wrong."""
+        try:
+            self._inbox.put(fetch_from_proto(fetch, self._router))
+        except (InvalidRequest, Overloaded) as error:
+            log.warning("blocks of a node that leaves are not pulled: %s", error)
 
     def _take_call(self, call: pb.Call) -> None:
         call_id = call.id

@@ -37,6 +37,8 @@ class NodeAttempt:
     lease_token: int | None = None
     pull_token: int | None = None
     """The lease token of the pull that its prompt waits for."""
+    num_pulled_tokens: int = 0
+    """Tokens of its prompt that were pulled for it."""
     answer: Answer | None = None
     waiting_replies: list[int] = field(default_factory=list)
     num_pushed_blocks: int = 0

@@ -45,6 +45,7 @@ from node.flow.messages import (
     Submit,
 )
 from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
+from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 
 
@@ -68,6 +69,7 @@ class DecodeFlow(NodeFlow):
         new_lease_token: NewLeaseToken,
         needs_staging: bool,
         disk_cost: PullCost | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         super().__init__(
             scheduler,
@@ -75,6 +77,7 @@ class DecodeFlow(NodeFlow):
             fingerprint=place.fingerprint,
             needs_staging=needs_staging,
             disk_cost=disk_cost,
+            hand_over=hand_over,
         )
         self._local_prefill_threshold = local_prefill_threshold
         self._new_tickets = Tickets(place, new_lease_token)

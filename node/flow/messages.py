@@ -66,6 +66,15 @@ class SendBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """A router wants this node to pull cached blocks of `source`, which leaves."""
+
+    router: Incarnation
+    source: Incarnation
+    block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RouterGone:
     """The token stream of a router ended: nobody reads the outputs of its attempts."""
 
@@ -100,6 +109,7 @@ Message = (
     | Compiled
     | AbortAttempt
     | SendBlocks
+    | FetchBlocks
     | RouterGone
     | Drain
     | CopyEnded
@@ -174,6 +184,13 @@ class AskBlocks:
     router: Incarnation
     source: Incarnation
     ticket: Ticket
+    block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferBlocks:
+    """Offer cached blocks, through any router, to a node that stays: `FetchBlocks` there."""
+
     block_hashes: tuple[BlockHash, ...]
 
 
@@ -262,6 +279,7 @@ Effect = (
     AnswerCall
     | SendOutput
     | AskBlocks
+    | OfferBlocks
     | OpenLanding
     | BeginCopy
     | CheckCopies

@@ -17,26 +17,23 @@ from common.errors import (
     NodeLost,
     Overloaded,
     PdserveError,
-    PoolExhausted,
 )
 from common.ids import AttemptId
 from common.nodes import NodeLoad
 from common.request import FinishReason
-from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.plain_decodes import StepOutputs
-from engine.core.step.step_in_flight import PlannedStep, Pushes, SwapCopy
+from engine.core.step.step_in_flight import PlannedStep, Pushes
 from kv_transfer.contract import ConnectorFailed, KVEvent, TransferEnded
 from node.flow.attempt_outputs import emit_error
 from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
 from node.flow.disk.prefix_disk import PrefixDisk
-from node.flow.flow_limits import FlowLimits
+from node.flow.flow_limits import FlowLimits, why_starved
 from node.flow.messages import (
     AbortAttempt,
     AnswerCall,
@@ -48,12 +45,14 @@ from node.flow.messages import (
     Drain,
     Drained,
     Effect,
+    FetchBlocks,
     Message,
     NodeStatistics,
     RouterGone,
     SendBlocks,
     Submit,
 )
+from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.prefix_sends import PrefixSends
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.shedding import Shedding
@@ -74,8 +73,10 @@ class NodeFlow(ABC):
         *,
         fingerprint: str,
         needs_staging: bool,
+        hand_over: HandOver | None,
         disk_cost: PullCost | None = None,
     ) -> None:
+        """Make it; with `hand_over` a drained node stays until others have what it offers."""
         self.scheduler = scheduler
         self.attempts = AttemptTable()
         self._sequence_ids = count(1)
@@ -89,6 +90,7 @@ class NodeFlow(ABC):
         self._disk = PrefixDisk(scheduler, disk_cost, self._add_if_ready)
         self._compiling: dict[AttemptId, Submit] = {}
         """Attempts that the scheduler does not know yet: their grammar is being compiled."""
+        self._hand_over_of_cache = hand_over
         self.sends = PrefixSends(scheduler, fingerprint, self._copies if needs_staging else None)
         self.statistics = self._current_statistics()
         self.load = self._current_load()
@@ -115,11 +117,15 @@ class NodeFlow(ABC):
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
             case SendBlocks(ticket):
+                self._on_asked(now_s)
                 is_used = self.attempts.of_lease(ticket.lease_token) is not None
                 return [] if is_used else self.sends.begin(message)
             case TransferEnded(lease_token) if lease_token in self.sends:
+                self._on_asked(now_s)
                 self.sends.on_ended(lease_token)
                 return []
+            case FetchBlocks():
+                return [] if self.is_draining else self._fetch(message, now_s)
             case CopyEnded():
                 return self._copies.end(message)
             case DiskEnded():
@@ -144,8 +150,7 @@ class NodeFlow(ABC):
             self._hand_over_at_s = None
             effects += self._hand_over()
         if self.is_draining and self.is_empty and not self._has_said_drained:
-            self._has_said_drained = True
-            effects.append(Drained())
+            effects += self._leave(now_s)
         if self._copies:
             self._copies.on_check(now_s)
             effects.append(CheckCopies())
@@ -157,7 +162,9 @@ class NodeFlow(ABC):
         return _earliest(self._next_due_s(), copies_s, disk_s)
 
     def _next_due_s(self) -> float | None:
-        return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s)
+        leaving = self._hand_over_of_cache
+        ends_at_s = None if leaving is None or self._has_said_drained else leaving.ends_at_s
+        return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s, ends_at_s)
 
     @property
     def is_empty(self) -> bool:
@@ -172,7 +179,8 @@ class NodeFlow(ABC):
         self._shedding.on_step(now_s, self.scheduler.waiting)
         effects = self.report() if step.starved else []
         # Before any other effect: what the copies read was written by the steps before this one.
-        effects += [self._begin_swap(copy) for copy in step.swap_copies]
+        end = self.scheduler.end_copy
+        effects += [self._copies.begin_swap(copy, end) for copy in step.swap_copies]
         effects += self._disk.write()
         effects += self._on_reserved(step, now_s)
         for sequence in step.sequences:
@@ -186,7 +194,9 @@ class NodeFlow(ABC):
         for sequence in step.starved:
             attempt = self.attempts.of_sequence(sequence)
             assert attempt is not None, "a running sequence belongs to an attempt"
-            effects += self._fail(attempt, self._why_starved(sequence))
+            effects += self._fail(
+                attempt, why_starved(sequence.num_known, self.scheduler.pool.num_blocks)
+            )
         self._publish_snapshots()
         return step, effects
 
@@ -265,16 +275,11 @@ class NodeFlow(ABC):
         """Return why a sequence may not wait for a seat; only a decode node has such ones."""
         return None
 
+    def _fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
+        """Pull blocks of a node that leaves; only a prefill node does."""
+        return []
+
     # --- inside -------------------------------------------------------------------------------
-
-    def _begin_swap(self, swap: SwapCopy | PrefixCopy) -> Effect:
-        kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
-
-        def on_end(error: Exception | None) -> list[Effect]:
-            self.scheduler.end_copy(swap, is_good=error is None)
-            return []
-
-        return self._copies.begin(CacheCopy(kind, swap.block_ids, swap.host_block_ids), on_end)
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
         """Begin to drain: refuse reservations that wait for room; other nodes can take them."""
@@ -290,6 +295,21 @@ class NodeFlow(ABC):
             if attempt.waiting_replies
             for effect in self._fail(attempt, leaving)
         ]
+
+    def _on_asked(self, now_s: float) -> None:
+        if self._hand_over_of_cache is not None:
+            self._hand_over_of_cache.on_asked(now_s)
+
+    def _leave(self, now_s: float) -> list[Effect]:
+        """Say that nothing is left, when what is cached was handed over or nobody wants it."""
+        effects: list[Effect] = []
+        leaving = self._hand_over_of_cache
+        if leaving is not None:
+            effects = leaving.begin(now_s)
+            if leaving.ends_at_s is not None and now_s < leaving.ends_at_s:
+                return effects
+        self._has_said_drained = True
+        return [*effects, Drained()]
 
     def _hand_over(self) -> list[Effect]:
         """Fail running attempts, which their routers continue on other nodes.
@@ -400,12 +420,6 @@ class NodeFlow(ABC):
         if not waiting:
             effects.append(emit_error(attempt, error))
         return effects + self._release(attempt)
-
-    def _why_starved(self, sequence: Sequence) -> PoolExhausted:
-        return PoolExhausted(
-            f"the request has {sequence.num_known} tokens and needs another KV block: this node's "
-            f"{self.scheduler.pool.num_blocks} blocks are in use, and nothing is left to preempt"
-        )
 
     def _refuse(self, message: Submit, error: PdserveError) -> AnswerCall:
         pool = self.scheduler.pool

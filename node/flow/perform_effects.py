@@ -27,6 +27,7 @@ from node.flow.messages import (
     Drained,
     Effect,
     Message,
+    OfferBlocks,
     OpenLanding,
     OpenTransfer,
     PushBlocks,
@@ -46,6 +47,9 @@ class Outputs(Protocol):
     """Takes what a router reads."""
 
     def add(self, router: Incarnation, output: RequestOutput) -> None: ...
+    def offer(self, offered: OfferBlocks) -> None:
+        """Take what a node that stays may want."""
+
     def ask(self, wanted: AskBlocks) -> None:
         """Take what is to be passed on to another node."""
 
@@ -105,6 +109,8 @@ class NodeEffects:
                 self._streams.add(router, output)
             case AskBlocks():
                 self._streams.ask(effect)
+            case OfferBlocks():
+                self._streams.offer(effect)
             case AnswerCall(reply_to, answer):
                 self._replies.resolve(reply_to, answer)
             case PushBlocks():

@@ -44,12 +44,14 @@ from node.flow.messages import (
     AnswerCall,
     CommitTransfer,
     Effect,
+    FetchBlocks,
     OpenTransfer,
     PromptAccepted,
     PushBlocks,
     Submit,
 )
 from node.flow.node_flow import NodeFlow
+from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.prefix_pulls import PrefixPulls
 from node.flow.pulls.pull_cost import PullCost
 
@@ -78,6 +80,7 @@ class PrefillFlow(NodeFlow):
         tickets: Tickets,
         pull_cost: PullCost,
         disk_cost: PullCost | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         self._landing_place = tickets.place
         super().__init__(
@@ -86,6 +89,7 @@ class PrefillFlow(NodeFlow):
             fingerprint=self._landing_place.fingerprint,
             needs_staging=needs_staging,
             disk_cost=disk_cost,
+            hand_over=hand_over,
         )
         copies = self._copies if needs_staging else None
         self.pulls = PrefixPulls(
@@ -123,6 +127,9 @@ class PrefillFlow(NodeFlow):
             priority = request.priority if self.scheduler.has_priorities else 0
             effects.append(OpenTransfer(ticket, request.deadline_s, priority))
         return effects
+
+    def _fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
+        return self.pulls.fetch(message, now_s)
 
     def _problem_with_ticket(self, message: Submit) -> InvalidRequest | LayoutMismatch | None:
         request, ticket = message.request, message.ticket

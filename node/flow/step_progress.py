@@ -78,3 +78,8 @@ def expected_step_s(costs: StepCosts, max_tokens: int) -> float:
     where the weights are what a small step waits for.
     """
     return costs.step_s[-1] * max(1.0, max_tokens / costs.rows[-1])
+
+
+def expected_token_s(costs: StepCosts) -> float:
+    """Return the expected seconds of one more token of a prompt in a wide step."""
+    return costs.step_s[-1] / costs.rows[-1]

@@ -17,13 +17,19 @@ from http_serving.process_metrics import process_registry
 from node.control.control_port import ControlPort
 from node.control.drain import NodeDrain
 from node.flow.inbox import Inbox
+from node.flow.step_progress import expected_token_s
 from node.life.lease_keeper import LeaseKeeper
 from node.life.model_loading import load_unless_stopped, wait_unless_stopped
 from node.life.node_parts import LoadedModel, NodeParts
 from node.life.request_path import RequestPath
 from node.life.self_description import log_loaded_model, node_record
 from node.life.step_thread import StepThread
-from node.watch.metrics import LeaseCollector, MemoryCollector, register_node
+from node.watch.metrics import (
+    LeaseCollector,
+    MemoryCollector,
+    SavedPrefillCollector,
+    register_node,
+)
 from node.watch.metrics_server import MetricsServer, bind_metrics
 from placement.first_answer import wait_for_store
 
@@ -117,6 +123,13 @@ class EngineNode:
                 connector.statistics,
                 path.progress,
                 model.grammar_statistics,
+            )
+            registry.register(
+                SavedPrefillCollector(
+                    path.statistics,
+                    block_size=model.layout.block_size,
+                    token_s=expected_token_s(model.step_costs),
+                )
             )
             block_bytes = model.layout.block_bytes
             registry.register(

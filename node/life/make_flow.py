@@ -9,10 +9,11 @@ from engine.core.scheduler import Scheduler
 from node.flow.decode import DecodeFlow
 from node.flow.landing_place import Tickets
 from node.flow.prefill import PrefillFlow
+from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.step_progress import expected_step_s
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
-from node.life.self_description import flow_limits, landing_place
+from node.life.self_description import flow_limits, landing_place, sends_blocks
 
 
 def flow_maker(config: Config) -> MakeFlow:
@@ -35,6 +36,7 @@ def _prefill_flow_maker(config: Config) -> MakeFlow:
             needs_staging=model.stages_landings,
             tickets=Tickets(landing, new_lease_token),
             pull_cost=_kv_cost(model),
+            hand_over=_hand_over(config, scheduler),
             disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
         )
 
@@ -46,6 +48,10 @@ def _kv_cost(model: LoadedModel) -> PullCost:
     layout, costs = model.layout, model.step_costs
     token_bytes = layout.block_bytes / layout.block_size
     return PullCost(token_bytes, lambda num_tokens: expected_step_s(costs, num_tokens))
+
+
+def _hand_over(config: Config, scheduler: Scheduler) -> HandOver | None:
+    return HandOver(scheduler.pool) if sends_blocks(config) else None
 
 
 def _decode_flow_maker(config: Config) -> MakeFlow:
@@ -67,6 +73,7 @@ def _decode_flow_maker(config: Config) -> MakeFlow:
             new_lease_token=new_lease_token,
             needs_staging=model.stages_landings,
             disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
+            hand_over=_hand_over(config, scheduler),
         )
 
     return make

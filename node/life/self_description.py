@@ -47,20 +47,21 @@ def node_record(
         has_grammars=model.has_grammars,
         has_token_rules=True,
         has_prompt_logprobs=True,
-        sends_blocks=_sends_blocks(config),
+        sends_blocks=sends_blocks(config),
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,
+        num_host_blocks=model.num_host_blocks,
     )
 
 
-def _sends_blocks(config: Config) -> bool:
+def sends_blocks(config: Config) -> bool:
     """Return whether cached KV can go from this node to a prefill node.
 
-    Shared memory and the lane between cards carry only what prefill nodes send.
+    Shared memory and the lane between cards carry nothing that decode nodes send. With one of them
+    alone no node sends any.
     """
-    if config.role is Role.DECODE:
-        return config.handoff.kv_transport not in ("shm", "ipc")
-    return config.role is Role.PREFILL
+    has_both_ways = config.handoff.kv_transport not in ("shm", "ipc")
+    return config.role in (Role.PREFILL, Role.DECODE) and has_both_ways
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:

@@ -47,12 +47,7 @@ def _prefill(tracing: Tracing, attempt: NodeAttempt, ended_at_s: float, error: s
         compute = span.child("compute", computing_at_s)
         compute.set({"pdserve.chunks": attempt.num_chunks})
         compute.end(ended_at_s if token_at_s is None else token_at_s)
-    span.set(
-        {
-            "pdserve.prompt_tokens": attempt.sequence.num_prompt,
-            "pdserve.cached_tokens": attempt.sequence.num_cached_tokens,
-        }
-    )
+    span.set({"pdserve.prompt_tokens": attempt.sequence.num_prompt})
     if token_at_s is None:
         span.end(ended_at_s, error=error)
         return
@@ -107,8 +102,16 @@ def _span(tracing: Tracing, attempt: NodeAttempt, name: str, began_at_s: float) 
 
 
 def _of(attempt: NodeAttempt) -> Attributes:
+    """Return what every span of an attempt says: of it, and of what was cached of its prompt."""
+    num_cached, num_host = attempt.sequence.num_cached_tokens, attempt.sequence.num_host_tokens
+    # What was pulled may be evicted again before the prompt is admitted.
+    num_pulled = min(attempt.num_pulled_tokens, num_cached - num_host)
     return {
         "pdserve.choice_id": attempt.id.choice_id,
         "pdserve.attempt": attempt.id.attempt,
         "pdserve.outcome": attempt.outcome,
+        "pdserve.cached_tokens": num_cached,
+        "pdserve.cached_tokens.pool": num_cached - num_host - num_pulled,
+        "pdserve.cached_tokens.host": num_host,
+        "pdserve.cached_tokens.pulled": num_pulled,
     }

@@ -89,6 +89,27 @@ class MemoryCollector(Collector):
         )
 
 
+class SavedPrefillCollector(Collector):
+    """Shows what the tiers have saved, with blocks of so many tokens of so many seconds each."""
+
+    def __init__(
+        self, latest: Callable[[], NodeStatistics], *, block_size: int, token_s: float
+    ) -> None:
+        self._latest = latest
+        self._block_s = block_size * token_s
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one counter."""
+        found = self._latest().scheduler.counters.prefix_blocks_found
+        yield counters(
+            "prefix_saved_seconds",
+            "Seconds that the cached starts of admitted prompts would have taken to compute, by "
+            "the costs of steps measured at the start, by the tier that they were found in",
+            "tier",
+            {tier: num_blocks * self._block_s for tier, num_blocks in found.items()},
+        )
+
+
 def register_node(
     registry: CollectorRegistry,
     latest: Callable[[], NodeStatistics],
@@ -220,8 +241,8 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
     yield counters(
         "prefix_pulls",
         "Prefixes that another node had cached: pulled (landed), failed, not there any more "
-        "(missed), or computed because that was expected to be quicker or the node failed to send "
-        "lately (declined), or there was no room",
+        "(missed), or computed because that was expected to be quicker (declined), the node failed "
+        "to send lately (avoided), or there was no room",
         "outcome",
         counted.pulls,
     )

@@ -69,7 +69,7 @@ class DispatcherView:
             is_store_away=dispatcher.pool.membership.is_store_away,
             trouble=self.why_not_ready(),
             warnings=self.warnings(),
-            nodes=dispatcher.pool.nodes(),
+            nodes=list(dispatcher.pool.nodes()),
             requests=live_requests(dispatcher.flows()),
             placements=dispatcher.recent_placements,
         )

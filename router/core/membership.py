@@ -29,9 +29,12 @@ from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
 from router.core.held_load import OwnLoad, prompt_tokens_on
 from router.core.policies.query import NodeView
+from router.core.roster import Roster
 
 STORE_GRACE_S = 600.0
 MAX_NODES = 4096
+MAX_READ = 128
+"""Reports of a listing that are read at once."""
 ENDED_BY_NODE = "the node ended the stream"
 """Why a stream broke where nothing is wrong with it."""
 
@@ -139,10 +142,11 @@ class Membership:
         self._gone: dict[Incarnation, str] = {}
         self._gone_before: dict[Incarnation, str] = {}
         """Those that were gone before the store was asked."""
-        self._views: dict[Incarnation, NodeView] | None = None
-        self._max_model_len: int | None = None
+        self._roster = Roster()
         self._changed: set[Incarnation] = set()
-        """Nodes whose view is old; with `_views` None all are."""
+        """Nodes whose view in the roster is old."""
+        self._reported: set[Incarnation] = set()
+        """Those of which only the report is a new one."""
 
     @property
     def other_models(self) -> list[str]:
@@ -200,7 +204,8 @@ class Membership:
         effects: list[MembershipEffect] = []
         is_new = not member.is_heard
         if is_new:
-            member.is_heard, self._views = True, None
+            member.is_heard = True
+            self._changed.add(incarnation)
             effects.append(NodeHeard(incarnation, member.was_lost))
         if stuck_s:
             reason = f"its step has lasted {stuck_s:g} s"
@@ -233,7 +238,8 @@ class Membership:
         member = self._members.get(incarnation)
         if member is not None:
             member.is_heard, member.suspicion = False, None
-            member.lost_at_s, self._views = self._waited_s, None
+            member.lost_at_s = self._waited_s
+            self._changed.add(incarnation)
         return [StreamLost(incarnation)]
 
     def on_leg_opened(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
@@ -250,37 +256,35 @@ class Membership:
             member.own.close(prompt_tokens_on(member.record.role, num_prompt_tokens))
             self._changed.add(incarnation)
 
-    def nodes(self) -> list[NodeView]:
-        """Return the nodes that can be chosen, ordered by id.
+    def nodes(self) -> Roster:
+        """Return the nodes that can be chosen, ordered by id, until the next event.
 
-        Asked for every request, which changes the views of the two nodes that get it.
+        Asked for every request, which changes the views of the two nodes that get it. Of the
+        reports of a listing each call reads `MAX_READ`: while `has_unread`, others are old.
         """
-        return list(self._current_views().values())
+        members, changed = self._members, self._changed
+        for _ in range(min(len(self._reported), MAX_READ)):
+            changed.add(self._reported.pop())
+        for node in changed:
+            member = members.get(node)
+            if member is not None and member.can_be_chosen:
+                self._roster.put(self._view(member))
+            else:
+                self._roster.discard(node)
+        changed.clear()
+        return self._roster
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `nodes` has not taken over all that was listed."""
+        return bool(self._reported)
 
     def max_model_len(self) -> int | None:
         """Return the longest prompt and answer that a node which can be chosen now can finish.
 
         None without such a node.
         """
-        self._current_views()
-        return self._max_model_len
-
-    def _current_views(self) -> dict[Incarnation, NodeView]:
-        views, members = self._views, self._members
-        if views is None:
-            chosen = {node: one for node, one in sorted(members.items()) if one.can_be_chosen}
-            views = self._views = {node: self._view(member) for node, member in chosen.items()}
-            lengths = (
-                one.record.max_model_len
-                for one in chosen.values()
-                if one.record.role is not Role.PREFILL and not one.load.is_draining
-            )
-            self._max_model_len = max(lengths, default=None)
-        else:
-            for node in self._changed & views.keys():
-                views[node] = self._view(members[node])
-        self._changed.clear()
-        return views
+        return self.nodes().max_model_len()
 
     def _view(self, member: _Member) -> NodeView:
         is_listed = self._is_listed(member)
@@ -299,11 +303,11 @@ class Membership:
         """Return the nodes that are heard and whose lease is missing in a store that answers."""
         if self._is_store_away:
             return []
-        return [
+        return sorted(
             node
-            for node, member in sorted(self._members.items())
+            for node, member in self._members.items()
             if member.can_be_chosen and not self._is_listed(member)
-        ]
+        )
 
     def was_heard(self, incarnation: Incarnation) -> bool:
         """Return whether a member is heard, or was before it was lost."""
@@ -312,7 +316,7 @@ class Membership:
 
     def records(self) -> list[NodeRecord]:
         """Return every node to keep a stream to, ordered by id."""
-        return [member.record for _, member in sorted(self._members.items())]
+        return [self._members[node].record for node in sorted(self._members)]
 
     def _leave_out(self, nodes: Sequence[LiveNode]) -> list[MembershipEffect]:
         """Note the listed nodes that cannot be members; return those that are new."""
@@ -367,6 +371,7 @@ class Membership:
         for incarnation, member in self._members.items():
             if incarnation.epoch < latest.get(incarnation.node_id, 0):
                 member.is_replaced = True
+                self._changed.add(incarnation)
 
     def _is_listed(self, member: _Member) -> bool:
         """Evaluate the lease at the store's last reply: a router that was suspended must not expire
@@ -381,12 +386,14 @@ class Membership:
         unlisted = self.unlisted()
         is_store_incomplete = self._is_store_away or bool(unlisted)
         patience_s = self._store_grace_s if is_store_incomplete else self._lease_s
+        before = self._members
         self._members = {
             incarnation: member
-            for incarnation, member in self._members.items()
+            for incarnation, member in before.items()
             if self._is_kept(member, patience_s)
         }
-        self._views = None
+        self._changed.update(before.keys() - self._members.keys())
+        self._reported.update(self._members)
         known, self._unlisted = self._unlisted, set(unlisted)
         return [NodeUnlisted(node) for node in unlisted if node not in known]
 

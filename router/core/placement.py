@@ -6,12 +6,17 @@ session last comes before what the policy says, unless it is too busy. A mixed n
 itself, and so does a decode node without a live prefill partner. A request for one token needs no
 decode node at all where a prefill node is live. A suspected node decodes only where no other one
 can, and prefills nothing.
+
+In a wide cluster all of this is done with a shortlist of its nodes (`shortlist`), and with all
+nodes only where that has none that will do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
@@ -19,11 +24,14 @@ from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair
-from router.core.policies import POLICIES
+from router.core.policies import NARROWINGS, POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
 from router.core.policies.session_nodes import session_node
 from router.core.prefix_sources import prefix_source
+from router.core.roster import Roster
+from router.core.shortlist import AbleNodes, Shortlist
 
+_by_id = attrgetter("incarnation")
 _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 
 
@@ -40,14 +48,32 @@ class ChosenNodes:
     source: PrefixSource | None = None
 
 
+class _Found(NamedTuple):
+    decode: NodeView | None
+    prefill: NodeView | None
+    reason: str
+
+    @property
+    def lacks_partner(self) -> bool:
+        return (
+            self.prefill is None
+            and self.decode is not None
+            and self.decode.record.role is Role.DECODE
+        )
+
+
 class Placer:
     """One policy and what it remembers from placement to placement."""
 
-    def __init__(self, policy: str) -> None:
-        """Look the policy up. Raises `KeyError` for a policy that does not exist."""
+    def __init__(self, policy: str, seed: int = 0) -> None:
+        """Look the policy up. Raises `KeyError` for a policy that does not exist.
+
+        From `seed` follows which nodes of a wide cluster are looked at.
+        """
         self._name = policy
         self._score = POLICIES[policy]
         self._state = PolicyState()
+        self._shortlist = Shortlist(NARROWINGS[policy], self._state, seed)
 
     @property
     def num_known_blocks(self) -> int:
@@ -73,29 +99,34 @@ class Placer:
     ) -> ChosenNodes:
         """Choose nodes for a new attempt, none of them in `excluded`.
 
-        A pair in `avoided` is not chosen: rather another decode node, or local prefill.
+        A pair in `avoided` is not chosen: rather another decode node, or local prefill. Of a
+        `Roster` only some nodes may be looked at, any other sequence is looked at whole.
 
         Raises `InvalidRequest` when no node is made for a request this long, and `Overloaded`
         when a role is missing or every node was tried.
         """
-        open_prefillers = _without(_prefillers(nodes, query), excluded)
-        if query.max_tokens == 1 and open_prefillers:
-            prefill = self._pick(open_prefillers, query, query.last.prefill)
-            self._state.turn += 1
-            return self._choice(nodes, None, prefill, query, "one token: prefill alone")
-        decoders = _decoders(nodes, query)
-        open_decoders = _trusted_first(_without(decoders, excluded))
-        if not open_decoders:
-            raise Overloaded(_all_tried(len(decoders)))
-        open_decoders = _with_a_path(open_decoders, open_prefillers, avoided)
-        decode = self._pick(open_decoders, query, query.last.decode)
-        partner = self._partner(decode, open_prefillers, query, avoided)
+        few = None
+        if isinstance(nodes, Roster):
+            few = self._shortlist.for_request(nodes, query, excluded)
+        found = None if few is None else self._best(few, query, avoided)
+        # With an avoided pair, a partner may be among those that are not on the list.
+        if found is None or (avoided and found.lacks_partner):
+            found = self._best(_able_nodes(nodes, query, excluded), query, avoided)
         self._state.turn += 1
-        reason = self._reason(decode, query, len(open_decoders))
+        return self._choice(nodes, found.decode, found.prefill, query, found.reason)
+
+    def _best(self, able: AbleNodes, query: Query, avoided: Set[Pair]) -> _Found:
+        prefillers = able.prefillers
+        if query.max_tokens == 1 and prefillers:
+            prefill = self._pick(prefillers, query, query.last.prefill)
+            return _Found(None, prefill, "one token: prefill alone")
+        decoders = _with_a_path(able.decoders, prefillers, avoided)
+        decode = self._pick(decoders, query, query.last.decode)
+        partner = self._partner(decode, prefillers, query, avoided)
+        reason = self._reason(decode, query, len(decoders))
         if partner is None and decode.record.role is Role.DECODE:
-            why = _why_alone(decode, open_prefillers)
-            reason = f"{reason}, {why}: local prefill"
-        return self._choice(nodes, decode, partner, query, reason)
+            reason = f"{reason}, {_why_alone(decode, prefillers)}: local prefill"
+        return _Found(decode, partner, reason)
 
     def choose_prefill(
         self,
@@ -106,9 +137,19 @@ class Placer:
         avoided: Set[Pair] = frozenset(),
     ) -> ChosenNodes:
         """Choose another prefill node for a reservation on `decode`; `prefill` None: none left."""
-        holder = next((node for node in nodes if node.incarnation == decode), None)
-        prefillers = _without(_prefillers(nodes, query), excluded)
-        partner = None if holder is None else self._partner(holder, prefillers, query, avoided)
+        if isinstance(nodes, Roster):
+            holder = nodes.view(decode)
+            few = self._shortlist.for_reservation(nodes, query, excluded)
+        else:
+            holder = next((node for node in nodes if node.incarnation == decode), None)
+            few = None
+        partner = None
+        if holder is not None:
+            if few is not None:
+                partner = self._partner(holder, few, query, avoided)
+            if few is None or (avoided and partner is None):
+                prefillers = _without(_prefillers(nodes, query), excluded)
+                partner = self._partner(holder, prefillers, query, avoided)
         if partner is None:
             return ChosenNodes(decode=decode, prefill=None, reason="no prefill node is left")
         return self._choice(nodes, holder, partner, query, f"{self._name}: another prefill node")
@@ -133,7 +174,7 @@ class Placer:
         kept = session_node(nodes, last, query)
         if kept is not None:
             return kept
-        ordered = sorted(nodes, key=lambda node: node.incarnation)
+        ordered = sorted(nodes, key=_by_id)
         scores = self._score(ordered, query, self._state)
         best = max(range(len(ordered)), key=lambda index: (scores[index], -index))
         return ordered[best]
@@ -150,7 +191,8 @@ class Placer:
         if prefill is not None:
             held = self._state.blocks.held(query.block_hashes(prefill.record), in_pools=True)
             at = None if decode is None else decode.incarnation
-            source = prefix_source(nodes, prefill, at, held)
+            holders = self._shortlist.holders(nodes, held, at)
+            source = prefix_source(holders, prefill, at, held)
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)
@@ -167,6 +209,18 @@ class Placer:
         rule = "its session's node" if is_kept else f"{self._name}: best of {num_candidates}"
         reason = f"{rule}, {decode.num_requests} requests there"
         return f"{reason}, mixed" if decode.record.role is Role.MIXED else reason
+
+
+def _able_nodes(nodes: Sequence[NodeView], query: Query, excluded: Set[Incarnation]) -> AbleNodes:
+    """Return every node that can take the request and is not excluded. Raises as `choose` does."""
+    prefillers = _without(_prefillers(nodes, query), excluded)
+    if query.max_tokens == 1 and prefillers:
+        return AbleNodes([], prefillers)
+    fitting = _decoders(nodes, query)
+    decoders = _trusted_first(_without(fitting, excluded))
+    if not decoders:
+        raise Overloaded(_all_tried(len(fitting)))
+    return AbleNodes(decoders, prefillers)
 
 
 def _with_a_path(
@@ -211,8 +265,8 @@ def _prefillers(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
         for node in nodes
         if node.record.role is Role.PREFILL
         and not (node.load.is_draining or node.is_suspected)
-        and _fits(node, query)
-        and _follows(node, query)
+        and query.fits(node.record)
+        and query.is_followed_by(node.record)
     ]
 
 
@@ -223,15 +277,15 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
     if not staying:
         state = "is draining" if heard else "is heard"
         raise Overloaded(f"{'every' if heard else 'no'} decode or mixed node {state}")
-    staying = [node for node in staying if _follows(node, query)]
+    staying = [node for node in staying if query.is_followed_by(node.record)]
     if not staying:
         raise Overloaded(f"no decode or mixed node {_wanted(query)}")
-    fitting = [node for node in staying if _fits(node, query)]
+    fitting = [node for node in staying if query.fits(node.record)]
     if not fitting:
         longest = max(node.record.max_model_len for node in staying)
         raise InvalidRequest(
             f"{len(query.prompt_token_ids)} prompt tokens and max_tokens {query.max_tokens} make "
-            f"{_num_tokens(query)}: wanted at most max_model_len = {longest}",
+            f"{query.num_tokens}: wanted at most max_model_len = {longest}",
             param="max_tokens",
         )
     return fitting
@@ -240,20 +294,6 @@ def _decoders(nodes: Sequence[NodeView], query: Query) -> list[NodeView]:
 def _trusted_first(nodes: list[NodeView]) -> list[NodeView]:
     """Return the nodes that are not suspected, or all when every one is."""
     return [node for node in nodes if not node.is_suspected] or nodes
-
-
-def _fits(node: NodeView, query: Query) -> bool:
-    return _num_tokens(query) <= node.record.max_model_len
-
-
-def _follows(node: NodeView, query: Query) -> bool:
-    """Return whether the node knows all that the request asks; another one would ignore it."""
-    record = node.record
-    return (
-        (record.has_grammars or not query.needs_grammars)
-        and (record.has_token_rules or not query.needs_token_rules)
-        and (record.has_prompt_logprobs or not query.needs_prompt_logprobs)
-    )
 
 
 def _wanted(query: Query) -> str:
@@ -265,10 +305,6 @@ def _wanted(query: Query) -> str:
     if query.needs_prompt_logprobs:
         wanted.append("answers with prompt_logprobs")
     return " and ".join(wanted)
-
-
-def _num_tokens(query: Query) -> int:
-    return len(query.prompt_token_ids) + query.max_tokens
 
 
 def _without(nodes: Sequence[NodeView], excluded: Set[Incarnation]) -> list[NodeView]:

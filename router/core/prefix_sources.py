@@ -1,4 +1,4 @@
-"""The node from which a prefill node can pull what it lacks of a prompt. Pure."""
+"""Between which nodes cached KV goes: for a prompt, and when a node leaves. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
+from common.nodes import Role
 from router.core.known.block_index import HeldBlocks
 from router.core.policies.least_loaded import pressure
 from router.core.policies.query import NodeView
@@ -33,10 +34,32 @@ def prefix_source(
     return PrefixSource(source, num_blocks * prefill.record.block_size)
 
 
-def _can_send(node: NodeView, prefill: NodeView) -> bool:
-    return (
-        node.record.sends_blocks
+def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | None:
+    """Return the prefill node that takes over what a draining node has cached, if there is one.
+
+    One is enough: others pull from it.
+    """
+    source = next((node for node in nodes if node.incarnation == leaving), None)
+    if source is None:
+        return None
+    heirs = [
+        node
+        for node in nodes
+        if node.record.role is Role.PREFILL
+        and node.record.sends_blocks
+        and node.incarnation != leaving
         and not (node.load.is_draining or node.is_suspected)
-        and node.record.can_exchange_kv(prefill.record)
-        and prefill.incarnation not in node.load.kv_unreachable
-    )
+        and _reaches(source, node)
+    ]
+    best = min(heirs, key=lambda node: (pressure(node), node.incarnation), default=None)
+    return None if best is None else best.incarnation
+
+
+def _can_send(node: NodeView, prefill: NodeView) -> bool:
+    is_staying = not (node.load.is_draining or node.is_suspected)
+    return node.record.sends_blocks and is_staying and _reaches(node, prefill)
+
+
+def _reaches(source: NodeView, node: NodeView) -> bool:
+    can_use = source.record.can_exchange_kv(node.record)
+    return can_use and node.incarnation not in source.load.kv_unreachable

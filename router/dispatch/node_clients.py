@@ -232,6 +232,11 @@ class NodeClient:
         if self._is_heard and self.sends_blocks:
             self._unsent.add_pull(pull)
 
+    def fetch_nowait(self, fetch: pb.Fetch) -> None:
+        """Queue blocks of a node that leaves, which this one may pull."""
+        if self._is_heard:
+            self._unsent.add_fetch(fetch)
+
     def abort_nowait(self, attempt: AttemptId) -> None:
         """Queue an abort. Without a stream none is needed: the node aborts by itself what was asked
         on a stream that ended."""
@@ -377,6 +382,8 @@ class NodeClient:
             self._take_blocks(message.blocks)
         for pull in message.pulls:
             self._listener.on_pull(pull)
+        if message.offered_hashes:
+            self._listener.on_offer(self._node, message.offered_hashes)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()

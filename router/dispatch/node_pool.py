@@ -26,7 +26,8 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
-from router.core.policies.query import NodeView
+from router.core.prefix_sources import heir_of
+from router.core.roster import Roster
 from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
@@ -79,8 +80,8 @@ class NodePool:
         self._all_heard = asyncio.Event()
         self.membership = Membership(model=model, lease_s=lease_s)
 
-    def nodes(self) -> list[NodeView]:
-        """Return the nodes that can be chosen now."""
+    def nodes(self) -> Roster:
+        """Return the nodes that can be chosen now, until the next event."""
         return self.membership.nodes()
 
     def client(self, node: Incarnation) -> NodeClient | None:
@@ -129,8 +130,11 @@ class NodePool:
             effects = self.membership.on_listing(listing, self._clock.now_s())
         self._perform(effects)
         self._match_clients(router)
-        self._count_nodes()
         self._check_all_heard()
+        while self.membership.has_unread:
+            self.nodes()
+            await asyncio.sleep(0)
+        self._count_nodes()
 
     async def wait_heard(self) -> None:
         """Return when the store was asked, and every node that it listed then was heard or left."""
@@ -174,6 +178,16 @@ class NodePool:
         client = self.client(Incarnation(pull.source_id, pull.source_epoch))
         if client is not None:
             client.pull_nowait(pull)
+
+    def on_offer(self, node: Incarnation, block_hashes: bytes) -> None:
+        """Let a node that stays pull what a draining one has; see `NodeListener`."""
+        heir = heir_of(node, self.nodes())
+        client = None if heir is None else self.client(heir)
+        if client is not None:
+            log.info("%s leaves, its cached blocks go to %s", node, heir)
+            fetch = pb.Fetch(source_id=node.node_id, source_epoch=node.epoch)
+            fetch.block_hashes = block_hashes
+            client.fetch_nowait(fetch)
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
@@ -248,6 +262,8 @@ class NodePool:
         client.start()
 
     def _check_all_heard(self) -> None:
+        if self._all_heard.is_set():
+            return
         clients = self._clients.items()
         if all(client is None or self.membership.was_heard(node) for node, client in clients):
             self._all_heard.set()

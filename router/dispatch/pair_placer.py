@@ -6,7 +6,7 @@ Outputs show that a handoff failed. A prefill node also tells which decode nodes
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import secrets
 
 from common.errors import HandoffFailed, error_from_code
 from common.ids import Incarnation
@@ -17,8 +17,9 @@ from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair, PairHealth
 from router.core.known.sessions import KnownSessions, SessionNodes
 from router.core.placement import ChosenNodes, Placer
-from router.core.policies.query import NodeView, Query
+from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
+from router.core.roster import Roster
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router")
@@ -34,7 +35,7 @@ class PairPlacer:
 
         A session is known for `session_ttl_s` after its last request was placed.
         """
-        self._placer = Placer(policy)
+        self._placer = Placer(policy, seed=secrets.randbits(64))
         self._clock = clock
         self._metrics = metrics
         self._pairs = PairHealth()
@@ -42,13 +43,13 @@ class PairPlacer:
         metrics.sessions.set_function(lambda: len(self._sessions))
         metrics.known_blocks.set_function(lambda: self._placer.num_known_blocks)
 
-    def choose(self, nodes: Sequence[NodeView], query: Query, wanted: Choose) -> ChosenNodes:
+    def choose(self, nodes: Roster, query: Query, wanted: Choose) -> ChosenNodes:
         """Choose nodes, or a prefill node for a reservation.
 
         Raises `InvalidRequest` and `Overloaded` as `Placer` does.
         """
         now_s = self._clock.now_s()
-        avoided = self._pairs.avoided(now_s) | _unreachable(nodes)
+        avoided = self._pairs.avoided(now_s) | nodes.unreachable
         if query.session:
             query.last = self._sessions.last(query.session, now_s)
         if wanted.decode is None:
@@ -101,10 +102,3 @@ class PairPlacer:
             num_failures, pause_s = failed
             what = "KV from %s to %s: %d handoffs failed in a row, not placed there for %g s: %s"
             log.warning(what, *pair, num_failures, pause_s, error)
-
-
-def _unreachable(nodes: Sequence[NodeView]) -> frozenset[Pair]:
-    """Return the pairs whose prefill node does not reach its decode node, as it says itself."""
-    return frozenset(
-        (node.incarnation, decode) for node in nodes for decode in node.load.kv_unreachable
-    )

@@ -30,6 +30,7 @@ class UnsentCalls:
         self._node = node
         self._calls: list[pb.Call] = []
         self._pulls: list[pb.Pull] = []
+        self._fetches: list[pb.Fetch] = []
         self._aborts: dict[AttemptId, None] = {}
         self._echo = 0
         self._wants_blocks = False
@@ -40,7 +41,7 @@ class UnsentCalls:
     def __bool__(self) -> bool:
         """Return whether a message is due."""
         wants = self._echo or self._wants_blocks
-        return bool(self._calls or self._pulls or self._aborts or wants)
+        return bool(self._calls or self._pulls or self._fetches or self._aborts or wants)
 
     def add_call(self, call: pb.Call) -> None:
         """Queue a call."""
@@ -51,6 +52,12 @@ class UnsentCalls:
         """Queue a pull; it is dropped where too many wait, and its prompt is then computed."""
         if len(self._pulls) < MOST_PULLS:
             self._pulls.append(pull)
+            self._on_added()
+
+    def add_fetch(self, fetch: pb.Fetch) -> None:
+        """Queue blocks of a node that leaves; they are dropped where too many wait."""
+        if len(self._fetches) < PULLS_PER_MESSAGE:
+            self._fetches.append(fetch)
             self._on_added()
 
     def add_abort(self, attempt: AttemptId) -> None:
@@ -82,6 +89,7 @@ class UnsentCalls:
         self._wants_blocks = False
         self._calls.clear()
         self._pulls.clear()
+        self._fetches.clear()
         self._aborts.clear()
         self._all_sent.set()
 
@@ -116,6 +124,9 @@ class UnsentCalls:
         if self._pulls:
             message.pulls.extend(self._pulls[:PULLS_PER_MESSAGE])
             del self._pulls[:PULLS_PER_MESSAGE]
+        if self._fetches:
+            message.fetches.extend(self._fetches)
+            self._fetches.clear()
         del self._calls[:num_calls]
         self._echo = 0
         self._wants_blocks = False

@@ -127,6 +127,7 @@ def _node(node: NodeView, history: LiveHistory) -> dict[str, Any]:
             "free": max(0, load.free_blocks - load.num_cached_blocks),
         },
         "num_blocks": record.num_blocks,
+        "tiers": _tiers_below(node),
         "seats": record.max_num_seqs,
         "used_seats": max(0, record.max_num_seqs - load.free_seats),
         "num_waiting": load.num_waiting,
@@ -138,6 +139,13 @@ def _node(node: NodeView, history: LiveHistory) -> dict[str, Any]:
         "num_accepted": load.num_accepted,
         "acceptance": history.acceptance(node.incarnation),
     }
+
+
+def _tiers_below(node: NodeView) -> list[dict[str, Any]]:
+    """Return what holds prefixes below the pool, nearest first, and how many blocks of how many."""
+    held, size = node.load.num_prefix_host_blocks, node.record.num_host_blocks
+    size = max(size, held)  # a node of the release before does not tell its size
+    return [{"tier": "host memory", "held": held, "size": size}] if size else []
 
 
 def _pairs(node: NodeView, history: LiveHistory) -> list[dict[str, Any]]:

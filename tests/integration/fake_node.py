@@ -65,6 +65,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.asked: list[GenerationRequest] = []
         self.aborted: list[AttemptId] = []
         self.pulls: list[pb.Pull] = []
+        self.fetches: list[pb.Fetch] = []
         self.sources: list[pb.PrefixSource | None] = []
         """What it was told of each prompt."""
         self.num_messages = 0
@@ -131,6 +132,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
             if self.repeats_numbers:
                 self.echo = max(self.echo, message.echo)
             self.pulls += message.pulls
+            self.fetches += message.fetches
             for call in message.calls:
                 answering = asyncio.create_task(self._answer(call, stream))
                 self._answering.add(answering)

@@ -133,6 +133,9 @@ class Log:
     def on_pull(self, _pull: pb.Pull) -> None:
         raise AssertionError("no node of these tests pulls")
 
+    def on_offer(self, _node: Incarnation, _block_hashes: bytes) -> None:
+        raise AssertionError("no node of these tests leaves")
+
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages
 

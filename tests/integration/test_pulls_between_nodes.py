@@ -116,6 +116,24 @@ def test_each_turn_pulls_from_the_prefill_node_of_the_one_before(
     assert nodes[0] != nodes[1] != nodes[2]
 
 
+def test_what_a_node_had_that_was_drained_is_found_on_the_other_one(
+    clusters: dict[str, Cluster],
+) -> None:
+    alone, pulls = clusters["reference"], clusters["pulls"]
+    history = list(reversed(words("sampled")))[1000:1500]
+    complete(pulls, history, "sampled")
+    leaving = last_prefill(pulls)
+    with Api(pulls.url, MODEL) as api:
+        reply = api.http.post("/v1/cluster/drain", json={"node_id": leaving})
+        assert reply.status_code == 200, reply.text
+    wait_until(lambda: not pulls.processes[leaving].is_running, f"{leaving} has left")
+    wanted, _ = complete(alone, history, "sampled")
+    found, num_cached = complete(pulls, history, "sampled")
+    assert found == wanted
+    assert num_cached == len(history) // BLOCK_SIZE * BLOCK_SIZE
+    pulls.mend()
+
+
 def test_a_source_that_is_killed_and_comes_back_under_its_name(
     clusters: dict[str, Cluster],
 ) -> None:

@@ -100,6 +100,20 @@ async def test_a_pull_is_passed_on_to_its_source_alone(cluster: Cluster) -> None
     assert nodes[0].pulls == old.pulls == []
 
 
+async def test_what_a_node_offers_is_passed_on_to_one_that_stays(cluster: Cluster) -> None:
+    leaving = await add(cluster, "d0", Role.DECODE, sends_blocks=True)
+    old = await add(cluster, "p0", Role.PREFILL, sends_blocks=False)
+    staying = await add(cluster, "p1", Role.PREFILL, sends_blocks=True)
+    await cluster.router()
+    for stream in leaving.streams:
+        stream.put_nowait(pb.NodeMessage(offered_hashes=b"".join(BLOCKS)))
+    await wait_until(lambda: bool(staying.fetches), "it is passed on")
+    (fetch,) = staying.fetches
+    assert (fetch.source_id, fetch.source_epoch) == ("d0", 1)
+    assert fetch.block_hashes == b"".join(BLOCKS)
+    assert leaving.fetches == old.fetches == []
+
+
 async def test_a_message_has_no_more_pulls_than_a_node_reads() -> None:
     unsent = UnsentCalls(Incarnation("p1", 1))
     for number in range(MOST_PULLS + 1):

@@ -93,7 +93,7 @@ async def test_it_waits_for_the_first_word_of_every_node(world: World) -> None:
 async def test_it_does_not_wait_where_there_are_no_nodes(world: World) -> None:
     await world.router.start()
     await world.router.wait_for_nodes(world.never)
-    assert world.router.pool.nodes() == []
+    assert not world.router.pool.nodes()
 
 
 async def test_a_node_that_leaves_without_a_word_is_not_waited_for(world: World) -> None:
@@ -113,11 +113,11 @@ async def test_a_node_that_stays_silent_is_waited_for_until_it_would_be_lost(
 ) -> None:
     monkeypatch.setattr(dispatcher, "LOSS_S", 0.05)
     await (await world.begin())
-    assert world.router.pool.nodes() == []
+    assert not world.router.pool.nodes()
 
 
 async def test_a_process_that_is_told_to_end_waits_for_nobody(world: World) -> None:
     meeting = await world.begin()
     world.never.set()
     await meeting
-    assert world.router.pool.nodes() == []
+    assert not world.router.pool.nodes()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from common.ids import AttemptId, Incarnation
 from common.nodes import KVLink, Role
 from common.version import VERSION
+from router.live.history import RATE_INTERVALS
 from router.live.reading import LiveRequest, Phase, Reading
 from router.watch.recent_placements import RecentPlacements
 from tests.page.served_edge import ServedEdge, served_edge
 from tests.support.browser import Tab
+from tests.support.clocks.waiting import wait_until
 from tests.support.observing.live_readings import node, placed, reading
 
 P1, D1 = Incarnation("p1", 1), Incarnation("d1", 1)
@@ -101,6 +104,53 @@ def test_blocks_as_a_bar(edge: ServedEdge, tab: Tab) -> None:
     assert tab.run(f"{bar}.getAttribute('aria-label')") == label
     widths = tab.run(f"[...{bar}.children].map((part) => parseFloat(part.style.width))")
     assert widths == [20, 0, 10, 0, 20, 50]
+
+
+def test_a_tier_below_the_pool_has_a_bar_of_its_own(edge: ServedEdge, tab: Tab) -> None:
+    keeping = node(P1, Role.PREFILL, num_host_blocks=400, num_prefix_host_blocks=100)
+    edge.show(reading(keeping, PAIR.nodes[1]))
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 2")
+    bar = "document.querySelector('#prefill-column .tiers .blocks')"
+    text = "100 of 400 blocks in host memory hold prefixes"
+    assert tab.run(f"{bar}.getAttribute('aria-label')") == text
+    assert tab.run(f"{bar}.firstChild.style.width") == "25%"
+    assert tab.text("#prefill-column .tiers") == text
+    assert tab.run("document.querySelectorAll('#decode-column .tiers > *').length") == 0
+    edge.show(PAIR)
+    tab.wait("document.querySelectorAll('.tiers > *').length == 0")
+
+
+def test_an_arrow_shows_what_was_pulled_lately(edge: ServedEdge, tab: Tab) -> None:
+    """A pull is KV that a decode node sends, or a prefill node gets; it fades with its bytes."""
+
+    def sent(num_bytes: int) -> Reading:
+        links = (KVLink("p1", "zmq", True, num_bytes), KVLink("p2", "zmq", True, 2 * num_bytes))
+        return reading(
+            node(P1, Role.PREFILL, kv_links=(*P1_LINKS, KVLink("p2", "zmq", True, num_bytes))),
+            node(Incarnation("p2", 1), Role.PREFILL),
+            node(D1, Role.DECODE, kv_links=links),
+        )
+
+    edge.show(sent(1000))
+    tab.goto(edge.url)
+    tab.wait("document.querySelectorAll('.card').length == 3")
+    arrows = "document.querySelectorAll('#links .pull')"
+    assert tab.run(f"{arrows}.length") == 0
+    assert tab.run("document.querySelectorAll('#links .idle').length") == 1
+    rising = count(500_000, 500_000)
+
+    def is_drawn() -> bool:
+        edge.show(sent(next(rising)))
+        return bool(tab.run(f"{arrows}.length == 3"))
+
+    wait_until(is_drawn, "the arrows are drawn")
+    heads = f"[...{arrows}].map((one) => one.getAttribute('d').split('M').length - 2)"
+    assert tab.run(heads) == [1, 1, 1]
+    last = sent(next(rising))
+    for _ in range(RATE_INTERVALS + 1):
+        edge.show(last)
+    tab.wait(f"{arrows}.length == 0")
 
 
 def test_the_legend_has_the_colours_of_the_bars(edge: ServedEdge, tab: Tab) -> None:

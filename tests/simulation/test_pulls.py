@@ -58,9 +58,12 @@ def test_a_prefill_node_computes_only_what_is_new() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
     before = num_computed(world)
+    world.p.flow.attempts.keep_ended()
     asked = next_turn(world, prompt)
     assert_finished(world, asked)
     assert pulls(world) == {"landed": 1}
+    (ended,) = world.p.flow.attempts.take_ended()
+    assert (ended.num_pulled_tokens, ended.sequence.num_cached_tokens) == (16, 24)
     num_cached = (9 + 16 - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert num_computed(world) - before == len(prompt) - num_cached
     # The first prompt's whole blocks were computed here.
@@ -329,8 +332,8 @@ def test_what_failed_to_come_is_computed_at_once_the_next_time() -> None:
     assert_finished(world, asked)
     again = world.ask((*prompt, *asked.answer(), 5, 6, 7), max_tokens=6, name="third")
     assert_finished(world, again)
-    assert pulls(world) == {"failed": 1, "declined": 1}
+    assert pulls(world) == {"failed": 1, "avoided": 1}
     world.advance(31.0)
     last = world.ask((*again.request.prompt_token_ids, *again.answer(), 8), max_tokens=2)
     assert_finished(world, last)
-    assert pulls(world) == {"failed": 1, "declined": 1, "landed": 1}
+    assert pulls(world) == {"failed": 1, "avoided": 1, "landed": 1}

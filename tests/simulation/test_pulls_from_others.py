@@ -117,7 +117,7 @@ def test_a_source_that_has_not_all_says_so_at_once() -> None:
     world.router.source = HELD
     again = world.ask((*SHARED[:-2], 6, 6, 6), max_tokens=3, name="again")
     assert_finished(world, again)
-    assert "declined" not in pulls(world.q), "a node that says no is asked again"
+    assert "avoided" not in pulls(world.q), "a node that says no is asked again"
 
 
 def test_a_source_that_evicted_meanwhile_says_so_at_once() -> None:
@@ -360,6 +360,25 @@ def test_a_copy_that_fails_costs_the_pull(who: str, outcome: str) -> None:
     world.advance(30.0)
     assert_finished(world, asked)
     assert pulls(world.q) == {outcome: 1}
+
+
+def test_blocks_are_kept_until_their_copy_has_ended() -> None:
+    """The pull is over for `q` before `p` has copied what it sends."""
+    world = Three()
+    world.the_first()
+    world.p.runner.num_copy_polls = 9
+    asked = world.the_next(1, 2)
+    world.step_until(lambda: bool(world.p.connector.transfers), frames=False)
+    world.router.abort(asked)
+    world.messages_arrive()
+    world.q.turn()
+    world.network.deliver_all()
+    assert not world.p.connector.transfers
+    assert world.p.runner.copies, "the copy is under way"
+    world.p.turn()
+    assert len(world.p.scheduler.prefix_transfers) == 1
+    world.settle()
+    world.check_closed()
 
 
 def test_an_attempt_that_is_over_waits_for_no_pull() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from common.errors import Draining, Overloaded
 from common.ids import Incarnation
+from common.kv.blocks import BlockHash
 from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, RequestOutput
 from common.settings.config import SchedulingConfig, SpeculationConfig
@@ -33,10 +34,20 @@ from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
-from node.flow.messages import Answer, AskBlocks, CallRefused, Effect, Message, SendBlocks, Submit
+from node.flow.messages import (
+    Answer,
+    AskBlocks,
+    CallRefused,
+    Effect,
+    Message,
+    OfferBlocks,
+    SendBlocks,
+    Submit,
+)
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
+from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
@@ -136,6 +147,9 @@ class Node:
     def add(self, router: Incarnation, output: RequestOutput) -> None:
         assert router == ROUTER
         self.world.to_router.append(OutputToRouter(self.me, output))
+
+    def offer(self, offered: OfferBlocks) -> None:
+        self.world.offered.append((self.me, offered.block_hashes))
 
     def ask(self, wanted: AskBlocks) -> None:
         assert wanted.router == ROUTER
@@ -269,6 +283,9 @@ class World:
     begin steps by themselves (`HashRunner.goes_on`).
     """
 
+    hands_over = False
+    """Whether nodes that drain stay until others have what they have cached."""
+
     def __init__(
         self,
         *,
@@ -285,6 +302,8 @@ class World:
         self.to_nodes: list[tuple[Incarnation, Message]] = []
         self.to_router: list[ToRouter] = []
         self.nodes: dict[Incarnation, Node] = {}
+        self.offered: list[tuple[Incarnation, tuple[BlockHash, ...]]] = []
+        """What draining nodes have, and nobody has passed on."""
         self.token_s = 1.0
         """What computing a token is expected to take, where a pull is thought of."""
         self.pull_cost = PullCost(1.0, lambda num_tokens: num_tokens * self.token_s)
@@ -315,6 +334,7 @@ class World:
                 tickets=self._tickets(me, runner),
                 pull_cost=self.pull_cost,
                 disk_cost=self._disk_cost(size),
+                hand_over=HandOver(scheduler.pool) if self.hands_over else None,
             )
 
         return make
@@ -333,6 +353,7 @@ class World:
                 new_lease_token=lambda: next(self._lease_tokens),
                 needs_staging=True,
                 disk_cost=self._disk_cost(size),
+                hand_over=HandOver(scheduler.pool) if self.hands_over else None,
             )
 
         return make

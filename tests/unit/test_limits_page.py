@@ -48,6 +48,7 @@ from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REP
 from router.api.sessions import MAX_SESSION_BYTES
 from router.core.known import block_index
 from router.core.known.sessions import MAX_SESSIONS
+from router.core.membership import MAX_NODES
 from router.http import server as http_server
 from router.http.routes import Access
 from router.live import feed
@@ -249,6 +250,7 @@ KV = {
 STORE = {
     "record that is read": size(MAX_VALUE_BYTES),
     "records of a kind that are read": str(MAX_ENTRIES),
+    "nodes of one model that a router uses": str(MAX_NODES),
     "time of a call": f"{CALL_TIMEOUT_S:g} s",
 }
 

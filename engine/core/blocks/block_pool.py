@@ -64,6 +64,14 @@ class BlockPool:
         """Return the blocks that would be evicted if so many were allocated, the first first."""
         return list(islice(self._evictable, max(num_allocated - len(self._free), 0)))
 
+    def latest(self, count: int) -> list[BlockHash]:
+        """Return the hashes of at most `count` cached blocks, those that were used last first.
+
+        A block comes behind those before it in its prefix.
+        """
+        latest = islice(reversed(self._evictable), count)
+        return [self.prefix_cache.hash_of(block_id) for block_id in latest]
+
     def is_evictable(self, block_id: int) -> bool:
         """Return whether the block is cached and has no references."""
         return block_id in self._evictable

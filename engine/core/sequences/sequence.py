@@ -51,6 +51,7 @@ class Sequence:
         "num_cached_tokens",
         "num_drafted",
         "num_hashed_blocks",
+        "num_host_tokens",
         "num_output_at_preemption",
         "num_prompt",
         "num_swapped",
@@ -92,6 +93,8 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []
         self.num_hashed_blocks = 0
         self.num_cached_tokens = 0
+        self.num_host_tokens = 0
+        """Cached tokens that were copied back for it from below the pool."""
         self.has_remote_kv = has_remote_kv
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING

@@ -12,10 +12,10 @@ never changes an answer and fails no request. Prompts that lack the same blocks 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from common.ids import Incarnation
+from common.ids import AttemptId, Incarnation
 from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
@@ -26,12 +26,15 @@ from kv_transfer.contract import GivenUp, KVEvent, Landed, LandingFailed
 from node.flow.attempt_table import NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.landing_place import Tickets
-from node.flow.messages import AskBlocks, CloseLanding, Effect, OpenLanding
+from node.flow.messages import AskBlocks, CloseLanding, Effect, FetchBlocks, OpenLanding
 from node.flow.pulls.pull_cost import Pauses, PullCost
 
 LEAST_PATIENCE_S = 5.0
 TIMES_EXPECTED = 4.0
 """A pull may take so much longer than expected before the prompt is computed."""
+PART_BLOCKS = 256
+"""How many blocks of a node that leaves are pulled at once."""
+MOST_ID_LENGTH = 64
 MOST_BLOCKS = 8192
 """The most blocks of one pull. What is behind them is computed."""
 
@@ -46,6 +49,8 @@ class _Pull:
     """The number of the prompt's first tokens that are cached when it has landed."""
     began_at_s: float
     waiting: list[NodeAttempt]
+    rest: FetchBlocks | None = None
+    """What is fetched when it has landed; no prompt waits for that."""
     is_over: bool = False
     """Nobody waits for it any more; its blocks may still be written."""
 
@@ -93,7 +98,10 @@ class PrefixPulls:
             return []
         if self._join(attempt, block_hashes):
             return []
-        if self._pauses.is_on(source.node, now_s) or not self._cost.is_worth(num_tokens):
+        if self._pauses.is_on(source.node, now_s):
+            self._transfers.count(PullOutcome.AVOIDED, num_tokens)
+            return []
+        if not self._cost.is_worth(num_tokens):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)
@@ -107,6 +115,27 @@ class PrefixPulls:
             source.node, coming, num_tokens, end, now_s, [attempt]
         )
         ask = AskBlocks(attempt.router, source.node, ticket, coming.block_hashes)
+        return [OpenLanding(ticket), ask]
+
+    def fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
+        """Pull what is not cached here, a part at a time, into no more than half of what is free or
+        can be evicted. It ends with the first part that does not land."""
+        scheduler, source = self._scheduler, message.source
+        find, size = scheduler.pool.prefix_cache.find, scheduler.limits.block_size
+        wanted = [one for one in message.block_hashes if find(one) is None]
+        part = wanted[: min(PART_BLOCKS, scheduler.pool.num_available // 2)]
+        is_fetching = any(pull.rest is not None for pull in self._pulls.values())
+        coming = self._transfers.begin([], part) if part and not is_fetching else None
+        if coming is None or source == self._tickets.place.node:
+            return []
+        rest = replace(message, block_hashes=tuple(wanted[len(part) :]))
+        num_tokens = len(part) * size
+        attempt = AttemptId(f"fetch-{source.node_id}"[:MOST_ID_LENGTH], 1)
+        ticket = self._tickets.new(attempt, coming.block_ids, 0, LEAST_PATIENCE_S)
+        self._pulls[ticket.lease_token] = _Pull(
+            source, coming, num_tokens, num_tokens, now_s, [], rest
+        )
+        ask = AskBlocks(message.router, source, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
 
     def leave(self, attempt: NodeAttempt) -> list[Effect]:
@@ -127,8 +156,7 @@ class PrefixPulls:
         match event:
             case Landed(_, commit) if commit.num_tokens == pull.end:
                 if self._copies is None:
-                    self._land(token, now_s)
-                    return []
+                    return self._land(token, now_s)
                 copy = CacheCopy(CopyKind.STAGE_IN, pull.coming.block_ids)
                 return [self._copies.begin(copy, partial(self._on_staged, token, now_s))]
             case LandingFailed(_, error):
@@ -143,7 +171,8 @@ class PrefixPulls:
         for token, pull in self._pulls.items():
             coming = pull.coming.block_hashes
             # A hash covers all before it: where one is equal, those before it are.
-            if not pull.is_over and half < len(coming) and coming[half] == block_hashes[half]:
+            is_fit = not pull.is_over and pull.rest is None and half < len(coming)
+            if is_fit and coming[half] == block_hashes[half]:
                 pull.waiting.append(attempt)
                 attempt.pull_token = token
                 return True
@@ -151,17 +180,17 @@ class PrefixPulls:
 
     def _on_staged(self, token: int, landed_at_s: float, error: Exception | None) -> list[Effect]:
         if error is None:
-            self._land(token, landed_at_s)
-        else:
-            self._free(token, landed_at_s)
+            return self._land(token, landed_at_s)
+        self._free(token, landed_at_s)
         return []
 
-    def _land(self, token: int, now_s: float) -> None:
+    def _land(self, token: int, now_s: float) -> list[Effect]:
         pull = self._pulls.pop(token)
         self._transfers.land(pull.coming)
         self._cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
         self._pauses.on_landed(pull.source)
         self._end(pull, PullOutcome.LANDED)
+        return [] if pull.rest is None else self.fetch(pull.rest, now_s)
 
     def _free(self, token: int, now_s: float) -> None:
         """Fail a pull whose blocks nobody can write any more."""
@@ -183,4 +212,6 @@ class PrefixPulls:
         self._transfers.count(outcome, pull.num_tokens)
         for attempt in pull.waiting:
             attempt.pull_token = None
+            if outcome is PullOutcome.LANDED:
+                attempt.num_pulled_tokens = pull.num_tokens
             self._resume(attempt)

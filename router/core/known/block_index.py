@@ -16,7 +16,7 @@ prompt the holders only become fewer, and a binary search finds where.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -43,6 +43,8 @@ class HeldBlocks(NamedTuple):
 
     runs: Sequence[tuple[int, int]]
     slots: dict[Incarnation, int]
+    nodes: Sequence[Incarnation | None]
+    """The node of each slot."""
 
     def on(self, node: Incarnation) -> int:
         """Return how many leading blocks the node holds."""
@@ -52,6 +54,22 @@ class HeldBlocks(NamedTuple):
                 if holders >> slot & 1:
                     return depth
         return 0
+
+    def deepest(self, number: int, draw: Callable[[int], int]) -> Iterator[Incarnation]:
+        """Return up to `number` holders, those of the most blocks first.
+
+        Of nodes that hold as many, those come first whose slots follow `draw(number of slots)`.
+        """
+        for _, holders in self.runs:
+            first = draw(len(self.nodes))
+            for part in (holders >> first << first, holders & (1 << first) - 1):
+                while part and number:
+                    lowest = part & -part
+                    part ^= lowest
+                    number -= 1
+                    node = self.nodes[lowest.bit_length() - 1]
+                    if node is not None:
+                        yield node
 
 
 class BlockIndex:
@@ -73,6 +91,9 @@ class BlockIndex:
         """One integer for each slot: most blocks have one holder, and share it."""
         self._leaving: dict[int, dict[Tier, set[BlockKey]]] = {}
         self._free: list[int] = []
+        self._node_of: list[Incarnation | None] = []
+        self._last: tuple[Sequence[BlockHash], HeldBlocks] | None = None
+        """The last look-up, for as long as nothing changes: a choice makes several alike."""
 
     def __len__(self) -> int:
         """Return how many blocks are known of reports, in pools and below them."""
@@ -96,7 +117,7 @@ class BlockIndex:
         self._sweep()
         if not added and not removed:
             return 0
-        slot = self._slot(node)
+        slot, self._last = self._slot(node), None
         bit, held, keys = self._bits[slot], self._held[slot], self._held[slot][tier]
         index, is_pool = self._index(tier), tier is Tier.POOL
         most = self._max_blocks - len(self) + len(index)
@@ -123,6 +144,7 @@ class BlockIndex:
         """Take that the node is about to compute or receive these blocks."""
         slot, expected = self._slot(node), self._expected
         bit, num_known = self._bits[slot], self.held(hashes).on(node)
+        self._last = None
         # Deepest first, so that a chain loses its end before its beginning.
         for block_hash in islice(reversed(hashes), len(hashes) - num_known):
             key = block_key(block_hash)
@@ -135,7 +157,7 @@ class BlockIndex:
         slot = self._slots.pop(node, None)
         if slot is None:
             return
-        self._leaving[slot] = self._held.pop(slot)
+        self._leaving[slot], self._node_of[slot] = self._held.pop(slot), None
         self._sweep()
 
     # Look-ups.
@@ -148,7 +170,9 @@ class BlockIndex:
         expected = (_NOTHING if in_pools else self._expected).get
         runs: list[tuple[int, int]] = []
         if not hashes:
-            return HeldBlocks(runs, self._slots)
+            return HeldBlocks(runs, self._slots, self._node_of)
+        if self._last is not None and self._last[0] is hashes and not in_pools:
+            return self._last[1]
         key = block_key(hashes[0])
         left = reported(key, 0) | below(key, 0) | expected(key, 0)
         end = len(hashes)
@@ -167,7 +191,10 @@ class BlockIndex:
             left &= ~new
             runs.append((end, new))
             end -= 1
-        return HeldBlocks(runs, self._slots)
+        held = HeldBlocks(runs, self._slots, self._node_of)
+        if not in_pools:
+            self._last = hashes, held
+        return held
 
     # Slots.
 
@@ -177,7 +204,9 @@ class BlockIndex:
             slot = self._free.pop() if self._free else len(self._bits)
             if slot == len(self._bits):
                 self._bits.append(1 << slot)
+                self._node_of.append(None)
             self._slots[node], self._held[slot] = slot, {tier: set() for tier in Tier}
+            self._node_of[slot] = node
         return slot
 
     def _index(self, tier: Tier) -> dict[BlockKey, int]:
@@ -203,7 +232,7 @@ class BlockIndex:
 
     def _sweep(self) -> None:
         """Take some blocks of the nodes that have left out of the index."""
-        num_left = SWEPT_AT_ONCE
+        num_left, self._last = SWEPT_AT_ONCE, None
         while self._leaving and num_left:
             slot, held = next(iter(self._leaving.items()))
             bit = self._bits[slot]

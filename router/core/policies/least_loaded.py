@@ -18,6 +18,7 @@ def least_loaded(nodes: Sequence[NodeView], _query: Query, _state: PolicyState) 
 
 def pressure(node: NodeView) -> float:
     """Return how busy a node is: 0 when idle, about 1 when its seats are taken."""
-    seats = node.num_requests / max(1, node.record.max_num_seqs)
-    blocks = node.num_used_blocks / max(1, node.record.num_blocks)
-    return seats + min(1.0, blocks) + node.num_queued_tokens / QUEUED_TOKENS_SCALE
+    record = node.record
+    seats = node.num_requests / (record.max_num_seqs or 1)
+    blocks = node.num_used_blocks / (record.num_blocks or 1)
+    return seats + (blocks if blocks < 1.0 else 1.0) + node.num_queued_tokens / QUEUED_TOKENS_SCALE

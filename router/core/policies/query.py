@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, hash_full_blocks
-from common.nodes import NodeLoad, NodeRecord
+from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
 from router.core.known.block_index import BlockIndex
@@ -33,10 +33,17 @@ class NodeView:
     num_queued_tokens: float = 0.0
     is_suspected: bool = False
     is_listed: bool = True
+    incarnation: Incarnation = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Kept, because every choice asks each candidate several times.
+        object.__setattr__(self, "incarnation", self.record.incarnation)
 
     @property
-    def incarnation(self) -> Incarnation:
-        return self.record.incarnation
+    def is_full(self) -> bool:
+        """Whether the node would refuse, or queue, one more answer."""
+        is_decoding = self.record.role is not Role.PREFILL
+        return is_decoding and self.num_requests >= self.record.max_num_seqs
 
 
 @dataclass(slots=True)
@@ -58,6 +65,23 @@ class Query:
     session: SessionId = b""
     last: SessionNodes = NO_NODES
     _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompt and of the longest answer."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+    def fits(self, record: NodeRecord) -> bool:
+        """Return whether a node is made for a request this long."""
+        return self.num_tokens <= record.max_model_len
+
+    def is_followed_by(self, record: NodeRecord) -> bool:
+        """Return whether a node knows all that is asked; another one would ignore it."""
+        return (
+            (record.has_grammars or not self.needs_grammars)
+            and (record.has_token_rules or not self.needs_token_rules)
+            and (record.has_prompt_logprobs or not self.needs_prompt_logprobs)
+        )
 
     def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
         """Return the hashes of the prompt's full blocks as this node cuts them, at most 512."""

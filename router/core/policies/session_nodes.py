@@ -25,7 +25,7 @@ def session_node(
     if last is None:
         return None
     held = next((node for node in nodes if node.incarnation == last), None)
-    if held is None or (_is_full(held) and not all(_is_full(node) for node in nodes)):
+    if held is None or (held.is_full and not all(node.is_full for node in nodes)):
         return None
     most = MOST_EXTRA_PRESSURE
     if held.record.role is not Role.DECODE:
@@ -33,9 +33,3 @@ def session_node(
         most += num_saved / QUEUED_TOKENS_SCALE
     is_near = pressure(held) - min(map(pressure, nodes)) <= most
     return held if is_near else None
-
-
-def _is_full(node: NodeView) -> bool:
-    """Return whether the node would refuse, or queue, one more answer."""
-    is_decoding = node.record.role is not Role.PREFILL
-    return is_decoding and node.num_requests >= node.record.max_num_seqs

@@ -4,6 +4,8 @@
 const DOT_STEP = 12;
 const MOST_PASSING = 24;
 const PASSING_MS = 1800;
+const PULL_ASIDE = 14;
+const HEAD = 9;
 
 class Flow {
   constructor(holder, dots, links) {
@@ -94,13 +96,13 @@ class Flow {
     for (const pair of pairs) {
       const [from, to] = [cards.get(pair.prefill), cards.get(pair.decode)];
       if (!from || !to) continue;
-      const [a, b] = [this.box(from.card), this.box(to.card)];
-      const isBeside = b.x > a.x + a.width;
-      const [x1, y1] = isBeside ? [a.x + a.width, a.y + a.height / 2] : [a.x + a.width / 2, a.y + a.height];
-      const [x2, y2] = isBeside ? [b.x, b.y + b.height / 2] : [b.x + b.width / 2, b.y];
-      const bend = isBeside ? `C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2}` : `L${x2} ${y2}`;
-      const name = pair.bytes_per_s > 0 ? "busy" : pair.is_connected ? "idle" : "closed";
-      lines.push(svgElement("path", { d: `M${x1} ${y1}${bend} ${x2} ${y2}`, class: name }));
+      // A node of another role sends, or a prefill node receives, what was pulled.
+      const isPull = from.node.role !== "prefill" || to.node.role === "prefill";
+      const isBusy = pair.bytes_per_s > 0;
+      if (isPull && !isBusy) continue;
+      const { way, head } = wayBetween(this.box(from.card), this.box(to.card), isPull ? PULL_ASIDE : 0);
+      const name = isPull ? "pull" : isBusy ? "busy" : pair.is_connected ? "idle" : "closed";
+      lines.push(svgElement("path", { d: isPull ? `${way} ${head}` : way, class: name }));
     }
     this.links.replaceChildren(...lines);
   }
@@ -126,4 +128,24 @@ function hashOf(text) {
   let hash = 7;
   for (const letter of text) hash = (hash * 31 + letter.codePointAt(0)) % 65521;
   return hash;
+}
+
+// The path of a line from one box to another, and of the head of an arrow at its end.
+function wayBetween(a, b, aside) {
+  const [y1, y2] = [a.y + a.height / 2 + aside, b.y + b.height / 2 + aside];
+  const toRight = b.x > a.x + a.width;
+  if (toRight || b.x + b.width < a.x) {
+    const [x1, x2] = toRight ? [a.x + a.width, b.x] : [a.x, b.x + b.width];
+    const [middle, back] = [(x1 + x2) / 2, toRight ? x2 - HEAD : x2 + HEAD];
+    const head = `M${back} ${y2 - HEAD / 2}L${x2} ${y2}L${back} ${y2 + HEAD / 2}`;
+    return { way: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`, head };
+  }
+  const isBelow = b.y > a.y;
+  const [x1, x2] = [a.x + a.width / 2 + aside, b.x + b.width / 2 + aside];
+  const [from, to] = isBelow ? [a.y + a.height, b.y] : [a.y, b.y + b.height];
+  const back = isBelow ? to - HEAD : to + HEAD;
+  return {
+    way: `M${x1} ${from}L${x2} ${to}`,
+    head: `M${x2 - HEAD / 2} ${back}L${x2} ${to}L${x2 + HEAD / 2} ${back}`,
+  };
 }

@@ -14,6 +14,7 @@ class NodeCard {
     this.parts = BLOCK_STATES.map((state) => element("i", state));
     this.bar.append(...this.parts);
     this.blocks = element("p", "told");
+    this.tiers = element("div", "tiers");
     this.seats = element("p", "told");
     this.pips = element("div", "pips");
     this.pips.setAttribute("aria-hidden", "true");
@@ -21,7 +22,7 @@ class NodeCard {
     this.speed = element("p", "told quiet");
     const head = element("div", "head", this.name, this.badges);
     this.card = element(
-      "article", `card ${node.role}`, head, this.dock, this.bar, this.blocks, this.pips, this.seats, this.speed);
+      "article", `card ${node.role}`, head, this.dock, this.bar, this.blocks, this.tiers, this.pips, this.seats, this.speed);
     this.name.title = node.address;
   }
 
@@ -35,6 +36,7 @@ class NodeCard {
     this.card.classList.toggle("is-draining", node.is_draining);
     this.card.classList.toggle("is-suspected", node.is_suspected);
     this.showBlocks(node);
+    this.showTiers(node.tiers);
     this.showSeats(node);
     setText(this.speed, schedulingText(node));
   }
@@ -48,6 +50,23 @@ class NodeCard {
     const text = `${shownNumber(total)} blocks: ${told.join(", ") || NOTHING}`;
     setText(this.blocks, text);
     this.bar.setAttribute("aria-label", text);
+  }
+
+  // A thinner bar for each tier below the pool.
+  showTiers(tiers) {
+    while (this.tiers.children.length < tiers.length) {
+      const bar = element("div", "blocks below", element("i", "cached"));
+      bar.setAttribute("role", "img");
+      this.tiers.append(element("div", "", bar, element("p", "told")));
+    }
+    while (this.tiers.children.length > tiers.length) this.tiers.lastChild.remove();
+    tiers.forEach(({ tier, held, size }, index) => {
+      const [bar, told] = this.tiers.children[index].children;
+      const text = `${shownNumber(held)} of ${shownNumber(size)} blocks in ${tier} hold prefixes`;
+      bar.firstChild.style.width = `${(100 * held) / size}%`;
+      bar.setAttribute("aria-label", text);
+      setText(told, text);
+    });
   }
 
   showSeats({ seats, used_seats: used, num_waiting: waiting, queued_tokens: queued }) {

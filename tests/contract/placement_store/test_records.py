@@ -42,6 +42,7 @@ RECORD: dict[str, Any] = {
     "sends_blocks": False,
     "kv_cache_bytes": 1 << 33,
     "device": "NVIDIA H100 80GB HBM3, GPU 0",
+    "num_host_blocks": 0,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

@@ -70,6 +70,16 @@ async def test_live_nodes_are_ordered_by_node_id(world: World) -> None:
     assert [node.record.incarnation.node_id for node in nodes] == ["a", "b", "c"]
 
 
+async def test_a_listing_of_many_nodes_has_them_all(world: World) -> None:
+    """More than one call reads; what is no record is skipped wherever it is."""
+    names = [f"n{number:03}" for number in range(300)]
+    for number, node_id in enumerate(names):
+        await world.first.heartbeat(record(node_id), load(number % 5), lease_s=50)
+    nodes = await world.second.live_nodes()
+    assert [node.record.node_id for node in nodes] == names
+    assert [node.load for node in nodes] == [load(number % 5) for number in range(300)]
+
+
 async def test_a_silent_node_is_gone_after_its_lease_and_a_heard_one_stays(world: World) -> None:
     await world.first.heartbeat(record("silent"), load(), lease_s=5)
     await world.first.heartbeat(record("heard"), load(), lease_s=5)

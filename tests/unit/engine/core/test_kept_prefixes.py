@@ -203,6 +203,18 @@ def test_the_prefix_that_was_not_used_for_longest_gives_way(num_copy_polls: int 
 
 
 @LATE
+def test_a_sequence_knows_what_was_copied_back_for_it(num_copy_polls: int | None) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    assert ask(engine, 1).num_host_tokens == 0
+    assert ask(engine, 1).num_host_tokens == 0
+    evict(engine)
+    back = ask(engine, 1)
+    assert (back.num_cached_tokens, back.num_host_tokens) == (12, 12)
+    again = ask(engine, 1)
+    assert (again.num_cached_tokens, again.num_host_tokens) == (12, 0)
+
+
+@LATE
 def test_a_salt_finds_only_its_own_prefixes(num_copy_polls: int | None) -> None:
     engine = keeping(num_copy_polls=num_copy_polls)
     ask(engine, 1, cache_salt="a")

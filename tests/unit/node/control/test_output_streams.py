@@ -14,7 +14,7 @@ from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import OutputDetails, RequestOutput
 from node.control import output_streams
 from node.control.output_streams import PULLS_PER_MESSAGE, Batch, OutputStreams, RouterStream
-from node.flow.messages import AskBlocks
+from node.flow.messages import AskBlocks, OfferBlocks
 from protos import pdserve_node_pb2 as pb
 from tests.support.nodes.control_server import TICKET
 
@@ -129,6 +129,20 @@ async def test_pulls_that_nobody_reads_end_the_stream(
         world.streams.ask(AskBlocks(R1, R2, TICKET, (bytes(16),)))
     await delivered()
     assert world.gone == [R1]
+
+
+async def test_what_is_offered_leaves_at_once_through_one_router(world: Streams) -> None:
+    world.streams.offer(OfferBlocks((bytes(16),)))
+    await delivered()  # there is no router
+    first, second = await subscribed(world, R1), await subscribed(world, R2)
+    world.streams.offer(OfferBlocks((b"a" * 16, b"b" * 16)))
+    await delivered()
+    assert await anext(first) == Batch([], [], [], b"a" * 16 + b"b" * 16)
+    world.say(R1, 1)
+    world.say(R2, 2)
+    await delivered()
+    assert await anext(first) == Batch([], [output(1)], [])
+    assert await anext(second) == Batch([], [output(2)], [])
 
 
 async def test_each_router_gets_its_own(world: Streams) -> None:

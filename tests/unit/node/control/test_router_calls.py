@@ -22,10 +22,12 @@ from node.flow.messages import (
     AskBlocks,
     CallRefused,
     Compiled,
+    FetchBlocks,
     PromptAccepted,
     SendBlocks,
     Submit,
 )
+from node.flow.pulls.hand_over import MOST_BLOCKS
 from protos import pdserve_node_pb2 as pb
 from protos.codec import request_to_proto
 from tests.support.clocks.stopped_time import StoppedTime
@@ -103,6 +105,20 @@ async def test_pulls_are_queued_with_their_attempt_and_hashes(
     assert taken == SendBlocks(ticket, hashes)
     assert "a pull of router#1 is dropped: the ticket names no decode node" in caplog.text
     assert "a pull of router#1 is dropped: a pull of" in caplog.text
+
+
+async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls(Role.PREFILL)
+    good = pb.Fetch(source_id="d0", source_epoch=7, block_hashes=b"a" * 16 + b"b" * 16)
+    bad = [
+        pb.Fetch(source_id="d0", block_hashes=b"a" * 15),
+        pb.Fetch(source_id="d0", block_hashes=b"a" * 16 * (MOST_BLOCKS + 1)),
+        pb.Fetch(block_hashes=b"a" * 16),
+    ]
+    await calls.calls.take(pb.RouterMessage(fetches=[good, *bad]))
+    (taken,) = calls.inbox.take_all()
+    assert taken == FetchBlocks(ROUTER, Incarnation("d0", 7), (b"a" * 16, b"b" * 16))
+    assert caplog.text.count("blocks of a node that leaves are not pulled") == 3
 
 
 async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:

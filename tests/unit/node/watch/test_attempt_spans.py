@@ -32,6 +32,7 @@ def spans_of(attempt: NodeAttempt, ended_at_s: float = 20.0) -> RecordedTracing:
     return tracing
 
 
+TIERS = ("", ".pool", ".host", ".pulled")
 COMPUTED: dict[str, Any] = {"computing_since_s": 12.0, "first_token_at_s": 14.0, "num_chunks": 3}
 
 
@@ -112,3 +113,26 @@ def test_an_answer_that_goes_on_elsewhere_after_its_tokens_were_computed_here() 
     assert [span[0] for span in spans_of(attempt).shown()] == [
         "prefill", "queue", "compute", "kv transfer", "exposed"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"outcome": "length", **COMPUTED},
+        {"outcome": HANDED_OFF, "is_exported": True, "transfer": TIMING, **COMPUTED},
+        {"outcome": "stop", "has_remote_kv": True, "landed_at_s": 13.0},
+        {"outcome": "handoff_failed", "has_remote_kv": True},
+    ],
+)
+@pytest.mark.parametrize(("num_pulled", "num_shown"), [(0, 0), (5, 5), (9, 8)])
+def test_spans_say_what_was_cached_and_where(
+    fields: dict[str, Any], num_pulled: int, num_shown: int
+) -> None:
+    """What was pulled may be evicted again before it is found."""
+    attempt = attempt_with(**fields)
+    attempt.sequence.num_cached_tokens, attempt.sequence.num_host_tokens = 12, 4
+    attempt.num_pulled_tokens = num_pulled
+    for span in spans_of(attempt).spans:
+        if "pdserve.attempt" in span.attributes:  # its children are parts of it
+            told = {name: span.attributes[f"pdserve.cached_tokens{name}"] for name in TIERS}
+            assert told == {"": 12, ".pool": 8 - num_shown, ".host": 4, ".pulled": num_shown}

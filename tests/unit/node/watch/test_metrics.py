@@ -21,7 +21,7 @@ from engine.core.statistics import DiskSize, SchedulerStatistics, StepCounters
 from node.flow.messages import NodeStatistics
 from node.flow.step_progress import StepProgress
 from node.watch.grammar_metrics import GrammarCollector
-from node.watch.metrics import NodeCollector
+from node.watch.metrics import NodeCollector, SavedPrefillCollector
 from tests.support.engine.build import make_request
 from tests.support.engine.hash_runner import expected_tokens
 from tests.support.nodes.running_node import WAIT_S, node_config, running_node
@@ -272,3 +272,13 @@ async def test_a_chosen_port_is_taken_and_one_in_use_is_named() -> None:
                 pass
     async with running_node(node_config(metrics_port=port)) as node:
         assert node.record.metrics_address == f"127.0.0.1:{port}"
+
+
+def test_what_tiers_saved_is_counted_in_seconds_of_computing() -> None:
+    registry = CollectorRegistry()
+    registry.register(SavedPrefillCollector(lambda: STATISTICS, block_size=16, token_s=0.5))
+    found = STATISTICS.scheduler.counters.prefix_blocks_found
+    assert found["host"] > 0
+    for tier, num_blocks in found.items():
+        shown = registry.get_sample_value("pdserve_prefix_saved_seconds_total", {"tier": tier})
+        assert shown == 8 * num_blocks

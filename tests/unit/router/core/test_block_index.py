@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,43 @@ def test_a_node_holds_what_it_reported_until_it_says_otherwise() -> None:
     assert (len(index), index.num_held(A), index.num_held(B)) == (4, 4, 3)
     assert depth(index, chain(10, first=5), A) == 0
     assert depth(index, [], A) == 0
+
+
+def test_the_deepest_holders_come_first() -> None:
+    index, hashes = BlockIndex(), chain(20)
+    for node, length in zip(NODES, (3, 9, 3, 12, 9, 3, 3, 12, 3, 3, 3, 3), strict=True):
+        index.on_report(node, keys(hashes[:length]), [])
+    held = index.held(hashes)
+
+    def drawn(first: int, number: int = 99) -> list[Incarnation]:
+        return list(held.deepest(number, lambda _end: first))
+
+    for first in range(12):
+        found = drawn(first)
+        assert [held.on(node) for node in found] == [12] * 2 + [9] * 2 + [3] * 8
+        assert set(found) == set(NODES)
+        alike = [int(node.node_id[1:]) for node in found[4:]]
+        turned = [(number - first) % 12 for number in alike]
+        assert turned == sorted(turned), "those behind the drawn slot first"
+        assert drawn(first, 3) == found[:3]
+    index.forget(NODES[3])
+    assert NODES[3] not in list(index.held(hashes).deepest(99, lambda end: 0))
+    assert list(index.held(chain(3, first=50)).deepest(99, lambda end: 0)) == []
+
+
+def test_a_look_up_knows_what_has_changed_since_the_one_before_it() -> None:
+    index, hashes = BlockIndex(), chain(10)
+    steps: list[tuple[Callable[[], object], int]] = [
+        (lambda: index.on_report(A, keys(hashes[:6]), []), 6),
+        (lambda: index.expect(hashes[:8], A), 8),
+        (lambda: index.on_report(A, [], keys(hashes[4:])), 4),
+        (lambda: index.forget(A), 0),
+        (lambda: index.expect(hashes[:2], A), 2),
+    ]
+    for step, wanted in steps:
+        step()
+        assert depth(index, hashes, A) == wanted
+        assert depth(index, hashes, A) == wanted
 
 
 @pytest.mark.covers("F110")

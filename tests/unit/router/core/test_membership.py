@@ -13,6 +13,7 @@ from common.version import PROTOCOL_VERSION
 from placement.store import LiveNode
 from router.core.membership import (
     ENDED_BY_NODE,
+    MAX_READ,
     Membership,
     NodeGone,
     NodeHeard,
@@ -451,23 +452,46 @@ def test_a_node_that_is_heard_and_unlisted_is_told_of_once() -> None:
 
 
 def test_views_are_as_fresh_as_if_they_were_made_for_each_request() -> None:
-    membership = with_nodes(live("d0"), live("d1"), live("p0", role=Role.PREFILL))
-    nodes = [node.incarnation for node in membership.nodes()]
-    steps: list[Callable[[], object]] = [
-        lambda: membership.on_leg_opened(nodes[2], 64),
-        lambda: membership.on_leg_opened(nodes[0], 64),
-        lambda: membership.on_leg_closed(nodes[2], 64),
-        lambda: membership.on_suspected(nodes[1], "silent", is_heard=False),
-        lambda: membership.on_heard(nodes[1]),
-        lambda: membership.on_lost(nodes[0], "broken"),
-        lambda: membership.on_heard(nodes[0]),
-        lambda: membership.on_listing([live("d1", num_running=3)], 2.0),
-        lambda: membership.on_store_away(9.0),
-        lambda: membership.on_store_away(18.0),
-        lambda: membership.on_listing([live("d1", epoch=2)], 19.0),
+    first = [live("d0"), live("d1"), live("p0", role=Role.PREFILL)]
+    d0, d1, p0 = (node.record.incarnation for node in first)
+    steps: list[Callable[[Membership], object]] = [
+        lambda membership: membership.on_leg_opened(p0, 64),
+        lambda membership: membership.on_leg_opened(d0, 64),
+        lambda membership: membership.on_leg_closed(p0, 64),
+        lambda membership: membership.on_suspected(d1, "silent", is_heard=False),
+        lambda membership: membership.on_heard(d1),
+        lambda membership: membership.on_lost(d0, "broken"),
+        lambda membership: membership.on_heard(d0),
+        lambda membership: membership.on_listing([live("d1", num_running=3)], 2.0),
+        lambda membership: membership.on_store_away(9.0),
+        lambda membership: membership.on_store_away(18.0),
+        lambda membership: membership.on_listing([live("d1", epoch=2)], 19.0),
     ]
-    for step in steps:
-        step()
-        found = membership.nodes(), membership.max_model_len()
-        membership._views = None
-        assert found == (membership.nodes(), membership.max_model_len())
+    asked = with_nodes(*first)
+    for number, step in enumerate(steps, 1):
+        step(asked)
+        never_asked = with_nodes(*first)
+        for earlier in steps[:number]:
+            earlier(never_asked)
+        assert list(asked.nodes()) == list(never_asked.nodes())
+        assert asked.max_model_len() == never_asked.max_model_len()
+
+
+def test_a_long_listing_is_read_in_parts() -> None:
+    """What has left, or is new, is seen at once; loads follow, a part with each request."""
+    num_nodes = 2 * MAX_READ + 40
+    membership = with_nodes(*(live(f"d{n:04}") for n in range(num_nodes)))
+    for _ in range(3):
+        membership.nodes()
+    loaded = [live(f"d{n:04}", num_running=3) for n in range(num_nodes - 1)]
+    membership.on_lost(Incarnation(f"d{num_nodes - 1:04}", 1), "broken")
+    membership.on_listing([*loaded, live("d0000", epoch=2)], 1.0)
+    nums_read, are_left = [], []
+    for _ in range(3):
+        nodes = membership.nodes()
+        assert "d0000#1" not in chosen(membership)
+        assert len(nodes) == num_nodes - 2
+        nums_read.append(sum(node.num_requests > 3 for node in nodes))
+        are_left.append(membership.has_unread)
+    assert nums_read[0] < num_nodes - 2 == nums_read[-1]
+    assert are_left == [True, False, False]

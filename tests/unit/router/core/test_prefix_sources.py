@@ -14,7 +14,7 @@ from router.core.known.block_index import BlockIndex
 from router.core.known.block_reports import BlockReport
 from router.core.placement import Placer
 from router.core.policies.query import NodeView
-from router.core.prefix_sources import prefix_source
+from router.core.prefix_sources import heir_of, prefix_source
 from tests.support.nodes.node_views import node, prefill, query
 
 P0, P1, D0, D1 = (Incarnation(name, 1) for name in ("p0", "p1", "d0", "d1"))
@@ -103,6 +103,36 @@ def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
     assert (one.decode, one.prefill, one.source) == (None, P0, PrefixSource(P1, 40))
     mixed = placer.choose([node("m0", Role.MIXED)], PROMPT, frozenset())
     assert (mixed.prefill, mixed.source) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "heir"),
+    [
+        ([], None),
+        ([node("d1"), node("m0", Role.MIXED)], None),
+        ([prefill("p0", queued_tokens=900), prefill("p1")], "p1"),
+        ([prefill("p0"), prefill("p1")], "p0"),
+        ([prefill("p0", is_draining=True), prefill("p1", queued_tokens=900)], "p1"),
+        ([prefill("p0", is_suspected=True)], None),
+        ([prefill("p0", sends_blocks=False)], None),
+        ([prefill("p0", fingerprint="other"), prefill("p1", kv_protocol=5)], None),
+    ],
+)
+@pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
+def test_one_prefill_node_takes_over_what_a_node_has(
+    nodes: list[NodeView], heir: str | None, role: Role
+) -> None:
+    leaving = node("leaving", role, is_draining=True)
+    found = heir_of(leaving.incarnation, [*nodes, leaving])
+    assert (None if found is None else found.node_id) == heir
+
+
+def test_a_node_that_does_not_reach_it_leaves_it_nothing() -> None:
+    leaving = node("leaving", is_draining=True, kv_unreachable=(P0,))
+    assert heir_of(leaving.incarnation, [prefill("p0"), leaving]) is None
+    assert heir_of(leaving.incarnation, [prefill("p0"), prefill("p1"), leaving]) == P1
+    assert heir_of(Incarnation("leaving", 9), [prefill("p0"), leaving]) is None
+    assert heir_of(P0, [prefill("p0")]) is None, "it draws no blocks from itself"
 
 
 def _choices(placer: Placer, nodes: list[NodeView], count: int) -> list[Any]:

@@ -215,8 +215,7 @@ async def test_a_body_of_a_drain_that_is_none() -> None:
 def test_the_cluster() -> None:
     """Nodes report more than is described."""
     listed = schema_of(ClusterAnswer)["properties"]
-    link = {"kv_links": ()}
-    Draft202012Validator(listed["nodes"]).validate([node_json(node(D0, Role.DECODE, **link))])
+    Draft202012Validator(listed["nodes"]).validate([node_json(node(D0, Role.DECODE, kv_links=()))])
     check(make_edge().live.serving(), listed["serving"])
     recent = RecentPlacements()
     running = placed(recent, "a", D0)

@@ -186,6 +186,22 @@ def test_a_snapshot_says_what_every_block_is() -> None:
     assert (shown["used_seats"], shown["seats"]) == (3, 8)
 
 
+@pytest.mark.parametrize(
+    ("size", "held", "shown"),
+    [(400, 100, (100, 400)), (400, 0, (0, 400)), (0, 100, (100, 100)), (0, 0, None)],
+)
+def test_a_tier_below_the_pool_is_told_with_its_size(
+    size: int, held: int, shown: tuple[int, int] | None
+) -> None:
+    """A node of the release before tells what it holds and no size."""
+    history = LiveHistory(EdgeCounters())
+    now = reading(node(D1, Role.DECODE, num_host_blocks=size, num_prefix_host_blocks=held))
+    history.add(now, 0.0)
+    (told,) = snapshots(history).snapshot(now)["nodes"]
+    found = [(one["tier"], one["held"], one["size"]) for one in told["tiers"]]
+    assert found == ([] if shown is None else [("host memory", *shown)])
+
+
 def test_a_suspected_node_is_told() -> None:
     history = LiveHistory(EdgeCounters())
     heard = node(D1, Role.DECODE)
