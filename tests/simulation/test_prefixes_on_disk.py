@@ -81,6 +81,8 @@ def test_every_prompt_that_comes_back_finds_its_prefix(
     assert found(node)["disk"] >= 2 * 3 * BLOCK_SIZE
     assert events(node)[DiskEvent.WRITTEN.value] <= 4 * NUM_FAMILIES, "written more than once"
     assert events(node)[DiskEvent.LATE.value] == 0
+    if threshold == 0:
+        assert events(world.d)[DiskEvent.READ.value] == 0, "a reservation waited for a disk"
     assert sum(found(node).values()) >= 3 * NUM_FAMILIES * 4
 
 
@@ -245,6 +247,18 @@ def test_a_disk_that_cannot_be_written_is_left_alone_for_a_while(
     fill(world)
     assert node.scheduler.statistics().disk.num_blocks == len(files(tmp_path)) > 0
     assert not [path for path in files(tmp_path) if path.suffix != ".kv"]
+
+
+def test_a_disk_that_stays_broken_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    world = mixed(tmp_path)
+    world.d.calls.fault = lambda called: errno.EROFS if called == "lock" else None
+    world.settle()
+    failed = []
+    for _ in range(8):
+        failed.append(events(world.d)["write_failed"])
+        world.advance(FIRST_PAUSE_S + 1)
+        world.settle()
+    assert failed == [1, 2, 2, 3, 3, 3, 3, 4]
 
 
 @pytest.mark.covers("F126")

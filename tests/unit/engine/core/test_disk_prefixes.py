@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+import pytest
+
 from common.kv.blocks import BlockHash
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.blocks.disk_jobs import DiskFailure, DiskResult, DiskScan
@@ -109,3 +111,28 @@ def test_files_beyond_the_bound_are_removed_though_nothing_is_written() -> None:
     tiers.look(A, B, C)
     assert tiers.save() == [([], [A, B])]
     assert tiers.counters.disk["removed"] == 2
+
+
+@pytest.mark.parametrize("failure", list(DiskFailure))
+def test_what_vanished_or_broke_is_forgotten_and_what_could_not_be_read_is_not(
+    failure: DiskFailure,
+) -> None:
+    tiers = Tiers()
+    tiers.look(A, B, C)
+    read = tiers.disk.begin_read([A, B, C])
+    tiers.disk.check()
+    assert tiers.host_pool.num_used == 3
+    tiers.disk.end_read(read, DiskResult(1, failure=failure))
+    assert tiers.host_pool.num_used == 0
+    assert [tiers.host_pool.find(one) is not None for one in (A, B, C)] == [True, False, False]
+    is_known = [tiers.index.find(one) is not None for one in (A, B, C)]
+    assert is_known == [True, failure is DiskFailure.ERROR, True]
+    tiers.disk.check()
+
+
+def test_a_read_is_a_use_of_the_file() -> None:
+    tiers = Tiers(num_disk_blocks=2)
+    tiers.look(A, B)
+    tiers.disk.end_read(tiers.disk.begin_read([A]), DiskResult(1))
+    tiers.keep(C)
+    assert tiers.save() == [([C], [B])]
