@@ -80,8 +80,7 @@ class Scheduler:
         `can_go_on` the runner may begin a step before the one before it has ended.
         """
         config = config or SchedulingConfig()
-        self.limits = limits
-        self.pool = BlockPool(num_blocks)
+        self.limits, self.pool = limits, BlockPool(num_blocks)
         can_swap = config.preemption_mode == "swap"
         self.host_pool = HostPool(num_host_blocks if can_swap or keeps_prefixes else 0)
         self.swapping = Swapping(
@@ -99,8 +98,7 @@ class Scheduler:
         self.reservation = make_reservation(
             config, block_size=limits.block_size, lookahead=limits.num_speculative_tokens
         )
-        self._config = config
-        self._speculation = speculation
+        self._config, self._speculation = config, speculation
         self._ahead: PlanAhead | None = None
         self._why_not_ahead = AheadRule.NO_STEP
         self._after: StepAfter | None = None
@@ -220,6 +218,8 @@ class Scheduler:
         """
         if self._ahead is not None:
             self._ahead.on_results(step)
+        for _ in range(results.num_steps - 1):
+            self.reservation = self.reservation.after_decode_step()
         return self._results.apply(step, results)
 
     # --- a handoff ----------------------------------------------------------------------------

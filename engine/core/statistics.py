@@ -126,6 +126,13 @@ class StepCounters:
         for preemption in plan.preempted:
             self.preemptions[preemption.reason.value] += 1
 
+    def on_repeated(self, num_tokens: int, num_times: int) -> None:
+        """Count a step of `num_tokens` decodes, planned once, that was run `num_times` more."""
+        self.num_steps += num_times
+        self.num_decode_tokens += num_tokens * num_times
+        self.stops[StopRule.NOTHING_WAITS.value] += num_times
+        self.plans_ahead[AheadRule.NO_STEP.value] += num_times
+
     def on_prefix_found(self, *, pool: int, host: int, disk: int) -> None:
         """Count the cached blocks of an admitted prompt, by where they were."""
         self.prefix_blocks_found["pool"] += pool
