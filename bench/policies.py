@@ -25,11 +25,11 @@ from typing import Any
 from bench.replay.comparison import Cell, Comparison, TraceLoad, compare, ranking
 from bench.replay.load import LOADS, default_pools, speed_up_for
 from bench.replay.replay import DEFAULT_BLOCK_SIZE, ReplaySetup
-from bench.replay.step_cost import StepCost
 from bench.replay.tables import RANKING_COLUMNS, table_of, tables_of
-from bench.replay.trace_file import read_trace
 from common.errors import ConfigError
 from common.settings.config import SchedulingConfig
+from simulator.step_cost import StepCost
+from simulator.trace_file import read_trace
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], help="NAME=VALUE of the scheduling configuration"
     )
     parser.add_argument(
-        "--cost", action="append", default=[], help="NAME=SECONDS of bench/replay/step_cost.py"
+        "--cost", action="append", default=[], help="NAME=SECONDS of simulator/step_cost.py"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the clients' choices")
     parser.add_argument("--plot", type=Path, help="draw pictures into this folder")

@@ -26,6 +26,8 @@ class Execution(Protocol):
 
     is_beside: bool
     """Whether a step runs from `begin` on, beside the calling thread."""
+    plans_ahead: bool
+    """Whether the next step is planned while one runs."""
 
     def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
         """Begin a step."""
@@ -46,7 +48,7 @@ class Execution(Protocol):
 class ExecutionHere:
     """Executes a step in `wait`, on the calling thread."""
 
-    is_beside = False
+    is_beside = plans_ahead = False
 
     def __init__(self, runner: Runner, clock: Clock) -> None:
         self._runner = runner
@@ -95,7 +97,7 @@ class ExecutionThread:
     It is a daemon: a step that hangs does not keep the process alive.
     """
 
-    is_beside = True
+    is_beside = plans_ahead = True
 
     def __init__(self, runner: Runner, clock: Clock) -> None:
         self._runner = runner

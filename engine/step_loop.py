@@ -71,7 +71,8 @@ class Flow(Protocol[M_contra, E_co]):
 class StepLoop(Generic[M, E]):
     """Runs `flow` and `runner` until the inbox is closed.
 
-    With `is_async`, steps run on a thread of their own, and the next one is planned meanwhile.
+    With `is_async`, steps run on a thread of their own, and the next one is planned meanwhile. An
+    `execution` that is given executes them instead, and the runner only swaps.
     `perform` carries out one effect and must not block. `flush` is called after the effects that
     report a step, and at the end of each turn, so that a step's tokens are sent together.
     """
@@ -86,11 +87,13 @@ class StepLoop(Generic[M, E]):
         flush: Callable[[], None],
         clock: Clock,
         is_async: bool = False,
+        execution: Execution | None = None,
     ) -> None:
         self._inbox = inbox
         self._flow = flow
         self._runner = runner
-        self._execution: Execution = (ExecutionThread if is_async else ExecutionHere)(runner, clock)
+        of_runner = ExecutionThread if is_async else ExecutionHere
+        self._execution: Execution = execution or of_runner(runner, clock)
         self._under_way: PlannedStep | None = None
         self._perform = perform
         self._flush = flush
@@ -135,7 +138,7 @@ class StepLoop(Generic[M, E]):
                 self._report()
             self._begin_step(step)
         self._report()
-        if self._under_way is not None:
+        if self._under_way is not None and self._execution.plans_ahead:
             self._flow.plan_ahead(step)
         return step.made_progress or has_ended
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from bench.prefix_eviction.chains import AGENTS, Chain, of_agents, of_trace
 from bench.prefix_eviction.orders import ORDERS
 from bench.prefix_eviction.tiers import Found, Kept, Tiers, replay
-from bench.replay.trace_file import read_trace
+from simulator.trace_file import read_trace
 
 
 def measure(chains: Sequence[Chain], pool: int, factors: Sequence[int]) -> dict[str, object]:

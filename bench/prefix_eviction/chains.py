@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from bench.agents.sessions import Session, Shape, make_sessions
-from bench.replay.trace_file import TOKENS_PER_HASH_ID, TraceRequest
+from simulator.trace_file import TOKENS_PER_HASH_ID, TraceRequest
 
 BLOCK_TOKENS = TOKENS_PER_HASH_ID
 

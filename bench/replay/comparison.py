@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from bench.replay.figures import Figures, figures_of
 from bench.replay.replay import Replay, ReplayResult, ReplaySetup
 from bench.replay.rows import BY_NAME, ROWS
-from bench.replay.step_cost import StepCost
-from bench.replay.trace_file import TraceRequest
 from common.settings.config import SchedulingConfig
+from simulator.step_cost import StepCost
+from simulator.trace_file import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

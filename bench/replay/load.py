@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.replay.step_cost import StepCost
-from bench.replay.trace_file import TraceRequest
 from common.kv.blocks import blocks_for
+from simulator.step_cost import StepCost
+from simulator.trace_file import TraceRequest
 
 REQUESTS_PER_POOL = (8, 24, 72)
 """The number of mean requests, prompt and output, that the default pools hold."""

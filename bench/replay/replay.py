@@ -1,33 +1,42 @@
-"""One replay: the real scheduler, a virtual clock, and no model.
+"""One replay: a mixed node of `simulator/` without a router; requests arrive as in the trace.
 
-Requests arrive as in the trace. Each step is planned by `Scheduler.plan`, takes as long as in the
-cost model, and is answered by made-up tokens. The replay checks every step itself: tokens beyond
-the budget, sequences beyond the seats, a token written outside its sequence's blocks or into a
-block that another sequence writes, are counted as overruns.
+Each step is planned by `Scheduler.plan`, takes as long as in the cost model, and is answered by
+made-up tokens. The replay checks every step itself: tokens beyond the budget, sequences beyond the
+seats, a token written outside its sequence's blocks or into a block that another sequence writes,
+are counted as overruns.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from bench.replay.clients import ClientRequest, client_requests
 from bench.replay.rows import Row
-from bench.replay.step_cost import StepCost
-from bench.replay.trace_file import TraceRequest
 from common.errors import InternalError
+from common.ids import Incarnation
+from common.kv.kv_layout import KVLayout
+from common.request import FinishReason, RequestOutput
 from common.settings.config import SchedulingConfig
 from engine.core.planner_contract import StepLimits
-from engine.core.runner_contract import (
-    DrawnTokens,
-    RunnerResult,
-)
+from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
-from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_batch import StepBatch
 from engine.core.step.step_in_flight import PlannedStep
+from node.flow.decode import DecodeFlow
+from node.flow.flow_limits import FlowLimits
+from node.flow.landing_place import LandingPlace
+from node.flow.messages import Effect, Submit
+from simulator.clients import ClientRequest, client_requests
+from simulator.execution import ModelledExecution
+from simulator.kv_network import ModelledNetwork
+from simulator.node import NodeSaid, SimulatedNode
+from simulator.profile import VOCAB_SIZE
+from simulator.step_cost import StepCost
+from simulator.timeline import Timeline
+from simulator.trace_file import TraceRequest
 
+_NODE, _ROUTER = Incarnation("node", 1), Incarnation("router", 1)
 DEFAULT_BLOCK_SIZE = 64
 _STEPS_PER_CHECK = 256
 """Steps between two checks of the scheduler, which walk through the whole pool."""
@@ -98,8 +107,38 @@ class ReplayResult:
     samples: list[Sample] = field(default_factory=list)
 
 
+class _WatchedFlow(DecodeFlow):
+    """A node that computes every prompt itself, and tells of its steps."""
+
+    def __init__(self, replay: Replay, scheduler: Scheduler, limits: FlowLimits) -> None:
+        place = LandingPlace(
+            node=_NODE, kv_endpoint="", fingerprint="replay", kv_description="", lease_s=1.0
+        )
+        super().__init__(
+            scheduler,
+            limits,
+            local_prefill_threshold=None,
+            place=place,
+            new_lease_token=lambda: 1,
+            needs_staging=False,
+        )
+        self._replay = replay
+
+    def begin_step(self, now_s: float) -> tuple[PlannedStep, list[Effect]]:
+        step, effects = super().begin_step(now_s)
+        if step.batch:
+            self._replay.on_step_begun(step.batch)
+        elif self.scheduler.waiting and not step.made_progress:
+            self._replay.on_idle_wait()
+        return step, effects
+
+    def end_step(self, step: PlannedStep, results: RunnerResult, now_s: float) -> None:
+        super().end_step(step, results, now_s)
+        self._replay.on_step_ended(step, now_s)
+
+
 class Replay:
-    """Drives one scheduler through a trace; `run` once."""
+    """Drives one simulated node through a trace; `run` once."""
 
     def __init__(
         self,
@@ -110,110 +149,136 @@ class Replay:
         cost: StepCost,
     ) -> None:
         config = row.config(base)
-        self._knows_lengths = row.knows_lengths
         clients = client_requests(requests, max_model_len=setup.max_model_len, seed=setup.seed)
+        if row.knows_lengths:
+            clients = [replace(one, max_tokens=one.trace.num_output) for one in clients]
         self._setup = setup
-        self._cost = cost
-        self._arriving = deque(Served(c, c.trace.arrival_s / setup.speed_up) for c in clients)
-        self._result = ReplayResult(list(self._arriving), len(requests) - len(clients))
-        self._live: dict[int, Served] = {}
-        self._now_s = 0.0
+        served = [Served(one, one.trace.arrival_s / setup.speed_up) for one in clients]
+        self._result = ReplayResult(served, len(requests) - len(clients))
+        self._coming = iter(enumerate(served))
+        self._live: dict[str, Served] = {}
         self._steps_per_sample = 1
-        is_swapping = config.preemption_mode == "swap"
-        self._scheduler = Scheduler(
-            limits=StepLimits(
-                max_num_seqs=setup.max_num_seqs,
-                max_num_batched_tokens=setup.max_num_batched_tokens,
-                block_size=setup.block_size,
-                max_model_len=setup.max_model_len,
-                chunk_granularity=config.chunk_granularity,
-                pairs_per_token=cost.pairs_per_token if row.counts_attention else 0,
-            ),
-            num_blocks=setup.num_blocks,
-            fingerprint="replay",
-            eos_token_ids=frozenset(),
-            config=config,
-            num_host_blocks=setup.num_blocks if is_swapping else 0,
+        self._use = 0.0
+        self._timeline = Timeline()
+        self._scheduler = _scheduler(setup, row, config, cost)
+        limits = FlowLimits(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=setup.max_model_len,
+            max_queued_requests=len(served) + 1,
         )
-        self._scheduler.reservation = row.reservation(config, setup.block_size)
+        flow = _WatchedFlow(self, self._scheduler, limits)
+        layout = KVLayout(
+            model_digest="replay",
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=1,
+            block_size=setup.block_size,
+            dtype="bfloat16",
+        )
+        network = ModelledNetwork(self._timeline, layout, bytes_per_s=1.0, latency_s=0.0)
+        execution = ModelledExecution(
+            self._timeline,
+            cost,
+            self._scheduler,
+            num_layers=layout.num_layers,
+            may_repeat=False,
+            next_due_s=flow.next_deadline_s,
+        )
+        self._node = SimulatedNode(
+            _NODE,
+            self._timeline,
+            flow,
+            execution,
+            network,
+            layout,
+            max_queued_requests=len(served) + 1,
+            tell=self._on_said,
+        )
 
     def run(self) -> ReplayResult:
         """Serve every request to its end. Raises `InternalError` if the scheduler stalls."""
-        while self._arriving or self._live:
-            self._admit_arrivals()
-            step = self._scheduler.plan()
-            self._end_starved(step)
-            if step.batch:
-                self._run_step(step)
-            elif not step.num_preempted:
-                self._skip_to_next_arrival()
+        self._admit()
+        self._timeline.run()
+        if self._live:
+            raise InternalError(f"{len(self._live)} requests wait and no step ever runs")
         self._scheduler.check()
         statistics = self._scheduler.statistics()
         result = self._result
         result.num_preemptions = statistics.counters.num_preemptions
         result.num_recomputed_tokens = statistics.counters.num_recomputed_tokens
-        result.completion_s = self._now_s
         return result
 
-    def _admit_arrivals(self) -> None:
-        while self._arriving and self._arriving[0].arrived_at_s <= self._now_s:
-            served = self._arriving.popleft()
-            sequence = Sequence(served.client.index, served.client.generation_request())
-            self._live[sequence.sequence_id] = served
-            self._scheduler.add(sequence)
-            if self._knows_lengths:
-                sequence.max_new_tokens = served.client.trace.num_output
+    def on_step_begun(self, batch: StepBatch) -> None:
+        """Count the limits that a step breaks, and see how full the pool is."""
+        self._result.num_overruns += num_overruns(batch, self._setup)
+        self._use = 1 - self._scheduler.pool.num_available / self._setup.num_blocks
 
-    def _skip_to_next_arrival(self) -> None:
-        if self._live:
-            # An empty step while a request waits: the pool is free, and still none is seated.
-            self._result.num_idle_waits += 1
-            if not self._arriving:
-                raise InternalError(f"{len(self._live)} requests wait and no step ever runs")
-        if self._arriving:
-            self._now_s = max(self._now_s, self._arriving[0].arrived_at_s)
+    def on_idle_wait(self) -> None:
+        """Count an empty step while a request waits: the pool is free, and still none is seated."""
+        self._result.num_idle_waits += 1
 
-    def _end_starved(self, step: PlannedStep) -> None:
-        for sequence in step.starved:
-            self._scheduler.finish(sequence)
-            del self._live[sequence.sequence_id]
-            self._result.num_starved += 1
-
-    def _run_step(self, step: PlannedStep) -> None:
-        result, began_s = self._result, self._now_s
-        result.num_overruns += num_overruns(step.batch, self._setup)
-        num_copied = sum(len(copy.block_ids) for copy in (*step.swap_outs, *step.swap_ins))
-        span_s = self._cost.step_s(step.batch, num_copied)
-        pool = self._scheduler.pool
-        use = 1 - pool.num_available / self._setup.num_blocks
+    def on_step_ended(self, step: PlannedStep, now_s: float) -> None:
+        """Add a step to the figures."""
+        result = self._result
         result.num_steps += 1
-        result.busy_s += span_s
-        result.pool_use_s += use * span_s
-        result.peak_pool_use = max(result.peak_pool_use, use)
+        result.busy_s += step.took_s
+        result.pool_use_s += self._use * step.took_s
+        result.peak_pool_use = max(result.peak_pool_use, self._use)
         result.sequence_steps += len(step.batch)
-        self._now_s = began_s + span_s
-        is_sampled = step.batch.is_sampled.tolist()
-        results = [
-            self._draw(*one, began_s) for one in zip(step.sequences, is_sampled, strict=True)
-        ]
-        for output in self._scheduler.apply(step, RunnerResult(results)):
-            served = self._live[output.sequence.sequence_id]
-            self._record(served, len(output.token_ids))
-            if output.finish_reason is not None:
-                served.num_ends += 1
-                del self._live[output.sequence.sequence_id]
+        result.completion_s = now_s
         if result.num_steps % _STEPS_PER_CHECK == 0:
             self._scheduler.check()
         if result.num_steps % self._steps_per_sample == 0:
-            self._sample(use)
+            self._sample()
 
-    def _sample(self, use: float) -> None:
+    def _admit(self) -> None:
+        """Have the next request arrive at its time, and the one after it then."""
+        index, served = next(self._coming, (-1, None))
+        if served is not None:
+            self._timeline.at(served.arrived_at_s, partial(self._arrive, index, served))
+
+    def _arrive(self, index: int, served: Served) -> None:
+        request = served.client.generation_request()
+        self._live[request.id.choice_id] = served
+        self._node.put(
+            Submit(
+                request=request,
+                router=_ROUTER,
+                reply_to=index,
+                received_at_s=self._timeline.now_s(),
+                must_prefill_locally=True,
+            )
+        )
+        self._admit()
+
+    def _on_said(self, said: NodeSaid) -> None:
+        for output in said.outputs:
+            served = self._live[output.id.choice_id]
+            self._record(served, output)
+            if output.details.finish_reason is not None:
+                del self._live[output.id.choice_id]
+
+    def _record(self, served: Served, output: RequestOutput) -> None:
+        now_s, reason = self._timeline.now_s(), output.details.finish_reason
+        if reason is FinishReason.ERROR:
+            self._result.num_starved += 1
+            return
+        if served.num_tokens:
+            served.longest_gap_s = max(served.longest_gap_s, now_s - served.last_at_s)
+        else:
+            served.first_at_s = now_s
+            served.began_at_s = served.arrived_at_s + output.details.queue_s
+        served.last_at_s = now_s
+        served.num_tokens += len(output.token_ids)
+        served.num_ends += reason is not None
+
+    def _sample(self) -> None:
         """Sample at equal distances in steps; when there are too many, drop every second one."""
         statistics, samples = self._scheduler.statistics(), self._result.samples
         samples.append(
             Sample(
-                self._now_s,
-                use,
+                self._timeline.now_s(),
+                self._use,
                 statistics.num_running,
                 statistics.num_waiting,
                 statistics.counters.num_preemptions,
@@ -224,22 +289,26 @@ class Replay:
             del samples[::2]
             self._steps_per_sample *= 2
 
-    def _draw(self, sequence: Sequence, is_sampled: bool, began_s: float) -> DrawnTokens | None:
-        served = self._live[sequence.sequence_id]
-        if served.began_at_s < 0:
-            served.began_at_s = began_s
-        if not is_sampled:
-            return None
-        token_id = served.client.drawn_token_id(sequence.num_output)
-        return DrawnTokens((token_id,))
 
-    def _record(self, served: Served, num_tokens: int) -> None:
-        if served.num_tokens:
-            served.longest_gap_s = max(served.longest_gap_s, self._now_s - served.last_at_s)
-        else:
-            served.first_at_s = self._now_s
-        served.last_at_s = self._now_s
-        served.num_tokens += num_tokens
+def _scheduler(setup: ReplaySetup, row: Row, config: SchedulingConfig, cost: StepCost) -> Scheduler:
+    is_swapping = config.preemption_mode == "swap"
+    scheduler = Scheduler(
+        limits=StepLimits(
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=setup.max_num_batched_tokens,
+            block_size=setup.block_size,
+            max_model_len=setup.max_model_len,
+            chunk_granularity=config.chunk_granularity,
+            pairs_per_token=cost.pairs_per_token if row.counts_attention else 0,
+        ),
+        num_blocks=setup.num_blocks,
+        fingerprint="replay",
+        eos_token_ids=frozenset(),
+        config=config,
+        num_host_blocks=setup.num_blocks if is_swapping else 0,
+    )
+    scheduler.reservation = row.reservation(config, setup.block_size)
+    return scheduler
 
 
 def num_overruns(batch: StepBatch, setup: ReplaySetup) -> int:

@@ -70,17 +70,24 @@ class RunnerResult(list[DrawnTokens | None]):
     """What one step drew: one entry per scheduled sequence, None where nothing was drawn.
 
     `prompt_logprobs` has those of the prompts' tokens that were asked for, by entry.
+
+    `num_steps` above 1: the step was run so many times, each time from the tokens of the time
+    before, and every entry has a token of each. That is allowed for a plain step of decodes alone
+    after which nothing would be planned but the same step: nobody waits, no entry ends before the
+    last time, and none needs a block that it does not have.
     """
 
-    __slots__ = ("prompt_logprobs",)
+    __slots__ = ("num_steps", "prompt_logprobs")
 
     def __init__(
         self,
         drawn: Iterable[DrawnTokens | None] = (),
         prompt_logprobs: Mapping[int, PromptLogprobs] | None = None,
+        num_steps: int = 1,
     ) -> None:
         super().__init__(drawn)
         self.prompt_logprobs = prompt_logprobs or {}
+        self.num_steps = num_steps
 
     def only(self, entries: Sequence[int]) -> RunnerResult:
         """Return the part of the result with these entries."""

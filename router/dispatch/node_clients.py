@@ -327,6 +327,7 @@ class NodeClient:
         call = self._stub.Stream()
         self._silence.heard()
         self._echoes.restart()
+        self._reports = ReportReader()
         self._is_silent.clear()
         reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
         sending = asyncio.create_task(self._send(call), name=f"calls to {self._node}")

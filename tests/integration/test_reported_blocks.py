@@ -126,6 +126,23 @@ async def test_after_a_missing_report_the_node_is_asked_to_say_all_again(cluster
     assert d1.num_resends == 1
 
 
+@pytest.mark.covers("F77")
+async def test_a_stream_that_begins_without_its_first_report_says_nothing(cluster: Cluster) -> None:
+    """Its number would be the next one of the stream before."""
+    _, d1, _ = await two_decoders(cluster)
+    keys = prompt_keys(d1)
+    say(d1, 1, keys[:1])
+    await known(cluster, 1)
+    d1.end_streams()
+    await known(cluster, 0)
+    await wait_until(lambda: bool(d1.streams), "the stream is open again")
+    say(d1, 2, keys[1:])
+    await wait_until(lambda: d1.num_resends == 1, "all is asked for")
+    await known(cluster, 0)
+    say(d1, 1, keys)
+    await known(cluster, len(keys))
+
+
 @pytest.mark.covers("F110")
 async def test_a_life_that_another_one_replaces_while_it_is_heard_holds_nothing_any_more(
     cluster: Cluster,

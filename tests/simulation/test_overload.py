@@ -9,9 +9,9 @@ import pytest
 from bench.replay.load import speed_up_for
 from bench.replay.replay import Replay, ReplaySetup
 from bench.replay.rows import BY_NAME
-from bench.replay.step_cost import StepCost
-from bench.replay.trace_file import TraceRequest
 from common.settings.config import SchedulingConfig
+from simulator.step_cost import StepCost
+from simulator.trace_file import TraceRequest
 
 NUM_REQUESTS = 160
 MEAN_GAP_S = 0.5

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 NODE_PACKAGES = (
     *("common", "decode_node", "engine", "kv_transfer"),
-    *("node", "placement", "prefill_node", "protos"),
+    *("node", "placement", "prefill_node", "protos", "simulator"),
 )
 # Time stamps for people and other systems, and the end of a certificate.
 ROUTER_READS = {

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-PACKAGES = ("pdserve", "common", "kv_transfer", "engine", "node", "router", "bench")
+PACKAGES = ("pdserve", "common", "kv_transfer", "engine", "node", "router", "simulator", "bench")
 SHARED = ("grammars", "placement", "protos", "http_serving")
 SOURCES = sorted(path for top in (*PACKAGES, *SHARED) for path in (ROOT / top).rglob("*.py"))
 INITS = [path for path in SOURCES if path.name == "__init__.py"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine")
+MAPPED = ("common", "router", "pdserve", "node", "kv_transfer", "engine", "simulator")
 OTHERS = ("grammars", "placement", "http_serving", "protos")
 SUPPORT = ("tests/support",)
 MOST_ROUTER_ROOMS = 12

@@ -22,7 +22,7 @@ from tests.support.http.http_edge import declared_routes, make_edge
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = (
     *("common", "grammars", "engine", "kv_transfer", "placement", "protos", "http_serving"),
-    *("node", "prefill_node", "decode_node", "router", "pdserve"),
+    *("node", "prefill_node", "decode_node", "router", "simulator", "pdserve"),
 )
 OBJECT_MODULES = {
     *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "jsonpickle", "marshal"),

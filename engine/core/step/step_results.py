@@ -66,6 +66,8 @@ class StepResults:
         (blocks are published, an output ends, a prompt ends) happens in the order of the batch.
         """
         self._observe(step, has_scored=bool(results.prompt_logprobs))
+        if results.num_steps > 1:
+            self._counters.on_repeated(len(step.sequences), results.num_steps - 1)
         for entry, found in results.prompt_logprobs.items():
             step.sequences[entry].prompt_logprobs.append(found)
         was_decoding = [s.is_decoding for s in step.sequences] if self._speculation else []

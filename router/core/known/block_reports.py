@@ -22,7 +22,7 @@ class BlockReport(NamedTuple):
 
 
 class ReportReader:
-    """The reports of one node. A new stream begins with the number 1."""
+    """The reports of one stream. They begin with the number 1, also when all is said again."""
 
     def __init__(self) -> None:
         self._next = 1

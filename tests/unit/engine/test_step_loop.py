@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -13,7 +13,9 @@ from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import StopRule
 from engine.core.runner_contract import (
     DeviceLost,
+    OnLayer,
     RunnerResult,
+    ScheduledSequence,
     SequencesFailed,
 )
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep, Preempted, Pushes
@@ -22,6 +24,7 @@ from tests.support.clocks.manual_clock import ManualClock
 from tests.support.engine.scripted_loop import (
     ScriptedFlow,
     ScriptedInbox,
+    ScriptedRunner,
     SlowRunner,
     make_loop,
 )
@@ -41,6 +44,43 @@ def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_n
         *("end 2", "effect of end 2"),
         "flush",
     ]
+
+
+class _Executed:
+    """Has the results of a step when it is asked for them; it plans nothing meanwhile."""
+
+    is_beside, plans_ahead = True, False
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def begin(self, batch: Sequence[ScheduledSequence], on_layer: OnLayer | None) -> None:
+        self.log.append(f"begin {len(batch)}")
+
+    def wait_until_queued(self) -> None:
+        self.log.append("queued")
+
+    def wait(self) -> tuple[RunnerResult, float]:
+        return RunnerResult([None, None]), 0.5
+
+    def close(self) -> None:
+        """Have nothing to close."""
+
+
+def test_steps_run_where_the_loop_is_told_and_the_next_turn_takes_their_results() -> None:
+    log: list[str] = []
+    loop = StepLoop(
+        inbox=ScriptedInbox(["m1"]), flow=ScriptedFlow(log, [2]), runner=ScriptedRunner(log),
+        perform=log.append, flush=lambda: log.append("flush"), clock=ManualClock(),
+        execution=_Executed(log),
+    )  # fmt: skip
+    assert loop.turn()
+    begun = log.index("effect of begin") + 1
+    assert log[begun:] == ["begin 2", "queued", "flush"]  # neither "run" nor "plan ahead"
+    log.clear()
+    assert loop.turn()
+    assert (log[0], log[-2:]) == ("end 2", ["effect of end 2", "flush"])
+    assert not loop.turn()
 
 
 def test_what_leaves_with_a_step_leaves_before_it_and_layer_by_layer_within_it() -> None:

@@ -11,11 +11,11 @@ import pytest
 from bench.replay.figures import figures_of
 from bench.replay.replay import Replay, ReplayResult, ReplaySetup, num_overruns
 from bench.replay.rows import BY_NAME, ROWS, Row
-from bench.replay.step_cost import StepCost
-from bench.replay.trace_file import TraceRequest, read_trace
 from common.settings.config import SchedulingConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
+from simulator.step_cost import StepCost
+from simulator.trace_file import TraceRequest, read_trace
 from tests.support.engine.planner_views import growth_columns
 from tests.support.engine.policy_views import View
 

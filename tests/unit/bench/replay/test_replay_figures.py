@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.replay.clients import ClientRequest
 from bench.replay.comparison import Cell, TraceLoad, compare, ranking
 from bench.replay.figures import Figures, figures_of
 from bench.replay.replay import ReplayResult, ReplaySetup, Served
 from bench.replay.rows import ROWS
-from bench.replay.step_cost import StepCost
 from bench.replay.tables import table_of
-from bench.replay.trace_file import TraceRequest, read_trace
 from common.settings.config import SchedulingConfig
+from simulator.clients import ClientRequest
+from simulator.step_cost import StepCost
+from simulator.trace_file import TraceRequest, read_trace
 
 EXCERPTS = Path(__file__).parents[4] / "bench" / "traces"
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.replay.step_cost import StepCost
 from engine.core.runner_contract import StepCosts
 from engine.core.speculation.draft_length import DraftLength
 from engine.core.speculation.step_curve import StepCurve
 from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
+from simulator.step_cost import StepCost
 from tests.support.engine.speculation_views import powers
 
 GPU = StepCost()

@@ -1,10 +1,13 @@
-"""A trace's requests as a scheduler sees them: prompts, limits, priorities.
+"""A trace's requests as a cluster sees them: prompts, limits, priorities.
 
 A trace has the true length of an output; the client that asked did not know it. So a request
 carries a `max_tokens` above its true length and ends by a stop token, and a reservation can only
 guess. The model of clients: each picks one of `MAX_TOKENS_CHOICES` (or sets none, which allows
 everything that fits the context) with equal chance; if that is less than the answer needs, it picks
 the next larger. One in five requests is more important than the rest, one in five less.
+
+There is no model that draws. A request's seed is the length of its answer, and `drawing` draws its
+stop token there.
 
 Prompts hold no text, so token ids are made up: equal exactly where the trace has equal content
 (512-token blocks of one hash id), and a value of its own everywhere else.
@@ -17,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from bench.replay.trace_file import TOKENS_PER_HASH_ID, TraceRequest
 from common.ids import AttemptId
 from common.request import GenerationRequest, SamplingParams
+from simulator.trace_file import TOKENS_PER_HASH_ID, TraceRequest
 
 MAX_TOKENS_CHOICES = (256, 512, 1024, 2048, 4096, None)
 PRIORITY_CHOICES = (-1, 0, 0, 0, 1)
@@ -45,17 +48,13 @@ class ClientRequest:
             sampling=SamplingParams(
                 max_tokens=self.max_tokens,
                 temperature=0.0,
+                seed=self.trace.num_output,
                 stop_token_ids=(STOP_TOKEN_ID,),
                 ignore_eos=True,
             ),
             deadline_s=float("inf"),
             priority=self.priority,
         )
-
-    def drawn_token_id(self, output_index: int) -> int:
-        """Return the token that the absent model draws: the stop token at the true length."""
-        is_last = output_index + 1 == self.trace.num_output
-        return STOP_TOKEN_ID if is_last else FILLER_TOKEN_ID
 
 
 def client_requests(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bench.replay.clients import (
+from simulator.clients import (
     FILLER_TOKEN_ID,
     MAX_TOKENS_CHOICES,
     STOP_TOKEN_ID,
     client_requests,
     prompt_token_ids,
 )
-from bench.replay.trace_file import TraceRequest
+from simulator.trace_file import TraceRequest
 
 REQUESTS = [TraceRequest(float(i), 100 + i, 1 + 7 * i % 3000) for i in range(400)]
 
@@ -59,8 +59,8 @@ def test_equal_hash_ids_are_equal_tokens_and_nothing_else_is() -> None:
     assert not tokens & {FILLER_TOKEN_ID, STOP_TOKEN_ID}
 
 
-def test_the_stop_token_is_drawn_at_the_true_length_alone() -> None:
+def test_a_request_tells_the_length_of_its_answer_by_its_seed() -> None:
     (client,) = client_requests([TraceRequest(0.0, 10, 4)], max_model_len=100, seed=0)
-    drawn = [client.drawn_token_id(index) for index in range(4)]
-    assert drawn == [FILLER_TOKEN_ID] * 3 + [STOP_TOKEN_ID]
-    assert client.generation_request().sampling.stop_token_ids == (STOP_TOKEN_ID,)
+    request = client.generation_request()
+    assert (request.sampling.seed, len(request.prompt_token_ids)) == (4, 10)
+    assert request.sampling.stop_token_ids == (STOP_TOKEN_ID,)

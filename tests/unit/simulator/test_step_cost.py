@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.replay.step_cost import StepCost
 from common.errors import ConfigError
 from engine.core.runner_contract import ScheduledSequence
 from engine.core.step.step_batch import batch_of
+from simulator.step_cost import StepCost
 
 COST = StepCost(
     overhead_s=1000.0, weights_s=40.0, token_s=1.0, context_s=0.01, pair_s=0.001, block_copy_s=0.5
@@ -34,6 +34,16 @@ def test_a_step_costs_passes_tokens_context_pairs_and_copies(
     batch: list[ScheduledSequence], num_copied: int, seconds: float
 ) -> None:
     assert COST.step_s(batch_of(batch), num_copied) == pytest.approx(seconds)
+
+
+def test_decodes_that_follow_each_other_end_when_each_of_them_would() -> None:
+    """Times are compared bit by bit: a jump must not move anything."""
+    cost, now_s, context = StepCost(), 17.3, 4321
+    expected = []
+    for step in range(5):
+        now_s += cost.seconds(3, context + 3 * step)
+        expected.append(now_s)
+    assert cost.ends_of_decodes(17.3, 3, context, 5) == expected
 
 
 def test_the_defaults_are_an_8b_model_on_a_mid_size_gpu() -> None:

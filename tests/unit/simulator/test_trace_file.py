@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.replay.load import default_pools, speed_up_for
-from bench.replay.step_cost import StepCost
-from bench.replay.trace_file import AZURE_HEADER, TraceRequest, read_trace
 from common.errors import ConfigError
+from simulator.step_cost import StepCost
+from simulator.trace_file import AZURE_HEADER, TraceRequest, read_trace
 
-EXCERPTS = Path(__file__).parents[4] / "bench" / "traces"
+EXCERPTS = Path(__file__).parents[3] / "bench" / "traces"
 AZURE = (
     f"{AZURE_HEADER}\r\n"
     "2023-11-16 18:17:03.9799600,4808,10\r\n"

@@ -44,6 +44,12 @@ class StepCost:
         num_tokens, is_one = int(counts.sum()), counts == 1
         context = int((starts[is_one] + 1).sum())
         pairs = int((counts * (2 * starts + counts + 1) // 2)[~is_one].sum())
+        return self.seconds(num_tokens, context, pairs, num_copied_blocks)
+
+    def seconds(
+        self, num_tokens: int, context: int, pairs: int = 0, num_copied_blocks: int = 0
+    ) -> float:
+        """Return the seconds of a step, by what it computes, reads and copies."""
         return (
             self.overhead_s
             + max(self.weights_s, self.token_s * num_tokens)
@@ -51,6 +57,19 @@ class StepCost:
             + self.pair_s * pairs
             + self.block_copy_s * num_copied_blocks
         )
+
+    def ends_of_decodes(
+        self, began_s: float, count: int, context: int, num_steps: int
+    ) -> list[float]:
+        """Return when each of so many steps of `count` decodes ends, one right after the other.
+
+        They attend to `context` tokens in the first step, and to `count` more in each further one.
+        """
+        same_s, ends_s = self.seconds(count, 0), list[float]()
+        for now_context in range(context, context + count * num_steps, count):
+            began_s += same_s + self.context_s * now_context
+            ends_s.append(began_s)
+        return ends_s
 
     def with_settings(self, settings: Sequence[str]) -> StepCost:
         """Return a cost with some numbers replaced: `settings` are `NAME=SECONDS`.

@@ -1,0 +1,131 @@
+"""A cluster on a virtual clock serves a trace: `python -m bench.plan --json`.
+
+The nodes are those of `simulator/`: the code that serves, with step times of a profile. Without
+`--trace` a generated trace of conversations is served, with `--requests` requests.
+
+conversation_s           seconds of one core that the simulation took
+simulated_s              seconds of the virtual clock, from the first arrival to the last token
+simulated_s_per_s        their ratio
+steps, runs, events      steps of all nodes; those that were planned; events of the clock
+hit_rate                 share of the prompts' tokens that no node computed
+pool_hit_rate            the same, in one pool as large as all nodes' pools together
+sim.hit_share_of_pool    their ratio
+ttft_s, tpot_s, gap_s    p50 and p99: `common/observing/latency.py`; the longest gap of each request
+goodput_rps              requests a second within `--ttft` and `--tpot`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.nodes import Role
+from common.observing.latency import LatencyTargets
+from common.settings.config import Config
+from simulator.clients import client_requests
+from simulator.cluster import ClusterSetup, SimulatedCluster
+from simulator.generated_trace import generated_trace
+from simulator.profile import FOLDER, read_profile
+from simulator.served import latency_figures
+from simulator.shared_pool import num_found_tokens
+from simulator.trace_file import TraceRequest, read_trace
+
+RATE = 3.4
+"""Requests a second of a generated trace."""
+GENERATED = 12_000
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    flags = argparse.ArgumentParser(description="Serve a trace on a simulated cluster.")
+    flags.add_argument("--trace", type=Path, help="an Azure or Mooncake trace (default: made up)")
+    flags.add_argument("--requests", type=int, help="of the trace, from its start (default: all)")
+    flags.add_argument("--prefill", type=int, default=8, help="prefill nodes")
+    flags.add_argument("--decode", type=int, default=8, help="decode nodes")
+    flags.add_argument("--mixed", type=int, default=0, help="mixed nodes")
+    flags.add_argument("--profile", type=Path, default=FOLDER / "8b_h100.json")
+    flags.add_argument("--ttft", type=float, default=2.0, help="target in seconds")
+    flags.add_argument("--tpot", type=float, default=0.05, help="target in seconds")
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--json", action="store_true", help="print one JSON line last")
+    return flags
+
+
+def _nodes(arguments: argparse.Namespace) -> dict[Role, int]:
+    nodes = {
+        role: getattr(arguments, role.value) for role in (Role.PREFILL, Role.DECODE, Role.MIXED)
+    }
+    for role, number in nodes.items():
+        if number < 0:
+            raise ConfigError(f"--{role.value} is {number}: wanted 0 or more")
+    if not nodes[Role.DECODE] + nodes[Role.MIXED]:
+        raise ConfigError("there is no node that decodes: wanted --decode or --mixed")
+    return nodes
+
+
+def _requests(arguments: argparse.Namespace) -> list[TraceRequest]:
+    most = arguments.requests
+    if most is not None and most < 1:
+        raise ConfigError(f"--requests is {most}: wanted at least 1")
+    if arguments.trace is not None:
+        return read_trace(arguments.trace, most)
+    return generated_trace(most or GENERATED, RATE, arguments.seed)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Serve the trace; return the content of the JSON line. Raises `ConfigError`."""
+    requests, nodes = _requests(arguments), _nodes(arguments)
+    targets = LatencyTargets(ttft_s=arguments.ttft, tpot_s=arguments.tpot)
+    setup = ClusterSetup(
+        profile=read_profile(arguments.profile),
+        num_nodes=nodes,
+        config=Config(role=Role.DECODE),
+        seed=arguments.seed,
+    )
+    began_s = time.process_time()
+    cluster = SimulatedCluster(setup)
+    clients = client_requests(requests, max_model_len=cluster.max_model_len, seed=arguments.seed)
+    served = cluster.run(clients)
+    took_s = time.process_time() - began_s
+    simulated_s = max((one.last_at_s for one in served), default=0.0)
+    counters = [node.scheduler.statistics().counters for node in cluster.nodes]
+    num_prompt = sum(client.trace.num_prompt for client in clients)
+    num_computed = sum(one.num_chunk_tokens - one.num_recomputed_tokens for one in counters)
+    block_size = setup.config.engine.block_size
+    num_slots = sum(node.scheduler.pool.num_blocks for node in cluster.nodes) * block_size
+    found = num_found_tokens((client.trace for client in clients), num_slots, block_size)
+    return {
+        "conversation_s": round(took_s, 2),
+        "simulated_s": round(simulated_s, 3),
+        "simulated_s_per_s": round(simulated_s / took_s, 2),
+        "refused": len(requests) - len(clients),
+        "nodes": {role.value: number for role, number in nodes.items()},
+        "steps": sum(one.num_steps for one in counters),
+        "runs": sum(node.execution.num_runs for node in cluster.nodes),
+        "events": cluster.timeline.num_handled,
+        "preemptions": sum(one.num_preemptions for one in counters),
+        "hit_rate": round(1 - num_computed / num_prompt, 4),
+        "pool_hit_rate": round(found / num_prompt, 4),
+        "sim.hit_share_of_pool": round((num_prompt - num_computed) / found, 4) if found else 1.0,
+        **latency_figures(served, targets, simulated_s),
+    }
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    try:
+        result = run(arguments)
+    except ConfigError as error:
+        sys.exit(str(error))
+    for name, value in result.items():
+        print(f"{name:24} {value}")
+    if arguments.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""A cluster on a virtual clock, made of the code that serves.
+
+cluster       a router, nodes, their network and the store's listing, and a run of requests
+router        a real request flow for each request, real placement and membership
+node          a real step loop, flow and scheduler
+execution     steps that take their time on the virtual clock; runs of equal ones at once
+drawing       the tokens of a model that is not there
+kv_network    connectors over a modelled network
+shared_links  how long bytes take on links that flows share: pure
+timeline      the virtual clock and its heap of events
+step_cost     the time of a step
+shared_pool   what one pool for the whole cluster would find: pure
+profile       a device with a model on it, read from a file; profiles/: those that come with this
+trace_file    published traces of requests; generated_trace: conversations that are made up
+clients       a trace's requests as a cluster sees them
+served        what became of requests, and the figures of all of them
+
+Decisions:
+
+What decides is the code that serves: placement, flows, ledger, scheduler and planner, and the step
+loop that drives them. What takes time is modelled: a step, a message, bytes on a network. What is
+computed is not: tokens are made up, and KV has no content. A second scheduler written for planning
+would be wrong where this one changes.
+
+One heap orders everything, and one seed decides what is random. Two runs are the same to the last
+bit. What happens at the same moment happens in the order in which it was caused, and the turn of a
+node comes last: what arrives when its step ends is in that turn.
+
+A run of equal steps is one event. Its end is known when it begins, unless something reaches the
+node; then it ends with the step that runs at that moment, as it would have without the jump. What
+the planner would have done for each step is done at the end, so a jump is an optimisation and not a
+model. Only the times at which a router hears of the tokens in between differ, and it takes those
+from the run.
+"""

@@ -1,0 +1,237 @@
+"""A whole cluster on one virtual clock: a router, nodes, their network and the store's listing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+
+from common.errors import InternalError
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord, Role
+from common.settings.config import Config
+from engine.core.scheduler import Scheduler
+from node.flow.decode import DecodeFlow
+from node.flow.flow_limits import FlowLimits
+from node.flow.landing_place import LandingPlace, Tickets
+from node.flow.node_flow import NodeFlow
+from node.flow.prefill import PrefillFlow
+from node.flow.pulls.pull_cost import PullCost
+from node.flow.step_progress import expected_step_s
+from node.life.make_scheduler import make_scheduler
+from placement.store import LiveNode
+from simulator.clients import ClientRequest
+from simulator.execution import ModelledExecution
+from simulator.kv_network import ModelledNetwork
+from simulator.node import NodeSaid, SimulatedNode
+from simulator.profile import VOCAB_SIZE, DeviceProfile, facts_of
+from simulator.router import SimulatedRouter
+from simulator.served import ServedRequest
+from simulator.timeline import Timeline
+
+RENEWALS_PER_LEASE = 4
+"""Heartbeats of a node, and listings of a router, in the time of one lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSetup:
+    """How many nodes of each role, on which device, with which settings (those of a decode node).
+
+    A message between a router and a node takes `message_s`. Without `may_repeat` every step is
+    planned by itself, which changes nothing but how long the simulation takes.
+    """
+
+    profile: DeviceProfile
+    num_nodes: dict[Role, int]
+    config: Config = field(default_factory=lambda: Config(role=Role.DECODE))
+    message_s: float = 0.5e-3
+    seed: int = 0
+    may_repeat: bool = True
+
+
+class SimulatedCluster:
+    """Serves clients' requests; `run` once."""
+
+    def __init__(self, setup: ClusterSetup) -> None:
+        self._setup = setup
+        self.timeline = Timeline()
+        self._lease_tokens = count(1)
+        config, profile = setup.config, setup.profile
+        self._facts = facts_of(profile, config.engine.block_size)
+        self.network = ModelledNetwork(
+            self.timeline,
+            self._facts.layout,
+            bytes_per_s=profile.network_bytes_per_s,
+            latency_s=profile.network_latency_s,
+        )
+        lease_s = config.placement.node_lease_s
+        self.router = SimulatedRouter(
+            self.timeline,
+            policy=config.placement.placement_policy,
+            session_ttl_s=config.placement.session_ttl_s,
+            model=profile.model,
+            lease_s=lease_s,
+            latency_s=setup.message_s,
+            seed=setup.seed,
+            on_end=self._on_end,
+        )
+        self._records: dict[Incarnation, NodeRecord] = {}
+        self.nodes = [
+            self._node(Incarnation(f"{role.value}-{number}", 1), role)
+            for role, num in setup.num_nodes.items()
+            for number in range(num)
+        ]
+        self.router.connect({node.me: node.put for node in self.nodes})
+        self._loads: dict[Incarnation, NodeLoad] = {n.me: n.flow.load for n in self.nodes}
+        self._renewal_s = lease_s / RENEWALS_PER_LEASE
+        self._num_open = 0
+        self.served: list[ServedRequest] = []
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the longest prompt and answer together that a node takes, in tokens."""
+        return self._facts.max_model_len
+
+    def run(self, clients: Sequence[ClientRequest]) -> list[ServedRequest]:
+        """Serve all requests to their ends; check that nothing is left on the nodes.
+
+        Raises `InternalError` when a request does not end, or a node is not empty afterwards.
+        """
+        self.served = [ServedRequest(one, one.trace.arrival_s) for one in clients]
+        self._num_open = len(clients)
+        self._list()
+        rng = random.Random(self._setup.seed)
+        for node in self.nodes:
+            first_s = rng.random() * self._renewal_s
+            self.timeline.at(first_s, partial(self._renew, node))
+        self.timeline.at(self._renewal_s, self._list)
+        self._admit(iter(self.served))
+        self.timeline.run(until=lambda: self._num_open == 0)
+        if self._num_open:
+            raise InternalError(f"{self._num_open} requests wait, and nothing happens any more")
+        self.timeline.run()
+        self.check_empty()
+        return self.served
+
+    def check_empty(self) -> None:
+        """Raise `InternalError` unless all books are balanced and nothing is held anywhere."""
+        for node in self.nodes:
+            node.scheduler.check()
+            if not node.is_empty():
+                raise InternalError(f"{node.me} holds something after the last request")
+        if not self.network.is_idle:
+            raise InternalError("a transfer or a landing is open after the last request")
+
+    # Inside: what happens by itself.
+
+    def _admit(self, coming: Iterator[ServedRequest]) -> None:
+        """Have the next request arrive at its time, and the one after it then."""
+        served = next(coming, None)
+        if served is not None:
+            at_s = max(served.arrived_at_s, self.timeline.now_s())
+            self.timeline.at(at_s, partial(self._arrive, served, coming))
+
+    def _arrive(self, served: ServedRequest, coming: Iterator[ServedRequest]) -> None:
+        self._admit(coming)
+        self.router.ask(served.client.generation_request(), served)
+
+    def _on_end(self) -> None:
+        self._num_open -= 1
+
+    def _tell(self, said: NodeSaid) -> None:
+        self.timeline.after(self._setup.message_s, partial(self.router.on_said, said))
+
+    def _renew(self, node: SimulatedNode) -> None:
+        if self._num_open:
+            self._loads[node.me] = node.flow.load
+            self.timeline.after(self._renewal_s, partial(self._renew, node))
+
+    def _list(self) -> None:
+        if self._num_open:
+            live = [
+                LiveNode(record=self._records[n.me], load=self._loads[n.me]) for n in self.nodes
+            ]
+            self.router.on_listing(live)
+            self.timeline.after(self._renewal_s, self._list)
+
+    # Inside: how nodes are made.
+
+    def _node(self, me: Incarnation, role: Role) -> SimulatedNode:
+        setup, facts = self._setup, self._facts
+        config = replace(setup.config, role=role)
+        scheduler = make_scheduler(config, facts)
+        flow = self._flow(config, scheduler, me)
+        execution = ModelledExecution(
+            self.timeline,
+            setup.profile.step,
+            scheduler,
+            num_layers=facts.layout.num_layers,
+            may_repeat=setup.may_repeat,
+            next_due_s=flow.next_deadline_s,
+        )
+        self._records[me] = self._record(config, me)
+        return SimulatedNode(
+            me,
+            self.timeline,
+            flow,
+            execution,
+            self.network,
+            facts.layout,
+            max_queued_requests=config.handoff.max_queued_requests,
+            tell=self._tell,
+        )
+
+    def _record(self, config: Config, me: Incarnation) -> NodeRecord:
+        facts = self._facts
+        return NodeRecord(
+            node_id=me.node_id,
+            epoch=me.epoch,
+            role=config.role,
+            control_address=f"{me.node_id}:1",
+            model=self._setup.profile.model,
+            fingerprint=facts.layout.fingerprint,
+            block_size=config.engine.block_size,
+            num_blocks=facts.num_blocks,
+            max_num_seqs=config.engine.max_num_seqs,
+            max_model_len=facts.max_model_len,
+            sends_blocks=True,
+            device=self._setup.profile.device,
+        )
+
+    def _flow(self, config: Config, scheduler: Scheduler, me: Incarnation) -> NodeFlow:
+        facts = self._facts
+        limits = FlowLimits(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=facts.max_model_len,
+            max_queued_requests=config.handoff.max_queued_requests,
+            sheds=config.scheduling.shed,
+        )
+        place = LandingPlace(
+            node=me,
+            kv_endpoint=me.node_id,
+            fingerprint=facts.layout.fingerprint,
+            kv_description=facts.layout.description,
+            lease_s=config.handoff.lease_s,
+        )
+        if config.role is not Role.PREFILL:
+            is_mixed = config.role is Role.MIXED
+            threshold = None if is_mixed else config.handoff.local_prefill_threshold
+            return DecodeFlow(
+                scheduler,
+                limits,
+                local_prefill_threshold=threshold,
+                place=place,
+                new_lease_token=self._lease_tokens.__next__,
+                needs_staging=False,
+            )
+        token_bytes = facts.layout.block_bytes / facts.layout.block_size
+        cost = PullCost(token_bytes, partial(expected_step_s, facts.step_costs))
+        return PrefillFlow(
+            scheduler,
+            limits,
+            needs_staging=False,
+            tickets=Tickets(place, self._lease_tokens.__next__),
+            pull_cost=cost,
+        )

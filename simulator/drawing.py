@@ -1,0 +1,37 @@
+"""The tokens of a model that is not there: an answer has as many as its request's seed says.
+
+The last one is the stop token of the request, and all others are alike. Every token depends on the
+seed and its index alone, as with a real model, so an attempt that goes on elsewhere draws the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.core.runner_contract import DrawnTokens
+from engine.core.step.step_batch import StepBatch
+from simulator.clients import FILLER_TOKEN_ID, STOP_TOKEN_ID
+
+_ONE, _LAST = DrawnTokens((FILLER_TOKEN_ID,)), DrawnTokens((STOP_TOKEN_ID,))
+
+
+def num_left(batch: StepBatch) -> list[int]:
+    """Return how many tokens of its answer each entry has still to draw."""
+    seats, rows = batch.seats, batch.rows
+    lengths = seats.sampling["seed"][rows].astype(np.int64)
+    left: list[int] = (lengths - seats.num_known[rows] + seats.num_prompt[rows]).tolist()
+    return left
+
+
+def drawn(batch: StepBatch, num_steps: int) -> list[DrawnTokens | None]:
+    """Return what each entry draws when the step is run so many times; None: it draws nothing.
+
+    No answer ends before the last time.
+    """
+    several = _ONE if num_steps == 1 else DrawnTokens((FILLER_TOKEN_ID,) * num_steps)
+    filler = (FILLER_TOKEN_ID,) * (num_steps - 1)
+    last = _LAST if num_steps == 1 else DrawnTokens((*filler, STOP_TOKEN_ID))
+    tokens = [last if left == num_steps else several for left in num_left(batch)]
+    if batch.is_sampled.all():
+        return list(tokens)
+    return [one if draws else None for one, draws in zip(tokens, batch.is_sampled, strict=True)]

@@ -1,0 +1,136 @@
+"""Steps that take their time on the virtual clock, and what they draw.
+
+A step of decodes alone, after which the same step would be planned again and again, is run several
+times at once: until an answer ends, a block is full, a deadline of the node has passed, or a
+message comes. Its owner cuts it short with `interrupt`; the result is that of one step after the
+other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+
+from engine.core.runner_contract import OnLayer, RunnerResult
+from engine.core.scheduler import Scheduler
+from engine.core.step.step_batch import StepBatch
+from engine.execution import Batch
+from simulator.drawing import drawn, num_left
+from simulator.step_cost import StepCost
+from simulator.timeline import Timeline
+
+
+class ModelledExecution:
+    """The `Execution` of a node's step loop. The loop's turn at `ends_at_s` takes the results.
+
+    With `may_repeat`, equal steps are run at once. `next_due_s` says when the node has something to
+    do besides steps.
+    """
+
+    is_beside, plans_ahead = True, False
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        cost: StepCost,
+        scheduler: Scheduler,
+        *,
+        num_layers: int,
+        may_repeat: bool,
+        next_due_s: Callable[[], float | None],
+    ) -> None:
+        self._timeline = timeline
+        self._cost = cost
+        self._scheduler = scheduler
+        self._num_layers = num_layers
+        self._may_repeat = may_repeat
+        self._next_due_s = next_due_s
+        self._batch: StepBatch | None = None
+        self._began_s = 0.0
+        self._ends_s: list[float] = []
+        self._num_copied = 0
+        self.ended_s: list[float] = []
+        """The ends of the steps whose results were taken last."""
+        self.busy_s = 0.0
+        self.num_runs = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step is under way."""
+        return self._batch is not None
+
+    @property
+    def ends_at_s(self) -> float:
+        """When the steps under way have ended."""
+        return self._ends_s[-1]
+
+    def copy(self, num_blocks: int) -> None:
+        """Copy blocks from or to the host in the next step."""
+        self._num_copied += num_blocks
+
+    def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
+        """Begin a step."""
+        assert isinstance(batch, StepBatch), "a scheduler plans batches"
+        self._batch, self._began_s = batch, self._timeline.now_s()
+        self.num_runs += 1
+        num_copied, self._num_copied = self._num_copied, 0
+        if on_layer is None and not num_copied and batch.is_decode.all() and batch.is_plain:
+            self._ends_s = self._ends_of_decodes(batch)
+            return
+        end_s = self._began_s + self._cost.step_s(batch, num_copied)
+        self._ends_s = [end_s]
+        if on_layer is not None:
+            for layer in range(self._num_layers):
+                share = (layer + 1) / self._num_layers
+                at_s = self._began_s + (end_s - self._began_s) * share
+                self._timeline.at(min(at_s, end_s), partial(on_layer, layer))
+
+    def interrupt(self) -> bool:
+        """Have the steps under way end with the one that runs now; return whether that is new."""
+        index = bisect_left(self._ends_s, self._timeline.now_s())
+        is_new = index + 1 < len(self._ends_s)
+        del self._ends_s[index + 1 :]
+        return is_new
+
+    def wait_until_queued(self) -> None:
+        """Return at once: there is no interpreter to share."""
+
+    def wait(self) -> tuple[RunnerResult, float]:
+        """Return the results. The clock must be at `ends_at_s`."""
+        batch, self._batch = self._batch, None
+        assert batch is not None, "a step is under way"
+        assert self._timeline.now_s() == self.ends_at_s, "its results are asked for when it ends"
+        self.ended_s, self._ends_s = self._ends_s, []
+        took_s = self.ended_s[-1] - self._began_s
+        self.busy_s += took_s
+        count = len(self.ended_s)
+        return RunnerResult(drawn(batch, count), num_steps=count), took_s
+
+    def close(self) -> None:
+        """Have nothing to close."""
+
+    def _ends_of_decodes(self, batch: StepBatch) -> list[float]:
+        """Return the ends of a step of decodes and of those that would follow it unchanged."""
+        context, count = int((batch.starts + 1).sum()), len(batch)
+        num_steps = self._num_equal(batch) if self._may_repeat else 1
+        due_s = self._next_due_s()
+        ends_s = self._cost.ends_of_decodes(self._began_s, count, context, num_steps)
+        if due_s is not None:
+            del ends_s[bisect_left(ends_s, due_s) + 1 :]
+        return ends_s
+
+    def _num_equal(self, batch: StepBatch) -> int:
+        """Return how often the step can be run before another one would be planned."""
+        scheduler = self._scheduler
+        if scheduler.waiting or len(batch) < len(scheduler.running):
+            return 1
+        seats, rows, limits = batch.seats, batch.rows, scheduler.limits
+        known = seats.num_known[rows]
+        outputs = known - seats.num_prompt[rows]
+        # The last known token is computed next, and a block is full when its last slot is written.
+        to_full_block = limits.block_size - (known - 1) % limits.block_size
+        to_limit = seats.max_new_tokens[rows] - outputs
+        to_longest = limits.max_model_len - known
+        least = min(int(to_full_block.min()), int(to_limit.min()), int(to_longest.min()))
+        return max(1, min(least, *num_left(batch)))

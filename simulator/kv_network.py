@@ -1,0 +1,222 @@
+"""KV connectors over a modelled network: the contract of `kv_transfer`, bytes without content.
+
+What is modelled: every message takes `latency_s`, and the bytes of a transfer share the ports of
+its two nodes with all other transfers (`shared_links`). A landing has its KV when the last byte and
+the commit have arrived; its sender knows it one message later. There are no faults here: no frame
+is lost and no connection breaks, so leases do not run out. A connector checks how it is used: a
+commit before everything was pushed, or a token opened twice, is a bug of the flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from common.errors import HandoffFailed
+from common.ids import Incarnation
+from common.kv.kv_layout import KVLayout
+from kv_transfer.contract import (
+    Commit,
+    KVEvent,
+    Landed,
+    LandingFailed,
+    OnEvent,
+    Released,
+    Ticket,
+    TransferEnded,
+)
+from simulator.shared_links import SharedLinks
+from simulator.timeline import Timeline
+
+
+@dataclass(slots=True)
+class _Transfer:
+    ticket: Ticket
+    source: Incarnation
+    num_missing: int
+    """Pieces that were not pushed."""
+    is_moving: bool = False
+    commit: Commit | None = None
+
+
+@dataclass(slots=True)
+class _Port:
+    on_event: OnEvent
+    landings: dict[int, Ticket] = field(default_factory=dict)
+
+
+class ModelledNetwork:
+    """The connectors of all nodes, and the transfers between them by lease token."""
+
+    def __init__(
+        self, timeline: Timeline, layout: KVLayout, *, bytes_per_s: float, latency_s: float
+    ) -> None:
+        self._timeline = timeline
+        self._piece_bytes = layout.block_bytes / layout.num_layers
+        self._num_layers = layout.num_layers
+        self._latency_s = latency_s
+        self._links = SharedLinks(bytes_per_s)
+        self._ports: dict[Incarnation, _Port] = {}
+        self._transfers: dict[int, _Transfer] = {}
+        self._looking_at_s = -1.0
+        self.num_bytes = 0.0
+        """Bytes of KV that were pushed."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is open: no transfer and no landing."""
+        return not self._transfers and not any(port.landings for port in self._ports.values())
+
+    def join(self, node: Incarnation, on_event: OnEvent) -> ModelledConnector:
+        """Return the connector of a node; `on_event` takes its events."""
+        self._ports[node] = _Port(on_event)
+        return ModelledConnector(self, node)
+
+    # What a receiving node does.
+
+    def expect(self, node: Incarnation, ticket: Ticket) -> None:
+        """Open a landing. Raises `ValueError` for a token that is open."""
+        landings = self._ports[node].landings
+        if ticket.lease_token in landings:
+            raise ValueError(f"lease {ticket.lease_token} is open")
+        landings[ticket.lease_token] = ticket
+
+    def revoke(self, node: Incarnation, token: int) -> None:
+        """Close a landing; nobody writes into it from now on."""
+        if self._ports[node].landings.pop(token, None) is None:
+            return
+        self._ports[node].on_event(Released(token))
+        self._end(token, HandoffFailed(f"{node} revoked the lease"))
+
+    # What a sending node does.
+
+    def open(self, node: Incarnation, ticket: Ticket) -> None:
+        """Begin a transfer. Raises `ValueError` for a token that is open."""
+        if ticket.lease_token in self._transfers:
+            raise ValueError(f"lease {ticket.lease_token} is open")
+        num_pieces = len(ticket.target_block_ids) * self._num_layers
+        self._transfers[ticket.lease_token] = _Transfer(ticket, node, num_pieces)
+        if ticket.lease_token not in self._ports[ticket.decode_node].landings:
+            self._end(ticket.lease_token, HandoffFailed("the landing is closed"))
+
+    def push(self, token: int, num_blocks: int) -> None:
+        """Send one layer of so many blocks. Raises `ValueError` for more than the ticket has."""
+        transfer = self._transfers.get(token)
+        if transfer is None:
+            return
+        transfer.num_missing -= num_blocks
+        if transfer.num_missing < 0:
+            raise ValueError(f"lease {token}: more blocks were pushed than its ticket has")
+        num_bytes = num_blocks * self._piece_bytes
+        self.num_bytes += num_bytes
+        transfer.is_moving = True
+        target, now_s = transfer.ticket.decode_node, self._timeline.now_s()
+        self._links.add(token, transfer.source, target, num_bytes, now_s)
+        self._look_at_end()
+
+    def commit(self, token: int, commit: Commit) -> None:
+        """End a transfer. Raises `ValueError` unless everything was pushed."""
+        transfer = self._transfers.get(token)
+        if transfer is None:
+            return
+        if transfer.num_missing:
+            raise ValueError(f"lease {token}: {transfer.num_missing} pieces were not pushed")
+        transfer.commit = commit
+        if not transfer.is_moving:
+            self._send_commit(token)
+
+    def abort(self, token: int) -> None:
+        """Abort a transfer; the landing fails, and its blocks are released."""
+        transfer = self._transfers.get(token)
+        if transfer is None:
+            return
+        error = HandoffFailed("the transfer was aborted by its sender")
+        self._timeline.after(self._latency_s, partial(self._fail, transfer.ticket, error))
+        self._end(token, error)
+
+    # Inside.
+
+    def _look_at_end(self) -> None:
+        """Look again when the next flow ends, unless that is looked at already."""
+        at_s = self._links.next_end_s()
+        if at_s != self._looking_at_s and at_s < float("inf"):
+            self._looking_at_s = at_s
+            self._timeline.at(max(at_s, self._timeline.now_s()), partial(self._on_end, at_s))
+
+    def _on_end(self, looked_for_s: float) -> None:
+        if looked_for_s != self._looking_at_s:
+            return  # the flows have changed since
+        self._looking_at_s = -1.0
+        for token in self._links.take_ended(self._timeline.now_s()):
+            transfer = self._transfers[token]
+            transfer.is_moving = False
+            if transfer.commit is not None:
+                self._send_commit(token)
+        self._look_at_end()
+
+    def _send_commit(self, token: int) -> None:
+        self._timeline.after(self._latency_s, partial(self._land, token))
+
+    def _land(self, token: int) -> None:
+        transfer = self._transfers.get(token)
+        if transfer is None:
+            return
+        port = self._ports[transfer.ticket.decode_node]
+        assert transfer.commit is not None, "a transfer lands after its commit"
+        if port.landings.pop(token, None) is not None:
+            port.on_event(Landed(token, transfer.commit))
+            self._end(token, None)
+
+    def _fail(self, ticket: Ticket, error: HandoffFailed) -> None:
+        port = self._ports[ticket.decode_node]
+        if port.landings.pop(ticket.lease_token, None) is not None:
+            port.on_event(LandingFailed(ticket.lease_token, error))
+            port.on_event(Released(ticket.lease_token))
+
+    def _end(self, token: int, error: HandoffFailed | None) -> None:
+        """End a transfer, if it was begun; its sender hears of it one message later."""
+        transfer = self._transfers.pop(token, None)
+        if transfer is None:
+            return
+        self._links.drop(token, self._timeline.now_s())
+        self._look_at_end()
+        event: KVEvent = TransferEnded(token, error)
+        self._timeline.after(self._latency_s, partial(self._ports[transfer.source].on_event, event))
+
+
+class ModelledConnector:
+    """One node's connector; see `kv_transfer.contract.KVConnector`."""
+
+    def __init__(self, network: ModelledNetwork, node: Incarnation) -> None:
+        self._network = network
+        self._node = node
+
+    def expect(self, ticket: Ticket, *, sender_deadline_s: float) -> None:
+        """Open a landing."""
+        self._network.expect(self._node, ticket)
+
+    def revoke(self, lease_token: int) -> None:
+        """Close a landing."""
+        self._network.revoke(self._node, lease_token)
+
+    def open(self, ticket: Ticket, *, deadline_s: float, priority: int = 0) -> None:
+        """Begin a transfer."""
+        self._network.open(self._node, ticket)
+
+    def push(
+        self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
+    ) -> None:
+        """Send one layer of blocks."""
+        self._network.push(lease_token, len(ordinals))
+
+    def commit(self, lease_token: int, commit: Commit) -> None:
+        """End a transfer whose blocks were all pushed."""
+        self._network.commit(lease_token, commit)
+
+    def abort(self, lease_token: int) -> None:
+        """Abort a transfer."""
+        self._network.abort(lease_token)
+
+    def close(self) -> None:
+        """Have nothing to close."""

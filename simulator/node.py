@@ -1,0 +1,178 @@
+"""One node: the real step loop, flow and scheduler, on modelled steps and a modelled network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from common.errors import Draining, Overloaded
+from common.ids import Incarnation
+from common.kv.blocks import BlockHash
+from common.kv.kv_layout import KVLayout
+from common.request import RequestOutput
+from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
+from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
+from engine.step_loop import StepLoop
+from node.flow.inbox import Inbox
+from node.flow.messages import Answer, AskBlocks, CallRefused, Effect, Message, OfferBlocks, Submit
+from node.flow.node_flow import NodeFlow
+from node.flow.perform_effects import NodeEffects
+from simulator.execution import ModelledExecution
+from simulator.kv_network import ModelledNetwork
+from simulator.timeline import Timeline
+
+
+@dataclass(slots=True)
+class NodeSaid:
+    """What a node tells its router in one message: answers come before outputs.
+
+    `step_ends_s` are the times at which the tokens of each output of several tokens were drawn.
+    `news` are blocks that entered (true) or left the prefix cache.
+    """
+
+    node: Incarnation
+    answers: list[tuple[int, Answer]] = field(default_factory=list)
+    outputs: list[RequestOutput] = field(default_factory=list)
+    step_ends_s: Sequence[float] = ()
+    pulls: list[AskBlocks] = field(default_factory=list)
+    """What it wants of other nodes' caches."""
+    news: dict[BlockHash, bool] = field(default_factory=dict)
+
+
+class SimulatedNode:
+    """Reads its messages, and runs turns of its loop when something is to be done.
+
+    `tell` takes what the node says, once or twice for each turn.
+    """
+
+    needs_staging = False
+
+    def __init__(
+        self,
+        me: Incarnation,
+        timeline: Timeline,
+        flow: NodeFlow,
+        execution: ModelledExecution,
+        network: ModelledNetwork,
+        layout: KVLayout,
+        *,
+        max_queued_requests: int,
+        tell: Callable[[NodeSaid], object],
+    ) -> None:
+        self.me = me
+        self.flow, self.scheduler, self.execution = flow, flow.scheduler, execution
+        self.layout = layout
+        self._timeline = timeline
+        self._tell = tell
+        self._said = NodeSaid(self.me)
+        self._turn_at_s = -1.0
+        self._inbox = Inbox(max_requests=max_queued_requests)
+        self.scheduler.pool.prefix_cache.keep_news()
+        effects = NodeEffects(
+            network.join(self.me, self.put),
+            self,
+            self,
+            self,
+            on_drained=lambda: None,
+            on_copied=self.put,
+        )
+        self._loop: StepLoop[Message, Effect] = StepLoop(
+            inbox=self._inbox,
+            flow=flow,
+            runner=self,
+            perform=effects.perform_effect,
+            flush=self._flush,
+            clock=timeline,
+            execution=execution,
+        )
+
+    def put(self, message: Message) -> None:
+        """Take a message: it is read when the step that runs has ended, or at once."""
+        try:
+            self._inbox.put(message)
+        except (Draining, Overloaded) as error:
+            assert isinstance(message, Submit), "only requests are refused"
+            refused = NodeSaid(self.me, [(message.reply_to, CallRefused(error))])
+            self._tell(refused)
+            return
+        if not self.execution.is_running:
+            self._turn_at(self._timeline.now_s())
+        elif self.execution.interrupt():
+            self._turn_at(self.execution.ends_at_s)
+
+    def is_empty(self) -> bool:
+        """Return whether the node holds nothing: no attempt, no block, no seat, no message."""
+        scheduler = self.scheduler
+        held = scheduler.running, scheduler.waiting, scheduler.receiving, scheduler.exporting
+        has_all = scheduler.pool.num_available == scheduler.pool.num_blocks
+        return self.flow.is_empty and has_all and not any(map(len, held))
+
+    # What the loop and the effects call.
+
+    def resolve(self, reply_to: int, answer: Answer) -> None:
+        """Answer a call."""
+        self._said.answers.append((reply_to, answer))
+
+    def add(self, router: Incarnation, output: RequestOutput) -> None:
+        """Send an output."""
+        self._said.outputs.append(output)
+
+    def ask(self, wanted: AskBlocks) -> None:
+        """Want cached blocks of another node."""
+        self._said.pulls.append(wanted)
+
+    def offer(self, offered: OfferBlocks) -> None:
+        """Raise `RuntimeError`: no simulated node leaves."""
+        raise RuntimeError("a node that does not leave offers its blocks")
+
+    def execute(
+        self,
+        batch: Sequence[ScheduledSequence],
+        on_layer: OnLayer | None = None,
+        on_queued: OnQueued | None = None,
+    ) -> RunnerResult:
+        """Raise `RuntimeError`: steps are executed by `ModelledExecution`."""
+        raise RuntimeError("a simulated node has no runner")
+
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Copy blocks to the host, in the time of the next step."""
+        self.execution.copy(len(block_ids))
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy blocks back from the host, in the time of the next step."""
+        self.execution.copy(len(block_ids))
+
+    def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
+        """Raise `RuntimeError`: steps read the memory that KV lands in."""
+        raise RuntimeError("a simulated node stages nothing")
+
+    # Inside.
+
+    def _turn_at(self, at_s: float) -> None:
+        """Run a turn at this time, instead of any later one."""
+        if at_s != self._turn_at_s:
+            self._turn_at_s = at_s
+            self._timeline.at(at_s, partial(self._turn, at_s), last=True)
+
+    def _turn(self, planned_for_s: float) -> None:
+        if planned_for_s != self._turn_at_s:
+            return  # another turn was planned since
+        self._turn_at_s = -1.0
+        is_busy = self._loop.turn()
+        if self.execution.is_running:
+            self._turn_at(self.execution.ends_at_s)
+        elif is_busy and (self.scheduler.waiting or self.scheduler.running):
+            self._turn_at(self._timeline.now_s())
+        else:
+            due_s = self.flow.next_deadline_s()
+            if due_s is not None and due_s < float("inf"):
+                self._turn_at(max(due_s, self._timeline.now_s()))
+
+    def _flush(self) -> None:
+        said = self._said
+        said.news = self.scheduler.pool.prefix_cache.take_news()
+        if said.answers or said.outputs or said.pulls or said.news:
+            said.step_ends_s = self.execution.ended_s
+            self._said = NodeSaid(self.me)
+            self._tell(said)

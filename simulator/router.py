@@ -1,0 +1,266 @@
+"""A router: a real `RequestFlow` for each request, the real placement and membership.
+
+It performs the effects of its flows on simulated nodes. What is modelled is the way to the nodes
+and back: each message takes `latency_s`, and messages of one node keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import cast
+
+from prometheus_client import CollectorRegistry
+
+from common.errors import PdserveError
+from common.ids import AttemptId, Incarnation
+from common.kv.blocks import block_key
+from common.request import GenerationRequest, RequestOutput
+from kv_transfer.contract import Ticket
+from node.flow.messages import (
+    AbortAttempt,
+    Answer,
+    CallRefused,
+    Message,
+    PromptAccepted,
+    Reserved,
+    SendBlocks,
+    StartedLocally,
+    Submit,
+)
+from placement.store import LiveNode
+from router.core.effects import (
+    Choose,
+    Effect,
+    Fail,
+    Finish,
+    LegClosed,
+    SendAbort,
+    SendPrefill,
+    SendReserve,
+    Wait,
+)
+from router.core.generation import TokenChunk
+from router.core.known.block_reports import BlockReport
+from router.core.membership import Membership
+from router.core.policies.query import Query, query_of
+from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
+from router.dispatch.pair_placer import PairPlacer
+from router.watch.router_metrics import RouterMetrics
+from simulator.node import NodeSaid
+from simulator.served import ServedRequest
+from simulator.timeline import Timeline
+
+
+@dataclass(slots=True)
+class _Choice:
+    flow: RequestFlow
+    query: Query
+    served: ServedRequest
+    is_waiting: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.query.prompt_token_ids)
+
+
+class SimulatedRouter:
+    """Places requests and follows them to their ends; `on_end` is called after each."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        *,
+        policy: str,
+        session_ttl_s: float,
+        model: str,
+        lease_s: float,
+        latency_s: float,
+        seed: int,
+        on_end: Callable[[], object],
+    ) -> None:
+        self.me = Incarnation("router", 1)
+        self._timeline = timeline
+        self._latency_s = latency_s
+        self._on_end = on_end
+        metrics = RouterMetrics(CollectorRegistry())
+        self._placer = PairPlacer(policy, session_ttl_s, timeline, metrics, seed=seed)
+        self._membership = Membership(model=model, lease_s=lease_s)
+        self._deliver: dict[Incarnation, Callable[[Message], object]] = {}
+        self._choices: dict[str, _Choice] = {}
+        self._calls: dict[int, tuple[_Choice, Incarnation, AttemptId]] = {}
+        self._call_ids = count(1)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._choices)
+
+    # What happens.
+
+    def connect(self, inboxes: Mapping[Incarnation, Callable[[Message], object]]) -> None:
+        """Know where the messages to each node go."""
+        self._deliver.update(inboxes)
+
+    def on_listing(self, nodes: Sequence[LiveNode]) -> None:
+        """Take what the store lists; the nodes are heard from now on."""
+        self._membership.on_asking()
+        self._membership.on_listing(nodes, self._timeline.now_s())
+        for node in nodes:
+            self._membership.on_heard(node.record.incarnation)
+        while self._membership.has_unread:
+            self._membership.nodes()
+
+    def ask(self, request: GenerationRequest, served: ServedRequest) -> None:
+        """Take a request of a client."""
+        name, prompt = request.id.choice_id, request.prompt_token_ids
+        flow = RequestFlow(
+            name,
+            prompt,
+            request.sampling,
+            deadline_at_s=self._timeline.now_s() + request.deadline_s,
+            priority=request.priority,
+        )
+        query = query_of(prompt, request.sampling, request.cache_salt)
+        choice = self._choices[name] = _Choice(flow, query, served)
+        self._perform(choice, flow.start())
+
+    def on_said(self, said: NodeSaid) -> None:
+        """Take a message of a node."""
+        for reply_to, answer in said.answers:
+            self._on_answer(said.node, reply_to, answer)
+        for output in said.outputs:
+            self._on_output(said.node, output, said.step_ends_s)
+        for wanted in said.pulls:
+            self._send(wanted.source, SendBlocks(wanted.ticket, wanted.block_hashes))
+        if said.news:
+            added = tuple(block_key(name) for name, is_there in said.news.items() if is_there)
+            removed = tuple(block_key(name) for name, is_there in said.news.items() if not is_there)
+            self._placer.on_blocks(said.node, BlockReport(False, added, removed))
+
+    # Inside: events.
+
+    def _on_answer(self, node: Incarnation, reply_to: int, answer: Answer) -> None:
+        choice, called, attempt = self._calls.pop(reply_to)
+        assert called == node, "an answer of another node"
+        flow, now_s = choice.flow, self._timeline.now_s()
+        reply: DecodeGrant | PdserveError
+        match answer:
+            case PromptAccepted():
+                effects = flow.on_prefill_reply(node, attempt, PrefillGrant())
+            case CallRefused(error) if node == flow.prefill:
+                effects = flow.on_prefill_reply(node, attempt, error)
+            case Reserved(ticket):
+                reply = DecodeGrant(ticket, ticket.num_cached_tokens)
+                effects = flow.on_reserve_reply(node, attempt, reply, now_s)
+            case StartedLocally(num_cached_tokens):
+                reply = DecodeGrant(None, num_cached_tokens)
+                effects = flow.on_reserve_reply(node, attempt, reply, now_s)
+            case CallRefused(error):
+                effects = flow.on_reserve_reply(node, attempt, error, now_s)
+        self._perform(choice, effects)
+
+    def _on_output(
+        self, node: Incarnation, output: RequestOutput, step_ends_s: Sequence[float]
+    ) -> None:
+        choice = self._choices.get(output.id.choice_id)
+        if choice is None:
+            return
+        times_s = [self._timeline.now_s()]
+        if len(output.token_ids) == len(step_ends_s) > 1:
+            times_s = [end_s + self._latency_s for end_s in step_ends_s]
+        chunk = choice.flow.next_tokens(node, output)
+        if chunk is not None:
+            self._on_chunk(choice, chunk, times_s)
+            return
+        self._placer.before_output(choice.flow, node, output)
+        self._perform(choice, choice.flow.on_output(node, output), times_s)
+
+    def _on_chunk(self, choice: _Choice, chunk: TokenChunk, times_s: Sequence[float]) -> None:
+        if chunk.counts is not None:
+            choice.served.num_cached_tokens = chunk.counts.num_cached_tokens
+        if chunk.token_ids:
+            choice.served.on_tokens(len(chunk.token_ids), times_s)
+
+    def _on_waited(self, choice: _Choice) -> None:
+        choice.is_waiting = False
+        if not choice.flow.is_done:
+            self._perform(choice, choice.flow.on_waited())
+
+    # Inside: effects.
+
+    def _perform(
+        self, choice: _Choice, effects: Sequence[Effect], times_s: Sequence[float] = ()
+    ) -> None:
+        for effect in effects:
+            match effect:
+                case TokenChunk():
+                    self._on_chunk(choice, effect, times_s or [self._timeline.now_s()])
+                case Choose():
+                    self._perform(choice, self._choose(choice, effect))
+                case Wait(wait_s) if not choice.is_waiting:
+                    choice.is_waiting = True
+                    self._timeline.after(wait_s, partial(self._on_waited, choice))
+                case SendReserve():
+                    for holder in (effect.node, effect.prefill):
+                        if holder is not None:
+                            self._membership.on_leg_opened(holder, choice.num_prompt_tokens)
+                    self._reserve(choice, effect)
+                case SendPrefill():
+                    if not effect.is_counted:
+                        self._membership.on_leg_opened(effect.node, choice.num_prompt_tokens)
+                    self._prefill(choice, effect)
+                case SendAbort(node, attempt):
+                    self._send(node, AbortAttempt(self.me, (attempt,)))
+                case LegClosed(node):
+                    self._membership.on_leg_closed(node, choice.num_prompt_tokens)
+                case Finish(reason):
+                    self._end(choice, reason.value)
+                case Fail(error):
+                    self._end(choice, error.code)
+
+    def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
+        flow = choice.flow
+        try:
+            chosen = self._placer.choose(self._membership.nodes(), choice.query, effect)
+        except PdserveError as none_left:
+            return flow.on_no_choice(none_left)
+        now_s = self._timeline.now_s()
+        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
+
+    def _reserve(self, choice: _Choice, effect: SendReserve) -> None:
+        submit = Submit(
+            request=effect.request,
+            router=self.me,
+            reply_to=self._call(choice, effect.node, effect.request.id),
+            received_at_s=self._timeline.now_s() + self._latency_s,
+            must_prefill_locally=effect.must_prefill_locally,
+            may_wait=effect.may_wait,
+        )
+        self._send(effect.node, submit)
+
+    def _prefill(self, choice: _Choice, effect: SendPrefill) -> None:
+        submit = Submit(
+            request=effect.request,
+            router=self.me,
+            reply_to=self._call(choice, effect.node, effect.request.id),
+            received_at_s=self._timeline.now_s() + self._latency_s,
+            ticket=cast("Ticket | None", effect.ticket),
+            source=effect.source,
+        )
+        self._send(effect.node, submit)
+
+    def _call(self, choice: _Choice, node: Incarnation, attempt: AttemptId) -> int:
+        number = next(self._call_ids)
+        self._calls[number] = choice, node, attempt
+        return number
+
+    def _send(self, node: Incarnation, message: Message) -> None:
+        self._timeline.after(self._latency_s, partial(self._deliver[node], message))
+
+    def _end(self, choice: _Choice, outcome: str) -> None:
+        choice.served.outcome = outcome
+        if self._choices.pop(choice.flow.attempt.choice_id, None) is not None:
+            self._on_end()

@@ -1,0 +1,84 @@
+"""What became of the requests of a simulation, and the figures of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from common.observing.latency import LatencyTargets, percentile, tpot_s
+from simulator.clients import ClientRequest
+
+PERCENTS = (50, 99)
+
+
+@dataclass(slots=True)
+class ServedRequest:
+    """The times of one request at its router, in seconds of the virtual clock."""
+
+    client: ClientRequest
+    arrived_at_s: float
+    first_at_s: float = -1.0
+    last_at_s: float = -1.0
+    num_tokens: int = 0
+    longest_gap_s: float = 0.0
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that its decode node had."""
+    outcome: str = ""
+    """Its finish reason, or the code of its error; empty: it has not ended."""
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from its arrival to its first token."""
+        return self.first_at_s - self.arrived_at_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per token after the first; None without a second one."""
+        return tpot_s(self.first_at_s, self.last_at_s, self.num_tokens)
+
+    def on_tokens(self, num_tokens: int, at_s: Sequence[float]) -> None:
+        """Take tokens that came at these times, in order; several may have come at the last."""
+        first_s, last_s = at_s[0], at_s[-1]
+        if self.num_tokens == 0:
+            self.first_at_s = first_s
+        else:
+            self.longest_gap_s = max(self.longest_gap_s, first_s - self.last_at_s)
+        if len(at_s) > 1:
+            gaps_s = (after - before for before, after in pairwise(at_s))
+            self.longest_gap_s = max(self.longest_gap_s, *gaps_s)
+        self.last_at_s = last_s
+        self.num_tokens += num_tokens
+
+
+def latency_figures(
+    served: Sequence[ServedRequest], targets: LatencyTargets, span_s: float
+) -> dict[str, float]:
+    """Return TTFT and TPOT in seconds, and goodput in requests per second of `span_s`.
+
+    `common.observing.latency` defines them. Only complete answers count; `failed` are the others.
+    """
+    outcomes = Counter(one.outcome for one in served)
+    answered = [one for one in served if one.outcome in ("stop", "length")]
+    tpots_s = [one.tpot_s for one in answered]
+    columns = {
+        "ttft_s": [one.ttft_s for one in answered],
+        "tpot_s": [one for one in tpots_s if one is not None],
+        "gap_s": [one.longest_gap_s for one in answered if one.num_tokens > 1],
+    }
+    figures: dict[str, float] = {
+        "requests": len(served),
+        "answered": len(answered),
+        "failed": len(served) - outcomes["stop"] - outcomes["length"],
+    }
+    for name, values in columns.items():
+        for percent in PERCENTS:
+            found = percentile(values, percent) if values else 0.0
+            figures[f"{name}_p{percent}"] = round(found, 6)
+    good = sum(
+        one.ttft_s <= targets.ttft_s and (tpot is None or tpot <= targets.tpot_s)
+        for one, tpot in zip(answered, tpots_s, strict=True)
+    )
+    figures["goodput_rps"] = round(good / span_s, 4) if span_s > 0 else 0.0
+    return figures

@@ -1,0 +1,88 @@
+"""How long bytes take on links that several flows share. Pure.
+
+A node has one port out and one port in, of equal speed. Each flow gets the smaller one of its equal
+shares of its sender's port out and of its receiver's port in. What a flow leaves of a port because
+the other end is slower goes to nobody: it is a lower bound of what a fair network gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+_LEAST_BYTES = 0.5
+"""Less than this is a rounding error: the flow has ended."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    source: Hashable
+    target: Hashable
+    num_left: float
+    rate: float = 0.0
+
+
+class SharedLinks:
+    """Flows of bytes between ports. The owner asks for the next end, and calls `take_ended` then.
+
+    `bytes_per_s` is the speed of every port. No method may be called with a time before the latest
+    one.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._flows: dict[int, _Flow] = {}
+        self._moved_at_s = 0.0
+
+    def __len__(self) -> int:
+        """Return how many flows have bytes left."""
+        return len(self._flows)
+
+    def add(
+        self, flow: int, source: Hashable, target: Hashable, num_bytes: float, now_s: float
+    ) -> None:
+        """Send more bytes in a flow, behind those that it has left."""
+        self._move(now_s)
+        known = self._flows.get(flow)
+        if known is None:
+            self._flows[flow] = _Flow(source, target, num_bytes)
+            self._share()
+        else:
+            known.num_left += num_bytes
+
+    def drop(self, flow: int, now_s: float) -> None:
+        """Send nothing more in a flow; one that has nothing left is ignored."""
+        self._move(now_s)
+        if self._flows.pop(flow, None) is not None:
+            self._share()
+
+    def next_end_s(self) -> float:
+        """Return when the next flow has sent all that it has; infinity without one."""
+        spans = (flow.num_left / flow.rate for flow in self._flows.values())
+        return self._moved_at_s + min(spans, default=math.inf)
+
+    def take_ended(self, now_s: float) -> list[int]:
+        """Return the flows that have sent all that they had, and forget them."""
+        self._move(now_s)
+        ended = [name for name, flow in self._flows.items() if flow.num_left < _LEAST_BYTES]
+        for name in ended:
+            del self._flows[name]
+        if ended:
+            self._share()
+        return ended
+
+    def _move(self, now_s: float) -> None:
+        span_s, self._moved_at_s = now_s - self._moved_at_s, now_s
+        if span_s > 0:
+            for flow in self._flows.values():
+                flow.num_left -= flow.rate * span_s
+
+    def _share(self) -> None:
+        out: dict[Hashable, int] = {}
+        into: dict[Hashable, int] = {}
+        for flow in self._flows.values():
+            out[flow.source] = out.get(flow.source, 0) + 1
+            into[flow.target] = into.get(flow.target, 0) + 1
+        for flow in self._flows.values():
+            flow.rate = self._bytes_per_s / max(out[flow.source], into[flow.target])

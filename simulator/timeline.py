@@ -1,0 +1,47 @@
+"""The virtual clock, and what happens on it: one heap of events, no sleeping and no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+_Event = tuple[float, bool, int, Callable[[], object]]
+
+
+class Timeline:
+    """A clock that stands still while an event is handled, and then jumps to the next one.
+
+    Events of one moment are handled in the order in which they were added, those that are `last`
+    after all others: what arrives at the end of a step is there when the step ends.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._events: list[_Event] = []
+        self._numbers = count()
+        self.num_handled = 0
+
+    def now_s(self) -> float:
+        """Return the seconds since the start."""
+        return self._now_s
+
+    def at(self, at_s: float, call: Callable[[], object], *, last: bool = False) -> None:
+        """Have `call` called at `at_s`. Raises `ValueError` for a time that has passed."""
+        if at_s < self._now_s:
+            raise ValueError(f"an event at {at_s} s, and it is {self._now_s} s")
+        heappush(self._events, (at_s, last, next(self._numbers), call))
+
+    def after(self, span_s: float, call: Callable[[], object]) -> None:
+        """Have `call` called in `span_s` seconds."""
+        self.at(self._now_s + span_s, call)
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Handle events until there is none left, or `until()` is true after one."""
+        events = self._events
+        while events:
+            self._now_s, _, _, call = heappop(events)
+            self.num_handled += 1
+            call()
+            if until is not None and until():
+                return

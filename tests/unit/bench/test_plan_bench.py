@@ -1,0 +1,49 @@
+"""The planning benchmark: its keys, one small run, and what it refuses."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from bench.plan import parser, run
+from common.errors import ConfigError
+
+TRACE = Path(__file__).parents[3] / "bench" / "traces" / "mooncake_conversation.jsonl"
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    return parser().parse_args(flags)
+
+
+def test_an_excerpt_is_served_and_all_figures_are_there() -> None:
+    found = run(
+        parsed("--trace", str(TRACE), "--requests", "12", "--prefill", "2", "--decode", "2")
+    )
+    assert (found["requests"], found["answered"], found["failed"]) == (12, 12, 0)
+    assert found["nodes"] == {"prefill": 2, "decode": 2, "mixed": 0}
+    for key in ("conversation_s", "simulated_s_per_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50"):
+        assert found[key] > 0  # type: ignore[operator]
+    assert 0 < found["hit_rate"] <= found["pool_hit_rate"]  # type: ignore[operator]
+    assert found["runs"] < found["steps"]  # type: ignore[operator]
+
+
+def test_without_a_trace_conversations_are_made_up() -> None:
+    found = run(parsed("--requests", "10", "--prefill", "0", "--decode", "0", "--mixed", "1"))
+    assert (found["requests"], found["failed"]) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--requests", "0"), "--requests is 0: wanted at least 1"),
+        (("--prefill", "-1"), "--prefill is -1: wanted 0 or more"),
+        (("--decode", "0"), "no node that decodes"),
+        (("--trace", "nowhere.csv"), r"trace nowhere\.csv cannot be read"),
+        (("--profile", "nowhere.json", "--requests", "1"), r"profile nowhere\.json cannot be read"),
+    ],
+)
+def test_what_it_refuses(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(parsed(*flags))

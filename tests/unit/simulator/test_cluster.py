@@ -1,0 +1,205 @@
+"""Whole clusters: everybody is answered, nothing is left, and jumps change nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import asdict, astuple, replace
+
+import pytest
+
+from common.errors import InternalError
+from common.nodes import Role
+from common.observing.latency import LatencyTargets
+from common.settings.config import Config, EngineConfig, HandoffConfig, SchedulingConfig
+from engine.core.blocks.block_pool import BlockUse
+from simulator.clients import ClientRequest, client_requests
+from simulator.cluster import ClusterSetup, SimulatedCluster
+from simulator.profile import FOLDER, read_profile
+from simulator.served import ServedRequest, latency_figures
+from simulator.trace_file import TraceRequest
+
+P, D, MIXED = Role.PREFILL, Role.DECODE, Role.MIXED
+PROFILE = read_profile(FOLDER / "8b_h100.json")
+BLOCK = PROFILE.kv_bytes_per_token * 64
+
+
+def trace(count: int = 40, *, gap_s: float = 0.02, seed: int = 0) -> list[TraceRequest]:
+    """Requests of some conversations: each prompt begins with the one before it."""
+    rng = random.Random(seed)
+    turns: dict[int, int] = {}
+    found = []
+    for index in range(count):
+        talk = rng.randrange(count // 4)
+        turns[talk] = turns.get(talk, 0) + 1
+        ids = tuple(talk * 100 + turn for turn in range(turns[talk]))
+        num_prompt = 512 * len(ids) - rng.randrange(511)
+        found.append(TraceRequest(index * gap_s, num_prompt, rng.randrange(1, 200), ids))
+    return found
+
+
+def setup_of(
+    num_nodes: dict[Role, int], *, num_blocks: int = 400, **sections: object
+) -> ClusterSetup:
+    engine = EngineConfig(max_num_seqs=16, max_num_batched_tokens=1024)
+    config = replace(Config(role=D, engine=engine), **sections)  # type: ignore[arg-type]
+    profile = replace(PROFILE, kv_memory_bytes=num_blocks * BLOCK)
+    return ClusterSetup(profile=profile, num_nodes=num_nodes, config=config)
+
+
+def run(setup: ClusterSetup, requests: list[TraceRequest]) -> SimulatedCluster:
+    cluster = SimulatedCluster(setup)
+    cluster.run(clients_of(cluster, requests))
+    return cluster
+
+
+def clients_of(cluster: SimulatedCluster, requests: list[TraceRequest]) -> list[ClientRequest]:
+    return client_requests(requests, max_model_len=cluster.max_model_len, seed=0)
+
+
+def outcome(one: ServedRequest) -> tuple[object, ...]:
+    return (*astuple(one)[1:],)
+
+
+def num_steps(cluster: SimulatedCluster) -> int:
+    return sum(node.scheduler.statistics().counters.num_steps for node in cluster.nodes)
+
+
+def num_runs(cluster: SimulatedCluster) -> int:
+    return sum(node.execution.num_runs for node in cluster.nodes)
+
+
+SHAPES: list[dict[Role, int]] = [{P: 1, D: 1}, {P: 2, D: 3}, {MIXED: 1}, {P: 1, D: 1, MIXED: 1}]
+
+
+@pytest.mark.parametrize("num_nodes", SHAPES, ids=str)
+def test_every_request_is_answered_in_its_length_and_nothing_is_left(
+    num_nodes: dict[Role, int],
+) -> None:
+    cluster = run(setup_of(num_nodes), trace())
+    for one in cluster.served:
+        assert (one.outcome, one.num_tokens) == ("stop", one.client.trace.num_output)
+        assert one.arrived_at_s < one.first_at_s <= one.last_at_s
+    for node in cluster.nodes:
+        has_sent = node.scheduler.statistics().counters.num_steps > 0
+        assert has_sent, f"{node.me} had nothing to do"
+    handed_off = cluster.network.num_bytes > 0
+    assert handed_off == (P in num_nodes)
+
+
+SCHEDULING: dict[str, dict[str, object]] = {
+    "learned": {},
+    "global_ratio": {"reservation_policy": "global_ratio"},
+    "fixed_blocks": {"reservation_policy": "fixed_blocks"},
+    "swap": {"preemption_mode": "swap", "reservation_policy": "none"},
+    "preempting": {"reservation_policy": "none"},
+}
+
+
+@pytest.mark.parametrize("num_nodes", SHAPES, ids=str)
+@pytest.mark.parametrize("scheduling", SCHEDULING)
+def test_runs_of_equal_steps_give_what_each_step_by_itself_gives(
+    num_nodes: dict[Role, int], scheduling: str
+) -> None:
+    config = SchedulingConfig(**SCHEDULING[scheduling])  # type: ignore[arg-type]
+    at_once = setup_of(num_nodes, num_blocks=120, scheduling=config)
+    requests = trace(seed=len(scheduling))
+    fast, slow = (run(replace(at_once, may_repeat=jumps), requests) for jumps in (True, False))
+    assert [outcome(one) for one in fast.served] == [outcome(one) for one in slow.served]
+    for node, other in zip(fast.nodes, slow.nodes, strict=True):
+        assert asdict(node.scheduler.statistics()) == asdict(other.scheduler.statistics())
+        assert node.execution.busy_s == pytest.approx(other.execution.busy_s, rel=1e-12)
+    assert num_steps(fast) == num_steps(slow) == num_runs(slow)
+    assert num_runs(fast) < num_steps(fast)
+    if scheduling in ("preempting", "swap") and P not in num_nodes:
+        assert fast.nodes[0].scheduler.statistics().counters.num_preemptions > 0
+
+
+def test_one_request_alone_takes_what_the_profile_says() -> None:
+    """A prompt in one step, its KV behind it, and a step for every further token."""
+    cluster = run(setup_of({P: 1, D: 1}), [TraceRequest(1.0, 1000, 5)])
+    (served,) = cluster.served
+    cost, message_s = PROFILE.step, 0.5e-3
+    prefill_s = cost.seconds(1000, 0, 1000 * 1001 // 2)
+    # To the decode node and back, and to the prefill node and back.
+    assert served.first_at_s == pytest.approx(1.0 + 4 * message_s + prefill_s)
+    kv_s = 16 * BLOCK / 4 / PROFILE.network_bytes_per_s  # the last layer leaves at the step's end
+    steps_s = [cost.seconds(1, 1000 + index) for index in range(1, 5)]
+    # The output of a step leaves when it ends; the router hears of token 0 one message later too.
+    last_s = 1.0 + 3 * message_s + prefill_s + kv_s + PROFILE.network_latency_s + sum(steps_s)
+    assert served.last_at_s == pytest.approx(last_s + message_s)
+    assert served.tpot_s == pytest.approx((served.last_at_s - served.first_at_s) / 4)
+    assert served.longest_gap_s == pytest.approx(
+        kv_s + PROFILE.network_latency_s + steps_s[0], rel=1e-6
+    )
+
+
+def test_a_prefix_is_computed_once_and_goes_where_it_is_held() -> None:
+    ids = tuple(range(8))
+    requests = [TraceRequest(2.0 * index, 4096, 20, ids) for index in range(6)]
+    cluster = run(setup_of({P: 2, D: 2}), requests)
+    num_computed = sum(n.scheduler.statistics().counters.num_chunk_tokens for n in cluster.nodes)
+    # The last token is always computed, so the last block is; few tokens are computed by decoders.
+    assert 4096 <= num_computed <= 4096 + 5 * 64
+    first, *others = [one.ttft_s for one in cluster.served]
+    assert max(others) < first / 4
+    assert [one.num_cached_tokens for one in cluster.served[1:]] == [4032] * 5
+
+
+def test_a_prefill_node_that_lacks_a_prefix_pulls_it_from_one_that_has_it() -> None:
+    ids = tuple(range(16))
+    requests = [TraceRequest(0.0, 512 * 16, 5, ids)]
+    for index in range(1, 9):
+        own = tuple(100 * index + number for number in range(16))
+        requests.append(TraceRequest(5.0 + index * 1e-3, 512 * 32, 5, ids + own))
+    setup = setup_of({P: 2, D: 2}, num_blocks=2000)
+    # Nodes expect 0.5 GB/s of the first pull: computing must be slow for that to pay.
+    slow = replace(setup.profile, step=replace(PROFILE.step, token_s=1e-3))
+    cluster = run(replace(setup, profile=slow), requests)
+    counters = [node.scheduler.statistics().counters for node in cluster.nodes]
+    assert sum(one.num_pulled_tokens for one in counters) > 0
+    assert all(one.outcome == "stop" for one in cluster.served)
+
+
+def test_few_uncached_tokens_are_computed_by_the_decode_node() -> None:
+    handoff = HandoffConfig(local_prefill_threshold=600)
+    cluster = run(setup_of({P: 1, D: 1}, handoff=handoff), [TraceRequest(0.0, 500, 5)])
+    prefill, decode = cluster.nodes
+    assert prefill.execution.num_runs == 0
+    assert decode.scheduler.statistics().counters.num_chunk_tokens == 500
+    assert cluster.served[0].outcome == "stop"
+
+
+def test_a_simulation_is_the_same_twice_and_another_with_another_trace() -> None:
+    setup = setup_of({P: 2, D: 2})
+    once, again = ([outcome(one) for one in run(setup, trace()).served] for _ in range(2))
+    other = [outcome(one) for one in run(setup, trace(seed=5)).served]
+    assert once == again
+    assert once != other
+
+
+def test_more_load_takes_longer_and_full_nodes_queue() -> None:
+    setup = setup_of({P: 1, D: 1}, num_blocks=120)
+    slow, fast = (run(setup, trace(80, gap_s=gap_s)) for gap_s in (1.0, 0.001))
+    ttfts_s = [sum(one.ttft_s for one in cluster.served) for cluster in (slow, fast)]
+    assert ttfts_s[1] > 2 * ttfts_s[0]
+    assert all(one.outcome == "stop" for one in fast.served)
+
+
+def test_nodes_that_refuse_are_asked_again_and_at_last_somebody_is_refused() -> None:
+    handoff = HandoffConfig(max_queued_requests=1)
+    setup = setup_of({P: 1, D: 1}, num_blocks=60, handoff=handoff)
+    requests = [replace(one, num_output=100) for one in trace(40, gap_s=0.001)]
+    cluster = run(setup, requests)
+    outcomes = Counter(one.outcome for one in cluster.served)
+    assert outcomes.keys() == {"stop", "overloaded"}
+    figures = latency_figures(cluster.served, LatencyTargets(ttft_s=60.0, tpot_s=1.0), 10.0)
+    assert (figures["requests"], figures["failed"]) == (40, outcomes["overloaded"])
+    assert figures["answered"] == outcomes["stop"] == round(10 * figures["goodput_rps"])
+
+
+def test_what_is_left_on_a_node_is_found() -> None:
+    cluster = run(setup_of({P: 1, D: 1}), trace(8))
+    cluster.nodes[1].scheduler.pool.allocate(1, BlockUse.RUNNING)
+    with pytest.raises(InternalError, match="decode-0#1 holds something"):
+        cluster.check_empty()
