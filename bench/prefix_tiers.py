@@ -5,8 +5,12 @@ One engine on the demo model answers prompts of `--tokens` tokens and one more, 
     computed_ms   nothing of the prompt is cached
     pool_ms       its full blocks are in the KV cache
     host_ms       the cache has evicted them, and they are copied back from host memory
-    copied_mb     what is copied for that
+    disk_ms       host memory has evicted them too, and they are read from files below `--folder`
+    copied_mb     what is copied from host memory, once
     host_tokens   tokens of those prompts that came from host memory
+    disk_tokens   tokens of those prompts that came from files
+
+Files that were just written are read from the system's memory, as on a node that has room for them.
 
 Each figure is the median over `--rounds` prompts of their own.
 """
@@ -19,6 +23,7 @@ import statistics
 import time
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from bench.engine import synthetic_prompt
@@ -27,12 +32,15 @@ from common.ids import AttemptId
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import Config, EngineConfig, ModelConfig
+from engine.core.blocks.disk_jobs import DiskLook
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_in_flight import PlannedStep
+from engine.prefix_disk.block_folder import BlockFolder
 from engine.runner.start.load import load_model_runner
 from node.life.make_scheduler import host_space_of, make_scheduler
+from node.life.prefix_disk import disk_index_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 BLOCK_BYTES = 2_949_120
@@ -48,14 +56,47 @@ class Timed(Protocol):
     def first_token_s(self, prompt: list[int]) -> float:
         """Return the seconds until a prompt that nobody waits before has its token."""
 
+    def forget_host(self) -> None:
+        """Evict all prefixes from host memory."""
+
+
+class DiskTier:
+    """What a node's flow and threads do with files, at once."""
+
+    def __init__(self, scheduler: Scheduler, folder: BlockFolder) -> None:
+        self._prefixes, self._host_pool = scheduler.disk_prefixes, scheduler.host_pool
+        self._folder = folder
+        self._prefixes.end_look(folder.look(DiskLook(is_all=True)), is_all=True)
+
+    def fetch(self, sequence: Sequence) -> None:
+        """Read what a sequence lacks into host memory."""
+        found = self._prefixes.find(sequence)
+        if found is not None:
+            read = self._prefixes.begin_read(found.hashes)
+            self._prefixes.end_read(read, self._folder.read(read))
+
+    def save(self) -> None:
+        """Write what host memory would evict."""
+        while (write := self._prefixes.begin_write()) is not None:
+            self._prefixes.end_write(write, self._folder.write(write))
+
+    def forget_host(self) -> None:
+        """Evict all prefixes from host memory."""
+        self._host_pool.release(self._host_pool.allocate(self._host_pool.num_available))
+
 
 class Engine:
     """A scheduler and the runner of a mixed node, driven step by step as its loop does."""
 
-    def __init__(self, folder: Path, num_tokens: int) -> None:
+    def __init__(self, folder: Path, num_tokens: int, disk: Path) -> None:
         size = EngineConfig().block_size
         memory = (num_tokens // size + 2) * BLOCK_BYTES  # little more than one prompt
-        engine = EngineConfig(kv_cache_memory=memory, prefix_host_memory=4 * memory)
+        engine = EngineConfig(
+            kv_cache_memory=memory,
+            prefix_host_memory=4 * memory,
+            prefix_disk=str(disk),
+            prefix_disk_size=16 * memory,
+        )
         config = Config(role=Role.MIXED, model=ModelConfig(model=str(folder)), engine=engine)
         self._runner = load_model_runner(
             config.model,
@@ -64,7 +105,11 @@ class Engine:
             packed_folder=cache_root() / "packed",
         )
         self._runner.warm_up()
-        self.scheduler = make_scheduler(config, self._runner)
+        index = disk_index_of(config, self._runner)
+        self.scheduler = make_scheduler(config, self._runner, index)
+        layout, host_kv = self._runner.layout, self._runner.host_kv
+        self._disk = DiskTier(self.scheduler, BlockFolder(disk, layout.fingerprint, host_kv))
+        self.forget_host = self._disk.forget_host
         self._ids = count(1)
 
     def first_token_s(self, prompt: list[int]) -> float:
@@ -78,12 +123,13 @@ class Engine:
         )
         sequence = Sequence(number, request)
         started_s = time.perf_counter()
+        self._disk.fetch(sequence)
         self.scheduler.add(sequence)
         while sequence.num_output == 0:
             self._step()
         took_s = time.perf_counter() - started_s
         while self._step().made_progress:
-            pass  # what is to be copied out is, before the next prompt
+            self._disk.save()  # what is to be copied out is, before the next prompt
         return took_s
 
     def _step(self) -> PlannedStep:
@@ -99,23 +145,27 @@ class Engine:
 
 def measure(engine: Timed, num_tokens: int, num_rounds: int) -> dict[str, float]:
     """Return the figures that the module describes."""
-    spans: dict[str, list[float]] = {"computed_ms": [], "pool_ms": [], "host_ms": []}
+    names = ("computed_ms", "pool_ms", "host_ms", "disk_ms")
+    spans: dict[str, list[float]] = {name: [] for name in names}
     numbers = count(1)
     for _ in range(num_rounds):
         start = synthetic_prompt(num_tokens, next(numbers))
         spans["computed_ms"].append(1e3 * engine.first_token_s([*start, 5]))
         spans["pool_ms"].append(1e3 * engine.first_token_s([*start, 6]))
-        engine.first_token_s(
-            synthetic_prompt(num_tokens + 1, next(numbers))
-        )  # takes all but a block
-        spans["host_ms"].append(1e3 * engine.first_token_s([*start, 7]))
+        for last, name in ((7, "host_ms"), (8, "disk_ms")):
+            # This takes all but a block of the cache.
+            engine.first_token_s(synthetic_prompt(num_tokens + 1, next(numbers)))
+            if name == "disk_ms":
+                engine.forget_host()
+            spans[name].append(1e3 * engine.first_token_s([*start, last]))
     counters = engine.scheduler.statistics().counters
     figures = {name: round(statistics.median(found), 1) for name, found in spans.items()}
     figures["copied_mb"] = round(
-        counters.num_prefix_blocks_in / num_rounds * BLOCK_BYTES / 2**20, 1
+        counters.prefix_blocks_found["host"] / num_rounds * BLOCK_BYTES / 2**20, 1
     )
     size = engine.scheduler.limits.block_size
-    figures["host_tokens"] = counters.prefix_blocks_found["host"] // num_rounds * size
+    for tier in ("host", "disk"):
+        figures[f"{tier}_tokens"] = counters.prefix_blocks_found[tier] // num_rounds * size
     return figures
 
 
@@ -123,10 +173,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="default: one for temporary files")
     parser.add_argument("--json", action="store_true", help="print one JSON line last")
     args = parser.parse_args()
-    engine = Engine(resolve_checkpoint("demo"), args.tokens)
-    figures = measure(engine, args.tokens, args.rounds)
+    with TemporaryDirectory(dir=args.folder) as folder:
+        engine = Engine(resolve_checkpoint("demo"), args.tokens, Path(folder) / "prefixes")
+        figures = measure(engine, args.tokens, args.rounds)
     if not args.json:
         for name, value in figures.items():
             print(f"{name:12} {value}")

@@ -14,6 +14,7 @@ from common.files.cache_folder import full_path
 from common.nodes import Role
 from common.settings.setting import without_passwords
 from pdserve.configuration.config_sources import (
+    PROFILE,
     SERVE,
     UP,
     Command,
@@ -40,7 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.command is None:
             parser.print_help()
             return EXIT_USAGE if unknown else EXIT_OK
-        with_settings = {"serve": _serve, "up": _up, "check-config": _check_config}
+        with_settings = {
+            "serve": _serve,
+            "up": _up,
+            "check-config": _check_config,
+            "profile": _profile,
+        }
         if parsed.command in with_settings:
             return with_settings[parsed.command](parsed, unknown)
         if unknown:
@@ -119,6 +125,14 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
         log_folder=None if log_folder is None else full_path(log_folder),
         restarts_nodes=parsed.restart_nodes,
     )
+
+
+def _profile(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from pdserve.profiling.profile_command import loaded_runner, run_profile
+
+    loaded = _load(parsed, unknown, PROFILE, Role.MIXED)
+    run_profile(loaded.config, parsed.file, loaded_runner)
+    return EXIT_OK
 
 
 def _status(parsed: argparse.Namespace) -> int:

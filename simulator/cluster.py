@@ -18,7 +18,7 @@ from node.flow.flow_limits import FlowLimits
 from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.node_flow import NodeFlow
 from node.flow.prefill import PrefillFlow
-from node.flow.prefix_pulls import PullCost
+from node.flow.pulls.pull_cost import PullCost
 from node.flow.step_progress import expected_step_s
 from node.life.make_scheduler import make_scheduler
 from placement.store import LiveNode
@@ -74,6 +74,7 @@ class SimulatedCluster:
             model=profile.model,
             lease_s=lease_s,
             latency_s=setup.message_s,
+            seed=setup.seed,
             on_end=self._on_end,
         )
         self._records: dict[Incarnation, NodeRecord] = {}
@@ -195,7 +196,7 @@ class SimulatedCluster:
             num_blocks=facts.num_blocks,
             max_num_seqs=config.engine.max_num_seqs,
             max_model_len=facts.max_model_len,
-            sends_prefixes=True,
+            sends_blocks=True,
             device=self._setup.profile.device,
         )
 
@@ -230,8 +231,7 @@ class SimulatedCluster:
         return PrefillFlow(
             scheduler,
             limits,
-            fingerprint=facts.layout.fingerprint,
-            kv_description=facts.layout.description,
             needs_staging=False,
-            pulling=(Tickets(place, self._lease_tokens.__next__), cost),
+            tickets=Tickets(place, self._lease_tokens.__next__),
+            pull_cost=cost,
         )

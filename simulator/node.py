@@ -15,7 +15,7 @@ from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
 from engine.step_loop import StepLoop
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, CallRefused, Effect, Message, Submit
+from node.flow.messages import Answer, AskBlocks, CallRefused, Effect, Message, OfferBlocks, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from simulator.execution import ModelledExecution
@@ -35,6 +35,8 @@ class NodeSaid:
     answers: list[tuple[int, Answer]] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
     step_ends_s: Sequence[float] = ()
+    pulls: list[AskBlocks] = field(default_factory=list)
+    """What it wants of other nodes' caches."""
     news: dict[BlockHash, bool] = field(default_factory=dict)
 
 
@@ -116,6 +118,14 @@ class SimulatedNode:
         """Send an output."""
         self._said.outputs.append(output)
 
+    def ask(self, wanted: AskBlocks) -> None:
+        """Want cached blocks of another node."""
+        self._said.pulls.append(wanted)
+
+    def offer(self, offered: OfferBlocks) -> None:
+        """Raise `RuntimeError`: no simulated node leaves."""
+        raise RuntimeError("a node that does not leave offers its blocks")
+
     def execute(
         self,
         batch: Sequence[ScheduledSequence],
@@ -152,7 +162,7 @@ class SimulatedNode:
         is_busy = self._loop.turn()
         if self.execution.is_running:
             self._turn_at(self.execution.ends_at_s)
-        elif is_busy:
+        elif is_busy and (self.scheduler.waiting or self.scheduler.running):
             self._turn_at(self._timeline.now_s())
         else:
             due_s = self.flow.next_deadline_s()
@@ -162,7 +172,7 @@ class SimulatedNode:
     def _flush(self) -> None:
         said = self._said
         said.news = self.scheduler.pool.prefix_cache.take_news()
-        if said.answers or said.outputs or said.news:
+        if said.answers or said.outputs or said.pulls or said.news:
             said.step_ends_s = self.execution.ended_s
             self._said = NodeSaid(self.me)
             self._tell(said)

@@ -26,7 +26,7 @@ from node.flow.messages import (
     Message,
     PromptAccepted,
     Reserved,
-    SendPrefix,
+    SendBlocks,
     StartedLocally,
     Submit,
 )
@@ -39,7 +39,6 @@ from router.core.effects import (
     LegClosed,
     SendAbort,
     SendPrefill,
-    SendPull,
     SendReserve,
     Wait,
 )
@@ -79,6 +78,7 @@ class SimulatedRouter:
         model: str,
         lease_s: float,
         latency_s: float,
+        seed: int,
         on_end: Callable[[], object],
     ) -> None:
         self.me = Incarnation("router", 1)
@@ -86,7 +86,7 @@ class SimulatedRouter:
         self._latency_s = latency_s
         self._on_end = on_end
         metrics = RouterMetrics(CollectorRegistry())
-        self._placer = PairPlacer(policy, session_ttl_s, timeline, metrics)
+        self._placer = PairPlacer(policy, session_ttl_s, timeline, metrics, seed=seed)
         self._membership = Membership(model=model, lease_s=lease_s)
         self._deliver: dict[Incarnation, Callable[[Message], object]] = {}
         self._choices: dict[str, _Choice] = {}
@@ -110,6 +110,8 @@ class SimulatedRouter:
         self._membership.on_listing(nodes, self._timeline.now_s())
         for node in nodes:
             self._membership.on_heard(node.record.incarnation)
+        while self._membership.has_unread:
+            self._membership.nodes()
 
     def ask(self, request: GenerationRequest, served: ServedRequest) -> None:
         """Take a request of a client."""
@@ -131,6 +133,8 @@ class SimulatedRouter:
             self._on_answer(said.node, reply_to, answer)
         for output in said.outputs:
             self._on_output(said.node, output, said.step_ends_s)
+        for wanted in said.pulls:
+            self._send(wanted.source, SendBlocks(wanted.ticket, wanted.block_hashes))
         if said.news:
             added = tuple(block_key(name) for name, is_there in said.news.items() if is_there)
             removed = tuple(block_key(name) for name, is_there in said.news.items() if not is_there)
@@ -144,8 +148,8 @@ class SimulatedRouter:
         flow, now_s = choice.flow, self._timeline.now_s()
         reply: DecodeGrant | PdserveError
         match answer:
-            case PromptAccepted(pull):
-                effects = flow.on_prefill_reply(node, attempt, PrefillGrant(pull))
+            case PromptAccepted():
+                effects = flow.on_prefill_reply(node, attempt, PrefillGrant())
             case CallRefused(error) if node == flow.prefill:
                 effects = flow.on_prefill_reply(node, attempt, error)
             case Reserved(ticket):
@@ -208,8 +212,6 @@ class SimulatedRouter:
                     if not effect.is_counted:
                         self._membership.on_leg_opened(effect.node, choice.num_prompt_tokens)
                     self._prefill(choice, effect)
-                case SendPull(node, _, ticket):
-                    self._send(node, SendPrefix(self.me, cast(Ticket, ticket)))
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
                 case LegClosed(node):
@@ -226,7 +228,7 @@ class SimulatedRouter:
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
         now_s = self._timeline.now_s()
-        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s)
+        return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
 
     def _reserve(self, choice: _Choice, effect: SendReserve) -> None:
         submit = Submit(
@@ -246,7 +248,7 @@ class SimulatedRouter:
             reply_to=self._call(choice, effect.node, effect.request.id),
             received_at_s=self._timeline.now_s() + self._latency_s,
             ticket=cast("Ticket | None", effect.ticket),
-            may_pull=effect.decode is not None,
+            source=effect.source,
         )
         self._send(effect.node, submit)
 

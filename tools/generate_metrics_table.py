@@ -19,7 +19,7 @@ from common.nodes import Role
 from common.observing.clock import MonotonicClock
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
-from engine.core.statistics import SchedulerStatistics, StepCounters
+from engine.core.statistics import DiskSize, SchedulerStatistics, StepCounters
 from http_serving.certificate import show_end
 from http_serving.process_metrics import BuildInfo, CertificateEnd
 from kv_transfer.connector.statistics import ConnectorStatistics
@@ -132,6 +132,7 @@ def _node_statistics() -> NodeStatistics:
         blocks=BlockCounts(free=0, cached=0, running=0, reserved=0, receiving=0, quarantined=0),
         num_host_blocks_used=0,
         num_prefix_host_blocks=0,
+        disk=DiskSize(),
         new_token_ratio=0.0,
         num_running=0,
         num_waiting=0,

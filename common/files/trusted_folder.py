@@ -14,14 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def why_untrusted(folder: Path, *, below: Path | None = None) -> str:
+def why_untrusted(folder: Path, *, below: Path | None = None, has_contents: bool = True) -> str:
     """Return who else can change what is in `folder`; empty when nobody can.
 
-    Judges all that it holds, the folder, and the folders above it that exist, down from but without
-    `below`, which was named by somebody who knows who writes there. Raises `OSError`.
+    Judges the folder, with `has_contents` all that it holds, and the folders above it that exist,
+    down from but without `below`, which was named by somebody who knows who writes there. Raises
+    `OSError`.
     """
     target = folder.resolve()
-    files = [target, *target.rglob("*")] if target.is_dir() else []
+    files = [target, *(target.rglob("*") if has_contents else ())] if target.is_dir() else []
     above = [
         one
         for path, top in ((target, below and below.resolve()), (folder, below))

@@ -199,6 +199,14 @@ class EngineConfig(Section):
         unit="bytes",
         at_least=0,
     )
+    prefix_disk: str = setting(
+        "",
+        "folder for prefixes that prefix_host_memory evicts, such as /var/cache/pdserve",
+        note="default: none; kept over restarts, shared by nodes of one host and user",
+    )
+    prefix_disk_size: int = setting(
+        0, "most bytes of this node's files there, such as 100GiB", unit="bytes", at_least=0
+    )
     attention_backend: str = setting(
         "auto", "what computes the model", one_of=("auto", "numba", "paddle", "triton")
     )
@@ -217,10 +225,19 @@ class EngineConfig(Section):
 
     def joint_problems(self) -> list[Problem]:
         """Return every broken rule about several settings."""
+        problems = []
         if self.prefix_host_memory and not self.enable_prefix_caching:
             wanted = "0, because no prefix is reused"
-            return [self.conflict("prefix_host_memory", wanted, "enable_prefix_caching")]
-        return []
+            problems.append(self.conflict("prefix_host_memory", wanted, "enable_prefix_caching"))
+        if self.prefix_disk and not self.prefix_host_memory:
+            wanted = "empty, because what is on disk passes host memory"
+            problems.append(self.conflict("prefix_disk", wanted, "prefix_host_memory"))
+        if bool(self.prefix_disk) != bool(self.prefix_disk_size):
+            wanted = (
+                "a size of 1MiB or more" if self.prefix_disk else "0, because there is no folder"
+            )
+            problems.append(self.conflict("prefix_disk_size", wanted, "prefix_disk"))
+        return problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ holdings          what sequences hold, from the queue to the end: seats and bloc
 step_after        a step that the runner begins before the one before it has ended
 swapping          copies of preempted sequences' blocks to host memory and back
 kept_prefixes     copies of prefixes to host memory, ahead of their eviction, and back for a hit
+disk_prefixes     prefixes from host memory to disk, ahead of their eviction there, and back
 prefix_transfers  cached prefixes that come from another node's pool, or go there
 planning/         what one step runs
 step/             a planned step on its way to the runner and back
@@ -55,4 +56,10 @@ apart than a pool holds (`docs/policies.md` has the figures, and why the order i
 burst that evicts more than `MOST_BLOCKS_OUT` in one step loses the rest. Host memory is one pool
 with one bound, `swap_space` plus `prefix_host_memory`. A preempted sequence takes what it needs of
 it, at the cost of prefixes, because its work is certain to be needed.
+
+What is on disk passes host memory in both directions, so a disk requires `prefix_host_memory`. A
+file can be read only into memory that is held for it, however long that takes, and a device copies
+from host memory anyway; so the pool, its invariants and its copies have no state for a disk, and
+what is read late is still of use. Blocks are written ahead of their eviction from host memory, once
+after each use: with a disk smaller than host memory, writing all that it lacks would never end.
 """

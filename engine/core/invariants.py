@@ -6,6 +6,7 @@ from typing import Protocol
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.host_pool import HostPool
+from engine.core.disk_prefixes import DiskPrefixes
 from engine.core.kept_prefixes import KeptPrefixes
 from engine.core.planner_contract import StepLimits
 from engine.core.prefix_transfers import PrefixTransfers
@@ -25,6 +26,7 @@ class SchedulerState(Protocol):
     host_pool: HostPool
     swapping: Swapping
     kept_prefixes: KeptPrefixes
+    disk_prefixes: DiskPrefixes
     waiting: WaitingQueue
     seats: Seats
     running: Running
@@ -37,6 +39,9 @@ def check_state(state: SchedulerState) -> None:
     state.pool.check()
     state.host_pool.check()
     state.kept_prefixes.check()
+    state.disk_prefixes.check()
+    num_written_from = state.disk_prefixes.num_written_from
+    assert state.host_pool.num_pinned == num_written_from, "a prefix is pinned for no write"
     seated = [*state.running, *state.receiving.values()]
     assert len(seated) <= state.limits.max_num_seqs, "more sequences than seats"
     for sequence in state.running:
@@ -53,4 +58,5 @@ def check_state(state: SchedulerState) -> None:
     owners = [*state.waiting, *state.receiving.values()]
     num_swapped = sum(len(sequence.host_block_ids) for sequence in owners)
     num_held = num_swapped + state.swapping.num_held + state.kept_prefixes.num_written
+    num_held += state.disk_prefixes.num_read_into
     assert state.host_pool.num_used == num_held, "host blocks without an owner"

@@ -156,9 +156,13 @@ class KeptPrefixes:
         """Note which blocks a sequence found, and where; it may fetch again if it is preempted."""
         self._note_fetched(sequence, cached_block_ids)
         if sequence.status is SequenceStatus.WAITING:
-            num_fetched = len((sequence.fetched or frozenset()).intersection(cached_block_ids))
+            fetched = (sequence.fetched or frozenset()).intersection(cached_block_ids)
+            hashes = map(self._pool.prefix_cache.hash_of, fetched)
+            num_read = len(sequence.sought_on_disk.intersection(hashes))
             self._counters.on_prefix_found(
-                pool=len(cached_block_ids) - num_fetched, host=num_fetched
+                pool=len(cached_block_ids) - len(fetched),
+                host=len(fetched) - num_read,
+                disk=num_read,
             )
         sequence.fetched = None
         if self.is_enabled:

@@ -1,7 +1,5 @@
 """The one writer of sequences and blocks: takes events, calls the planner, applies its decision.
 
-What sequences hold is moved by `engine.core.holdings`.
-
 Reading order: `add` and `plan` (a step begins), `apply` (its results), `land` (KV from another
 node), `finish`, `release` and `end_quarantine` (the ends). Outputs and ends are returned as values;
 the caller reports them.
@@ -18,8 +16,10 @@ import numpy as np
 from common.request import FinishReason
 from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.blocks.disk_index import DiskIndex
 from engine.core.blocks.host_pool import HostPool
 from engine.core.blocks.prefix_copy import PrefixCopy
+from engine.core.disk_prefixes import DiskPrefixes
 from engine.core.holdings import Holdings
 from engine.core.invariants import check_state
 from engine.core.kept_prefixes import KeptPrefixes
@@ -70,13 +70,14 @@ class Scheduler:
         speculation: Speculation | None = None,
         num_host_blocks: int = 0,
         keeps_prefixes: bool = False,
+        disk_index: DiskIndex | None = None,
         swaps_late: bool = False,
         can_go_on: bool = False,
     ) -> None:
         """Make it. With `swaps_late`, KV is copied beside the steps and `end_copy` is called.
 
-        With `keeps_prefixes` host memory takes prefixes too. With `can_go_on` the runner may begin
-        a step before the one before it has ended.
+        With `keeps_prefixes` host memory takes prefixes too, and a disk with `disk_index`. With
+        `can_go_on` the runner may begin a step before the one before it has ended.
         """
         config = config or SchedulingConfig()
         self.limits, self.pool = limits, BlockPool(num_blocks)
@@ -114,6 +115,7 @@ class Scheduler:
         self.kept_prefixes = KeptPrefixes(
             self.host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
+        self.disk_prefixes = DiskPrefixes(self.host_pool, self._prefixes, counters, disk_index)
         self._eos_token_ids = eos_token_ids
         self._results = StepResults(
             self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end
@@ -156,6 +158,7 @@ class Scheduler:
             blocks=self.pool.counts(),
             num_host_blocks_used=self.host_pool.num_used,
             num_prefix_host_blocks=self.host_pool.num_prefixes,
+            disk=self.disk_prefixes.size,
             new_token_ratio=self.reservation.ratio,
             num_running=len(self.running) + len(self.receiving),
             num_waiting=len(self.waiting),
@@ -182,8 +185,7 @@ class Scheduler:
         if plan is not None:
             self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
-            has_drafts = self._draft()
-            plan = self._take_ahead(by_id.keys(), has_drafts=has_drafts) or self._decide()
+            plan = self._take_ahead(by_id.keys(), has_drafts=self._draft()) or self._decide()
             while self.kept_prefixes.fetch(plan, self.waiting):
                 plan = self._decide()
         self._counters.on_plan(plan)
@@ -321,12 +323,9 @@ class Scheduler:
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
         """Decide the next step from the present state, or from what it will be."""
-        block_size = self.limits.block_size
         return plan_step(
             running=self.running if forecast is None else forecast.running,
-            num_lacking=(
-                self._num_lacking() if forecast is None else forecast.num_lacking(block_size)
-            ),
+            num_lacking=self._num_lacking(forecast),
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
@@ -349,10 +348,12 @@ class Scheduler:
         """Whether requests with a higher priority go first."""
         return self._config.enable_priority_scheduling
 
-    def _num_lacking(self) -> Ints:
+    def _num_lacking(self, forecast: Forecast | None) -> Ints:
         """Return how many blocks each running sequence lacks for its last known token."""
-        rows = self.running.rows
-        return self.seats.num_lacking(rows, self.seats.num_known[rows], self.limits.block_size)
+        block_size, rows = self.limits.block_size, self.running.rows
+        if forecast is not None:
+            return forecast.num_lacking(block_size)
+        return self.seats.num_lacking(rows, self.seats.num_known[rows], block_size)
 
     def _policy(self) -> PlanPolicy:
         return PlanPolicy(
@@ -413,9 +414,8 @@ class Scheduler:
         if self._speculation is None or not self._speculation.has_proposals:
             return
         drawing = step.batch.is_sampled.nonzero()[0]
-        step.batch.num_proposals[drawing] = self._speculation.num_proposals(
-            [step.sequences[entry] for entry in drawing]
-        )
+        sequences = [step.sequences[entry] for entry in drawing]
+        step.batch.num_proposals[drawing] = self._speculation.num_proposals(sequences)
 
     def _adapt_reservation(self, plan: StepPlan) -> None:
         if plan.preempted:

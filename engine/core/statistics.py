@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.planner_contract import AheadRule, PreemptionReason, StepPlan, StopRule
@@ -23,7 +24,29 @@ class PullOutcome(Enum):
     NO_ROOM = "no_room"
 
 
-_Kinds = type[PreemptionReason] | type[StopRule] | type[AheadRule] | type[PullOutcome]
+class DiskEvent(Enum):
+    """What happened to blocks of prefixes on disk."""
+
+    WRITTEN = "written"
+    READ = "read"
+    REMOVED = "removed"
+    """They made room."""
+    MISSED = "missed"
+    """Blocks of prompts that were looked for there, and in no tier."""
+    DECLINED = "declined"
+    """Computing them was expected to be quicker, or the disk failed lately."""
+    LATE = "late"
+    """They did not come in the time that computing takes, so they were computed."""
+    VANISHED = "vanished"
+    CORRUPT = "corrupt"
+    READ_FAILED = "read_failed"
+    """A read that the system refused; its blocks are not counted."""
+    WRITE_FAILED = "write_failed"
+
+
+_Kinds = (
+    type[PreemptionReason] | type[StopRule] | type[AheadRule] | type[PullOutcome] | type[DiskEvent]
+)
 
 
 def _counts(kinds: _Kinds) -> dict[str, int]:
@@ -38,10 +61,10 @@ class StepCounters:
     back at the last admission. `num_speculative_steps` counts a step once for each sequence that
     verified a draft in it. `num_prefix_blocks_…` were copied to host memory or back.
     `prefix_blocks_found` are those of prompts that were admitted, by where they were: in the cache,
-    or copied back from host memory for them. `pulls` are by their outcome, and `num_pulled_tokens`
-    came with those that landed. `preemptions` are by reason, `stops` by the rule that ended
-    admissions, `plans_ahead` by whether the plan was made while the step before ran, or what
-    prevented that.
+    or copied back for them from host memory, where some had been read from disk. `disk` counts by
+    event. `pulls` are by their outcome, and `num_pulled_tokens` came with those that landed.
+    `preemptions` are by reason, `stops` by the rule that ended admissions, `plans_ahead` by whether
+    the plan was made while the step before ran, or what prevented that.
     """
 
     num_steps: int = 0
@@ -61,7 +84,10 @@ class StepCounters:
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
     plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
-    prefix_blocks_found: dict[str, int] = field(default_factory=lambda: {"pool": 0, "host": 0})
+    prefix_blocks_found: dict[str, int] = field(
+        default_factory=lambda: {"pool": 0, "host": 0, "disk": 0}
+    )
+    disk: dict[str, int] = field(default_factory=lambda: _counts(DiskEvent))
     pulls: dict[str, int] = field(default_factory=lambda: _counts(PullOutcome))
 
     @property
@@ -85,6 +111,7 @@ class StepCounters:
             plans_ahead=dict(self.plans_ahead),
             prefix_blocks_found=dict(self.prefix_blocks_found),
             pulls=dict(self.pulls),
+            disk=dict(self.disk),
         )
 
     def on_plan(self, plan: StepPlan) -> None:
@@ -106,10 +133,11 @@ class StepCounters:
         self.stops[StopRule.NOTHING_WAITS.value] += num_times
         self.plans_ahead[AheadRule.NO_STEP.value] += num_times
 
-    def on_prefix_found(self, *, pool: int, host: int) -> None:
+    def on_prefix_found(self, *, pool: int, host: int, disk: int) -> None:
         """Count the cached blocks of an admitted prompt, by where they were."""
         self.prefix_blocks_found["pool"] += pool
         self.prefix_blocks_found["host"] += host
+        self.prefix_blocks_found["disk"] += disk
 
     def on_pull(self, outcome: PullOutcome, num_tokens: int) -> None:
         """Count a prefix of so many tokens that another node has cached."""
@@ -124,6 +152,14 @@ class StepCounters:
         self.num_speculative_steps += 1
 
 
+class DiskSize(NamedTuple):
+    """What a node has in its files, and how many blocks it has seen in those of other nodes."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    num_others: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStatistics:
     """A scheduler's counters and its present state, all at one moment."""
@@ -133,6 +169,7 @@ class SchedulerStatistics:
     blocks: BlockCounts
     num_host_blocks_used: int
     num_prefix_host_blocks: int
+    disk: DiskSize
     new_token_ratio: float
     num_running: int
     num_waiting: int

@@ -164,6 +164,11 @@ class ModelRunner:
         """Blocks that can be swapped out at a time, ids 0 to `num_host_blocks - 1`."""
         return self._host_pool.num_blocks
 
+    @property
+    def host_kv(self) -> np.ndarray:
+        """The host blocks: uint8 `[num_layers, planes, num_host_blocks, piece_bytes]`."""
+        return self._host_pool.bytes
+
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy whole blocks, all layers, into the host pool; `InternalError` for bad ids.
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from typing import Protocol
 
-from engine.core.blocks.cache_copy import CacheCopy
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.prefix_copy import PrefixCopy
+from engine.core.step.step_in_flight import SwapCopy
 from node.flow.messages import BeginCopy, CopyEnded, Effect, PushBlocks
 
 CHECK_S = 0.001
@@ -13,6 +16,12 @@ CHECK_S = 0.001
 
 OnEnd = Callable[[Exception | None], list[Effect]]
 """Takes the end of a copy, or why it failed."""
+
+
+class EndSwap(Protocol):
+    """Takes the end of a copy to or from host memory."""
+
+    def __call__(self, copy: SwapCopy | PrefixCopy, *, is_good: bool) -> None: ...
 
 
 class CopiesUnderWay:
@@ -31,6 +40,16 @@ class CopiesUnderWay:
         number = next(self._numbers)
         self._on_end[number] = on_end
         return BeginCopy(number, copy, push)
+
+    def begin_swap(self, swap: SwapCopy | PrefixCopy, end: EndSwap) -> BeginCopy:
+        """Return the effect that begins a copy to or from host memory; `end` is called once."""
+        kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
+
+        def on_end(error: Exception | None) -> list[Effect]:
+            end(swap, is_good=error is None)
+            return []
+
+        return self.begin(CacheCopy(kind, swap.block_ids, swap.host_block_ids), on_end)
 
     def end(self, message: CopyEnded) -> list[Effect]:
         """Handle the end of a copy."""

@@ -8,18 +8,18 @@ from engine.core.statistics import SchedulerStatistics
 
 
 def current_load(
-    scheduler: Scheduler, seen: SchedulerStatistics, *, num_compiling: int, is_draining: bool
+    scheduler: Scheduler, seen: SchedulerStatistics, *, num_held: int, is_draining: bool
 ) -> NodeLoad:
     """Return the load of a node whose statistics were `seen` last.
 
-    Requests whose grammar is being compiled, `num_compiling`, wait too.
+    Requests that wait for a grammar or a disk, `num_held`, are not queued yet.
     """
     counted = seen.counters
     return NodeLoad(
         free_blocks=scheduler.pool.num_available,
         free_seats=max(scheduler.num_free_seats, 0),
         num_running=len(scheduler.running) + len(scheduler.receiving),
-        num_waiting=len(scheduler.waiting) + num_compiling,
+        num_waiting=len(scheduler.waiting) + num_held,
         queued_tokens=seen.num_queued_tokens,
         new_token_ratio=seen.new_token_ratio,
         num_preemptions=counted.num_preemptions,

@@ -46,6 +46,7 @@ from node.flow.messages import (
 )
 from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
 from node.flow.pulls.hand_over import HandOver
+from node.flow.pulls.pull_cost import PullCost
 
 
 class DecodeFlow(NodeFlow):
@@ -67,6 +68,7 @@ class DecodeFlow(NodeFlow):
         place: LandingPlace,
         new_lease_token: NewLeaseToken,
         needs_staging: bool,
+        disk_cost: PullCost | None = None,
         hand_over: HandOver | None = None,
     ) -> None:
         super().__init__(
@@ -74,6 +76,7 @@ class DecodeFlow(NodeFlow):
             limits,
             fingerprint=place.fingerprint,
             needs_staging=needs_staging,
+            disk_cost=disk_cost,
             hand_over=hand_over,
         )
         self._local_prefill_threshold = local_prefill_threshold
@@ -102,16 +105,15 @@ class DecodeFlow(NodeFlow):
         ):
             attempt.answer = StartedLocally(num_cached)
             self.attempts.add(attempt)
-            self._queue(attempt, message)
-            return [AnswerCall(message.reply_to, attempt.answer)]
+            effects = self._queue(attempt, message, now_s)
+            return [AnswerCall(message.reply_to, attempt.answer), *effects]
         sequence.has_remote_kv = True
         full = self._why_not_queued(sequence, message)
         if full is not None:
             return [self._refuse(message, full)]
         attempt.waiting_replies.append(message.reply_to)
         self.attempts.add(attempt)
-        self._queue(attempt, message)
-        return []
+        return self._queue(attempt, message, now_s)
 
     def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
         """Return why a reservation is refused that may not wait: there is no room for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.errors import InvalidRequest
+from common.errors import InvalidRequest, PoolExhausted
 from common.kv.blocks import blocks_for
 from common.request import GenerationRequest
 from engine.core.planner_contract import StepLimits
@@ -64,3 +64,11 @@ class FlowLimits:
 
 def _known(request: GenerationRequest) -> str:
     return "prompt and its answer so far have" if request.output_token_ids else "prompt has"
+
+
+def why_starved(num_tokens: int, num_blocks: int) -> PoolExhausted:
+    """Return why a running request of so many tokens ends: it can never get its next block."""
+    return PoolExhausted(
+        f"the request has {num_tokens} tokens and needs another KV block: this node's "
+        f"{num_blocks} blocks are in use, and nothing is left to preempt"
+    )

@@ -14,6 +14,7 @@ from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from common.request import GenerationRequest, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy
+from engine.core.blocks.disk_jobs import DiskJob, DiskResult
 from engine.core.statistics import SchedulerStatistics
 from kv_transfer.contract import Commit, ConnectorEvent, Ticket
 
@@ -95,6 +96,14 @@ class CopyEnded:
     error: Exception | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DiskEnded:
+    """A job on disk that `BeginDisk` began has ended."""
+
+    number: int
+    result: DiskResult
+
+
 Message = (
     Submit
     | Compiled
@@ -104,6 +113,7 @@ Message = (
     | RouterGone
     | Drain
     | CopyEnded
+    | DiskEnded
     | ConnectorEvent
 )
 
@@ -257,6 +267,14 @@ class Drained:
     """The node is empty: no sequence, no transfer, no landing, no block in quarantine."""
 
 
+@dataclass(frozen=True, slots=True)
+class BeginDisk:
+    """Begin to read or write files of blocks; `DiskEnded` follows."""
+
+    number: int
+    job: DiskJob
+
+
 Effect = (
     AnswerCall
     | SendOutput
@@ -265,6 +283,7 @@ Effect = (
     | OpenLanding
     | BeginCopy
     | CheckCopies
+    | BeginDisk
     | CloseLanding
     | OpenTransfer
     | PushBlocks

@@ -17,25 +17,23 @@ from common.errors import (
     NodeLost,
     Overloaded,
     PdserveError,
-    PoolExhausted,
 )
 from common.ids import AttemptId
 from common.nodes import NodeLoad
 from common.request import FinishReason
-from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.plain_decodes import StepOutputs
-from engine.core.step.step_in_flight import PlannedStep, Pushes, SwapCopy
+from engine.core.step.step_in_flight import PlannedStep, Pushes
 from kv_transfer.contract import ConnectorFailed, KVEvent, TransferEnded
 from node.flow.attempt_outputs import emit_error
 from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
-from node.flow.flow_limits import FlowLimits
+from node.flow.disk.prefix_disk import PrefixDisk
+from node.flow.flow_limits import FlowLimits, why_starved
 from node.flow.messages import (
     AbortAttempt,
     AnswerCall,
@@ -43,6 +41,7 @@ from node.flow.messages import (
     CheckCopies,
     Compiled,
     CopyEnded,
+    DiskEnded,
     Drain,
     Drained,
     Effect,
@@ -55,6 +54,7 @@ from node.flow.messages import (
 )
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.prefix_sends import PrefixSends
+from node.flow.pulls.pull_cost import PullCost
 from node.flow.shedding import Shedding
 
 RETRY_AFTER_S = 1.0
@@ -74,6 +74,7 @@ class NodeFlow(ABC):
         fingerprint: str,
         needs_staging: bool,
         hand_over: HandOver | None,
+        disk_cost: PullCost | None = None,
     ) -> None:
         """Make it; with `hand_over` a drained node stays until others have what it offers."""
         self.scheduler = scheduler
@@ -86,6 +87,7 @@ class NodeFlow(ABC):
         self._has_said_drained = False
         self._unreported: StepOutputs | None = None
         self._copies = CopiesUnderWay()
+        self._disk = PrefixDisk(scheduler, disk_cost, self._add_if_ready)
         self._compiling: dict[AttemptId, Submit] = {}
         """Attempts that the scheduler does not know yet: their grammar is being compiled."""
         self._hand_over_of_cache = hand_over
@@ -126,6 +128,9 @@ class NodeFlow(ABC):
                 return [] if self.is_draining else self._fetch(message, now_s)
             case CopyEnded():
                 return self._copies.end(message)
+            case DiskEnded():
+                self._disk.on_ended(message, now_s)
+                return []
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
@@ -140,6 +145,7 @@ class NodeFlow(ABC):
             if not attempt.is_over:
                 error = DeadlineExceeded("the request's deadline passed on the node")
                 effects += self._fail(attempt, error)
+        effects += self._disk.on_time(now_s)
         if self._hand_over_at_s is not None and now_s >= self._hand_over_at_s:
             self._hand_over_at_s = None
             effects += self._hand_over()
@@ -152,7 +158,8 @@ class NodeFlow(ABC):
 
     def next_deadline_s(self) -> float | None:
         """Return when `on_time` must be called next; None: nothing is due."""
-        return _earliest(self._next_due_s(), self._copies.next_check_s())
+        copies_s, disk_s = self._copies.next_check_s(), self._disk.next_due_s()
+        return _earliest(self._next_due_s(), copies_s, disk_s)
 
     def _next_due_s(self) -> float | None:
         leaving = self._hand_over_of_cache
@@ -172,7 +179,9 @@ class NodeFlow(ABC):
         self._shedding.on_step(now_s, self.scheduler.waiting)
         effects = self.report() if step.starved else []
         # Before any other effect: what the copies read was written by the steps before this one.
-        effects += [self._begin_swap(copy) for copy in step.swap_copies]
+        end = self.scheduler.end_copy
+        effects += [self._copies.begin_swap(copy, end) for copy in step.swap_copies]
+        effects += self._disk.write()
         effects += self._on_reserved(step, now_s)
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
@@ -185,7 +194,9 @@ class NodeFlow(ABC):
         for sequence in step.starved:
             attempt = self.attempts.of_sequence(sequence)
             assert attempt is not None, "a running sequence belongs to an attempt"
-            effects += self._fail(attempt, self._why_starved(sequence))
+            effects += self._fail(
+                attempt, why_starved(sequence.num_known, self.scheduler.pool.num_blocks)
+            )
         self._publish_snapshots()
         return step, effects
 
@@ -270,15 +281,6 @@ class NodeFlow(ABC):
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _begin_swap(self, swap: SwapCopy | PrefixCopy) -> Effect:
-        kind = CopyKind.SWAP_OUT if swap.is_out else CopyKind.SWAP_IN
-
-        def on_end(error: Exception | None) -> list[Effect]:
-            self.scheduler.end_copy(swap, is_good=error is None)
-            return []
-
-        return self._copies.begin(CacheCopy(kind, swap.block_ids, swap.host_block_ids), on_end)
-
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
         """Begin to drain: refuse reservations that wait for room; other nodes can take them."""
         if self.is_draining:
@@ -339,7 +341,7 @@ class NodeFlow(ABC):
         )
         if problem is not None:
             return [self._refuse(message, problem)]
-        num_waiting = len(self.scheduler.waiting) + len(self._compiling)
+        num_waiting = len(self.scheduler.waiting) + len(self._compiling) + len(self._disk)
         if num_waiting >= self._limits.max_queued_requests:
             full = Overloaded(
                 f"{num_waiting} requests wait on this node",
@@ -351,19 +353,22 @@ class NodeFlow(ABC):
             return [self._refuse(message, late)]
         return self._submit(message, now_s)
 
-    def _queue(self, attempt: NodeAttempt, message: Submit) -> None:
+    def _queue(self, attempt: NodeAttempt, message: Submit, now_s: float) -> list[Effect]:
         """Pass a sequence to the scheduler, but not before its grammar is compiled.
 
-        A step under a grammar that is not compiled would make all its other requests wait.
+        A step under a grammar that is not compiled would make all its other requests wait. Returns
+        what begins to read its prefix from disk, for which it waits as well.
         """
+        effects = self._disk.begin(attempt, now_s) if attempt.pull_token is None else []
         if message.is_compiling:
             self._compiling[attempt.id] = message
-        else:
-            self._add_if_ready(attempt)
+        self._add_if_ready(attempt)
+        return effects
 
     def _add_if_ready(self, attempt: NodeAttempt) -> None:
-        """Pass a sequence to the scheduler, unless it waits for a grammar or for a pull."""
-        if attempt.pull_token is None and attempt.id not in self._compiling:
+        """Pass a sequence to the scheduler, unless it waits for a grammar, a pull or a disk."""
+        is_held = attempt.id in self._compiling or attempt.id in self._disk
+        if attempt.pull_token is None and not is_held:
             self.scheduler.add(attempt.sequence)
 
     def _on_compiled(self, message: Compiled) -> list[Effect]:
@@ -381,8 +386,9 @@ class NodeFlow(ABC):
 
     def _finish(self, attempt: NodeAttempt, *, keep_blocks: bool = False) -> None:
         """End an attempt's sequence, whether the scheduler knows it yet or not."""
-        is_compiling = self._compiling.pop(attempt.id, None) is not None
-        if is_compiling or attempt.pull_token is not None:
+        is_held = self._disk.forget(attempt.id) or attempt.pull_token is not None
+        is_held |= self._compiling.pop(attempt.id, None) is not None
+        if is_held:
             attempt.sequence.move_to(SequenceStatus.FINISHED)
         else:
             self.scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)
@@ -415,12 +421,6 @@ class NodeFlow(ABC):
             effects.append(emit_error(attempt, error))
         return effects + self._release(attempt)
 
-    def _why_starved(self, sequence: Sequence) -> PoolExhausted:
-        return PoolExhausted(
-            f"the request has {sequence.num_known} tokens and needs another KV block: this node's "
-            f"{self.scheduler.pool.num_blocks} blocks are in use, and nothing is left to preempt"
-        )
-
     def _refuse(self, message: Submit, error: PdserveError) -> AnswerCall:
         pool = self.scheduler.pool
         refusal = CallRefused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
@@ -440,7 +440,7 @@ class NodeFlow(ABC):
         return current_load(
             self.scheduler,
             self.statistics.scheduler,
-            num_compiling=len(self._compiling),
+            num_held=len(self._compiling) + len(self._disk),
             is_draining=self.is_draining,
         )
 

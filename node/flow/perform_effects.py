@@ -10,6 +10,7 @@ from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.request import RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
+from engine.core.blocks.disk_jobs import DiskJob, OnResult
 from kv_transfer.contract import KVConnector
 from node.flow.messages import (
     AbortTransfer,
@@ -17,10 +18,12 @@ from node.flow.messages import (
     AnswerCall,
     AskBlocks,
     BeginCopy,
+    BeginDisk,
     CheckCopies,
     CloseLanding,
     CommitTransfer,
     CopyEnded,
+    DiskEnded,
     Drained,
     Effect,
     Message,
@@ -64,10 +67,18 @@ class StagedModel(Protocol):
         """Begin a copy; never called unless `needs_staging`."""
 
 
+class BlockDisk(Protocol):
+    """Reads and writes files of blocks beside everything else."""
+
+    def begin(self, job: DiskJob, on_result: OnResult) -> object:
+        """Begin a job; `on_result` is called with its end, on any thread."""
+
+
 class NodeEffects:
     """Performs effects on the step thread. No method that it calls waits for another party.
 
-    `on_copied` takes a message for each copy that has ended.
+    `on_copied` takes a message for each copy and each job on `disk` that has ended. Without a disk
+    there must be no effect for one.
     """
 
     def __init__(
@@ -79,6 +90,7 @@ class NodeEffects:
         *,
         on_drained: Callable[[], object],
         on_copied: Callable[[Message], object],
+        disk: BlockDisk | None = None,
     ) -> None:
         self._connector = connector
         self._replies = replies
@@ -86,6 +98,7 @@ class NodeEffects:
         self._model = model
         self._on_drained = on_drained
         self._on_copied = on_copied
+        self._disk = disk
         self._copies: dict[int, tuple[BeginCopy, CopyUnderWay]] = {}
         """Copies by number that are not known to have ended, in the order of their begin."""
 
@@ -111,6 +124,9 @@ class NodeEffects:
                 self._begin_copy(effect)
             case CheckCopies():
                 self._check_copies(may_begin=True)
+            case BeginDisk(number, job):
+                assert self._disk is not None, "there is no disk"
+                self._disk.begin(job, lambda result: self._on_copied(DiskEnded(number, result)))
             case CloseLanding(lease_token):
                 self._connector.revoke(lease_token)
             case OpenTransfer(ticket, deadline_s, priority):

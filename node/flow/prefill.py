@@ -79,6 +79,7 @@ class PrefillFlow(NodeFlow):
         needs_staging: bool,
         tickets: Tickets,
         pull_cost: PullCost,
+        disk_cost: PullCost | None = None,
         hand_over: HandOver | None = None,
     ) -> None:
         self._landing_place = tickets.place
@@ -87,6 +88,7 @@ class PrefillFlow(NodeFlow):
             limits,
             fingerprint=self._landing_place.fingerprint,
             needs_staging=needs_staging,
+            disk_cost=disk_cost,
             hand_over=hand_over,
         )
         copies = self._copies if needs_staging else None
@@ -116,7 +118,7 @@ class PrefillFlow(NodeFlow):
         if message.source is not None:
             effects = self.pulls.begin(attempt, message.source, now_s)
         attempt.answer = PromptAccepted()
-        self._queue(attempt, message)
+        effects += self._queue(attempt, message, now_s)
         effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
             self.attempts.set_lease(attempt, ticket.lease_token)

@@ -38,6 +38,7 @@ log = logging.getLogger("pdserve.node")
 # Together less than what `pdserve up` waits before it kills.
 STEP_GRACE_S = 6.0
 STREAMS_GRACE_S = 2.0
+DISK_GRACE_S = 0.5
 
 
 class EngineNode:
@@ -172,6 +173,7 @@ class EngineNode:
             await step_thread.stop(STEP_GRACE_S)
             path.end_streams()
             await control.stop(STREAMS_GRACE_S)
+            await path.close_disk(DISK_GRACE_S)
 
     async def _wait_for_end(
         self,

@@ -35,14 +35,16 @@ def _prefill_flow_maker(config: Config) -> MakeFlow:
             flow_limits(config, model),
             needs_staging=model.stages_landings,
             tickets=Tickets(landing, new_lease_token),
-            pull_cost=_pull_cost(model),
+            pull_cost=_kv_cost(model),
             hand_over=_hand_over(config, scheduler),
+            disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
         )
 
     return make
 
 
-def _pull_cost(model: LoadedModel) -> PullCost:
+def _kv_cost(model: LoadedModel) -> PullCost:
+    """Return the rule about KV that is moved here, or computed. Each use corrects its own."""
     layout, costs = model.layout, model.step_costs
     token_bytes = layout.block_bytes / layout.block_size
     return PullCost(token_bytes, lambda num_tokens: expected_step_s(costs, num_tokens))
@@ -70,6 +72,7 @@ def _decode_flow_maker(config: Config) -> MakeFlow:
             place=landing_place(config, model, incarnation, connector),
             new_lease_token=new_lease_token,
             needs_staging=model.stages_landings,
+            disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
             hand_over=_hand_over(config, scheduler),
         )
 

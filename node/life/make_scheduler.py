@@ -10,6 +10,7 @@ from common.kv.kv_layout import KVLayout
 from common.kv.token_budget import get_max_chunk_tokens, num_speculative_tokens, tokens_per_seq
 from common.nodes import Role
 from common.settings.config import Config, SpeculationConfig
+from engine.core.blocks.disk_index import DiskIndex
 from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
@@ -95,7 +96,9 @@ def plans_ahead(config: Config, model: RunningModel) -> bool:
     return chosen == "on" or (chosen == "auto" and model.needs_staging)
 
 
-def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
+def make_scheduler(
+    config: Config, model: SchedulableModel, disk_index: DiskIndex | None = None
+) -> Scheduler:
     """Return the scheduler of a node with this configuration and model."""
     engine, speculation = config.engine, speculation_of(config)
     return Scheduler(
@@ -118,6 +121,7 @@ def make_scheduler(config: Config, model: SchedulableModel) -> Scheduler:
         speculation=make_speculation(speculation, model.step_costs),
         num_host_blocks=model.num_host_blocks,
         keeps_prefixes=engine.prefix_host_memory > 0,
+        disk_index=disk_index,
         swaps_late=model.needs_staging,
         can_go_on=model.can_go_on and plans_ahead(config, model),
     )

@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from common.files.keys_folder import Keys
 from common.grammar import Grammar
 from common.ids import Incarnation
@@ -36,6 +38,10 @@ class LoadedModel(Runner, SchedulableModel, StagedModel, Protocol):
     @property
     def stages_landings(self) -> bool:
         """Whether its flow has copied to a device what lands, and from it what is sent."""
+
+    @property
+    def host_kv(self) -> np.ndarray:
+        """Its host blocks: uint8 `[num_layers, planes, num_host_blocks, piece_bytes]`."""
 
     @property
     def has_grammars(self) -> bool: ...

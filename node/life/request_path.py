@@ -23,6 +23,7 @@ from node.flow.step_progress import StepProgress, expected_step_s
 from node.life.connector_watch import wait_for_hang
 from node.life.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
+from node.life.prefix_disk import disk_index_of, start_disk
 from node.life.step_thread import StepThread
 from node.watch.attempt_watch import AttemptWatch
 from node.watch.kv_metrics import kv_links
@@ -54,7 +55,8 @@ class RequestPath:
         self._ready_at_s = parts.clock.now_s()
         largest_s = expected_step_s(model.step_costs, max_chunk_tokens_of(config))
         self.progress = StepProgress(largest_s)
-        scheduler = make_scheduler(config, model)
+        scheduler = make_scheduler(config, model, disk_index_of(config, model))
+        self._disk = start_disk(config, model)
         self._tiers: dict[Tier, TellsNews] = {
             Tier.POOL: scheduler.pool.prefix_cache,
             Tier.HOST: scheduler.host_pool,
@@ -84,6 +86,7 @@ class RequestPath:
             model,
             on_drained=drain.on_drained,
             on_copied=inbox.put,
+            disk=self._disk,
         )
         self._watch = AttemptWatch(self._flow.attempts, parts.tracing, loop, parts.clock)
 
@@ -127,6 +130,11 @@ class RequestPath:
     def end_streams(self) -> None:
         """Let every token stream send what it has and end. The step thread has stopped before."""
         self._streams.stop()
+
+    async def close_disk(self, grace_s: float) -> None:
+        """Leave the files to the next process. The step thread has stopped before."""
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.close, grace_s)
 
     def _flush(self) -> None:
         """End a turn of the step thread: tokens leave first, then ended attempts are reported."""

@@ -263,7 +263,8 @@ def _kept_prefixes(scheduler: SchedulerStatistics) -> Iterator[Metric]:
     counted = scheduler.counters
     yield counters(
         "prefix_blocks_found",
-        "Blocks with the start of admitted prompts: in the pool, or copied back from host memory",
+        "Blocks with the start of admitted prompts: in the pool, copied back from host memory, or "
+        "read from disk for them",
         "tier",
         counted.prefix_blocks_found,
     )
@@ -277,6 +278,25 @@ def _kept_prefixes(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "prefix_host_blocks",
         "Blocks of host memory that hold prefixes",
         scheduler.num_prefix_host_blocks,
+    )
+    yield counters(
+        "prefix_disk_events",
+        "Blocks of prefixes on disk: written, read, removed to make room, missed, declined "
+        "(computing was expected to be quicker, or the disk failed lately), late, vanished or "
+        "corrupt; and reads and writes that failed",
+        "event",
+        counted.disk,
+    )
+    yield gauges(
+        "prefix_disk_blocks",
+        "Blocks in this node's files, and those it has seen in files of other nodes of its host",
+        "node",
+        {"this": scheduler.disk.num_blocks, "others": scheduler.disk.num_others},
+    )
+    yield gauge(
+        "prefix_disk_bytes",
+        "Bytes of this node's files of prefixes, those of other models included",
+        scheduler.disk.num_bytes,
     )
 
 

@@ -50,6 +50,9 @@ UP_DEFAULTS: dict[str, str | int | float] = {
 }
 """Several nodes share one machine here: steps must stay short."""
 
+PROFILED_SECTIONS = ("model", "engine", "speculation")
+"""The groups of settings that change what `profile` measures."""
+
 EVERYDAY_KEYS = (
     *("model", "served_model_name", "host", "port", "redis_url", "keys", "insecure", "api_key"),
     *("max_model_len", "max_num_seqs", "kv_cache_memory", "memory_fraction", "num_threads"),
@@ -78,6 +81,7 @@ def build_parser() -> Parser:
         commands, "check-config", "refuse what `serve` would, else print what is set"
     )
     check.add_argument("--all", action="store_true", help="print the settings with defaults too")
+    _add_profile(commands)
     _add_kv_key(commands)
     _add_api_keys(commands)
     _add_keys(commands)
@@ -185,6 +189,19 @@ def _add_router(command: Parser) -> None:
     )
 
 
+def _add_profile(commands: Any) -> None:
+    command = _add_command(commands, "profile", "measure a model on this machine, for planning")
+    command.add_argument("file", metavar="FILE", help="where to write what was measured, as JSON")
+    _add_config_file(command)
+    without = {
+        option.key
+        for section in SECTIONS
+        if section not in PROFILED_SECTIONS
+        for option in options_of(section)
+    }
+    _add_sections(command, without=frozenset(without), defaults={})
+
+
 def _add_kv_key(commands: Any) -> None:
     command = _add_command(commands, "kv-key", "make the key that encrypts KV between nodes")
     command.add_argument("file", metavar="FILE", help="where to write it; must not exist yet")
@@ -242,7 +259,7 @@ def _add_command(commands: Any, name: str, summary: str, parent: str = "") -> Pa
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=EXAMPLES[parent or name],
-        has_groups=name in ("serve", "up", "check-config"),
+        has_groups=name in ("serve", "up", "check-config", "profile"),
     )
     return command
 

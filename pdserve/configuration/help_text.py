@@ -44,6 +44,16 @@ examples:
   pdserve up --prefill 2 --decode 1           more nodes
   pdserve up --mixed 1                        one node that prefills and decodes
 """,
+    "profile": """\
+Loads the model as a node does, and measures for about a minute, after the
+model is loaded and its kernels are compiled: steps by rows and context,
+by chunk and context, steps that verify drafts, and KV transfers by size.
+Nothing else should run on this machine meanwhile.
+
+examples:
+  pdserve profile smollm2.json --model ./SmolLM2
+  pdserve profile demo.json --model demo --speculative-method ngram
+""",
     "status": """\
 examples:
   pdserve status

@@ -28,6 +28,8 @@ NUM_HOLDERS = 4
 """Holders of each role that are candidates in any case."""
 MAX_HOLDERS_SEEN = 64
 """Holders that a choice looks at to find these."""
+NUM_SOURCES = 8
+"""The deepest holders that a choice looks at for one that can send what the prefill node lacks."""
 _TRIES = 2 * NUM_DRAWN
 _WORD = 2**64 - 1
 
@@ -97,7 +99,7 @@ class Shortlist:
         holders, and the decode node that was chosen."""
         if not isinstance(nodes, Roster) or len(nodes) <= MAX_SCANNED:
             return nodes
-        found = dict.fromkeys(held.deepest(MAX_HOLDERS_SEEN, self._draws.below))
+        found = dict.fromkeys(held.deepest(NUM_SOURCES, self._draws.below))
         if decode is not None:
             found[decode] = None
         return _views(nodes, found)

@@ -29,13 +29,20 @@ class PairPlacer:
     """A `Placer`, the pairs that it avoids, and where the requests of sessions were placed."""
 
     def __init__(
-        self, policy: str, session_ttl_s: float, clock: Clock, metrics: RouterMetrics
+        self,
+        policy: str,
+        session_ttl_s: float,
+        clock: Clock,
+        metrics: RouterMetrics,
+        *,
+        seed: int | None = None,
     ) -> None:
         """Look the policy up. Raises `KeyError` for a policy that does not exist.
 
-        A session is known for `session_ttl_s` after its last request was placed.
+        A session is known for `session_ttl_s` after its last request was placed. From `seed`
+        follows which nodes of a wide cluster are looked at; None: a random one.
         """
-        self._placer = Placer(policy, seed=secrets.randbits(64))
+        self._placer = Placer(policy, seed=secrets.randbits(64) if seed is None else seed)
         self._clock = clock
         self._metrics = metrics
         self._pairs = PairHealth()

@@ -153,3 +153,25 @@ def test_a_source_that_is_killed_and_comes_back_under_its_name(
         asked += 1
         assert asked < 4
     assert num_cached == len(history) // BLOCK_SIZE * BLOCK_SIZE, "it has pulled from the other one"
+
+
+def test_a_pull_is_a_link_between_its_nodes_with_the_bytes_that_moved(
+    clusters: dict[str, Cluster],
+) -> None:
+    """The live page draws its arrows from these."""
+    pulls = clusters["pulls"]
+    history = words("greedy")[1500:][:400]
+    before = known_blocks(pulls)
+    complete(pulls, history, "greedy")
+    num_blocks = len(history) // BLOCK_SIZE
+    wait_until(lambda: known_blocks(pulls) >= before + num_blocks, "its blocks are known")
+    _, num_cached = complete(pulls, [*history, 5, 6, 7], "greedy")
+    assert num_cached == num_blocks * BLOCK_SIZE
+
+    def links() -> list[tuple[str, str]]:
+        nodes = httpx.get(f"{pulls.url}/v1/cluster", timeout=5.0).json()["nodes"]
+        found = [(node["node_id"], link) for node in nodes for link in node["kv_links"]]
+        return [(name, link["decode"]) for name, link in found if link["num_bytes"]]
+
+    between = {("prefill-1", "prefill-2"), ("prefill-2", "prefill-1")}
+    wait_until(lambda: between.intersection(links()), "a prefill node sent KV to the other one")

@@ -154,7 +154,9 @@ def test_a_node_that_is_asked_slowly_leaves_all_the_same() -> None:
     first(world)
     offered = world.drain(world.p)
     begun_at_s = world.clock.now_s()
-    while world.p.num_drained == 0:
+    for _ in range(10):
+        if world.p.num_drained:
+            break
         world.fetch(world.p, offered[:1])
         world.q.scheduler.pool.release(
             world.q.scheduler.pool.allocate(world.q.scheduler.pool.num_available, BlockUse.RUNNING)
@@ -162,7 +164,7 @@ def test_a_node_that_is_asked_slowly_leaves_all_the_same() -> None:
         world.settle()
         world.advance(UNASKED_S * 0.9)
         world.settle()
-    assert world.clock.now_s() - begun_at_s <= MOST_S + UNASKED_S
+    assert MOST_S <= world.clock.now_s() - begun_at_s <= MOST_S + UNASKED_S
 
 
 def test_what_is_there_is_not_pulled_again() -> None:

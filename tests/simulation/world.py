@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from common.errors import Draining, Overloaded
@@ -20,11 +21,14 @@ from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, RequestOutput
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.block_pool import BlockUse
+from engine.core.blocks.disk_index import DiskIndex, bytes_taken
 from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import OnLayer, OnQueued, Runner
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
+from engine.prefix_disk.block_file import HEADER_BYTES
+from engine.prefix_disk.block_folder import BlockFolder
 from engine.step_loop import StepLoop
 from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
@@ -47,6 +51,8 @@ from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.disk.faulty_files import FaultyCalls
+from tests.support.disk.played_disk import PlayedDisk
 from tests.support.engine.build import check_books, check_idle, make_request
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
 from tests.support.kv.fake_kv_network import FakeConnector, FakeKVNetwork
@@ -105,6 +111,11 @@ class Node:
         self.fail_after_layer: int | None = None
         answers: Any = self
         self.num_drained = 0
+        self.calls = FaultyCalls()
+        self.disk: PlayedDisk | None = None
+        if size.disk_path is not None:
+            fingerprint, host_kv = self.runner.layout.fingerprint, self.runner.host_kv
+            self.disk = PlayedDisk(BlockFolder(size.disk_path, fingerprint, host_kv, self.calls))
         effects = NodeEffects(
             self.connector,
             answers,
@@ -112,6 +123,7 @@ class Node:
             self.runner,
             on_drained=self._on_drained,
             on_copied=self.inbox.put,
+            disk=self.disk,
         )
         self.loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
@@ -173,6 +185,8 @@ class Node:
 
     def turn(self) -> bool:
         """One turn of the loop, with all books checked after it."""
+        if self.disk is not None:
+            self.disk.turn()
         is_busy = self.loop.turn()
         check_books(self.scheduler)
         self._check_kv_in_use()
@@ -220,6 +234,8 @@ class NodeSize:
     num_drafts: int = 0
     num_host_blocks: int = 0
     keeps_prefixes: bool = False
+    disk_path: Path | None = None
+    num_disk_blocks: int = 1000
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
 
     def make_scheduler(self, runner: HashRunner) -> Scheduler:
@@ -244,9 +260,16 @@ class NodeSize:
             speculation=make_speculation(speculation, runner.step_costs),
             num_host_blocks=self.num_host_blocks,
             keeps_prefixes=self.keeps_prefixes,
+            disk_index=self._disk_index(runner),
             swaps_late=runner.needs_staging,
             can_go_on=runner.can_go_on,
         )
+
+    def _disk_index(self, runner: HashRunner) -> DiskIndex | None:
+        if self.disk_path is None:
+            return None
+        file_bytes = HEADER_BYTES + runner.layout.block_bytes
+        return DiskIndex(self.num_disk_blocks * bytes_taken(file_bytes), file_bytes)
 
 
 MakeFlow = Callable[[Scheduler, NodeSize], NodeFlow]
@@ -310,6 +333,7 @@ class World:
                 needs_staging=True,
                 tickets=self._tickets(me, runner),
                 pull_cost=self.pull_cost,
+                disk_cost=self._disk_cost(size),
                 hand_over=HandOver(scheduler.pool) if self.hands_over else None,
             )
 
@@ -328,10 +352,16 @@ class World:
                 place=_landing_place(me, runner),
                 new_lease_token=lambda: next(self._lease_tokens),
                 needs_staging=True,
+                disk_cost=self._disk_cost(size),
                 hand_over=HandOver(scheduler.pool) if self.hands_over else None,
             )
 
         return make
+
+    def _disk_cost(self, size: NodeSize) -> PullCost | None:
+        if size.disk_path is None:
+            return None
+        return PullCost(1.0, lambda num_tokens: num_tokens * self.token_s)
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -388,6 +418,7 @@ class World:
         is_read = not any(node.inbox._messages for node in self.nodes.values())
         is_said = not (self.to_nodes or self.to_router)
         is_busy |= any(node.runner.copies for node in self.nodes.values())
+        is_busy |= any(node.disk.is_busy for node in self.nodes.values() if node.disk is not None)
         return was_busy or is_busy or not (is_read and is_said)
 
     def settle(self, *, frames: bool = True) -> None:

@@ -3,6 +3,7 @@
 attacks/          what outsiders try on ports, files and processes
 clocks/           time that tests move, and waits with a deadline
 cluster/          clusters of real processes
+disk/             disks for prefixes, and file systems that fail
 engine/           engines without a model
 grammars/         grammars that are hostile or slow, and schemas
 http/             the HTTP edge without a cluster behind it

@@ -11,6 +11,7 @@ from common.errors import InvalidRequest
 from common.grammar import MAX_GRAMMAR_BYTES
 from common.request import MAX_LOGPROBS, MAX_PRIORITY, MAX_STOP_TOKEN_IDS
 from common.settings.config import ApiConfig, HandoffConfig, PlacementConfig
+from engine.prefix_disk import block_folder
 from engine.runner.grammars import compiling
 from grammars import kept
 from grammars.bounds import (
@@ -218,6 +219,14 @@ CONTROL = {
     "grammars that wait to be compiled": str(compiling.MAX_PREPARING),
     "requests that wait on the node": f"{HANDOFF.max_queued_requests} (`--max-queued-requests`)",
 }
+DISK = {
+    "bytes of prefixes in a node's files, in blocks of 4 KiB": "none (`--prefix-disk-size`)",
+    "nodes of a host that write below one path": str(block_folder.MOST_FOLDERS),
+    "blocks of other nodes that a node knows of": f"{block_folder.MOST_BLOCKS_SEEN:,}",
+    "host blocks that reads hold at once": "half of those there are",
+    "time that a prompt waits for a read": "what computing should take",
+    "failures of a disk, in reads or in writes": "1",
+}
 KV = {
     "time of a handshake": f"{kv.DEFAULT_PEER_TIMEOUT_S:g} s",
     "part of a message": (
@@ -262,7 +271,7 @@ def tables() -> list[dict[str, str]]:
 
 def test_the_tables_say_what_the_code_does() -> None:
     wanted: list[Any] = [
-        ROUTER, KEYS, CONTROL, connection_limits(metrics_server.LIMITS), KV, STORE
+        ROUTER, KEYS, CONTROL, DISK, connection_limits(metrics_server.LIMITS), KV, STORE
     ]  # fmt: skip
     assert tables() == wanted
 

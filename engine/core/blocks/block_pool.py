@@ -25,6 +25,9 @@ class BlockUse(Enum):
     RECEIVING = "receiving"
     QUARANTINED = "quarantined"
 
+    # Uses are counted for every block that is taken or released; `Enum` hashes a name in Python.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCounts:

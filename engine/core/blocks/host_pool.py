@@ -8,6 +8,7 @@ whatever else needs the room.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.eviction import LeastRecentlyUsed
@@ -22,10 +23,13 @@ class HostPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._used: set[int] = set()
         self._prefixes = PrefixCache()
-        self._evictable = LeastRecentlyUsed()
+        self._evictable: LeastRecentlyUsed[int] = LeastRecentlyUsed()
         """The prefixes that no copy reads."""
         self._readers: dict[int, int] = {}
         """How many copies read each of the others."""
+        self._pinned: set[int] = set()
+        self.unsaved: set[int] = set()
+        """Prefixes that were used since a lower tier was offered them."""
 
     @property
     def num_free(self) -> int:
@@ -48,16 +52,24 @@ class HostPool:
         return len(self._readers)
 
     @property
+    def num_pinned(self) -> int:
+        """Prefixes that do not give way, though no copy reads them."""
+        return len(self._pinned)
+
+    @property
     def num_available(self) -> int:
         """Host blocks that `allocate` can hand out now: free ones, and prefixes that give way."""
-        return len(self._free) + len(self._evictable)
+        num_kept = sum(one not in self._readers for one in self._pinned)
+        return len(self._free) + len(self._evictable) - num_kept
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` host blocks, free ones first; `ValueError` when fewer are available."""
         if count > self.num_available:
             raise ValueError(f"asked for {count} host blocks, {self.num_available} are free")
-        for _ in range(count - len(self._free)):
-            self._evict(self._evictable.first())
+        num_evicted = max(count - len(self._free), 0)
+        following = (one for one in self._evictable if one not in self._pinned)
+        for given_way in list(islice(following, num_evicted)):
+            self._evict(given_way)
         taken = [self._free.pop() for _ in range(count)]
         self._used.update(taken)
         return taken
@@ -87,9 +99,22 @@ class HostPool:
     def note_use(self, block_hash: BlockHash) -> bool:
         """Note that a prefix was used, wherever; return whether it is here."""
         host_block_id = self._prefixes.find(block_hash)
-        if host_block_id is not None and host_block_id not in self._readers:
-            self._evictable.use(host_block_id)
+        if host_block_id is not None:
+            self.unsaved.add(host_block_id)
+            if host_block_id not in self._readers:
+                self._evictable.use(host_block_id)
         return host_block_id is not None
+
+    def next_evicted(self, num_allocated: int) -> list[int]:
+        """Return the prefixes that would be evicted if so many host blocks were allocated.
+
+        The first one comes first.
+        """
+        return list(islice(self._evictable, max(num_allocated - len(self._free), 0)))
+
+    def hash_of(self, host_block_id: int) -> BlockHash:
+        """Return the hash of a prefix; `KeyError` for any other host block."""
+        return self._prefixes.hash_of(host_block_id)
 
     def keep(self, host_block_ids: Iterable[int], hashes: Iterable[BlockHash]) -> None:
         """Make used blocks, now completely written, findable; the last is evicted last.
@@ -101,6 +126,7 @@ class HostPool:
             if self._prefixes.find(block_hash) is None:
                 self._free.pop()
                 self._prefixes.insert(block_hash, host_block_id)
+                self.unsaved.add(host_block_id)
                 self._evictable.use(host_block_id)
 
     def begin_reading(self, host_block_ids: Iterable[int]) -> None:
@@ -118,12 +144,21 @@ class HostPool:
             if self._readers[host_block_id] == 0:
                 del self._readers[host_block_id]
                 self._evictable.use(host_block_id)
-                if not is_good:
+                if not is_good and host_block_id not in self._pinned:
                     self._evict(host_block_id)
+
+    def pin(self, host_block_ids: Iterable[int]) -> None:
+        """Keep these prefixes, none of them pinned, until `unpin`; that is no use of them."""
+        self._pinned.update(host_block_ids)
+
+    def unpin(self, host_block_ids: Iterable[int]) -> None:
+        """Let these prefixes give way again, when it would have been their turn."""
+        self._pinned.difference_update(host_block_ids)
 
     def _evict(self, host_block_id: int) -> None:
         self._evictable.forget(host_block_id)
         self._prefixes.forget(host_block_id)
+        self.unsaved.discard(host_block_id)
         self._free.append(host_block_id)
 
     def check(self) -> None:
@@ -134,4 +169,6 @@ class HostPool:
         )
         assert len(self._prefixes) == len(prefixes), "prefixes miscounted"
         assert all(map(self._prefixes.holds, prefixes)), "a prefix that is not findable"
+        assert self._pinned.issubset(prefixes), "a pinned prefix is lost"
+        assert self.unsaved.issubset(prefixes), "offered to a lower tier, and no prefix"
         assert all(count > 0 for count in self._readers.values()), "readers miscounted"

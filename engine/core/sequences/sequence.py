@@ -63,6 +63,7 @@ class Sequence:
         "request",
         "seat",
         "sequence_id",
+        "sought_on_disk",
         "status",
     )
 
@@ -118,6 +119,8 @@ class Sequence:
         self.host_block_ids: list[int] = []
         self.fetched: frozenset[int] | None = None
         """Blocks that its prefix is copied back to from host memory; None: none, so far."""
+        self.sought_on_disk: frozenset[BlockHash] = frozenset()
+        """Blocks of its prefix that were on disk when it came."""
         self.num_swapped = 0
         """Leading tokens whose KV is in host memory."""
 

@@ -14,6 +14,9 @@ from engine.runner.cache.contract import Cache
 class HostBlockArrays:
     """Memory for `num_blocks` whole blocks of a cache, all layers. One thread owns both.
 
+    Blocks that no copy uses are read and written elsewhere too, as the host pool says: `bytes` is
+    `[layers, planes, num_blocks, piece_bytes]`.
+
     `swap_out` and `swap_in` are for a cache in host memory, `begin_swap` for a mirrored one.
     """
 
@@ -22,24 +25,24 @@ class HostBlockArrays:
         self._cache = cache
         layers, kinds, _, piece_bytes = cache.host_bytes.shape
         # Pages of blocks that were never used are not touched, so they take no memory.
-        self._bytes = np.zeros((layers, kinds, self.num_blocks, piece_bytes), np.uint8)
+        self.bytes = np.zeros((layers, kinds, self.num_blocks, piece_bytes), np.uint8)
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy cache blocks to host blocks, pairwise; `InternalError` for bad ids."""
         self._check(block_ids, host_block_ids)
-        _copy_blocks(self._cache.host_bytes, block_ids, self._bytes, host_block_ids)
+        _copy_blocks(self._cache.host_bytes, block_ids, self.bytes, host_block_ids)
 
     def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy host blocks to cache blocks, pairwise; `InternalError` for bad ids."""
         self._check(block_ids, host_block_ids)
-        _copy_blocks(self._bytes, host_block_ids, self._cache.host_bytes, block_ids)
+        _copy_blocks(self.bytes, host_block_ids, self._cache.host_bytes, block_ids)
 
     def begin_swap(
         self, block_ids: Sequence[int], host_block_ids: Sequence[int], *, is_out: bool
     ) -> CopyUnderWay:
         """Begin to copy between a device and host blocks, pairwise; `InternalError` for bad ids."""
         self._check(block_ids, host_block_ids)
-        return self._cache.begin_copy(block_ids, self._bytes, host_block_ids, is_out=is_out)
+        return self._cache.begin_copy(block_ids, self.bytes, host_block_ids, is_out=is_out)
 
     def _check(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         if len(block_ids) != len(host_block_ids):

@@ -34,7 +34,7 @@ class PullCost:
     def __init__(self, token_bytes: float, compute_s: Callable[[int], float]) -> None:
         """Take the bytes of a token's KV, and the seconds of a step of so many tokens."""
         self._token_bytes = token_bytes
-        self._compute_s = compute_s
+        self.compute_s = compute_s
         self._slowness = 1.0
 
     def expected_s(self, num_tokens: int) -> float:
@@ -43,7 +43,7 @@ class PullCost:
 
     def is_worth(self, num_tokens: int) -> bool:
         """Return whether a pull is expected to be quicker than computing."""
-        if self.expected_s(num_tokens) < self._compute_s(num_tokens):
+        if self.expected_s(num_tokens) < self.compute_s(num_tokens):
             return True
         self._set(self._slowness * _FORGIVEN)
         return False

@@ -15,6 +15,7 @@ from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.disk_index import DiskIndex
 from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import PoolView, SequenceView, StepLimits
 from engine.core.planning.forecast import Forecast
@@ -222,6 +223,7 @@ class Engine:
         num_drafts: int = 0,
         num_host_blocks: int = 0,
         keeps_prefixes: bool = False,
+        disk_index: DiskIndex | None = None,
         chunk_granularity: int = 1,
         pairs_per_token: int = 0,
         is_ahead: bool = False,
@@ -264,6 +266,7 @@ class Engine:
             speculation=make_speculation(speculation, self.runner.step_costs),
             num_host_blocks=num_host_blocks,
             keeps_prefixes=keeps_prefixes,
+            disk_index=disk_index,
             num_blocks=num_blocks,
             fingerprint=self.runner.layout.fingerprint,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),

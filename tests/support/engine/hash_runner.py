@@ -113,6 +113,11 @@ class HashRunner:
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
+    @property
+    def host_kv(self) -> np.ndarray:
+        """The host blocks."""
+        return self.host_cache
+
     needs_staging = stages_landings = True
     card_pool = None
 

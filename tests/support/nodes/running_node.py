@@ -38,13 +38,15 @@ class RunningNode:
         self.record = record
         self.runner = runner
         self._stub = stub
+        self._num_answers = 0
 
     async def answer(
         self, request: GenerationRequest, router: Incarnation = ROUTER
     ) -> list[RequestOutput]:
         """Everything that the node says to one request, which it computes alone."""
         caller = NodeCaller(self._stub, make_envelope(router, self.record.incarnation))
-        await caller.greet()
+        await caller.greet(is_first=not self._num_answers)
+        self._num_answers += 1
         reply = await caller.ask(
             pb.ReserveRequest(request=request_to_proto(request), must_prefill_locally=True)
         )
@@ -64,10 +66,12 @@ def node_config(role: Role = Role.MIXED, *, method: str = "none", **server: Any)
 
 
 @asynccontextmanager
-async def running_node(config: Config) -> AsyncIterator[RunningNode]:
+async def running_node(
+    config: Config, runner: HashRunner | None = None
+) -> AsyncIterator[RunningNode]:
     """Start a node, wait for its lease, stop it behind the block."""
     store, stop = MemoryStore(MonotonicClock()), asyncio.Event()
-    runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
+    runner = runner or HashRunner(num_blocks=16, block_size=config.engine.block_size)
 
     def connect(model: LoadedModel, incarnation: Incarnation, on_event: OnEvent) -> NodeConnector:
         return LoopbackConnector(

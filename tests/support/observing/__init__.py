@@ -4,4 +4,5 @@ listeners         what a process listens on, as the kernel knows it
 live_readings     readings for the live page
 otlp_collector    a collector of OTLP traces
 recorded_tracing  spans kept in memory
+samples           the samples of a registry by name
 """

@@ -146,6 +146,21 @@ def test_a_prefix_is_computed_once_and_goes_where_it_is_held() -> None:
     assert [one.num_cached_tokens for one in cluster.served[1:]] == [4032] * 5
 
 
+def test_a_prefill_node_that_lacks_a_prefix_pulls_it_from_one_that_has_it() -> None:
+    ids = tuple(range(16))
+    requests = [TraceRequest(0.0, 512 * 16, 5, ids)]
+    for index in range(1, 9):
+        own = tuple(100 * index + number for number in range(16))
+        requests.append(TraceRequest(5.0 + index * 1e-3, 512 * 32, 5, ids + own))
+    setup = setup_of({P: 2, D: 2}, num_blocks=2000)
+    # Nodes expect 0.5 GB/s of the first pull: computing must be slow for that to pay.
+    slow = replace(setup.profile, step=replace(PROFILE.step, token_s=1e-3))
+    cluster = run(replace(setup, profile=slow), requests)
+    counters = [node.scheduler.statistics().counters for node in cluster.nodes]
+    assert sum(one.num_pulled_tokens for one in counters) > 0
+    assert all(one.outcome == "stop" for one in cluster.served)
+
+
 def test_few_uncached_tokens_are_computed_by_the_decode_node() -> None:
     handoff = HandoffConfig(local_prefill_threshold=600)
     cluster = run(setup_of({P: 1, D: 1}, handoff=handoff), [TraceRequest(0.0, 500, 5)])

@@ -263,6 +263,21 @@ def test_the_number_in_the_text_is_the_limit() -> None:
         "enable_prefix_caching = False"
     ]
     assert texts(EngineConfig(prefix_host_memory=1 << 30)) == []
+    assert (
+        texts(EngineConfig(prefix_host_memory=1 << 30, prefix_disk="/x", prefix_disk_size=1 << 30))
+        == []
+    )
+    assert texts(EngineConfig(prefix_disk="/x", prefix_disk_size=1 << 30)) == [
+        "prefix_disk is '/x': wanted empty, because what is on disk passes host memory, with "
+        "prefix_host_memory = 0"
+    ]
+    assert texts(EngineConfig(prefix_host_memory=1 << 30, prefix_disk="/x")) == [
+        "prefix_disk_size is 0 bytes: wanted a size of 1MiB or more, with prefix_disk = /x"
+    ]
+    assert texts(EngineConfig(prefix_disk_size=1 << 30)) == [
+        "prefix_disk_size is 1073741824 bytes: wanted 0, because there is no folder, with "
+        "prefix_disk = "
+    ]
     assert texts(EngineConfig(max_num_batched_tokens=0)) == [
         "max_num_batched_tokens is 0: wanted 1 or more"
     ]

@@ -106,7 +106,7 @@ def test_a_prefix_that_was_used_twice_comes_back_from_host_memory(
     ]
     assert computed == [1, 1]
     assert (counters(engine).num_prefix_blocks_out, counters(engine).num_prefix_blocks_in) == (3, 3)
-    assert counters(engine).prefix_blocks_found == {"pool": 3, "host": 3}
+    assert counters(engine).prefix_blocks_found == {"pool": 3, "host": 3, "disk": 0}
 
 
 @LATE

@@ -13,7 +13,7 @@ from kv_transfer.connector.statistics import ConnectorStatistics
 from kv_transfer.connector.transfer_metrics import TransferMetrics
 from kv_transfer.shared.effects import Peer
 from node.watch.kv_metrics import KvCollector, kv_links
-from tests.unit.node.watch.samples import samples
+from tests.support.observing.samples import samples
 
 PEER = Peer("tcp://h:1", Incarnation("d", 1))
 MIB = 1 << 20

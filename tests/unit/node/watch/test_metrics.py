@@ -17,7 +17,7 @@ from common.observing.histogram import HistogramView
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
-from engine.core.statistics import SchedulerStatistics, StepCounters
+from engine.core.statistics import DiskSize, SchedulerStatistics, StepCounters
 from node.flow.messages import NodeStatistics
 from node.flow.step_progress import StepProgress
 from node.watch.grammar_metrics import GrammarCollector
@@ -25,7 +25,7 @@ from node.watch.metrics import NodeCollector, SavedPrefillCollector
 from tests.support.engine.build import make_request
 from tests.support.engine.hash_runner import expected_tokens
 from tests.support.nodes.running_node import WAIT_S, node_config, running_node
-from tests.unit.node.watch.samples import samples
+from tests.support.observing.samples import samples
 
 STATISTICS = NodeStatistics(
     num_transfers=40,
@@ -41,13 +41,14 @@ STATISTICS = NodeStatistics(
             num_swapped_out=18,
             num_prefix_blocks_out=33,
             num_prefix_blocks_in=34,
-            prefix_blocks_found={"pool": 35, "host": 36},
+            prefix_blocks_found={"pool": 35, "host": 36, "disk": 47},
             num_drafted=19,
             num_accepted=12,
             num_speculative_steps=8,
             preemptions={"blocks": 20, "priority": 21},
             stops={"barrier": 22, "nothing_waits": 23},
             plans_ahead={"taken": 27, "drafts": 28},
+            disk={"written": 50, "late": 51},
             pulls={"landed": 41, "failed": 42},
             num_pulled_tokens=43,
         ),
@@ -55,6 +56,7 @@ STATISTICS = NodeStatistics(
         blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5, quarantined=24),
         num_host_blocks_used=6,
         num_prefix_host_blocks=7,
+        disk=DiskSize(48, 49, 52),
         new_token_ratio=0.75,
         num_running=8,
         num_waiting=9,
@@ -113,6 +115,12 @@ SHOWN = {
     'pdserve_prefix_blocks_copied_total{direction="in"}': 34,
     'pdserve_prefix_blocks_found_total{tier="pool"}': 35,
     'pdserve_prefix_blocks_found_total{tier="host"}': 36,
+    'pdserve_prefix_blocks_found_total{tier="disk"}': 47,
+    'pdserve_prefix_disk_events_total{event="written"}': 50,
+    'pdserve_prefix_disk_events_total{event="late"}': 51,
+    'pdserve_prefix_disk_blocks{node="this"}': 48,
+    'pdserve_prefix_disk_blocks{node="others"}': 52,
+    "pdserve_prefix_disk_bytes": 49,
     "pdserve_swapped_out_blocks_total": 18,
     "pdserve_growth_blocks": 7,
     "pdserve_new_token_ratio": 0.75,

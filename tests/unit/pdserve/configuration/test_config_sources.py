@@ -107,7 +107,12 @@ LEGAL_VALUES = {
 }
 
 
-REQUIRED_WITH = {"tls_cert": ("--tls-key", "k"), "tls_key": ("--tls-cert", "c")}
+REQUIRED_WITH = {
+    "tls_cert": ("--tls-key", "k"),
+    "tls_key": ("--tls-cert", "c"),
+    "prefix_disk": ("--prefix-disk-size", "1GiB", "--prefix-host-memory", "1GiB"),
+    "prefix_disk_size": ("--prefix-disk", "/x", "--prefix-host-memory", "1GiB"),
+}
 
 
 def test_every_setting_can_come_from_each_source(file: Path) -> None:

@@ -127,6 +127,51 @@ def test_the_checker_notices_a_lost_and_a_doubled_place() -> None:
             pool.check()
 
 
+def test_what_is_pinned_keeps_its_turn_and_does_not_give_way() -> None:
+    pool = HostPool(3)
+    a, b, c = (kept(pool, one)[0] for one in (A, B, C))
+    pool.pin([a])
+    assert (pool.num_available, pool.num_pinned) == (2, 1)
+    assert pool.next_evicted(3) == [a, b, c]
+    pool.release(pool.allocate(1))
+    assert [pool.find(one) is not None for one in (A, B, C)] == [True, False, True]
+    with pytest.raises(ValueError, match="asked for 3 host blocks, 2 are free"):
+        pool.allocate(3)
+    pool.check()
+    pool.unpin([a])
+    pool.allocate(2)
+    assert [pool.find(one) is not None for one in (A, C)] == [False, True]
+    pool.check()
+
+
+def test_what_is_pinned_and_read_is_counted_once_and_kept_for_both() -> None:
+    pool = HostPool(2)
+    [a] = kept(pool, A)
+    pool.pin([a])
+    pool.begin_reading([a])
+    assert pool.num_available == 1
+    pool.end_reading([a], is_good=False)
+    assert pool.find(A) == a, "freed while it is written from"
+    assert pool.num_available == 1
+    pool.unpin([a])
+    assert pool.num_available == 2
+    pool.check()
+
+
+def test_a_prefix_is_unsaved_after_each_use_until_it_is_gone() -> None:
+    pool = HostPool(2)
+    [a] = kept(pool, A)
+    assert pool.unsaved == {a}
+    pool.unsaved.remove(a)
+    pool.note_use(B)
+    assert pool.unsaved == set()
+    pool.note_use(A)
+    assert pool.unsaved == {a}
+    pool.allocate(2)
+    assert pool.unsaved == set()
+    pool.check()
+
+
 def test_what_enters_and_leaves_is_told_of_prefixes_alone() -> None:
     pool = HostPool(2)
     kept(pool, A)

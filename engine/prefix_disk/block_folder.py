@@ -1,0 +1,249 @@
+"""The folders of the nodes of a host, and the files of blocks in them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from common.files.trusted_folder import why_untrusted
+from common.kv.blocks import BlockHash
+from engine.core.blocks.disk_jobs import (
+    OWN_FOLDER,
+    DiskFailure,
+    DiskLook,
+    DiskRead,
+    DiskResult,
+    DiskScan,
+    DiskWrite,
+    FileName,
+)
+from engine.prefix_disk.block_file import HEADER_BYTES, CorruptFile, check_file, file_header
+from engine.prefix_disk.file_calls import FileCalls
+
+MOST_FOLDERS = 64
+"""Nodes of a host that share a path; a further one only reads."""
+MOST_BLOCKS_SEEN = 1_000_000
+"""Blocks of other nodes that one node knows of."""
+_BLOCK, _NEW, _LOCK = ".kv", ".new", ".lock"
+_HASH_LETTERS = 32
+
+
+class NoFolder(OSError):
+    """This node has no folder that it may write to."""
+
+
+class BlockFolder:
+    """The files below `path`, as one node sees them. `host` is its memory for prefixes.
+
+    `host` is `[layers, planes, host blocks, piece_bytes]`. One thread may look and write while
+    another one reads.
+    """
+
+    def __init__(
+        self, path: Path, fingerprint: str, host: np.ndarray, calls: FileCalls | None = None
+    ) -> None:
+        self._path, self._fingerprint, self._host = path, fingerprint, host
+        self._calls = calls or FileCalls()
+        self._own = OWN_FOLDER
+        self._lock: int | None = None
+        self.block_bytes = host.nbytes // host.shape[2]
+        self._buffer = np.empty(self.block_bytes, np.uint8)
+
+    def look(self, look: DiskLook) -> DiskResult:
+        """See which blocks there are. Without a folder of its own a node still sees the others."""
+        failure, why = None, ""
+        own: tuple[BlockHash, ...] = ()
+        strangers: tuple[tuple[str, int], ...] = ()
+        if look.is_all:
+            try:
+                self._take_folder()
+                own, strangers = self._scan_own()
+            except OSError as error:
+                failure, why = DiskFailure.ERROR, str(error)
+        others = self._scan_others()
+        return DiskResult(scan=DiskScan(own, strangers, others), failure=failure, why=why)
+
+    def write(self, write: DiskWrite) -> DiskResult:
+        """Remove and write; the first error ends it."""
+        num_done = 0
+        try:
+            for name in write.removed:
+                self._remove(name)
+            for host_block_id, block_hash in zip(write.host_block_ids, write.hashes, strict=True):
+                block = np.ascontiguousarray(self._host[:, :, host_block_id])
+                self._write_block(block_hash, block.reshape(-1).data)
+                num_done += 1
+        except OSError as error:
+            return DiskResult(num_done, failure=DiskFailure.ERROR, why=str(error))
+        return DiskResult(num_done)
+
+    def read(self, read: DiskRead) -> DiskResult:
+        """Read blocks, up to one that is not there, not right or cannot be read."""
+        num_done = 0
+        try:
+            for host_block_id, block_hash, folder in zip(
+                read.host_block_ids, read.hashes, read.folders, strict=True
+            ):
+                path = self._block_path(folder or self._own, block_hash)
+                self._read_block(path, block_hash)
+                pieces = self._host[:, :, host_block_id]
+                pieces[...] = self._buffer.reshape(pieces.shape)
+                num_done += 1
+        except FileNotFoundError as error:
+            return DiskResult(num_done, failure=DiskFailure.VANISHED, why=str(error))
+        except CorruptFile as error:
+            with suppress(OSError):
+                self._calls.remove(path)
+            return DiskResult(num_done, failure=DiskFailure.CORRUPT, why=f"{path}: {error}")
+        except OSError as error:
+            return DiskResult(num_done, failure=DiskFailure.ERROR, why=str(error))
+        return DiskResult(num_done)
+
+    def close(self) -> None:
+        """Leave this node's folder to the next process."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            self._calls.close(lock)  # also where it fails: its number may be another file's then
+
+    # --- folders --------------------------------------------------------------------------------
+
+    def _take_folder(self) -> None:
+        """Find or make this node's folder; raises `OSError`."""
+        self.close()
+        self._calls.make_folder(self._path)
+        problem = why_untrusted(self._path, has_contents=False)
+        if problem:
+            raise NoFolder(f"{problem}: wanted a folder that only this user may write")
+        for number in range(MOST_FOLDERS):
+            name = f"node-{number}"
+            self._calls.make_folder(self._path / name)
+            self._lock = self._calls.lock(self._path / name / _LOCK)
+            if self._lock is not None:
+                self._own = name
+                self._calls.make_folder(self._folder_path(name))
+                return
+        raise NoFolder(f"{MOST_FOLDERS} nodes have a folder in {self._path}")
+
+    def _scan_own(self) -> tuple[tuple[BlockHash, ...], tuple[tuple[str, int], ...]]:
+        """Return this node's blocks by use, and what else is there; remove what is no whole file.
+
+        Raises `OSError`.
+        """
+        own: list[tuple[int, BlockHash]] = []
+        strangers: list[tuple[int, str, int]] = []
+        top = self._path / self._own
+        for folder in self._calls.folders(top):
+            is_ours = folder == self._fingerprint
+            for seen in self._calls.files(top / folder):
+                block_hash = _hash_in(seen.name, _BLOCK)
+                is_whole = not is_ours or seen.num_bytes == HEADER_BYTES + self.block_bytes
+                if block_hash is None:
+                    if _hash_in(seen.name, _NEW) is not None:
+                        self._calls.remove(top / folder / seen.name)
+                elif not is_whole:
+                    self._calls.remove(top / folder / seen.name)
+                elif is_ours:
+                    own.append((seen.used_at_ns, block_hash))
+                else:
+                    name = f"{folder}/{seen.name}"
+                    strangers.append((seen.used_at_ns, name, seen.num_bytes))
+        return (
+            tuple(block_hash for _, block_hash in sorted(own)),
+            tuple((name, size) for _, name, size in sorted(strangers)),
+        )
+
+    def _scan_others(self) -> dict[BlockHash, str]:
+        """Return blocks in the folders of other nodes; none where nothing can be seen."""
+        found: dict[BlockHash, str] = {}
+        try:
+            names = self._calls.folders(self._path)
+        except OSError:
+            return found
+        for name in names:
+            if name == self._own and self._lock is not None:
+                continue
+            with suppress(OSError):
+                for one in self._calls.names(self._folder_path(name)):
+                    block_hash = _hash_in(one, _BLOCK)
+                    if block_hash is not None and len(found) < MOST_BLOCKS_SEEN:
+                        found[block_hash] = name
+        return found
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def _write_block(self, block_hash: BlockHash, block: memoryview) -> None:
+        if self._lock is None:
+            raise NoFolder("this node has no folder on disk")
+        path = self._block_path(self._own, block_hash)
+        new = path.with_suffix(_NEW)
+        fd = self._calls.open_new(new)
+        try:
+            try:
+                header = file_header(self._fingerprint, block_hash, block)
+                self._write_all(fd, memoryview(header))
+                self._write_all(fd, block)
+                self._calls.sync(fd)
+            finally:
+                self._calls.close(fd)
+            self._calls.rename(new, path)
+        except OSError:
+            with suppress(OSError):
+                self._calls.remove(new)
+            raise
+
+    def _write_all(self, fd: int, left: memoryview) -> None:
+        while left:
+            num_written = self._calls.write(fd, left)
+            if num_written == 0:
+                raise OSError("nothing was written")
+            left = left[num_written:]
+
+    def _read_block(self, path: Path, block_hash: BlockHash) -> None:
+        """Read a block into the buffer; raises `OSError`, `CorruptFile`."""
+        header = bytearray(HEADER_BYTES)
+        fd = self._calls.open_old(path)
+        try:
+            self._read_all(fd, memoryview(header))
+            self._read_all(fd, self._buffer.data)
+            if self._calls.read(fd, memoryview(bytearray(1))):
+                raise CorruptFile("it is too long")
+            check_file(bytes(header), self._fingerprint, block_hash, self._buffer.data)
+            with suppress(OSError):
+                self._calls.note_use(fd)
+        finally:
+            self._calls.close(fd)
+
+    def _read_all(self, fd: int, into: memoryview) -> None:
+        while into:
+            num_read = self._calls.read(fd, into)
+            if num_read == 0:
+                raise CorruptFile("it is too short")
+            into = into[num_read:]
+
+    def _remove(self, name: FileName) -> None:
+        if self._lock is None:
+            raise NoFolder("this node has no folder on disk")
+        if isinstance(name, str):
+            path = self._path / self._own / name
+        else:
+            path = self._block_path(self._own, name)
+        with suppress(FileNotFoundError):
+            self._calls.remove(path)
+
+    def _folder_path(self, folder: str) -> Path:
+        return self._path / folder / self._fingerprint
+
+    def _block_path(self, folder: str, block_hash: BlockHash) -> Path:
+        return self._folder_path(folder) / (block_hash.hex() + _BLOCK)
+
+
+def _hash_in(name: str, suffix: str) -> BlockHash | None:
+    """Return the hash that the name of a file of this kind says; None: it is another file."""
+    if not name.endswith(suffix) or len(name) != _HASH_LETTERS + len(suffix):
+        return None
+    try:
+        return bytes.fromhex(name.removesuffix(suffix))
+    except ValueError:
+        return None

@@ -1,0 +1,163 @@
+"""`pdserve profile`: settings as of a node in, a file of measured times out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from common.errors import ConfigError
+from common.files.cache_folder import cache_root, full_path
+from common.kv.kv_layout import KVLayout
+from common.kv.token_budget import tokens_per_seq
+from common.measured_profile import (
+    MeasuredProfile,
+    ProfiledMachine,
+    ProfiledModel,
+    encode_profile,
+)
+from common.settings.config import Config
+from common.version import VERSION
+from engine.core.runner_contract import ScheduledSequence
+from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
+from pdserve.checkpoints.resolve import resolve_checkpoint
+from pdserve.checkpoints.speculative_model import resolve_speculation
+
+DECODES_S, CHUNKS_S, VERIFIED_S = 18.0, 22.0, 6.0
+MOST_BYTES = 64 << 20
+"""KV that the largest transfer moves."""
+
+
+class ProfiledRunner(Protocol):
+    """What is measured of a model on this machine."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def attention_backend(self) -> str: ...
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> object:
+        """Run one step."""
+
+
+def run_profile(config: Config, file: str, load: Callable[[Config], ProfiledRunner]) -> None:
+    """Measure what `load` returns, warm, and write `file`.
+
+    Raises `ConfigError` for a file that cannot be written, before anything is measured, and what a
+    node raises that cannot load its model.
+    """
+    path = checked_path(file)
+    folder = resolve_checkpoint(config.model.model)
+    name = config.model.served_model_name or folder.name
+    config = replace(config, model=replace(config.model, model=str(folder)))
+    tell(f"loading {name}")
+    with redirect_stdout(sys.stderr):
+        runner = load(config)
+    profile = measured(config, runner, name)
+    path.write_text(encode_profile(profile), encoding="utf-8")
+    found = (
+        f"{len(profile.decodes)} decodes, {len(profile.chunks)} chunks, "
+        f"{len(profile.verified)} steps with drafts, {len(profile.transfers)} transfers"
+    )
+    print(f"{path}: {found}")
+
+
+def checked_path(file: str) -> Path:
+    """Return the file's path. Raises `ConfigError` where nothing can be written."""
+    path = full_path(file)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: wanted the name of a file to write")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent} does not exist: wanted a file in a folder that does")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: wanted a file that this user may write")
+    return path
+
+
+def tell(line: str) -> None:
+    """Show what is being done, beside the output."""
+    print(f"profile: {line}", file=sys.stderr, flush=True)
+
+
+def loaded_runner(config: Config) -> ProfiledRunner:
+    """Return the runner of a mixed node, warm. Raises what a node raises at its start."""
+    from engine.runner.start.load import load_model_runner
+
+    runner = load_model_runner(
+        config.model,
+        config.engine,
+        speculation=resolve_speculation(
+            speculation_of(config), Path(config.model.model), load_format=config.model.load_format
+        ),
+        max_chunk_tokens=max_chunk_tokens_of(config),
+        packed_folder=cache_root() / "packed",
+    )
+    tell("compiling, warming up")
+    runner.warm_up()
+    return runner
+
+
+def measured(config: Config, runner: ProfiledRunner, name: str) -> MeasuredProfile:
+    """Return the profile of a runner that is warm."""
+    from pdserve.profiling.step_times import StepBounds, StepTimer
+    from pdserve.profiling.transfer_times import transfer_times
+
+    layout, speculation = runner.layout, speculation_of(config)
+    bounds = StepBounds(
+        max_tokens=max_chunk_tokens_of(config),
+        max_len=runner.max_model_len,
+        num_blocks=runner.num_blocks,
+        block_size=layout.block_size,
+        max_rows=config.engine.max_num_seqs,
+    )
+    timer = StepTimer(runner.execute, bounds, tell)
+    most_tokens = tokens_per_seq(speculation.speculative_method, speculation.num_speculative_tokens)
+    return MeasuredProfile(
+        pdserve_version=VERSION,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=ProfiledModel(
+            name=name,
+            layout=layout.fingerprint,
+            kv_bytes_per_token=layout.block_bytes // layout.block_size,
+            block_size=layout.block_size,
+            max_model_len=runner.max_model_len,
+        ),
+        machine=ProfiledMachine(
+            processor=processor_name(),
+            num_cores=len(os.sched_getaffinity(0)),
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            device=runner.device,
+            back_end=runner.attention_backend,
+            num_blocks=runner.num_blocks,
+        ),
+        decodes=timer.decodes(DECODES_S),
+        chunks=timer.chunks(CHUNKS_S),
+        verified=timer.verified(most_tokens, VERIFIED_S),
+        transfers=transfer_times(layout, tell, MOST_BYTES),
+    )
+
+
+def processor_name() -> str:
+    """Return the processor's name as Linux has it; elsewhere its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.machine()

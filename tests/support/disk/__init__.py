@@ -1,0 +1,5 @@
+"""Disks for prefixes.
+
+faulty_files  a file system that fails, lies, is short, or loses what was not synced
+played_disk   a disk whose jobs are done when a test says so
+"""

@@ -1,0 +1,89 @@
+"""Which steps are measured, in which order, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.core.runner_contract import ScheduledSequence
+from pdserve.profiling.step_times import MOST_REPEATS, StepBounds, StepTimer
+
+BOUNDS = StepBounds(max_tokens=512, max_len=2048, num_blocks=300, block_size=16, max_rows=16)
+
+
+class Machine:
+    """A clock, and steps that take a second for each token; the first of each size takes two."""
+
+    def __init__(self, token_s: float = 1.0) -> None:
+        self.now_s = 0.0
+        self.batches: list[list[ScheduledSequence]] = []
+        self.lines: list[str] = []
+        self._token_s = token_s
+        self._seen: set[tuple[int, int]] = set()
+
+    def execute(self, batch: Sequence[ScheduledSequence]) -> None:
+        num_tokens = sum(len(one.token_ids) for one in batch)
+        size = num_tokens, batch[0].start
+        self.now_s += self._token_s * num_tokens * (1 if size in self._seen else 2)
+        self._seen.add(size)
+        self.batches.append(list(batch))
+
+    def timer(self, bounds: StepBounds = BOUNDS) -> StepTimer:
+        return StepTimer(self.execute, bounds, self.lines.append, clock=lambda: self.now_s)
+
+
+def test_decodes_are_measured_by_rows_and_context() -> None:
+    machine = Machine()
+    found = machine.timer().decodes(1e9)
+    # 300 blocks of 16 tokens hold 16 sequences of 129 tokens, and 4 of 1,025.
+    assert [(one.rows, one.context) for one in found] == [
+        *((rows, 128) for rows in (1, 2, 4, 8, 16)),
+        *((rows, 1024) for rows in (1, 2, 4)),
+    ]
+    assert [one.step_s for one in found] == [one.rows for one in found], "the least of some"
+    assert len(machine.batches) == len(found) * MOST_REPEATS
+    assert len(machine.lines) == len(found)
+    for batch in machine.batches:
+        blocks = [block for one in batch for block in one.block_table]
+        assert len(set(blocks)) == len(blocks), "sequences share no block"
+        assert max(blocks) < BOUNDS.num_blocks
+
+
+def test_chunks_are_measured_by_tokens_and_context() -> None:
+    machine = Machine()
+    found = machine.timer().chunks(1e9)
+    chunks = (16, 64, 256, 512)
+    assert [(one.tokens, one.context) for one in found] == [
+        *((tokens, 0) for tokens in chunks),
+        *((tokens, 1024) for tokens in chunks),
+    ]
+    assert [one.step_s for one in found] == [one.tokens for one in found]
+    assert all(batch[0].sample is None for batch in machine.batches)
+
+
+def test_verified_drafts_are_measured_where_there_are_any() -> None:
+    machine = Machine()
+    assert machine.timer().verified(1, 1e9) == ()
+    found = machine.timer().verified(4, 1e9)
+    assert [(one.sequences, one.tokens_per_sequence) for one in found] == [(1, 4), (4, 4), (16, 4)]
+    assert all(one.num_drafts == 3 for batch in machine.batches for one in batch)
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 5.0, 100.0])
+def test_it_ends_in_time_and_has_at_least_one_point(budget_s: float) -> None:
+    """No step begins after the end of the budget, but for the first one."""
+    machine = Machine()
+    found = machine.timer().chunks(budget_s)
+    assert found
+    last_s = 2.0 * max(one.tokens for one in found)
+    assert machine.now_s <= budget_s + last_s
+    assert "left out, the time is up" in machine.lines[-1]
+
+
+def test_in_the_smallest_pool_there_is_something_to_measure() -> None:
+    """A chunk of 16 tokens always fits; a decode as far as the pool goes."""
+    small = StepBounds(max_tokens=16, max_len=100, num_blocks=8, block_size=16, max_rows=1)
+    assert [one.tokens for one in Machine().timer(small).chunks(1.0)] == [16]
+    assert [one.context for one in Machine().timer(small).decodes(1.0)] == [99]
+    assert Machine().timer(small).verified(4, 1.0) == ()
