@@ -41,8 +41,8 @@ class NodeRecord:
     blocks to a node that asks for them by their hashes.
     `kv_cache_bytes` is the memory of its KV blocks as they are stored; 0: unknown. `device` names
     the accelerator that it computes on; empty: it computes on a CPU, or does not tell.
-    `num_host_blocks` fit into its host memory for preempted sequences and prefixes; 0: it has none,
-    or does not tell.
+    `num_host_blocks` fit into its host memory for preempted sequences and prefixes, and
+    `num_disk_blocks` into its files of prefixes; 0: it has none, or does not tell.
 
     A field that is added needs a default: nodes of earlier versions do not send it.
     """
@@ -70,6 +70,7 @@ class NodeRecord:
     kv_cache_bytes: Count = 0
     device: Text = ""
     num_host_blocks: Count = 0
+    num_disk_blocks: Count = 0
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""
@@ -104,7 +105,7 @@ class NodeLoad:
     `free_blocks` can be had: they are free, or cached and evictable. Reserved and receiving ones
     belong to prompts on their way here; quarantined ones are kept because a sender that failed may
     still write them. All others hold running sequences. `num_prefix_host_blocks` blocks of host
-    memory hold prefixes.
+    memory and `num_prefix_disk_blocks` files hold prefixes.
 
     `new_token_ratio` is the share of the remaining outputs for which the node keeps blocks back
     now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
@@ -132,6 +133,7 @@ class NodeLoad:
     num_receiving_blocks: Count = 0
     num_quarantined_blocks: Count = 0
     num_prefix_host_blocks: Count = 0
+    num_prefix_disk_blocks: Count = 0
     kv_links: Annotated[tuple[KVLink, ...], Bounds(max_length=MAX_KV_LINKS)] = ()
     kv_unreachable: Annotated[tuple[Incarnation, ...], Bounds(max_length=MAX_KV_UNREACHABLE)] = ()
     uptime_s: Count = 0

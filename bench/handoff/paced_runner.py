@@ -104,6 +104,10 @@ class PacedRunner:
     def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
         raise NotImplementedError("the pool is host memory")
 
+    @property
+    def host_kv(self) -> np.ndarray:
+        raise NotImplementedError("there is no host pool")
+
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         raise NotImplementedError("there is no host pool")
 

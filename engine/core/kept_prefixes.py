@@ -154,16 +154,16 @@ class KeptPrefixes:
 
     def on_admitted(self, sequence: Sequence, cached_block_ids: Collection[int]) -> None:
         """Note which blocks a sequence found, and where; it may fetch again if it is preempted."""
-        self._note_fetched(sequence, cached_block_ids)
         if sequence.status is SequenceStatus.WAITING:
             fetched = (sequence.fetched or frozenset()).intersection(cached_block_ids)
             hashes = map(self._pool.prefix_cache.hash_of, fetched)
             num_read = len(sequence.sought_on_disk.intersection(hashes))
+            num_host, block_size = len(fetched) - num_read, self._prefixes.block_size
             self._counters.on_prefix_found(
-                pool=len(cached_block_ids) - len(fetched),
-                host=len(fetched) - num_read,
-                disk=num_read,
+                pool=len(cached_block_ids) - len(fetched), host=num_host, disk=num_read
             )
+            sequence.num_host_tokens = num_host * block_size
+            sequence.num_disk_tokens = num_read * block_size
         sequence.fetched = None
         if self.is_enabled:
             self._pool.prefix_cache.reused.update(cached_block_ids)
@@ -203,11 +203,6 @@ class KeptPrefixes:
         return sum(len(copy.host_block_ids) for copy in self._under_way if copy.is_out)
 
     # --- inside -----------------------------------------------------------------------------------
-
-    def _note_fetched(self, sequence: Sequence, cached_block_ids: Collection[int]) -> None:
-        if sequence.fetched and sequence.status is SequenceStatus.WAITING:
-            num_fetched = len(sequence.fetched.intersection(cached_block_ids))
-            sequence.num_host_tokens = num_fetched * self._prefixes.block_size
 
     def _copy_out(self) -> PrefixCopy | None:
         """Choose blocks to be copied out and allocate host blocks for them."""

@@ -31,5 +31,6 @@ def current_load(
         num_receiving_blocks=seen.blocks.receiving,
         num_quarantined_blocks=seen.blocks.quarantined,
         num_prefix_host_blocks=seen.num_prefix_host_blocks,
+        num_prefix_disk_blocks=seen.disk.num_blocks,
         is_draining=is_draining,
     )

@@ -61,6 +61,8 @@ class RequestPath:
             Tier.POOL: scheduler.pool.prefix_cache,
             Tier.HOST: scheduler.host_pool,
         }
+        if scheduler.disk_prefixes.index is not None:
+            self._tiers[Tier.DISK] = scheduler.disk_prefixes.index
         for told in self._tiers.values():
             told.keep_news()
         self._is_async = plans_ahead(config, model)

@@ -18,6 +18,7 @@ from node.flow.flow_limits import FlowLimits
 from node.flow.landing_place import LandingPlace
 from node.life.make_scheduler import speculation_of
 from node.life.node_parts import LoadedModel, NodeConnector
+from node.life.prefix_disk import disk_index_of
 
 log = logging.getLogger("pdserve.node")
 
@@ -27,6 +28,7 @@ def node_record(
 ) -> NodeRecord:
     """Return the record with which the node registers; the ports are those it listens on."""
     host = advertised_host(config.server)
+    disk = disk_index_of(config, model)
     return NodeRecord(
         node_id=incarnation.node_id,
         epoch=incarnation.epoch,
@@ -51,6 +53,7 @@ def node_record(
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,
         num_host_blocks=model.num_host_blocks,
+        num_disk_blocks=0 if disk is None else disk.most_blocks,
     )
 
 

@@ -103,15 +103,18 @@ def _span(tracing: Tracing, attempt: NodeAttempt, name: str, began_at_s: float) 
 
 def _of(attempt: NodeAttempt) -> Attributes:
     """Return what every span of an attempt says: of it, and of what was cached of its prompt."""
-    num_cached, num_host = attempt.sequence.num_cached_tokens, attempt.sequence.num_host_tokens
+    sequence = attempt.sequence
+    num_below = sequence.num_host_tokens + sequence.num_disk_tokens
+    num_in_pool = sequence.num_cached_tokens - num_below
     # What was pulled may be evicted again before the prompt is admitted.
-    num_pulled = min(attempt.num_pulled_tokens, num_cached - num_host)
+    num_pulled = min(attempt.num_pulled_tokens, num_in_pool)
     return {
         "pdserve.choice_id": attempt.id.choice_id,
         "pdserve.attempt": attempt.id.attempt,
         "pdserve.outcome": attempt.outcome,
-        "pdserve.cached_tokens": num_cached,
-        "pdserve.cached_tokens.pool": num_cached - num_host - num_pulled,
-        "pdserve.cached_tokens.host": num_host,
+        "pdserve.cached_tokens": sequence.num_cached_tokens,
+        "pdserve.cached_tokens.pool": num_in_pool - num_pulled,
+        "pdserve.cached_tokens.host": sequence.num_host_tokens,
+        "pdserve.cached_tokens.disk": sequence.num_disk_tokens,
         "pdserve.cached_tokens.pulled": num_pulled,
     }

@@ -57,7 +57,7 @@ class StepTimer:
     def decodes(self, budget_s: float) -> tuple[DecodeTime, ...]:
         """Measure decodes in about so many seconds."""
         shortest = min(CONTEXTS[0], self._longest - 1)
-        points = [(rows, context) for context in (shortest, *CONTEXTS[1:]) for rows in ROWS]
+        points = [(rows, context) for rows in ROWS for context in (shortest, *CONTEXTS[1:])]
         least = self._measured(
             [point for point in points if self._can_decode(*point)],
             lambda point: self._sequences(point[0], 1, point[1]),
@@ -71,7 +71,7 @@ class StepTimer:
 
     def chunks(self, budget_s: float) -> tuple[ChunkTime, ...]:
         """Measure chunks of one prompt in about so many seconds."""
-        points = [(tokens, context) for context in CHUNK_CONTEXTS for tokens in CHUNKS]
+        points = [(tokens, context) for tokens in CHUNKS for context in CHUNK_CONTEXTS]
         least = self._measured(
             [point for point in points if self._can_prefill(*point)],
             lambda point: [self._sequence(0, point[0], point[1], None)],
@@ -147,15 +147,16 @@ class StepTimer:
     ) -> dict[Point, float]:
         """Measure each point once, as long as the budget lasts, then all again while some is left.
 
-        The first point is measured in any case.
+        The first point is measured in any case, another one if as much time is left as the one
+        before it took: points come with the small steps first.
         """
-        ends_at_s = self._clock() + budget_s
+        ends_at_s, last_s = self._clock() + budget_s, 0.0
         least: dict[Point, float] = {}
         for point in points:
-            if least and self._clock() >= ends_at_s:
+            if least and self._clock() + last_s >= ends_at_s:
                 self._tell(f"{name(point)} and what follows: left out, the time is up")
                 break
-            least[point] = self._step_s(step(point))
+            least[point] = last_s = self._step_s(step(point))
             self._tell(f"{name(point)}: {1e3 * least[point]:.2f} ms")
         for _ in range(MOST_REPEATS - 1):
             for point, before_s in least.items():

@@ -10,11 +10,10 @@ effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
-roster         the nodes that can be chosen, by what a request may ask of them
 placement      which nodes take a request: filter, score, pick
 prefix_sources what has more of a prompt than the prefill node that is chosen for it
 shortlist      which nodes of a wide cluster a choice looks at
-known/         what was learned of nodes: blocks, sessions, pairs that fail
+known/         what is known of nodes: those that can be chosen, blocks, sessions, pairs that fail
 policies/      placement policies by name
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
 cluster_view   the seam between the HTTP edge and the cluster behind it
@@ -33,9 +32,9 @@ only, because another router may have nodes.
 
 A choice in a wide cluster looks at some nodes (`router/core/shortlist.py`), and at all where these
 will not do, so that it costs the same with a hundred nodes and with a thousand. Which nodes can be
-drawn is kept as nodes change (`router/core/roster.py`) and not found out for each request. One code
-filters and picks in both cases, and a plain list of nodes is always looked at whole: what small
-clusters do is what the tests compare wide ones with (`tests/simulation/test_wide_clusters.py`).
+drawn is kept as nodes change (`router/core/known/roster.py`) and not found out for each request.
+One code filters and picks in both cases, and a plain list of nodes is always looked at whole: what
+small clusters do is what tests compare wide ones with (`tests/simulation/test_wide_clusters.py`).
 
 A prefill node's leg counts from its choice on, not from the reply to the reservation. Otherwise a
 burst would be sent to one prefill node before the first reply.

@@ -24,11 +24,11 @@ from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair
+from router.core.known.roster import Roster
 from router.core.policies import NARROWINGS, POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
 from router.core.policies.session_nodes import session_node
 from router.core.prefix_sources import prefix_source
-from router.core.roster import Roster
 from router.core.shortlist import AbleNodes, Shortlist
 
 _by_id = attrgetter("incarnation")

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from common.ids import Incarnation
 from router.core.known.block_index import HeldBlocks
+from router.core.known.roster import Kind, Roster
 from router.core.policies import Narrowing
 from router.core.policies.query import NodeView, PolicyState, Query
-from router.core.roster import Kind, Roster
 
 MAX_SCANNED = 32
 NUM_DRAWN = 8

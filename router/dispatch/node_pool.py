@@ -15,6 +15,7 @@ from common.request import RequestOutput
 from placement.store import PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
+from router.core.known.roster import Roster
 from router.core.membership import (
     Membership,
     MembershipEffect,
@@ -27,7 +28,6 @@ from router.core.membership import (
     StreamLost,
 )
 from router.core.prefix_sources import heir_of
-from router.core.roster import Roster
 from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics

@@ -15,11 +15,11 @@ from common.request import FinishReason, RequestOutput
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair, PairHealth
+from router.core.known.roster import Roster
 from router.core.known.sessions import KnownSessions, SessionNodes
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies.query import Query
 from router.core.request_flow import RequestFlow
-from router.core.roster import Roster
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router")

@@ -143,9 +143,17 @@ def _node(node: NodeView, history: LiveHistory) -> dict[str, Any]:
 
 def _tiers_below(node: NodeView) -> list[dict[str, Any]]:
     """Return what holds prefixes below the pool, nearest first, and how many blocks of how many."""
-    held, size = node.load.num_prefix_host_blocks, node.record.num_host_blocks
-    size = max(size, held)  # a node of the release before does not tell its size
-    return [{"tier": "host memory", "held": held, "size": size}] if size else []
+    record, load = node.record, node.load
+    tiers = (
+        ("host memory", load.num_prefix_host_blocks, record.num_host_blocks),
+        ("disk", load.num_prefix_disk_blocks, record.num_disk_blocks),
+    )
+    # A node of the release before does not tell the size.
+    return [
+        {"tier": name, "held": held, "size": max(size, held)}
+        for name, held, size in tiers
+        if size or held
+    ]
 
 
 def _pairs(node: NodeView, history: LiveHistory) -> list[dict[str, Any]]:

@@ -16,9 +16,9 @@ import pytest
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash
 from common.nodes import Role
+from router.core.known.roster import Roster
 from router.core.placement import Placer
 from router.core.policies.query import NodeView, Query
-from router.core.roster import Roster
 from tests.support.nodes.node_views import node
 
 NUM_NODES = 60

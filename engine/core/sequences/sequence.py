@@ -49,6 +49,7 @@ class Sequence:
         "num_accepted_drafts",
         "num_bypassed",
         "num_cached_tokens",
+        "num_disk_tokens",
         "num_drafted",
         "num_hashed_blocks",
         "num_host_tokens",
@@ -93,8 +94,8 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []
         self.num_hashed_blocks = 0
         self.num_cached_tokens = 0
-        self.num_host_tokens = 0
-        """Cached tokens that were copied back for it from below the pool."""
+        self.num_host_tokens = self.num_disk_tokens = 0
+        """Cached tokens that were copied back for it from host memory, and read from disk."""
         self.has_remote_kv = has_remote_kv
         self.is_exported = is_exported
         self.status = SequenceStatus.WAITING

@@ -31,7 +31,7 @@ MAX_EXPECTED = 65_536
 MAX_RUNS = 8
 """How many different depths one look-up tells apart, the deepest ones."""
 SWEPT_AT_ONCE = 4096
-"""Blocks of nodes that have left which one report, or one look-up, takes out of the index."""
+"""Blocks of nodes that have left which one report takes out of the index."""
 
 
 _NOTHING: dict[BlockKey, int] = {}
@@ -90,6 +90,10 @@ class BlockIndex:
         self._bits: list[int] = []
         """One integer for each slot: most blocks have one holder, and share it."""
         self._leaving: dict[int, dict[Tier, set[BlockKey]]] = {}
+        self._emptied: list[int] = []
+        """Slots of nodes that have left, of which only expected blocks may be here."""
+        self._gone = 0
+        """The bits of all slots whose nodes have left."""
         self._free: list[int] = []
         self._node_of: list[Incarnation | None] = []
         self._last: tuple[Sequence[BlockHash], HeldBlocks] | None = None
@@ -158,6 +162,7 @@ class BlockIndex:
         if slot is None:
             return
         self._leaving[slot], self._node_of[slot] = self._held.pop(slot), None
+        self._gone |= self._bits[slot]
         self._sweep()
 
     # Look-ups.
@@ -174,7 +179,7 @@ class BlockIndex:
         if self._last is not None and self._last[0] is hashes and not in_pools:
             return self._last[1]
         key = block_key(hashes[0])
-        left = reported(key, 0) | below(key, 0) | expected(key, 0)
+        left = (reported(key, 0) | below(key, 0) | expected(key, 0)) & ~self._gone
         end = len(hashes)
         while left and len(runs) < MAX_RUNS:
             # The most leading blocks that any of those `left` holds: the deeper it goes, the fewer
@@ -201,6 +206,8 @@ class BlockIndex:
     def _slot(self, node: Incarnation) -> int:
         slot = self._slots.get(node)
         if slot is None:
+            if not self._free:
+                self._free_emptied()
             slot = self._free.pop() if self._free else len(self._bits)
             if slot == len(self._bits):
                 self._bits.append(1 << slot)
@@ -212,14 +219,27 @@ class BlockIndex:
     def _index(self, tier: Tier) -> dict[BlockKey, int]:
         return self._holders if tier is Tier.POOL else self._below
 
-    def _confirm(self, key: BlockKey, bit: int) -> None:
-        """Expect nothing any more of what a node has reported."""
+    def _confirm(self, key: BlockKey, bits: int) -> None:
+        """Expect a block no more of the node that has reported it, or of nodes that have left."""
         expected = self._expected.get(key)
-        if expected is not None and expected & bit:
-            if expected == bit:
-                del self._expected[key]
+        if expected is not None and expected & bits:
+            if rest := expected & ~bits:
+                self._expected[key] = rest
             else:
-                self._expected[key] = expected & ~bit
+                del self._expected[key]
+
+    def _free_emptied(self) -> None:
+        """Free slots of nodes that have left: one pass for all of them, however many left at once.
+
+        Until then what is expected of them is looked over.
+        """
+        bits = sum(self._bits[slot] for slot in self._emptied)
+        if bits:
+            for key in [key for key, nodes in self._expected.items() if nodes & bits]:
+                self._confirm(key, bits)
+        self._gone &= ~bits
+        self._free += self._emptied
+        self._emptied.clear()
 
     def _drop(self, index: dict[BlockKey, int], key: BlockKey, bit: int) -> None:
         holders = index[key] & ~bit
@@ -245,9 +265,7 @@ class BlockIndex:
                     num_left -= 1
             if not any(held.values()):
                 del self._leaving[slot]
-                for key in [key for key, nodes in self._expected.items() if nodes & bit]:
-                    self._confirm(key, bit)
-                self._free.append(slot)
+                self._emptied.append(slot)
 
 
 def _is_below(key: BlockKey, held: Mapping[Tier, set[BlockKey]]) -> bool:

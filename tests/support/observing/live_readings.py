@@ -11,7 +11,14 @@ from router.live.reading import Reading
 from router.watch.recent_placements import RecentPlacement, RecentPlacements
 
 
-def node(name: Incarnation, role: Role, *, num_host_blocks: int = 0, **load: Any) -> NodeView:
+def node(
+    name: Incarnation,
+    role: Role,
+    *,
+    num_host_blocks: int = 0,
+    num_disk_blocks: int = 0,
+    **load: Any,
+) -> NodeView:
     """A node of 100 blocks and 8 seats, idle but for `load`."""
     record = NodeRecord(
         node_id=name.node_id,
@@ -25,6 +32,7 @@ def node(name: Incarnation, role: Role, *, num_host_blocks: int = 0, **load: Any
         max_num_seqs=8,
         max_model_len=512,
         num_host_blocks=num_host_blocks,
+        num_disk_blocks=num_disk_blocks,
     )
     idle = {"free_blocks": 100, "free_seats": 8, "num_running": 0, "num_waiting": 0}
     return NodeView(

@@ -32,7 +32,7 @@ def spans_of(attempt: NodeAttempt, ended_at_s: float = 20.0) -> RecordedTracing:
     return tracing
 
 
-TIERS = ("", ".pool", ".host", ".pulled")
+TIERS = ("", ".pool", ".host", ".disk", ".pulled")
 COMPUTED: dict[str, Any] = {"computing_since_s": 12.0, "first_token_at_s": 14.0, "num_chunks": 3}
 
 
@@ -130,9 +130,12 @@ def test_spans_say_what_was_cached_and_where(
 ) -> None:
     """What was pulled may be evicted again before it is found."""
     attempt = attempt_with(**fields)
-    attempt.sequence.num_cached_tokens, attempt.sequence.num_host_tokens = 12, 4
+    sequence = attempt.sequence
+    sequence.num_cached_tokens, sequence.num_host_tokens, sequence.num_disk_tokens = 15, 4, 3
     attempt.num_pulled_tokens = num_pulled
     for span in spans_of(attempt).spans:
         if "pdserve.attempt" in span.attributes:  # its children are parts of it
             told = {name: span.attributes[f"pdserve.cached_tokens{name}"] for name in TIERS}
-            assert told == {"": 12, ".pool": 8 - num_shown, ".host": 4, ".pulled": num_shown}
+            assert told == {
+                "": 15, ".pool": 8 - num_shown, ".host": 4, ".disk": 3, ".pulled": num_shown,
+            }  # fmt: skip

@@ -38,8 +38,9 @@ def test_decodes_are_measured_by_rows_and_context() -> None:
     found = machine.timer().decodes(1e9)
     # 300 blocks of 16 tokens hold 16 sequences of 129 tokens, and 4 of 1,025.
     assert [(one.rows, one.context) for one in found] == [
-        *((rows, 128) for rows in (1, 2, 4, 8, 16)),
-        *((rows, 1024) for rows in (1, 2, 4)),
+        *((rows, context) for rows in (1, 2, 4) for context in (128, 1024)),
+        (8, 128),
+        (16, 128),
     ]
     assert [one.step_s for one in found] == [one.rows for one in found], "the least of some"
     assert len(machine.batches) == len(found) * MOST_REPEATS
@@ -55,8 +56,7 @@ def test_chunks_are_measured_by_tokens_and_context() -> None:
     found = machine.timer().chunks(1e9)
     chunks = (16, 64, 256, 512)
     assert [(one.tokens, one.context) for one in found] == [
-        *((tokens, 0) for tokens in chunks),
-        *((tokens, 1024) for tokens in chunks),
+        (tokens, context) for tokens in chunks for context in (0, 1024)
     ]
     assert [one.step_s for one in found] == [one.tokens for one in found]
     assert all(batch[0].sample is None for batch in machine.batches)

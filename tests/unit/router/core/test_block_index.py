@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, block_key, hash_full_blocks
 from common.kv.tiers import Tier
-from router.core.known.block_index import MAX_RUNS, BlockIndex
+from router.core.known.block_index import MAX_RUNS, SWEPT_AT_ONCE, BlockIndex
 from router.core.known.block_reports import BlockReport, ReportReader
 
 NODES = [Incarnation(f"n{number}", 1) for number in range(12)]
@@ -147,6 +148,37 @@ def test_many_lives_of_many_nodes_leave_nothing_behind() -> None:
         index.forget(node)
         assert depth(index, hashes, node) == 0
     assert len(index) == 0
+
+
+def test_nodes_that_have_left_are_not_told_apart_before_all_of_theirs_is_swept() -> None:
+    index, hashes = BlockIndex(), chain(100)
+    for number in range(1, MAX_RUNS + 2):
+        left = Incarnation("left", number)
+        index.on_report(left, keys(hashes[: 10 + number]), [])
+        index.on_report(left, range(1 << 20, (1 << 20) + SWEPT_AT_ONCE), [])
+        index.expect(chain(30)[: 20 + number], left)
+    index.on_report(A, keys(hashes[:5]), [])
+    assert depth(index, hashes, A) == 0, "the deepest are told apart"
+    for number in range(1, MAX_RUNS + 2):
+        index.forget(Incarnation("left", number))
+    assert depth(index, hashes, A) == 5
+    assert len(index.held(hashes).runs) == 1
+
+
+def test_many_nodes_may_leave_at_once() -> None:
+    """In CPU time, which a busy machine does not stretch: a pass for each takes far more."""
+    index, rng = BlockIndex(), random.Random(1)
+    index.expect([rng.randbytes(16) for _ in range(60_000)], A)
+    lost = [Incarnation(f"lost{number}", 1) for number in range(1000)]
+    for number, node in enumerate(lost):
+        index.on_report(node, [number], [])
+        index.expect(chain(1), node)
+    began_s = time.process_time()
+    for node in lost:
+        index.forget(node)
+    assert time.process_time() - began_s < 2.0
+    index.expect(chain(3, first=7), B)
+    assert index.held(chain(3, first=7)).runs[0][1].bit_length() <= 1001, "their places are free"
 
 
 STEPS = st.lists(

@@ -15,11 +15,11 @@ from common.kv.blocks import block_key
 from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
 from router.core.known.block_reports import BlockReport
+from router.core.known.roster import Roster
 from router.core.known.sessions import SessionNodes
 from router.core.placement import Placer
 from router.core.policies import NARROWINGS, POLICIES
 from router.core.policies.query import NodeView, Query
-from router.core.roster import Roster
 from router.core.shortlist import (
     MAX_HOLDERS_SEEN,
     MAX_SCANNED,

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from common.ids import Incarnation
 from router.core.effects import Choose
+from router.core.known.roster import Roster
 from router.core.policies.query import NodeView
-from router.core.roster import Roster
 from router.dispatch.pair_placer import PairPlacer
 from router.watch.router_metrics import RouterMetrics
 from tests.support.clocks.manual_clock import ManualClock

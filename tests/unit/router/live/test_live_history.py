@@ -195,11 +195,16 @@ def test_a_tier_below_the_pool_is_told_with_its_size(
 ) -> None:
     """A node of the release before tells what it holds and no size."""
     history = LiveHistory(EdgeCounters())
-    now = reading(node(D1, Role.DECODE, num_host_blocks=size, num_prefix_host_blocks=held))
+    host = {"num_host_blocks": size, "num_prefix_host_blocks": held}
+    disk = {"num_disk_blocks": 2 * size, "num_prefix_disk_blocks": 2 * held}
+    now = reading(node(D1, Role.DECODE, **host, **disk))
     history.add(now, 0.0)
     (told,) = snapshots(history).snapshot(now)["nodes"]
     found = [(one["tier"], one["held"], one["size"]) for one in told["tiers"]]
-    assert found == ([] if shown is None else [("host memory", *shown)])
+    if shown is None:
+        assert found == []
+    else:
+        assert found == [("host memory", *shown), ("disk", 2 * shown[0], 2 * shown[1])]
 
 
 def test_a_suspected_node_is_told() -> None:

@@ -14,7 +14,9 @@ from tests.soak.clients import Client
 from tests.soak.conversations import Drawn, Turn, following
 from tests.soak.tiers import Moved, still_complaints, unbalanced
 
-BUSY = Moved(copied_out=3, copied_in=2, pulled=1, pulls_failed=0, in_pool=4, in_host_memory=5)
+BUSY = Moved(
+    copied_out=3, copied_in=2, pulled=1, pulls_failed=0, in_pool=4, in_host_memory=5, on_disk=0
+)
 
 
 def test_a_way_that_no_block_has_gone_is_complained_of() -> None:
