@@ -69,11 +69,6 @@ class PacedRunner:
     memory = None
 
     @property
-    def host_kv(self) -> npt.NDArray[np.uint8]:
-        """No host blocks."""
-        return np.empty((self.layout.num_layers, 2, 0, self.layout.piece_bytes), np.uint8)
-
-    @property
     def kv_bytes(self) -> npt.NDArray[np.uint8]:
         """`[num_layers, 2, num_blocks, piece_bytes]`."""
         shape = self.layout.pool_shape(self.num_blocks)
