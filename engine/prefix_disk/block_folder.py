@@ -49,7 +49,7 @@ class BlockFolder:
         self._own = OWN_FOLDER
         self._lock: int | None = None
         self.block_bytes = host.nbytes // host.shape[2]
-        self._buffer = np.empty(self.block_bytes, np.uint8)
+        self._one_block = np.empty(self.block_bytes, np.uint8)
 
     def look(self, look: DiskLook) -> DiskResult:
         """See which blocks there are. Without a folder of its own a node still sees the others."""
@@ -89,7 +89,7 @@ class BlockFolder:
                 path = self._block_path(folder or self._own, block_hash)
                 self._read_block(path, block_hash)
                 pieces = self._host[:, :, host_block_id]
-                pieces[...] = self._buffer.reshape(pieces.shape)
+                pieces[...] = self._one_block.reshape(pieces.shape)
                 num_done += 1
         except FileNotFoundError as error:
             return DiskResult(num_done, failure=DiskFailure.VANISHED, why=str(error))
@@ -206,10 +206,10 @@ class BlockFolder:
         fd = self._calls.open_old(path)
         try:
             self._read_all(fd, memoryview(header))
-            self._read_all(fd, self._buffer.data)
+            self._read_all(fd, self._one_block.data)
             if self._calls.read(fd, memoryview(bytearray(1))):
                 raise CorruptFile("it is too long")
-            check_file(bytes(header), self._fingerprint, block_hash, self._buffer.data)
+            check_file(bytes(header), self._fingerprint, block_hash, self._one_block.data)
             with suppress(OSError):
                 self._calls.note_use(fd)
         finally:
