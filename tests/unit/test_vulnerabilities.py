@@ -87,15 +87,19 @@ def test_the_transfer_engine_is_one_that_asks_who_writes() -> None:
 
 
 @pytest.mark.covers("V04")
-def test_no_peer_and_no_client_names_the_hash_of_a_block() -> None:
+def test_no_client_names_the_hash_of_a_block_and_nodes_do_in_pulls_alone() -> None:
     """A node finds cached blocks by hashes that it computes from the tokens it is sent."""
     told = {
-        *(field.name for m in pb.DESCRIPTOR.message_types_by_name.values() for field in m.fields),
         *(field.name for kind in kinds_of_frames() for field in dataclasses.fields(kind)),
         *(name for kind in vars(schemas).values() for name in getattr(kind, "model_fields", ())),
     }
-    assert {"prompt_token_ids", "lease_token", "cache_salt"} <= told
+    assert {"lease_token", "cache_salt"} <= told
     assert [name for name in told if "hash" in name] == []
+    messages = pb.DESCRIPTOR.message_types_by_name.values()
+    by_nodes = {f"{one.name}.{field.name}" for one in messages for field in one.fields}
+    assert {name for name in by_nodes if "hash" in name} == {
+        *("Pull.block_hashes", "Fetch.block_hashes", "NodeMessage.offered_hashes"),
+    }
 
 
 def kinds_of_frames() -> list[type]:

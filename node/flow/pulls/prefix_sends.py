@@ -32,7 +32,7 @@ MOST_SENDS = 64
 @dataclass(slots=True)
 class _Send:
     block_ids: tuple[int, ...]
-    """None: the transfer is aborted."""
+    """Empty: the transfer is aborted."""
     commit: Commit
     is_copied: bool
     """What is sent can be read; before, its copy uses the blocks."""

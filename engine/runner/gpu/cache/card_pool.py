@@ -58,7 +58,7 @@ class _Moved:
         sums: np.ndarray | None,
     ) -> None:  # fmt: skip
         self._device, self._done = device, done
-        self._buffers, self._buffer, self._sums = buffers, buffer, sums
+        self._buffers, self._taken, self._sums = buffers, buffer, sums
 
     def wait(self) -> np.ndarray | None:
         with _failing():
@@ -69,7 +69,7 @@ class _Moved:
         found = None
         if self._sums is not None:
             found = self._sums.view(np.uint64).sum(axis=2, dtype=np.uint64)
-        self._buffers.give_back(self._buffer)
+        self._buffers.give_back(self._taken)
         return found
 
 
