@@ -146,7 +146,7 @@ def test_tenants_with_equal_prompts_do_not_share_files(tmp_path: Path) -> None:
 
 
 def test_a_prompt_waits_for_a_hung_disk_no_longer_than_computing_takes(tmp_path: Path) -> None:
-    world = mixed(tmp_path)
+    world = mixed(tmp_path, num_host_blocks=12)
     fill(world)
     node = world.d
     assert node.disk is not None
@@ -160,9 +160,11 @@ def test_a_prompt_waits_for_a_hung_disk_no_longer_than_computing_takes(tmp_path:
     assert asked.outcomes == ["finished"]
     assert events(node)["late"] == 4
     # Nobody else waits for it, also when the pause is over, as long as that read hangs.
-    for last, advanced_s in ((10, 0.0), (11, 10 * FIRST_PAUSE_S)):
+    for family, advanced_s in ((1, 0.0), (2, 10 * FIRST_PAUSE_S)):
         world.advance(advanced_s)
-        asked = world.ask((*make_prompt(16, 1), last), max_tokens=3, ignore_eos=True, may_wait=True)
+        asked = world.ask(
+            (*make_prompt(16, family), 10), max_tokens=3, ignore_eos=True, may_wait=True
+        )
         world.settle()
         assert asked.outcomes == ["finished"]
     node.disk.is_stuck = False
