@@ -9,7 +9,9 @@ simulated_s_per_s        their ratio
 steps, runs, events      steps of all nodes; those that were planned; events of the clock
 hit_rate                 share of the prompts' tokens that no node computed
 pool_hit_rate            the same, in one pool as large as all nodes' pools together
-sim.hit_share_of_pool    their ratio
+prefill_pool_hit_rate    the same, in one as large as the pools of nodes that prefill: what decode
+                         nodes cache are mostly copies of it
+sim.hit_share_of_pool    hit_rate / pool_hit_rate
 ttft_s, tpot_s, gap_s    p50 and p99: `common/observing/latency.py`; the longest gap of each request
 goodput_rps              requests a second within `--ttft` and `--tpot`
 """
@@ -20,15 +22,18 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config
+from node.flow.prefill import PrefillFlow
 from simulator.clients import client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.generated_trace import generated_trace
+from simulator.node import SimulatedNode
 from simulator.profile import FOLDER, read_profile
 from simulator.served import latency_figures
 from simulator.shared_pool import num_found_tokens
@@ -96,8 +101,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     num_prompt = sum(client.trace.num_prompt for client in clients)
     num_computed = sum(one.num_chunk_tokens - one.num_recomputed_tokens for one in counters)
     block_size = setup.config.engine.block_size
-    num_slots = sum(node.scheduler.pool.num_blocks for node in cluster.nodes) * block_size
-    found = num_found_tokens((client.trace for client in clients), num_slots, block_size)
+
+    def found_in_one_pool(pooled: Sequence[SimulatedNode]) -> int:
+        num_slots = sum(node.scheduler.pool.num_blocks for node in pooled) * block_size
+        return num_found_tokens((client.trace for client in clients), num_slots, block_size)
+
+    found = found_in_one_pool(cluster.nodes)
+    prefilling = [node for node in cluster.nodes if isinstance(node.flow, PrefillFlow)]
+    found_by_prefilling = found_in_one_pool(prefilling or cluster.nodes)
     return {
         "conversation_s": round(took_s, 2),
         "simulated_s": round(simulated_s, 3),
@@ -110,6 +121,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "preemptions": sum(one.num_preemptions for one in counters),
         "hit_rate": round(1 - num_computed / num_prompt, 4),
         "pool_hit_rate": round(found / num_prompt, 4),
+        "prefill_pool_hit_rate": round(found_by_prefilling / num_prompt, 4),
         "sim.hit_share_of_pool": round((num_prompt - num_computed) / found, 4) if found else 1.0,
         **latency_figures(served, targets, simulated_s),
     }

@@ -26,6 +26,7 @@ from kv_transfer.contract import (
     Ticket,
     TransferEnded,
 )
+from kv_transfer.transfer_timing import TransferTiming
 from simulator.shared_links import SharedLinks
 from simulator.timeline import Timeline
 
@@ -38,6 +39,8 @@ class _Transfer:
     """Pieces that were not pushed."""
     is_moving: bool = False
     commit: Commit | None = None
+    opened_at_s: float = 0.0
+    first_sent_at_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -96,7 +99,8 @@ class ModelledNetwork:
         if ticket.lease_token in self._transfers:
             raise ValueError(f"lease {ticket.lease_token} is open")
         num_pieces = len(ticket.target_block_ids) * self._num_layers
-        self._transfers[ticket.lease_token] = _Transfer(ticket, node, num_pieces)
+        now_s = self._timeline.now_s()
+        self._transfers[ticket.lease_token] = _Transfer(ticket, node, num_pieces, opened_at_s=now_s)
         if ticket.lease_token not in self._ports[ticket.decode_node].landings:
             self._end(ticket.lease_token, HandoffFailed("the landing is closed"))
 
@@ -110,8 +114,10 @@ class ModelledNetwork:
             raise ValueError(f"lease {token}: more blocks were pushed than its ticket has")
         num_bytes = num_blocks * self._piece_bytes
         self.num_bytes += num_bytes
-        transfer.is_moving = True
         target, now_s = transfer.ticket.decode_node, self._timeline.now_s()
+        if transfer.first_sent_at_s is None:
+            transfer.first_sent_at_s = now_s
+        transfer.is_moving = True
         self._links.add(token, transfer.source, target, num_bytes, now_s)
         self._look_at_end()
 
@@ -181,8 +187,24 @@ class ModelledNetwork:
             return
         self._links.drop(token, self._timeline.now_s())
         self._look_at_end()
-        event: KVEvent = TransferEnded(token, error)
+        timing = None if error else self._timing(transfer)
+        event: KVEvent = TransferEnded(token, error, timing)
         self._timeline.after(self._latency_s, partial(self._ports[transfer.source].on_event, event))
+
+    def _timing(self, transfer: _Transfer) -> TransferTiming:
+        now_s = self._timeline.now_s()
+        num_blocks = len(transfer.ticket.target_block_ids)
+        return TransferTiming(
+            lease_token=transfer.ticket.lease_token,
+            lane="modelled",
+            num_bytes=round(num_blocks * self._num_layers * self._piece_bytes),
+            bytes_hidden=0,
+            opened_at_s=transfer.opened_at_s,
+            first_sent_at_s=now_s if transfer.first_sent_at_s is None else transfer.first_sent_at_s,
+            last_acked_at_s=now_s,
+            committed_at_s=now_s,
+            ended_at_s=now_s,
+        )
 
 
 class ModelledConnector:

@@ -261,9 +261,12 @@ class PrefillFlow(NodeFlow):
         return self._on_transfer_ended(attempt, event)
 
     def _on_transfer_ended(self, attempt: NodeAttempt, event: TransferEnded) -> list[Effect]:
-        del self._tickets[event.lease_token]
+        ticket = self._tickets.pop(event.lease_token)
         self.attempts.clear_lease(attempt)
         attempt.transfer = event.timing
+        if event.error is None and event.timing is not None:
+            num_tokens = len(ticket.target_block_ids) * self.scheduler.limits.block_size
+            self.pulls.cost.on_sent(num_tokens, event.timing.sending_s)
         error = event.error
         if error is None and attempt.sequence.status is not SequenceStatus.EXPORTING:
             error = PeerProtocolError("the transfer was acknowledged before it was committed")

@@ -303,6 +303,20 @@ def test_costs_are_corrected_by_what_pulls_take() -> None:
     assert cost.expected_s(1000) < 0.003
 
 
+def test_until_a_pull_has_ended_handoffs_show_how_quick_a_link_is() -> None:
+    cost = PullCost(1e6, lambda num_tokens: num_tokens / 10_000)  # 1 GB for 1,000 tokens
+    guessed_s = cost.expected_s(1000)
+    cost.on_sent(1000, 60.0)  # it waited for its prompt
+    assert cost.expected_s(1000) == guessed_s
+    assert not cost.is_worth(1000)
+    cost.on_sent(1000, 0.02)
+    assert cost.is_worth(1000)
+    cost.on_pulled(1000, 3.0)
+    pulled_s = cost.expected_s(1000)
+    cost.on_sent(1000, 0.02)
+    assert cost.expected_s(1000) == pulled_s
+
+
 def test_a_node_that_did_not_send_is_not_asked_for_longer_and_longer() -> None:
     pauses = Pauses()
     now_s = 100.0

@@ -74,7 +74,7 @@ class PrefixPulls:
         self._scheduler = scheduler
         self._transfers = scheduler.prefix_transfers
         self._tickets = tickets
-        self._cost = cost
+        self.cost = cost
         self._copies = copies
         self._resume = resume
         self._pauses = Pauses()
@@ -101,14 +101,14 @@ class PrefixPulls:
         if self._pauses.is_on(source.node, now_s):
             self._transfers.count(PullOutcome.AVOIDED, num_tokens)
             return []
-        if not self._cost.is_worth(num_tokens):
+        if not self.cost.is_worth(num_tokens):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)
         if coming is None:
             self._transfers.count(PullOutcome.NO_ROOM, num_tokens)
             return []
-        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * self._cost.expected_s(num_tokens))
+        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * self.cost.expected_s(num_tokens))
         ticket = self._tickets.new(attempt.id, coming.block_ids, len(kept_ids) * size, patience_s)
         attempt.pull_token = ticket.lease_token
         self._pulls[ticket.lease_token] = _Pull(
@@ -125,8 +125,10 @@ class PrefixPulls:
         wanted = [one for one in message.block_hashes if find(one) is None]
         part = wanted[: min(PART_BLOCKS, scheduler.pool.num_available // 2)]
         is_fetching = any(pull.rest is not None for pull in self._pulls.values())
-        coming = self._transfers.begin([], part) if part and not is_fetching else None
-        if coming is None or source == self._tickets.place.node:
+        if not part or is_fetching or source == self._tickets.place.node:
+            return []
+        coming = self._transfers.begin([], part)
+        if coming is None:
             return []
         rest = replace(message, block_hashes=tuple(wanted[len(part) :]))
         num_tokens = len(part) * size
@@ -187,7 +189,7 @@ class PrefixPulls:
     def _land(self, token: int, now_s: float) -> list[Effect]:
         pull = self._pulls.pop(token)
         self._transfers.land(pull.coming)
-        self._cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
+        self.cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
         self._pauses.on_landed(pull.source)
         self._end(pull, PullOutcome.LANDED)
         return [] if pull.rest is None else self.fetch(pull.rest, now_s)

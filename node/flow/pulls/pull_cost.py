@@ -6,7 +6,8 @@ A pull is tried where it should be quicker than computing:
     computed  what a step of so many tokens takes, by the costs measured at the start
 
 The rule is that of llm-d's router: pull if α + β·Δ < Δ / rate. Its constants are guesses here until
-the first pull has ended.
+the first pull has ended, and are corrected by what handoffs take meanwhile: a handoff waits for its
+prompt as well, so a link is at least as quick as it seems.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class PullCost:
         self._token_bytes = token_bytes
         self.compute_s = compute_s
         self._slowness = 1.0
+        self._is_measured = False
 
     def expected_s(self, num_tokens: int) -> float:
         """Return the seconds that a pull of so many tokens is expected to take."""
@@ -52,6 +54,13 @@ class PullCost:
         """Take how long a pull took, from its request to its landing."""
         found = took_s / self._planned_s(num_tokens)
         self._set(self._slowness + _NEWEST * (found - self._slowness))
+        self._is_measured = True
+
+    def on_sent(self, num_tokens: int, sending_s: float) -> None:
+        """Take how long a handoff took, from its first byte to its last acknowledgement."""
+        if not self._is_measured:
+            found = (FIXED_S + sending_s) / self._planned_s(num_tokens)
+            self._set(min(self._slowness, found))
 
     def _planned_s(self, num_tokens: int) -> float:
         return FIXED_S + num_tokens * self._token_bytes / BYTES_PER_S

@@ -26,6 +26,7 @@ def test_an_excerpt_is_served_and_all_figures_are_there() -> None:
     for key in ("conversation_s", "simulated_s_per_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50"):
         assert found[key] > 0  # type: ignore[operator]
     assert 0 < found["hit_rate"] <= found["pool_hit_rate"]  # type: ignore[operator]
+    assert 0 < found["prefill_pool_hit_rate"] <= found["pool_hit_rate"]  # type: ignore[operator]
     assert found["runs"] < found["steps"]  # type: ignore[operator]
 
 

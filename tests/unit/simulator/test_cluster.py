@@ -13,6 +13,7 @@ from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig, HandoffConfig, SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
+from node.flow.prefill import PrefillFlow
 from simulator.clients import ClientRequest, client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.profile import FOLDER, read_profile
@@ -59,6 +60,17 @@ def clients_of(cluster: SimulatedCluster, requests: list[TraceRequest]) -> list[
 
 def outcome(one: ServedRequest) -> tuple[object, ...]:
     return (*astuple(one)[1:],)
+
+
+def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
+    cluster = run(setup_of({P: 1, D: 1}), [])
+    flow = cluster.nodes[0].flow
+    assert isinstance(flow, PrefillFlow)
+    guessed_s = flow.pulls.cost.expected_s(8192)
+    cluster = run(setup_of({P: 1, D: 1}), trace())
+    flow = cluster.nodes[0].flow
+    assert isinstance(flow, PrefillFlow)
+    assert flow.pulls.cost.expected_s(8192) < guessed_s / 5
 
 
 def num_steps(cluster: SimulatedCluster) -> int:

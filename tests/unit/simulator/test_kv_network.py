@@ -75,6 +75,10 @@ def test_kv_lands_when_its_last_byte_and_the_commit_have_arrived() -> None:
     pair.timeline.run()
     assert pair.events == [("d", 2.25, Landed(1, COMMIT)), ("p", 2.5, TransferEnded(1, None))]
     assert (pair.network.is_idle, pair.network.num_bytes) == (True, 2 * BLOCK_BYTES)
+    ended = pair.events[-1][2]
+    assert isinstance(ended, TransferEnded)
+    assert ended.timing is not None
+    assert (ended.timing.num_bytes, ended.timing.sending_s) == (2 * BLOCK_BYTES, 2.25)
 
 
 def test_a_commit_after_the_last_byte_lands_one_message_later() -> None:
