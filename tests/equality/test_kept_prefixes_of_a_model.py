@@ -1,9 +1,12 @@
 """The demo model answers alike when the start of a prompt was in host memory meanwhile.
 
-The pool holds about two of the prompts, so each of them is evicted before it comes back.
+The pool holds about two of the prompts, so each of them is evicted before it comes back. Host
+memory holds the starts of all.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -52,7 +55,7 @@ def requests() -> list[GenerationRequest]:
     return found
 
 
-def node_on(runner: ModelRunner, num_blocks: int, method: str = "none", **given: bool) -> Node:
+def node_on(runner: ModelRunner, num_blocks: int, method: str = "none", **given: Any) -> Node:
     speculation = SpeculationConfig(
         speculative_method=method, num_speculative_tokens=NUM_DRAFTS if method == "mtp" else 0
     )
@@ -71,7 +74,7 @@ def test_answers_are_those_of_prompts_that_were_computed(
     right = [answer_together(node_on(runner, 30), [request])[0] for request in requests]
     if is_mirrored:
         runner = load_runner(demo_model_folder(), NUM_DRAFTS, is_mirrored=True)
-    node = node_on(runner, 7, method, keeps_prefixes=True, is_async=is_mirrored)
+    node = node_on(runner, 7, method, keeps_prefixes=True, num_host_blocks=14, is_async=is_mirrored)
     found = []
     for request in requests:
         found += answer_together(node, [request])

@@ -109,6 +109,14 @@ def imported(path: Path) -> frozenset[str]:
     return frozenset(name for name in names if name.startswith("tests."))
 
 
+def test_no_two_modules_have_one_name() -> None:
+    """Pytest would collect one of them alone, where their folders are no packages."""
+    found = (ROOT / "tests").rglob("test_*.py")
+    paths = [one for one in found if not (one.parent / "__init__.py").exists()]
+    names = Counter(path.name for path in paths)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_nothing_is_imported_from_a_test_module() -> None:
     """What two test modules need is a helper beside them, or in `tests/support`."""
     modules = {

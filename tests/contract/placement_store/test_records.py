@@ -43,6 +43,7 @@ RECORD: dict[str, Any] = {
     "kv_cache_bytes": 1 << 33,
     "device": "NVIDIA H100 80GB HBM3, GPU 0",
     "num_host_blocks": 0,
+    "num_disk_blocks": 0,
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,
@@ -61,6 +62,7 @@ LOAD: dict[str, Any] = {
     "num_receiving_blocks": 2,
     "num_quarantined_blocks": 3,
     "num_prefix_host_blocks": 0,
+    "num_prefix_disk_blocks": 0,
     "kv_links": [["d1", "shm", True, 1 << 40], ["d2", "zmq", False, 7]],
     "uptime_s": 0,
     "kv_unreachable": [["d3", 2]],

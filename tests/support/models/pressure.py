@@ -101,6 +101,7 @@ class Node:
         budget: int = 64,
         is_async: bool = False,
         keeps_prefixes: bool = False,
+        num_host_blocks: int | None = None,
     ) -> None:
         # What an earlier run left in the pool must not help this one.
         runner.kv_bytes[...] = 0
@@ -129,7 +130,7 @@ class Node:
             eos_token_ids=runner.eos_token_ids,
             config=config,
             speculation=make_speculation(speculation, COSTS),
-            num_host_blocks=min(num_blocks, runner.num_host_blocks),
+            num_host_blocks=min(num_host_blocks or num_blocks, runner.num_host_blocks),
             keeps_prefixes=keeps_prefixes,
             swaps_late=runner.needs_staging,
         )
