@@ -207,10 +207,10 @@ class OutputStreams:
             self._on_added(stream)
 
     def _add_offer(self, packed: bytes) -> None:
-        for stream in self._streams.values():
+        stream = next(iter(self._streams.values()), None)
+        if stream is not None:
             stream.offered = packed
             stream.wake.set()
-            return
 
     def _on_added(self, stream: RouterStream) -> None:
         stream.wake.set()

@@ -4,6 +4,7 @@ node_flow         the decisions around the scheduler: messages in, effects out
 prefill           the life of a request on a prefill node; decode: on a decode or mixed node
 pulls/            what nodes take out of each other's prefix caches
 disk/             what a node reads from disk where that pays, and what it writes there
+pause             a time in which something that failed is left alone
 landing_place     where KV of other nodes lands, and the tickets that let it
 flow_limits       which requests a node could never answer
 messages          messages to the step thread, and the effects that it wants

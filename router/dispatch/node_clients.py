@@ -429,7 +429,7 @@ class NodeClient:
                 await self._unsent.wait()
                 since_s = self._loop.time() - sent_at_s
                 pause_s = message_pause_s(self._listener.num_running, since_s)
-                if pause_s and not self._is_closed:
+                if pause_s and self._unsent and not self._is_closed:
                     await asyncio.sleep(pause_s)
                 while self._unsent:
                     await call.write(self._unsent.next_message())

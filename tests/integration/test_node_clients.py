@@ -25,18 +25,12 @@ from router.core.request_flow import DecodeGrant
 from router.dispatch import node_clients, unsent_calls
 from router.dispatch.echoes import ECHO_EVERY_TICKS
 from router.dispatch.fairness import (
-    OUTPUTS_AT_MOST,
     OUTPUTS_AT_ONCE,
     PARTS,
     TURNS_FOR_OTHERS,
     part_size,
 )
-from router.dispatch.node_clients import (
-    FIRST_BACKOFF_S,
-    LAST_BACKOFF_S,
-    NodeClient,
-    backoff_s,
-)
+from router.dispatch.node_clients import NodeClient
 from router.dispatch.silence import BUSY_TICKS, LOSS_TICKS, SUSPICION_TICKS, TICK_S
 from tests.integration.fake_node import FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
@@ -227,6 +221,20 @@ async def test_a_silent_node_that_answers_pings_is_busy_and_suspected_later(repe
         assert log.suspected == []
         tick(client, 1)
         assert log.suspected == ["nothing was heard for 3.0 s, although its process runs"]
+
+
+async def test_under_load_calls_that_follow_each_other_share_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_clients, "message_pause_s", lambda num_running, since_s: 0.1)
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        first = asyncio.create_task(reserve(client))
+        for _ in range(20):  # by itself it would be on its way
+            await asyncio.sleep(0)
+        second = asyncio.create_task(reserve(client, replace(REQUEST, id=AttemptId("b", 1))))
+        await asyncio.gather(first, second)
+        assert node.num_messages == 1
 
 
 async def ticks_until_suspected(node: FakeNode, client: NodeClient, log: Log) -> int:
@@ -481,13 +489,6 @@ async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.Mon
         assert node.num_messages > 4
 
 
-def test_the_pause_between_tries_grows_to_a_bound() -> None:
-    pauses = [backoff_s(count) for count in range(100)]
-    assert pauses[0] == FIRST_BACKOFF_S
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == LAST_BACKOFF_S
-
-
 async def test_a_large_message_lets_others_have_their_turn_and_arrives_in_order() -> None:
     async with connected() as (node, _client, log):
         await wait_until(lambda: log.num_messages == 1)
@@ -516,15 +517,6 @@ async def test_more_requests_make_larger_parts() -> None:
         node.push(*outputs_of("r", num_outputs))
         await wait_until(lambda: len(log.heard) == num_outputs)
         assert log.num_messages == 1 + 2
-
-
-def test_parts_grow_with_the_requests_up_to_a_bound() -> None:
-    sizes = [part_size(num_running, 100) for num_running in range(3 * OUTPUTS_AT_MOST)]
-    assert sizes == sorted(sizes)
-    assert sizes[:33] == [OUTPUTS_AT_ONCE] * 33
-    assert (sizes[64], sizes[128], sizes[500]) == (128, OUTPUTS_AT_MOST, OUTPUTS_AT_MOST)
-    assert sizes[1000] == 1000, "a token of every request"
-    assert part_size(1, 2 * OUTPUTS_AT_MOST * PARTS) == 2 * OUTPUTS_AT_MOST
 
 
 async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it() -> None:

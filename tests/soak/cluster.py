@@ -62,10 +62,11 @@ _CHECK_THE_BOOKS = f"""
         Scheduler.apply = apply_and_check
 
         if "{PULL_ALL}" in os.environ:
+            import node.flow.pause as pause
             import node.flow.pulls.pull_cost as pull_cost
 
             pull_cost.PullCost.is_worth = lambda self, num_tokens: True
-            pull_cost.FIRST_PAUSE_S = 1.0
+            pause.FIRST_PAUSE_S = 1.0
 """
 ROOMY = ("--kv-cache-memory", "16MiB")
 SMALL = (

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.ids import Incarnation
+from node.flow.pause import Pause
 
 FIXED_S = 0.02
 BYTES_PER_S = 0.5e9
@@ -24,8 +25,6 @@ _NEWEST = 0.25
 _LEAST, _MOST = 1 / 64, 64.0
 _FORGIVEN = 0.95
 """A pull that is not tried shows nothing: after some of them one is tried again."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 3600.0
-"""After a failed pull nothing is pulled from its node; twice as long after each further one."""
 MOST_PAUSES = 1024
 
 
@@ -77,12 +76,12 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._pauses: dict[Incarnation, tuple[float, float]] = {}
-        """The end of each pause, and its length."""
+        self._pauses: dict[Incarnation, Pause] = {}
 
     def is_on(self, node: Incarnation, now_s: float) -> bool:
         """Return whether nothing is to be pulled from this node now."""
-        return now_s < self._pauses.get(node, (now_s, 0.0))[0]
+        pause = self._pauses.get(node)
+        return pause is not None and pause.is_on(now_s)
 
     def on_landed(self, node: Incarnation) -> None:
         """Take that the node sends."""
@@ -90,8 +89,8 @@ class Pauses:
 
     def on_failed(self, node: Incarnation, now_s: float) -> None:
         """Take that it did not send."""
-        _, before_s = self._pauses.pop(node, (0.0, 0.0))
-        pause_s = min(max(2 * before_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        self._pauses[node] = now_s + pause_s, pause_s
+        pause = self._pauses.pop(node) if node in self._pauses else Pause()
+        pause.on_failed(now_s)
+        self._pauses[node] = pause
         if len(self._pauses) > MOST_PAUSES:
             del self._pauses[next(iter(self._pauses))]

@@ -1,4 +1,5 @@
-"""Where a burst of outputs is cut into parts, and which messages wait for further calls."""
+"""Where a burst of outputs is cut into parts, which messages wait for further calls, and how long a
+stream waits before it is opened again."""
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ from common.request import RequestOutput
 from router.dispatch.fairness import (
     FEW_REQUESTS,
     MESSAGE_SPACING_S,
+    OUTPUTS_AT_MOST,
+    OUTPUTS_AT_ONCE,
+    PARTS,
     message_pause_s,
     part_end,
+    part_size,
 )
+from router.dispatch.node_clients import FIRST_BACKOFF_S, LAST_BACKOFF_S, backoff_s
 
 
 def burst(*runs: int) -> list[RequestOutput]:
@@ -76,3 +82,19 @@ def test_a_message_waits_for_further_calls_only_behind_another_one_and_under_loa
     assert message_pause_s(many, MESSAGE_SPACING_S) == 0.0
     assert message_pause_s(many, 60.0) == 0.0
     assert message_pause_s(FEW_REQUESTS, 0.0) == 0.0
+
+
+def test_parts_grow_with_the_requests_up_to_a_bound() -> None:
+    sizes = [part_size(num_running, 100) for num_running in range(3 * OUTPUTS_AT_MOST)]
+    assert sizes == sorted(sizes)
+    assert sizes[:33] == [OUTPUTS_AT_ONCE] * 33
+    assert (sizes[64], sizes[128], sizes[500]) == (128, OUTPUTS_AT_MOST, OUTPUTS_AT_MOST)
+    assert sizes[1000] == 1000, "a token of every request"
+    assert part_size(1, 2 * OUTPUTS_AT_MOST * PARTS) == 2 * OUTPUTS_AT_MOST
+
+
+def test_the_pause_between_tries_grows_to_a_bound() -> None:
+    pauses = [backoff_s(count) for count in range(100)]
+    assert pauses[0] == FIRST_BACKOFF_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LAST_BACKOFF_S
