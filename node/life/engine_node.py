@@ -16,13 +16,15 @@ from common.settings.config import Config
 from http_serving.process_metrics import process_registry
 from node.control.control_port import ControlPort
 from node.control.drain import NodeDrain
+from node.control.role import NodeRole
 from node.flow.inbox import Inbox
 from node.flow.step_progress import expected_token_s
 from node.life.lease_keeper import LeaseKeeper
 from node.life.model_loading import load_unless_stopped, wait_unless_stopped
 from node.life.node_parts import LoadedModel, NodeParts
+from node.life.possible_roles import refused_roles
 from node.life.request_path import RequestPath
-from node.life.self_description import log_loaded_model, node_record
+from node.life.self_description import log_loaded_model, node_records
 from node.life.step_thread import StepThread
 from node.watch.metrics import (
     LeaseCollector,
@@ -113,8 +115,9 @@ class EngineNode:
         inbox = Inbox(max_requests=self._config.handoff.max_queued_requests)
         connector = self._parts.make_connector(model, incarnation, inbox.put)
         try:
+            role = NodeRole(self._config.role, leaving, refused_roles(self._config))
             path = RequestPath(
-                self._config, self._parts, incarnation, model, connector, inbox, leaving
+                self._config, self._parts, incarnation, model, connector, inbox, leaving, role
             )
             register_node(
                 registry,
@@ -139,14 +142,16 @@ class EngineNode:
                     swap_bytes=model.num_host_blocks * block_bytes,
                 )
             )
-            record = node_record(self._config, model, incarnation, control.port, metrics_port)
+            ports = (control.port, metrics_port)
+            records = node_records(self._config, model, incarnation, ports, role.possible)
             keeper = LeaseKeeper(
                 self._parts.store,
-                record,
+                lambda: records[role.current],
                 path.load,
                 lease_s=self._config.placement.node_lease_s,
                 clock=self._parts.clock,
             )
+            role.announce_by(keeper.renew)
             registry.register(LeaseCollector(keeper.failures))
             await self._serve(control, path, keeper, inbox, stop, leaving)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from common.addresses import host_port
 from common.ids import Incarnation
@@ -23,10 +23,31 @@ from node.life.prefix_disk import disk_index_of
 log = logging.getLogger("pdserve.node")
 
 
-def node_record(
-    config: Config, model: LoadedModel, incarnation: Incarnation, port: int, metrics_port: int
+def node_records(
+    config: Config,
+    model: LoadedModel,
+    incarnation: Incarnation,
+    ports: tuple[int, int],
+    roles: tuple[Role, ...],
+) -> dict[Role, NodeRecord]:
+    """Return the record with which the node registers in each of the roles that it can be given.
+
+    The ports are those of its control service and of its metrics.
+    """
+    return {
+        role: _record(replace(config, role=role), model, incarnation, ports, roles)
+        for role in roles
+    }
+
+
+def _record(
+    config: Config,
+    model: LoadedModel,
+    incarnation: Incarnation,
+    ports: tuple[int, int],
+    roles: tuple[Role, ...],
 ) -> NodeRecord:
-    """Return the record with which the node registers; the ports are those it listens on."""
+    port, metrics_port = ports
     host = advertised_host(config.server)
     disk = disk_index_of(config, model)
     return NodeRecord(
@@ -54,6 +75,7 @@ def node_record(
         device=model.device,
         num_host_blocks=model.num_host_blocks,
         num_disk_blocks=0 if disk is None else disk.most_blocks,
+        roles=roles,
     )
 
 

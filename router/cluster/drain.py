@@ -60,7 +60,7 @@ async def drain_node(pool: NodePool, node_id: str) -> DrainingNode:
     client = pool.client(node)
     if client is None:
         raise NodeLost(f"{node} has left")
-    timeout_s = await client.drain()
+    timeout_s = await client.beside.drain()
     return DrainingNode(node, timeout_s)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
@@ -241,6 +241,13 @@ class Membership:
             member.lost_at_s = self._waited_s
             self._changed.add(incarnation)
         return [StreamLost(incarnation)]
+
+    def on_role(self, incarnation: Incarnation, role: Role) -> None:
+        """Take that a node has another role, as it says itself: before the store lists it."""
+        member = self._members.get(incarnation)
+        if member is not None and member.record.role is not role:
+            member.record = replace(member.record, role=role)
+            self._changed.add(incarnation)
 
     def on_leg_opened(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
         """Count one more request that the node was asked to hold."""

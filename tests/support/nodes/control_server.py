@@ -16,6 +16,7 @@ from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams
+from node.control.role import NodeRole
 from node.control.router_calls import Replies
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
@@ -95,7 +96,7 @@ class Service:
         self.server = grpc.aio.server()
         self.service = ControlService(
             incarnation=ME,
-            role=role,
+            role=NodeRole(role, self.drain, {}),
             inbox=self.inbox,
             replies=self.replies,
             streams=self.streams,
