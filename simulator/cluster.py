@@ -13,11 +13,9 @@ from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
-from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.node_flow import NodeFlow
-from node.flow.prefill import PrefillFlow
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.step_progress import expected_step_s
 from node.life.make_scheduler import make_scheduler
@@ -114,6 +112,10 @@ class SimulatedCluster:
         self.timeline.run()
         self.check_empty()
         return self.served
+
+    def role_of(self, node: Incarnation) -> Role:
+        """Return the role that a node has now."""
+        return self._records[node].role
 
     def check_empty(self) -> None:
         """Raise `InternalError` unless all books are balanced and nothing is held anywhere."""
@@ -215,23 +217,13 @@ class SimulatedCluster:
             kv_description=facts.layout.description,
             lease_s=config.handoff.lease_s,
         )
-        if config.role is not Role.PREFILL:
-            is_mixed = config.role is Role.MIXED
-            threshold = None if is_mixed else config.handoff.local_prefill_threshold
-            return DecodeFlow(
-                scheduler,
-                limits,
-                local_prefill_threshold=threshold,
-                place=place,
-                new_lease_token=self._lease_tokens.__next__,
-                needs_staging=False,
-            )
         token_bytes = facts.layout.block_bytes / facts.layout.block_size
         cost = PullCost(token_bytes, partial(expected_step_s, facts.step_costs))
-        return PrefillFlow(
+        return NodeFlow(
             scheduler,
             limits,
-            needs_staging=False,
             tickets=Tickets(place, self._lease_tokens.__next__),
+            needs_staging=False,
+            local_prefill_threshold=config.handoff.local_prefill_threshold,
             pull_cost=cost,
         )

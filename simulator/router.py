@@ -247,6 +247,7 @@ class SimulatedRouter:
             router=self.me,
             reply_to=self._call(choice, effect.node, effect.request.id),
             received_at_s=self._timeline.now_s() + self._latency_s,
+            is_prompt=True,
             ticket=cast("Ticket | None", effect.ticket),
             source=effect.source,
         )

@@ -95,7 +95,6 @@ class ControlService(pb_grpc.NodeServicer):
         stream = self._streams.open(router)
         calls = RouterCalls(
             router,
-            self._role.current,
             self._inbox,
             self._replies,
             self._clock,

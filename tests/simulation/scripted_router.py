@@ -109,6 +109,7 @@ class ScriptedRouter:
             router=self.me,
             reply_to=self._new_call(asked, self.decode),
             received_at_s=self._clock.now_s(),
+            must_prefill_locally=self.prefill is None,
             may_wait=asked.may_wait,
         )
         self.send(self.decode, submit)
@@ -122,6 +123,7 @@ class ScriptedRouter:
             router=self.me,
             reply_to=self._new_call(asked, self.prefill),
             received_at_s=self._clock.now_s(),
+            is_prompt=True,
             ticket=ticket,
             source=self._source(ticket),
         )

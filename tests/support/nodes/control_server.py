@@ -91,12 +91,13 @@ class Service:
         self.inbox = AnsweringInbox(self.replies)
         self.streams = OutputStreams(loop, lambda router: self.inbox.put(RouterGone(router)))
         self.drain = NodeDrain(asyncio.Event(), timeout_s=7.0)
+        self.role = NodeRole(role, self.drain, {})
         self.progress = StepProgress(0.0)
         self.prepared: list[Grammar] = []
         self.server = grpc.aio.server()
         self.service = ControlService(
             incarnation=ME,
-            role=NodeRole(role, self.drain, {}),
+            role=self.role,
             inbox=self.inbox,
             replies=self.replies,
             streams=self.streams,

@@ -13,7 +13,6 @@ from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig, HandoffConfig, SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
-from node.flow.prefill import PrefillFlow
 from simulator.clients import ClientRequest, client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.profile import FOLDER, read_profile
@@ -65,12 +64,10 @@ def outcome(one: ServedRequest) -> tuple[object, ...]:
 def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
     cluster = run(setup_of({P: 1, D: 1}), [])
     flow = cluster.nodes[0].flow
-    assert isinstance(flow, PrefillFlow)
-    guessed_s = flow.pulls.cost.expected_s(8192)
+    guessed_s = flow.prompts.pulls.cost.expected_s(8192)
     cluster = run(setup_of({P: 1, D: 1}), trace())
     flow = cluster.nodes[0].flow
-    assert isinstance(flow, PrefillFlow)
-    assert flow.pulls.cost.expected_s(8192) < guessed_s / 5
+    assert flow.prompts.pulls.cost.expected_s(8192) < guessed_s / 5
 
 
 def num_steps(cluster: SimulatedCluster) -> int:
