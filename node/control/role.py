@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from common.errors import Draining, InvalidRequest
 from common.nodes import Role
+from common.observing.logs import name_role
 from node.control.drain import NodeDrain
 
 log = logging.getLogger("pdserve.node")
@@ -25,6 +26,7 @@ class NodeRole:
         self.current = current
         self._drain = drain
         self._refused = refused
+        self._tell_flow: Callable[[], object] = lambda: None
         self._announce: Announce | None = None
         self._changing = asyncio.Lock()
 
@@ -34,9 +36,9 @@ class NodeRole:
         roles = (Role.PREFILL, Role.DECODE, Role.MIXED)
         return tuple(role for role in roles if role not in self._refused)
 
-    def announce_by(self, announce: Announce) -> None:
-        """Have `announce` tell the placement store of the present role after each change."""
-        self._announce = announce
+    def on_change(self, tell_flow: Callable[[], object], announce: Announce) -> None:
+        """Have the flow told of each change, and then the placement store by `announce`."""
+        self._tell_flow, self._announce = tell_flow, announce
 
     async def change(self, role: Role) -> Role:
         """Take new work of `role` from now on; return the role until now.
@@ -56,7 +58,9 @@ class NodeRole:
             if self._drain.is_on:
                 raise Draining("this node is draining: it takes no new work of any role")
             self.current = role
+            name_role(role.value)
             log.info("takes new work as a %s node, until now %s", role.value, earlier.value)
+            self._tell_flow()
             if self._announce is not None:
                 await self._announce()
             return earlier

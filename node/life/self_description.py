@@ -63,7 +63,7 @@ def _record(
         max_num_seqs=config.engine.max_num_seqs,
         max_model_len=model.max_model_len,
         kv_description=kv_description(config, model),
-        speculative_method=speculation_of(config).speculative_method,
+        speculative_method=_drafts_by(config),
         version=VERSION,
         protocol=PROTOCOL_VERSION,
         kv_protocol=KV_PROTOCOL_VERSION,
@@ -79,11 +79,16 @@ def _record(
     )
 
 
-def sends_blocks(config: Config) -> bool:
-    """Return whether cached KV can go from this node to a prefill node.
+def _drafts_by(config: Config) -> str:
+    """Return how a node of this role drafts. A prefill node drafts only by mtp."""
+    method = speculation_of(config).speculative_method
+    return method if config.role is not Role.PREFILL or method == "mtp" else "none"
 
-    Shared memory and the lane between cards carry nothing that decode nodes send. With one of them
-    alone no node sends any.
+
+def sends_blocks(config: Config) -> bool:
+    """Return whether cached KV can be asked of a node in this role.
+
+    Where shared memory or the lane between cards is all there is, none is.
     """
     has_both_ways = config.handoff.kv_transport not in ("shm", "ipc")
     return config.role in (Role.PREFILL, Role.DECODE) and has_both_ways

@@ -70,7 +70,7 @@ async def run_router_role(
     except PdserveError:
         listener.close()
         raise
-    registry = process_registry(Role.ROUTER, keys)
+    registry = process_registry(lambda: Role.ROUTER, keys)
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
     dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
     await dispatcher.start()

@@ -19,8 +19,8 @@ class World:
         self.leaving = asyncio.Event()
         drain = NodeDrain(self.leaving, timeout_s=1.0)
         self.role = NodeRole(Role.PREFILL, drain, dict.fromkeys(refused, WHY))
-        self.role.announce_by(self._announce)
-        self.told: list[Role] = []
+        self.role.on_change(lambda: self.told.append("flow"), self._announce)
+        self.told: list[Role | str] = []
         self.may_tell = asyncio.Event()
         self.may_tell.set()
 
@@ -33,7 +33,7 @@ async def test_a_change_is_announced_once() -> None:
     world = World()
     assert await world.role.change(Role.DECODE) is Role.PREFILL
     assert await world.role.change(Role.DECODE) is Role.DECODE
-    assert (world.role.current, world.told) == (Role.DECODE, [Role.DECODE])
+    assert (world.role.current, world.told) == (Role.DECODE, ["flow", Role.DECODE])
 
 
 async def test_changes_at_once_are_announced_one_behind_the_other() -> None:
@@ -43,7 +43,7 @@ async def test_changes_at_once_are_announced_one_behind_the_other() -> None:
     await asyncio.sleep(0)
     world.may_tell.set()
     assert await asyncio.gather(*changes) == [Role.PREFILL, Role.DECODE]
-    assert world.told == [Role.DECODE, Role.MIXED]
+    assert world.told == ["flow", Role.DECODE, "flow", Role.MIXED]
 
 
 async def test_a_role_that_it_cannot_have_is_refused_with_what_would_help() -> None:
