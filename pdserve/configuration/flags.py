@@ -77,6 +77,7 @@ def build_parser() -> Parser:
     _add_status(commands)
     _add_chat(commands)
     _add_drain(commands)
+    _add_role(commands)
     check = _add_serve(
         commands, "check-config", "refuse what `serve` would, else print what is set"
     )
@@ -163,6 +164,13 @@ def _add_drain(commands: Any) -> None:
     command.add_argument(
         "--wait", action="store_true", help="wait until the router no longer lists the node"
     )
+    _add_router(command)
+
+
+def _add_role(commands: Any) -> None:
+    command = _add_command(commands, "role", "give a running node another role")
+    command.add_argument("node_id", metavar="NODE_ID", help="name of the node in `pdserve status`")
+    command.add_argument("role", metavar="ROLE", help="prefill, decode or mixed")
     _add_router(command)
 
 

@@ -27,7 +27,7 @@ from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
-from router.core.held_load import OwnLoad, prompt_tokens_on
+from router.core.held_load import OwnLoad
 from router.core.known.roster import Roster
 from router.core.policies.query import NodeView
 
@@ -249,18 +249,21 @@ class Membership:
             member.record = replace(member.record, role=role)
             self._changed.add(incarnation)
 
-    def on_leg_opened(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
-        """Count one more request that the node was asked to hold."""
+    def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
+        """Count one more request that the node was asked to hold.
+
+        `num_tokens` are those of a prompt that it computes for a decode node; 0 on that one.
+        """
         member = self._members.get(incarnation)
         if member is not None:
-            member.own.open(prompt_tokens_on(member.record.role, num_prompt_tokens))
+            member.own.open(num_tokens)
             self._changed.add(incarnation)
 
-    def on_leg_closed(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
+    def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
-            member.own.close(prompt_tokens_on(member.record.role, num_prompt_tokens))
+            member.own.close(num_tokens)
             self._changed.add(incarnation)
 
     def nodes(self) -> Roster:

@@ -327,7 +327,7 @@ def test_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_other
     for _ in range(60):
         choice = placer.choose(members.nodes(), Query((1, 2), 8), frozenset())
         assert choice.decode is not None
-        members.on_leg_opened(choice.decode, 8)
+        members.on_leg_opened(choice.decode, 0)
     # One request waited on each before: 21, 21 and 1.
     assert [node.num_requests for node in members.nodes()] == [35, 34, 34]
 

@@ -14,7 +14,8 @@ from common.nodes import Role
 from common.settings.config import Config, ModelConfig
 from common.version import VERSION
 from router.api.tokenization import MAX_DETOKENIZE_BYTES
-from router.cluster.drain import DrainingNode, UnknownNode
+from router.cluster.admin_calls import UnknownNode
+from router.cluster.drain import DrainingNode
 from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import node_json, placement_json
 from router.http.described import schema_of
