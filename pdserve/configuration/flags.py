@@ -231,7 +231,11 @@ def _add_api_keys(commands: Any) -> None:
         command.add_argument("file", metavar="FILE", help="the file of keys; `add` makes it")
     for command in (add, revoke):
         command.add_argument("name", metavar="NAME", help="name of the client that uses the key")
-    add.add_argument("--admin", action="store_true", help="the key also allows draining nodes")
+    add.add_argument(
+        "--admin",
+        action="store_true",
+        help="the key also allows draining nodes and changing their roles",
+    )
     for flag, what in (
         ("--requests-per-minute", "maximum generation requests per minute"),
         ("--max-concurrent", "maximum generation requests at once"),
