@@ -14,8 +14,8 @@ pulls            what nodes want of each other's caches, to and from the wire
 Decisions:
 
 A role is changed in the node first, then in its record in the placement store, with the same
-incarnation: nothing that refers to the node becomes void, and its streams stay open. The reply to the
-router comes when the store was told, so its next listing has the role.
+incarnation: nothing that refers to the node becomes void, and its streams stay open. The reply to
+the router comes when the store was told, so its next listing has the role.
 
 A draining node refuses with an error of its own type. `Overloaded` would make routers come back and
 wait in its queue; `Draining` sends them to another node. Queued reservations are refused too,

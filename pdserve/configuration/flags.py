@@ -234,7 +234,7 @@ def _add_api_keys(commands: Any) -> None:
     add.add_argument(
         "--admin",
         action="store_true",
-        help="the key also allows draining nodes and changing their roles",
+        help="the key also drains and moves nodes",
     )
     for flag, what in (
         ("--requests-per-minute", "maximum generation requests per minute"),

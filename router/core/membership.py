@@ -111,6 +111,8 @@ class _Member:
     suspicion: bool | None = None
     """None: it is trusted; otherwise whether it is heard."""
     is_replaced: bool = False
+    role_told_at: int = -1
+    """How often the store was asked before the node told its role."""
     own: OwnLoad = field(default_factory=OwnLoad)
 
     @property
@@ -134,7 +136,7 @@ class Membership:
         self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, _Member] = {}
         self._is_store_away = False
-        self._num_listed = 0
+        self._num_listed = self._num_asked = 0
         self._asked_at_s = math.inf
         self._waited_s = 0.0
         self._left_out: dict[Incarnation, NodeRecord] = {}
@@ -164,6 +166,7 @@ class Membership:
 
     def on_asking(self) -> None:
         """Take that the store is asked now: nodes lost until here have left, if it lists none."""
+        self._num_asked += 1
         self._gone_before.update(self._gone)
         self._gone.clear()
 
@@ -243,9 +246,13 @@ class Membership:
         return [StreamLost(incarnation)]
 
     def on_role(self, incarnation: Incarnation, role: Role) -> None:
-        """Take that a node has another role, as it says itself: before the store lists it."""
+        """Take that a node has this role, as it says itself when it has told the store.
+
+        A listing that was asked for before says less.
+        """
         member = self._members.get(incarnation)
-        if member is not None and member.record.role is not role:
+        if member is not None:
+            member.role_told_at = self._num_asked
             member.record = replace(member.record, role=role)
             self._changed.add(incarnation)
 
@@ -372,7 +379,10 @@ class Membership:
         if member is None:
             self._members[incarnation] = _Member(node.record, node.load, self._waited_s)
             return
-        member.record, member.load, member.listed_at_s = node.record, node.load, self._waited_s
+        record = node.record
+        if member.role_told_at == self._num_asked:
+            record = replace(record, role=member.record.role)
+        member.record, member.load, member.listed_at_s = record, node.load, self._waited_s
         member.own.on_listing()
 
     def _replace(self, listed: Collection[Incarnation]) -> None:
