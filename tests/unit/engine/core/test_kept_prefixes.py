@@ -1,4 +1,4 @@
-"""Prefixes in host memory: copied out once they were used twice, found again, never half copied."""
+"""Prefixes in host memory: copied out before they are evicted, found again, never half copied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.kept_prefixes import LOOK_AHEAD_BLOCKS, MOST_BLOCKS_OUT, REMEMBERED
+from engine.core.kept_prefixes import LEAST_AHEAD, MOST_AHEAD, REMEMBERED
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -72,6 +72,7 @@ def evict(engine: Engine) -> None:
     rest(engine)
     for _ in range(engine.scheduler.pool.num_blocks // 3):
         ask(engine, 20 + len(engine.outputs))
+    rest(engine)
 
 
 def probe(family: int, **given: Any) -> Sequence:
@@ -96,7 +97,8 @@ def test_a_prefix_that_was_used_twice_comes_back_from_host_memory(
     use_twice(engine, 1)
     evict(engine)
     assert in_pool(engine, 1) == 0
-    assert engine.scheduler.statistics().num_prefix_host_blocks == 3
+    num_kept = engine.scheduler.statistics().num_prefix_host_blocks
+    assert num_kept == counters(engine).num_prefix_blocks_out > 3
     assert engine.scheduler.num_cached_tokens(probe(1)) == 12
     num_batches = len(engine.runner.batches)
     again = ask(engine, 1)
@@ -105,7 +107,7 @@ def test_a_prefix_that_was_used_twice_comes_back_from_host_memory(
         len(one.token_ids) for batch in engine.runner.batches[num_batches:] for one in batch
     ]
     assert computed == [1, 1]
-    assert (counters(engine).num_prefix_blocks_out, counters(engine).num_prefix_blocks_in) == (3, 3)
+    assert counters(engine).num_prefix_blocks_in == 3
     assert counters(engine).prefix_blocks_found == {"pool": 3, "host": 3, "disk": 0}
 
 
@@ -123,45 +125,119 @@ def test_what_the_pool_has_of_a_prefix_is_not_evicted_for_the_rest(
 
 
 @LATE
-def test_what_is_used_once_is_not_copied(num_copy_polls: int | None) -> None:
+def test_what_was_used_once_is_kept_while_there_is_room(num_copy_polls: int | None) -> None:
     engine = keeping(num_copy_polls=num_copy_polls)
-    for family in range(5):
+    for family in range(4):
         ask(engine, family)
-    assert counters(engine).num_prefix_blocks_out == 0
-    assert ask(engine, 0).num_cached_tokens == 0
+        rest(engine)
+    assert ask(engine, 0).num_cached_tokens == 12
+
+
+@pytest.mark.covers("F127")
+@LATE
+def test_what_comes_once_takes_a_tenth_from_what_was_used_twice(
+    num_copy_polls: int | None,
+) -> None:
+    engine = keeping(30, num_copy_polls=num_copy_polls)
+    for family in range(10):
+        use_twice(engine, family)
+        evict(engine)
+    for _ in range(30):
+        evict(engine)
+    found = [engine.scheduler.num_cached_tokens(probe(family)) for family in range(10)]
+    assert found == [0, *[12] * 9], "three blocks of thirty, those of what was used first"
+
+
+@LATE
+def test_of_what_comes_once_the_latest_is_kept(num_copy_polls: int | None) -> None:
+    engine = keeping(30, num_copy_polls=num_copy_polls)
+    for family in range(10):
+        use_twice(engine, family)
+        evict(engine)
+    for family in range(100, 104):
+        ask(engine, family)
+        rest(engine)
+    found = [engine.scheduler.num_cached_tokens(probe(family)) for family in range(100, 104)]
+    assert found == [0, 0, 8, 12], "host memory has the last one, and the pool the end of another"
+
+
+@pytest.mark.parametrize("num_copy_polls", [0, 2])
+def test_what_was_copied_out_is_evicted_when_it_would_have_been(num_copy_polls: int) -> None:
+    """A late copy holds it, and other blocks are evicted or copied meanwhile."""
+    orders = []
+    for keeps_prefixes in (False, True):
+        engine = keeping(
+            num_blocks=60, keeps_prefixes=keeps_prefixes, num_copy_polls=num_copy_polls
+        )
+        for family in range(30):
+            ask(engine, family)
+            if keeps_prefixes and family % 3 == 0:
+                rest(engine)
+        ask(engine, 22)
+        if keeps_prefixes:
+            rest(engine)
+        pool = engine.scheduler.pool
+        orders.append([pool.prefix_cache.hash_of(one) for one in pool.next_evicted(60)])
+    assert orders[0] == orders[1]
 
 
 @LATE
 def test_a_prefix_that_was_computed_twice_was_used_twice(num_copy_polls: int | None) -> None:
     """Turns of a conversation are further apart than a small pool remembers."""
-    engine = keeping(num_copy_polls=num_copy_polls)
-    for _ in range(2):
-        assert ask(engine, 1).num_cached_tokens == 0
+    engine = keeping(3, num_copy_polls=num_copy_polls)
+    use_twice(engine, 2)
+    rest(engine)
+    for number in range(3):
+        assert ask(engine, 1).num_cached_tokens == (12 if number == 2 else 0)
         evict(engine)
-    assert engine.scheduler.statistics().num_prefix_host_blocks == 3
-    assert ask(engine, 1).num_cached_tokens == 12
 
 
 @LATE
 def test_what_was_computed_too_long_ago_is_new(num_copy_polls: int | None) -> None:
-    engine = keeping(num_host_blocks=2, num_copy_polls=num_copy_polls)
-    ask(engine, 1)
-    num_remembered = REMEMBERED * (6 + 2)
+    engine = keeping(num_host_blocks=3, num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    rest(engine)
+    ask(engine, 2)
+    num_remembered = REMEMBERED * (6 + 3)
     for family in range(20, 20 + num_remembered // 3 + 2):
         ask(engine, family)
-    ask(engine, 1)
+        rest(engine)
+    ask(engine, 2)
     evict(engine)
-    assert counters(engine).num_prefix_blocks_out == 0
+    assert engine.scheduler.num_cached_tokens(probe(2)) == 0
+    assert engine.scheduler.num_cached_tokens(probe(1)) == 12
 
 
 @LATE
 def test_what_is_in_host_memory_already_is_not_copied_again(num_copy_polls: int | None) -> None:
-    engine = keeping(num_copy_polls=num_copy_polls)
+    engine = keeping(200, num_copy_polls=num_copy_polls)
     use_twice(engine, 1)
     for _ in range(3):
         evict(engine)
         assert ask(engine, 1).num_cached_tokens == 12
-    assert (counters(engine).num_prefix_blocks_out, counters(engine).num_prefix_blocks_in) == (3, 9)
+    num_prefixes = engine.scheduler.host_pool.num_prefixes
+    assert (counters(engine).num_prefix_blocks_out, counters(engine).num_prefix_blocks_in) == (
+        num_prefixes,
+        9,
+    )
+
+
+@pytest.mark.covers("F127")
+@LATE
+def test_what_was_copied_back_makes_room_and_is_copied_out_again(
+    num_copy_polls: int | None,
+) -> None:
+    """The pool and host memory hold more prompts together than each of them alone."""
+    given = {"num_blocks": 100, "budget": 64, "max_model_len": 64}
+    engine = keeping(100, num_copy_polls=num_copy_polls, **given)
+    for _ in range(2):
+        for family in range(10):
+            ask(engine, family, length=49)
+            rest(engine)
+    for _ in range(3):
+        for family in range(10):
+            assert ask(engine, family, length=49).num_cached_tokens == 48
+            rest(engine)
 
 
 def test_without_the_setting_nothing_is_copied_or_noted() -> None:
@@ -277,7 +353,8 @@ def until_fetching(**given: Any) -> tuple[Engine, Sequence]:
     engine.runner.num_copy_polls = NEVER
     waiting = engine.add(make_request(make_prompt(13, 1), max_tokens=2, ignore_eos=True))
     step = engine.plan()
-    assert (step.stopped_by, len(step.swap_copies)) == (StopRule.FETCHING, 1)
+    num_fetches = sum(not copy.is_out for copy in step.swap_copies)
+    assert (step.stopped_by, num_fetches) == (StopRule.FETCHING, 1)
     engine.apply(step)
     return engine, waiting
 
@@ -347,7 +424,7 @@ def test_a_copy_back_that_fails_means_computing_and_is_not_tried_again() -> None
     check_answer(engine, waiting)
     check_idle(engine.scheduler)
     assert waiting.num_cached_tokens == 0
-    assert engine.scheduler.host_pool.num_prefixes == 0
+    assert not any(map(engine.scheduler.host_pool.find, waiting.block_hashes))
     assert counters(engine).num_prefix_blocks_in == 0
 
 
@@ -358,7 +435,6 @@ def test_a_copy_out_that_fails_is_never_found() -> None:
     ask(engine, 1)
     engine.runner.fail_next_copy = True
     evict(engine)
-    assert engine.scheduler.host_pool.num_prefixes < 3
     assert ask(engine, 1).num_cached_tokens == 0
 
 
@@ -466,17 +542,44 @@ def test_a_prompt_that_takes_a_victims_place_fetches_what_there_is_room_for(
 # --- what a step does for it ---------------------------------------------------------------------
 
 
-def test_a_step_copies_out_a_bounded_number_of_blocks() -> None:
-    num_prompt = 4 * (MOST_BLOCKS_OUT + 5) + 1
-    engine = keeping(64, num_blocks=MOST_BLOCKS_OUT + 8, budget=512, max_model_len=num_prompt + 8)
-    for _ in range(2):
-        engine.add(make_request(make_prompt(num_prompt), max_tokens=1))
-        engine.run()
-    assert [len(copy.block_ids) for copy in engine.plan().swap_outs] == [MOST_BLOCKS_OUT]
-    step = engine.plan()
-    assert step.made_progress
-    assert [len(copy.block_ids) for copy in step.swap_outs] == [5]
-    assert not engine.plan().made_progress
+def fill_and_release(engine: Engine, num_blocks: int, family: int) -> None:
+    """Compute a prompt of so many blocks, all of which then are cached."""
+    prompt = make_prompt(4 * num_blocks, family)
+    engine.add(make_request(prompt, max_tokens=1))
+    engine.run_until(lambda: not (engine.scheduler.waiting or engine.scheduler.running))
+
+
+@pytest.mark.parametrize("num_evicted", [2, LEAST_AHEAD, 40, MOST_AHEAD])
+def test_blocks_are_copied_out_as_far_ahead_as_three_steps_evict(num_evicted: int) -> None:
+    num_blocks = 4 * MOST_AHEAD
+    engine = keeping(
+        num_blocks, num_blocks=num_blocks, budget=8 * MOST_AHEAD, max_model_len=4 * num_blocks
+    )
+    fill_and_release(engine, num_blocks - 1, 1)
+    assert counters(engine).num_prefix_blocks_out == 0
+    fill_and_release(engine, num_evicted + 1, 2)
+    num_before = counters(engine).num_prefix_blocks_out
+    rest(engine)
+    num_ahead = min(max(3 * num_evicted, LEAST_AHEAD), MOST_AHEAD)
+    cache = engine.scheduler.pool.prefix_cache
+    is_saved = [one not in cache.unsaved for one in engine.scheduler.pool.next_evicted(num_blocks)]
+    num_saved = sum(is_saved)
+    assert all(is_saved[:num_saved])
+    assert num_ahead // 2 <= num_saved <= num_ahead
+    assert num_before <= counters(engine).num_prefix_blocks_out <= num_evicted + num_ahead
+
+
+def test_blocks_are_copied_out_many_at_a_time() -> None:
+    engine = keeping(300, num_blocks=100, max_model_len=400)
+    fill_and_release(engine, 99, 1)
+    copied = []
+    for family in range(20, 60):
+        engine.add(make_request(make_prompt(5, family), max_tokens=1))
+        step = engine.plan()
+        copied += [len(copy.block_ids) for copy in step.swap_outs]
+        engine.apply(step)
+    assert sum(copied) >= 40
+    assert min(copied) >= LEAST_AHEAD // 2
 
 
 def test_late_copies_out_take_half_of_what_is_available_and_one_is_under_way() -> None:
@@ -491,13 +594,3 @@ def test_late_copies_out_take_half_of_what_is_available_and_one_is_under_way() -
     finish_copies(engine)
     rest(engine)
     assert engine.scheduler.host_pool.num_prefixes == 3
-
-
-def test_blocks_that_are_far_from_eviction_are_not_copied() -> None:
-    engine = keeping(num_blocks=LOOK_AHEAD_BLOCKS + 4, max_model_len=40)
-    use_twice(engine, 1)
-    rest(engine)
-    assert counters(engine).num_prefix_blocks_out == 0
-    ask(engine, 2)
-    rest(engine)
-    assert counters(engine).num_prefix_blocks_out == 3
