@@ -2,8 +2,9 @@
 
 A block is copied out ahead of its eviction, so that no allocation waits for a copy: when a step is
 planned, those that the next steps are about to evict. How far ahead that is follows from what was
-evicted lately: what is copied too early takes room there while it is here. A block is copied
-back before the sequence that needs it is admitted, and then is a cached block like any other. So
+evicted lately: what is copied too early takes room there while it is here. What was used once is
+copied as far as uses of other blocks pay for it: where nothing is asked for again, nothing is
+copied. A block is copied back before the sequence that needs it is admitted, and then is a cached block like any other. So
 admissions, handoffs and transfers know nothing of host memory, and a copy that fails, or comes too
 late, means computing.
 
@@ -36,6 +37,9 @@ STEPS_AHEAD = 3
 _FORGOTTEN = 0.999
 """What was evicted in a step counts so much less with each one that follows."""
 
+USE_PAYS = 16
+"""A use of a block that was used before pays for copying so many that were used once. Computing a
+block takes a hundred times as long as copying it, and one use shows that there will be others."""
 REMEMBERED = 4
 """So many times the blocks of both pools are remembered by their hashes when they are evicted: what
 is computed again was used again. Turns of a conversation are further apart than a pool holds."""
@@ -56,12 +60,14 @@ class KeptPrefixes:
         self._pool, self._host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
         self._counters = counters
         self.is_enabled, self.is_late = is_enabled, is_late
+        self._num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
         if is_enabled:
-            num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
-            prefixes.pool.prefix_cache.remember(REMEMBERED * num_blocks)
+            prefixes.pool.prefix_cache.remember(REMEMBERED * self._num_blocks)
         self._most_evicted = 0.0
         """Blocks that a step has evicted, the most of late."""
-        self._num_evicted = 0
+        self._num_evicted = self._num_used_again = 0
+        self._num_paid = 0
+        """So many blocks that were used once may be copied: no more than both pools have."""
         self._planned: list[PrefixCopy] = []
         """Copies of the step that is being planned."""
         self._under_way: list[PrefixCopy] = []
@@ -232,12 +238,14 @@ class KeptPrefixes:
         block_ids = [one for one in chosen if not host_pool.note_use(cache.hash_of(one))]
         once = [one for one in block_ids if one not in cache.reused]
         # They would make room for each other: the last ones stay.
-        dropped = set(once[: max(len(once) - host_pool.num_room_once, 0)])
+        most_once = min(host_pool.num_room_once, self._earn())
+        dropped = set(once[: max(len(once) - most_once, 0)])
         # What is evicted last comes first, as in a sequence: both pools release in that order.
         block_ids = [one for one in reversed(block_ids) if one not in dropped]
         if not block_ids:
             return None
         num_once = len(once) - len(dropped)
+        self._num_paid -= num_once
         host_block_ids = host_pool.allocate(len(block_ids), num_once=num_once)
         hashes = list(map(cache.hash_of, block_ids))
         return PrefixCopy(block_ids, host_block_ids, hashes, is_out=True)
@@ -250,6 +258,13 @@ class KeptPrefixes:
         before = takewhile(lambda block_id: block_id not in unsaved, following)
         held = (one for one in reversed(copy.block_ids) if one not in unsaved)
         pool.evict_next(dict.fromkeys(chain(before, held)))
+
+    def _earn(self) -> int:
+        """Return how many blocks that were used once may be copied now."""
+        num_uses = self._pool.prefix_cache.num_used_again - self._num_used_again
+        self._num_used_again += num_uses
+        self._num_paid = min(self._num_paid + USE_PAYS * num_uses, self._num_blocks)
+        return self._num_paid
 
     def _look_ahead(self) -> int:
         """Return how many allocations ahead of its eviction a block is to be copied out."""

@@ -33,6 +33,8 @@ class PrefixCache:
         """Findable blocks that were used again, as far as their user notes it."""
         self.unsaved: set[int] = set()
         """Findable blocks that were used since a lower tier was offered them, if there is one."""
+        self.num_used_again = 0
+        """How often blocks were used again since the start, if there is a lower tier."""
         self._most_remembered = 0
         self._left: OrderedDict[BlockHash, None] = OrderedDict()
         self._news: dict[BlockHash, bool] | None = None
@@ -65,6 +67,7 @@ class PrefixCache:
             used = set(block_ids)
             self.reused |= used
             self.unsaved |= used
+            self.num_used_again += len(used)
 
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order."""
@@ -94,6 +97,7 @@ class PrefixCache:
             if block_hash in self._left:
                 del self._left[block_hash]
                 self.reused.add(block_id)
+                self.num_used_again += 1
             if self._news is not None:
                 self._news[block_hash] = True
 

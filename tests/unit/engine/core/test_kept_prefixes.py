@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.kept_prefixes import LEAST_AHEAD, MOST_AHEAD, REMEMBERED
+from engine.core.kept_prefixes import LEAST_AHEAD, MOST_AHEAD, REMEMBERED, USE_PAYS
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -125,8 +125,46 @@ def test_what_the_pool_has_of_a_prefix_is_not_evicted_for_the_rest(
 
 
 @LATE
+def test_where_nothing_is_used_again_nothing_is_copied(num_copy_polls: int | None) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    for family in range(6):
+        ask(engine, family)
+        rest(engine)
+    assert counters(engine).num_prefix_blocks_out == 0
+    assert ask(engine, 0).num_cached_tokens == 0
+
+
+@LATE
+def test_each_use_pays_for_some_copies_of_what_was_used_once(num_copy_polls: int | None) -> None:
+    engine = keeping(300, num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    rest(engine)
+    for family in range(10, 60):
+        ask(engine, family)
+        rest(engine)
+    assert counters(engine).num_prefix_blocks_out == 3 + 3 * USE_PAYS
+    use_twice(engine, 2)
+    rest(engine)
+    for family in range(110, 160):
+        ask(engine, family)
+        rest(engine)
+    assert counters(engine).num_prefix_blocks_out == 2 * (3 + 3 * USE_PAYS)
+
+
+def test_many_uses_pay_for_no_more_than_both_pools_hold() -> None:
+    engine = keeping(20)
+    for _ in range(40):
+        ask(engine, 1)
+    for family in range(20, 60):
+        ask(engine, family)
+        rest(engine)
+    assert counters(engine).num_prefix_blocks_out == 3 + 26
+
+
+@LATE
 def test_what_was_used_once_is_kept_while_there_is_room(num_copy_polls: int | None) -> None:
     engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 9)
     for family in range(4):
         ask(engine, family)
         rest(engine)
@@ -571,7 +609,8 @@ def test_blocks_are_copied_out_as_far_ahead_as_three_steps_evict(num_evicted: in
 
 def test_blocks_are_copied_out_many_at_a_time() -> None:
     engine = keeping(300, num_blocks=100, max_model_len=400)
-    fill_and_release(engine, 99, 1)
+    for _ in range(2):
+        fill_and_release(engine, 99, 1)
     copied = []
     for family in range(20, 60):
         engine.add(make_request(make_prompt(5, family), max_tokens=1))
