@@ -4,9 +4,9 @@ A block is copied out ahead of its eviction, so that no allocation waits for a c
 planned, those that the next steps are about to evict. How far ahead that is follows from what was
 evicted lately: what is copied too early takes room there while it is here. What was used once is
 copied as far as uses of other blocks pay for it: where nothing is asked for again, nothing is
-copied. A block is copied back before the sequence that needs it is admitted, and then is a cached block like any other. So
-admissions, handoffs and transfers know nothing of host memory, and a copy that fails, or comes too
-late, means computing.
+copied. A block is copied back before the sequence that needs it is admitted, and then is a cached
+block like any other. So admissions, handoffs and transfers know nothing of host memory, and a copy
+that fails, or comes too late, means computing.
 
 Where steps compute in host memory, copies are made before the step, and both ends of them can be
 found in the plan of that step. On a device the copies are late, as swapped ones are: until one has
