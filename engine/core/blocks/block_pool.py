@@ -54,7 +54,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.prefix_cache = PrefixCache()
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """The one released longest ago first."""
         self._references = [0] * num_blocks
         self._use: dict[int, BlockUse] = {}
         self._num_used = dict.fromkeys(BlockUse, 0)
@@ -200,8 +201,7 @@ class BlockPool:
     def _take_one(self) -> int:
         if self._free:
             return self._free.pop()
-        block_id = next(iter(self._evictable))
-        del self._evictable[block_id]
+        block_id, _ = self._evictable.popitem(last=False)
         self.num_evicted += 1
         self.prefix_cache.forget(block_id)
         return block_id
