@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Set
-from itertools import chain, islice, takewhile
+from itertools import islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
@@ -68,6 +68,8 @@ class KeptPrefixes:
         self._num_evicted = self._num_used_again = 0
         self._num_paid = 0
         """So many blocks that were used once may be copied: no more than both pools have."""
+        self._ahead: list[int] = []
+        """What was to be evicted next when blocks were last copied out, in this order."""
         self._planned: list[PrefixCopy] = []
         """Copies of the step that is being planned."""
         self._under_way: list[PrefixCopy] = []
@@ -193,7 +195,9 @@ class KeptPrefixes:
             self._host_pool.release(copy.host_block_ids)
         self._pool.release(copy.block_ids)
         if copy.is_out:
-            self._put_back(copy)
+            # What nobody used since is evicted when it would have been.
+            unsaved = self._pool.prefix_cache.unsaved
+            self._pool.evict_next(one for one in self._ahead if one not in unsaved)
 
     def check(self) -> None:
         """Raise `AssertionError` if a late copy wrote what can be found, or holds too little."""
@@ -230,10 +234,14 @@ class KeptPrefixes:
         most = host_pool.num_available
         if self.is_late:
             # One copy at a time, and never more than half of what others could allocate.
-            is_under_way = any(copy.is_out for copy in self._under_way)
-            most = 0 if is_under_way else min(most, self._pool.num_available // 2)
-        candidates = filter(cache.unsaved.__contains__, self._pool.next_evicted(num_ahead))
-        chosen = list(islice(candidates, most))
+            if any(copy.is_out for copy in self._under_way):
+                return None
+            most = min(most, self._pool.num_available // 2)
+        ahead = self._pool.next_evicted(num_ahead)
+        chosen = list(islice(filter(cache.unsaved.__contains__, ahead), most))
+        if not chosen:
+            return None
+        self._ahead = ahead[: ahead.index(chosen[-1]) + 1]
         cache.unsaved.difference_update(chosen)  # once for each use
         block_ids = [one for one in chosen if not host_pool.note_use(cache.hash_of(one))]
         once = [one for one in block_ids if one not in cache.reused]
@@ -249,15 +257,6 @@ class KeptPrefixes:
         host_block_ids = host_pool.allocate(len(block_ids), num_once=num_once)
         hashes = list(map(cache.hash_of, block_ids))
         return PrefixCopy(block_ids, host_block_ids, hashes, is_out=True)
-
-    def _put_back(self, copy: PrefixCopy) -> None:
-        """Let what a copy out held be evicted when it would have been, if nobody used it since."""
-        pool, unsaved = self._pool, self._pool.prefix_cache.unsaved
-        following = pool.next_evicted(pool.num_free + MOST_AHEAD)
-        # Only what had been copied before was to be evicted before.
-        before = takewhile(lambda block_id: block_id not in unsaved, following)
-        held = (one for one in reversed(copy.block_ids) if one not in unsaved)
-        pool.evict_next(dict.fromkeys(chain(before, held)))
 
     def _earn(self) -> int:
         """Return how many blocks that were used once may be copied now."""
