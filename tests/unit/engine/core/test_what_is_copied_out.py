@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import pytest
 
 from engine.core.kept_prefixes import LEAST_AHEAD, MOST_AHEAD, REMEMBERED, USE_PAYS
-from tests.support.engine.build import make_prompt, make_request
+from tests.support.engine.build import Engine, make_prompt, make_request
 from tests.support.engine.keeping import (
     LATE,
     NEVER,
@@ -202,6 +204,44 @@ def test_the_prefix_that_was_not_used_for_longest_gives_way(num_copy_polls: int 
     evict(engine)
     found = [engine.scheduler.num_cached_tokens(probe(family)) for family in (1, 2, 3)]
     assert found == [12, 0, 12]
+
+
+def num_saved(engine: Engine) -> int:
+    """How many blocks can be evicted before one that was not copied."""
+    pool = engine.scheduler.pool
+    order = pool.next_evicted(pool.num_blocks)
+    return sum(1 for _ in takewhile(lambda one: one not in pool.prefix_cache.unsaved, order))
+
+
+def test_how_far_ahead_is_forgotten_slowly() -> None:
+    engine = keeping(600, num_blocks=600, budget=2400, max_model_len=2400)
+    fill_and_release(engine, 599, 1)
+    fill_and_release(engine, 41, 2)
+    for family in range(10, 105):
+        fill_and_release(engine, 1, family)
+        rest(engine)
+        assert num_saved(engine) >= 40
+    for _ in range(3000):
+        engine.apply(engine.plan())
+    for family in range(200, 300):
+        fill_and_release(engine, 1, family)
+        rest(engine)
+    assert num_saved(engine) <= LEAST_AHEAD
+
+
+@LATE
+def test_of_a_long_prompt_that_comes_once_the_beginning_is_kept(
+    num_copy_polls: int | None,
+) -> None:
+    engine = keeping(30, num_blocks=18, num_copy_polls=num_copy_polls, max_model_len=64)
+    use_twice(engine, 1)
+    host_pool = engine.scheduler.host_pool
+    host_pool.keep(host_pool.allocate(30), [b"hot %d" % number for number in range(30)])
+    hashes = ask(engine, 2, length=53).block_hashes[:13]
+    rest(engine)
+    kept = [place for place, one in enumerate(hashes) if host_pool.find(one) is not None]
+    assert len(kept) == 3
+    assert kept[-1] < 8
 
 
 @pytest.mark.parametrize("num_evicted", [2, LEAST_AHEAD, 40, MOST_AHEAD])
