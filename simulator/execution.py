@@ -17,7 +17,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.execution import Batch
 from simulator.drawing import drawn, num_left
-from simulator.step_cost import StepCost
+from simulator.profile import StepTimes
 from simulator.timeline import Timeline
 
 
@@ -33,7 +33,7 @@ class ModelledExecution:
     def __init__(
         self,
         timeline: Timeline,
-        cost: StepCost,
+        cost: StepTimes,
         scheduler: Scheduler,
         *,
         num_layers: int,

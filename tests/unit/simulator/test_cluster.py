@@ -18,10 +18,15 @@ from simulator.clients import ClientRequest, client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.profile import FOLDER, read_profile
 from simulator.served import ServedRequest, latency_figures
+from simulator.step_cost import StepCost
 from simulator.trace_file import TraceRequest
 
 P, D, MIXED = Role.PREFILL, Role.DECODE, Role.MIXED
-PROFILE = read_profile(FOLDER / "8b_h100.json")
+COST = StepCost(
+    overhead_s=2.24e-3, weights_s=5.03e-3, token_s=25e-6, context_s=49e-9, pair_s=1.5e-9,
+    block_copy_s=190e-6,
+)  # fmt: skip
+PROFILE = replace(read_profile(FOLDER / "8b_h100.json"), step=COST)
 BLOCK = PROFILE.kv_bytes_per_token * 64
 
 
@@ -131,7 +136,7 @@ def test_one_request_alone_takes_what_the_profile_says() -> None:
     """A prompt in one step, its KV behind it, and a step for every further token."""
     cluster = run(setup_of({P: 1, D: 1}), [TraceRequest(1.0, 1000, 5)])
     (served,) = cluster.served
-    cost, message_s = PROFILE.step, 0.5e-3
+    cost, message_s = COST, 0.5e-3
     prefill_s = cost.seconds(1000, 0, 1000 * 1001 // 2)
     # To the decode node and back, and to the prefill node and back.
     assert served.first_at_s == pytest.approx(1.0 + 4 * message_s + prefill_s)
@@ -166,7 +171,7 @@ def test_a_prefill_node_that_lacks_a_prefix_pulls_it_from_one_that_has_it() -> N
         requests.append(TraceRequest(5.0 + index * 1e-3, 512 * 32, 5, ids + own))
     setup = setup_of({P: 2, D: 2}, num_blocks=2000)
     # Nodes expect 0.5 GB/s of the first pull: computing must be slow for that to pay.
-    slow = replace(setup.profile, step=replace(PROFILE.step, token_s=1e-3))
+    slow = replace(setup.profile, step=replace(COST, token_s=1e-3))
     cluster = run(replace(setup, profile=slow), requests)
     counters = [node.scheduler.statistics().counters for node in cluster.nodes]
     assert sum(one.num_pulled_tokens for one in counters) > 0
