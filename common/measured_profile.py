@@ -107,7 +107,7 @@ class MeasuredProfile:
     verified: tuple[VerifiedTime, ...]
     transfers: tuple[TransferTime, ...]
     source: str = MEASURED
-    """Where the times are from."""
+    """The origin of the times, in words."""
 
 
 def encode_profile(profile: MeasuredProfile) -> str:
