@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pdserve.planning.answer import ClusterAnswer, Candidate
+from pdserve.planning.answer import Candidate, ClusterAnswer
 from pdserve.planning.shown import as_text
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 280, 56, 40, 16

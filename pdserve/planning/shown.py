@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.measured_profile import MEASURED
-from pdserve.planning.answer import ClusterAnswer, Candidate
+from pdserve.planning.answer import Candidate, ClusterAnswer
 from pdserve.planning.search import MOST_LOAD
 from pdserve.planning.trial import cause_of_miss
 from simulator.served import ServedRequest
@@ -52,7 +52,8 @@ def _verdict(answer: ClusterAnswer) -> str:
         )
     if not answer.is_met:
         more = "" if answer.needed is None else f"; {_shown_nodes(answer.needed)} would"
-        return f"{_shown_nodes(best.shape.total)} do not meet the targets: {share} with {best.shape}{more}."
+        nodes = _shown_nodes(best.shape.total)
+        return f"{nodes} cannot meet the targets: {share} with {best.shape}{more}."
     text = f"{best.shape} meets the targets: {share}."
     if wanted.seeds > 1 and low < wanted.attain:
         text += " The interval reaches below the target: one node more is the safe choice."
