@@ -41,7 +41,8 @@ class ClusterSetup:
 
     A message between a router and a node takes `message_s`. Without `may_repeat` every step is
     planned by itself, which changes nothing but how long the simulation takes. `told` are the
-    indices of the requests whose story is kept.
+    indices of the requests whose story is kept. Where all nodes share a machine that runs
+    `at_once` of them at full speed, steps of more nodes at once take longer; 0: each has its own.
     """
 
     profile: DeviceProfile
@@ -51,6 +52,7 @@ class ClusterSetup:
     seed: int = 0
     may_repeat: bool = True
     told: frozenset[int] = frozenset()
+    at_once: int = 0
 
 
 class SimulatedCluster:
@@ -191,8 +193,9 @@ class SimulatedCluster:
             setup.profile.step,
             scheduler,
             num_layers=facts.layout.num_layers,
-            may_repeat=setup.may_repeat,
+            may_repeat=setup.may_repeat and not setup.at_once,
             next_due_s=flow.next_deadline_s,
+            slowdown=self._slowdown if setup.at_once else None,
         )
         self._records[me] = self._record(config, me)
         return SimulatedNode(
@@ -205,6 +208,11 @@ class SimulatedCluster:
             max_queued_requests=config.handoff.max_queued_requests,
             tell=self._tell,
         )
+
+    def _slowdown(self) -> float:
+        """Return how many times longer a step takes that begins now, for want of cores."""
+        num_running = sum(node.execution.is_running for node in self.nodes)
+        return max(1.0, num_running / self._setup.at_once)
 
     def _record(self, config: Config, me: Incarnation) -> NodeRecord:
         facts = self._facts

@@ -29,6 +29,12 @@ PLAN_FLAGS = {
             "made of published figures (default: 8b_h100)",
         ),
         ("--nodes", "N", "plan for so many nodes (default: the least that meet the targets)"),
+        (
+            "--at-once",
+            "N",
+            "all nodes share one machine, whose cores run so many of them at full speed at once "
+            "(default: each node has the cores of its profile)",
+        ),
         ("--seeds", "K", "drawings, or parts of the trace, for the interval (default: 3)"),
         (
             "--requests",
@@ -50,7 +56,7 @@ def plan_grammar(flag: str, metavar: str, text: str) -> dict[str, Any]:
     """Return what argparse wants to know of a flag; one without a metavar is on or off."""
     if not metavar:
         return {"action": "store_true", "help": text}
-    name = _NAMES.get(flag, flag[2:])
+    name = _NAMES.get(flag, flag[2:].replace("-", "_"))
     return {
         "dest": name,
         "metavar": metavar,

@@ -1,4 +1,4 @@
-"""Everything that a plan has found, and how it is found: trials in, an `ClusterAnswer` out."""
+"""Everything that a plan has found, and how it is found: trials in, an `PlannedNodes` out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.observing.latency import LatencyTargets
 from common.settings.config import Config
 from pdserve.planning.advice import WORTH, Change, changes, with_changes
 from pdserve.planning.search import Search, Shape
-from pdserve.planning.trial import Trial, run_trial
+from pdserve.planning.trial import PlanTrial, run_trial, setup_of
 from pdserve.planning.workload import Workload, faster
 from simulator.profile import DeviceProfile
 from simulator.trace_file import TraceRequest
@@ -47,6 +47,8 @@ class Wanted:
     attain: float
     seeds: int
     num_nodes: int | None = None
+    at_once: int = 0
+    """Nodes that share a machine and run at full speed at once; 0: each has its own cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Candidate:
     """A shape with a trial for each seed, and the load that it carries (1: the workload's)."""
 
     shape: Shape
-    trials: tuple[Trial, ...]
+    trials: tuple[PlanTrial, ...]
     carries: float
 
     @property
@@ -84,7 +86,7 @@ class Advised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAnswer:
+class PlannedNodes:
     """What was found. `split` and `mixed` have as many nodes; `needed` meets the targets."""
 
     wanted: Wanted
@@ -141,7 +143,7 @@ class TrialPlanner:
         self._alone: dict[bool, float] = {}
         """Share within the targets of requests that never meet, on split and on mixed nodes."""
 
-    def answer(self) -> ClusterAnswer:
+    def answer(self) -> PlannedNodes:
         """Find everything. Raises `TargetsOutOfReach`."""
         wanted = self._wanted
         first = self._try_alone()
@@ -183,11 +185,11 @@ class TrialPlanner:
 
     # Inside.
 
-    def _compared(self, search: Search, total: int) -> ClusterAnswer:
+    def _compared(self, search: Search, total: int) -> PlannedNodes:
         shape = search.best_split(total)
         split = None if shape is None else self._candidate(search, shape)
         mixed = self._candidate(search, Shape(mixed=total))
-        return ClusterAnswer(
+        return PlannedNodes(
             wanted=self._wanted, split=split, mixed=mixed, needed=None, gives_way=(),
             advised=Advised(), curve={}, num_trials=0,
         )  # fmt: skip
@@ -237,7 +239,7 @@ class TrialPlanner:
         prompt_s = prefill * split.lasted_s / len(some)
         return max(1, min(MOST_NODES, int(rate * prompt_s * _ALL_BUSY)))
 
-    def _advised(self, shape: Shape, load: float, base: Trial) -> Advised:
+    def _advised(self, shape: Shape, load: float, base: PlanTrial) -> Advised:
         """Try settings where the cluster is overloaded, and the good ones together."""
         wanted = self._wanted
         best: dict[str, tuple[float, Change]] = {}
@@ -258,7 +260,7 @@ class TrialPlanner:
 
     def _trial(
         self, config: Config, shape: Shape, load: float, seed: int, *, wanted: float
-    ) -> Trial:
+    ) -> PlanTrial:
         trial = self._run(config, shape, faster(self._window(seed), load), seed, wanted)
         result = "too many miss" if trial.is_stopped else f"{100 * trial.attained:.0f} % within"
         self._tell(f"trial {self._num_trials}: {shape} at {load:.2f} of the load: {result}")
@@ -271,10 +273,11 @@ class TrialPlanner:
         requests: Sequence[TraceRequest],
         seed: int,
         least: float,
-    ) -> Trial:
+    ) -> PlanTrial:
         self._num_trials += 1
-        profile, targets = self._wanted.profile, self._wanted.targets
-        return run_trial(profile, config, shape, requests, targets, seed=seed, wanted=least)
+        wanted = self._wanted
+        setup = setup_of(wanted.profile, config, shape, seed, wanted.at_once)
+        return run_trial(setup, requests, wanted.targets, wanted=least)
 
     def _window(self, seed: int) -> list[TraceRequest]:
         if seed not in self._windows:

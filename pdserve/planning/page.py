@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pdserve.planning.answer import Candidate, ClusterAnswer
+from pdserve.planning.answer import Candidate, PlannedNodes
 from pdserve.planning.shown import as_text
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 280, 56, 40, 16
@@ -31,7 +31,7 @@ class Plot:
     mark_y: float | None = None
 
 
-def page_of(answer: ClusterAnswer) -> str:
+def page_of(answer: PlannedNodes) -> str:
     """Return the page."""
     plots = "".join(f"<h2>{escape(plot.title)}</h2>{svg_of(plot)}" for plot in _plots(answer))
     return (
@@ -43,7 +43,7 @@ def page_of(answer: ClusterAnswer) -> str:
     )
 
 
-def _plots(answer: ClusterAnswer) -> list[Plot]:
+def _plots(answer: PlannedNodes) -> list[Plot]:
     targets = answer.wanted.targets
     shown = [one for one in (answer.split, answer.mixed) if one is not None]
     return [

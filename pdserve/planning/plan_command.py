@@ -9,10 +9,10 @@ import time
 
 from common.errors import ConfigError
 from common.settings.config import Config
-from pdserve.planning.answer import ClusterAnswer, TrialPlanner, Wanted
+from pdserve.planning.answer import PlannedNodes, TrialPlanner, Wanted
 from pdserve.planning.page import page_of
 from pdserve.planning.shown import as_json, as_text, story_of
-from pdserve.planning.trial import run_story
+from pdserve.planning.trial import run_story, setup_of
 from pdserve.planning.wanted import checked_page, wanted_of
 
 
@@ -58,16 +58,10 @@ def _explained(text: str | None, wanted: Wanted) -> int | None:
     return int(text)
 
 
-def _story(answer: ClusterAnswer, request: int) -> str:
+def _story(answer: PlannedNodes, request: int) -> str:
     wanted, workload = answer.wanted, answer.wanted.workload
     last = max(0, len(workload.requests) - workload.num_in_window)
     begin = min(last, max(0, request - 1 - workload.num_in_window // 2))
-    served = run_story(
-        wanted.profile,
-        wanted.config,
-        answer.best.shape,
-        workload.from_index(begin),
-        seed=0,
-        index=request - 1 - begin,
-    )
+    setup = setup_of(wanted.profile, wanted.config, answer.best.shape, 0, wanted.at_once)
+    served = run_story(setup, workload.from_index(begin), request - 1 - begin)
     return story_of(served, request, answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.measured_profile import MEASURED
-from pdserve.planning.answer import Candidate, ClusterAnswer
+from pdserve.planning.answer import Candidate, PlannedNodes
 from pdserve.planning.search import MOST_LOAD
 from pdserve.planning.trial import cause_of_miss
 from simulator.served import ServedRequest
@@ -20,14 +20,14 @@ STAGES = {
 _UNEVEN = 0.3
 
 
-def as_text(answer: ClusterAnswer) -> str:
+def as_text(answer: PlannedNodes) -> str:
     """Return the answer for people."""
     parts = [_load(answer), _verdict(answer), _table(answer), _kind(answer), _limit(answer)]
     parts += [_advice(answer), _notes(answer)]
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _load(answer: ClusterAnswer) -> str:
+def _load(answer: PlannedNodes) -> str:
     wanted, workload = answer.wanted, answer.wanted.workload
     requests = workload.requests
     prompt = sum(one.num_prompt for one in requests) / len(requests)
@@ -42,7 +42,7 @@ def _load(answer: ClusterAnswer) -> str:
     )
 
 
-def _verdict(answer: ClusterAnswer) -> str:
+def _verdict(answer: PlannedNodes) -> str:
     best, wanted = answer.best, answer.wanted
     low, high = best.interval
     share = f"{100 * best.attained:.0f} % of the requests are within both targets"
@@ -66,7 +66,7 @@ def _shown_nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _table(answer: ClusterAnswer) -> str:
+def _table(answer: PlannedNodes) -> str:
     lines = [
         "",
         f"{'':12} {'within':>7} {'carries':>8} {'TTFT p50':>9} {'p99':>9} {'TPOT p50':>9} "
@@ -92,7 +92,7 @@ def _times(one: Candidate) -> str:
     return f"{more}{one.carries:.2f}x" if one.carries else "none"
 
 
-def _kind(answer: ClusterAnswer) -> str:
+def _kind(answer: PlannedNodes) -> str:
     best, split = answer.best, answer.split
     if split is None:
         return "Mixed: a single node has to prefill and decode."
@@ -115,7 +115,7 @@ def _kind(answer: ClusterAnswer) -> str:
     )
 
 
-def _limit(answer: ClusterAnswer) -> str:
+def _limit(answer: PlannedNodes) -> str:
     if not answer.gives_way:
         return "Nothing gives way at a quarter more than that."
     total = sum(count for _, count in answer.gives_way)
@@ -126,7 +126,7 @@ def _limit(answer: ClusterAnswer) -> str:
     )
 
 
-def _advice(answer: ClusterAnswer) -> str:
+def _advice(answer: PlannedNodes) -> str:
     advised = answer.advised
     if not advised.gains:
         return "No setting that was tried helps under more load."
@@ -138,7 +138,7 @@ def _advice(answer: ClusterAnswer) -> str:
     return text + "."
 
 
-def notes_of(answer: ClusterAnswer) -> list[str]:
+def notes_of(answer: PlannedNodes) -> list[str]:
     """Return what a reader has to know to believe the figures."""
     wanted, notes = answer.wanted, list[str]()
     workload, profile = wanted.workload, wanted.profile
@@ -149,6 +149,10 @@ def notes_of(answer: ClusterAnswer) -> list[str]:
         notes.append(
             f"The profile was measured beside other work: a step took {100 * uneven:.0f} % longer "
             "than one with more to do. Measure again on a machine that does nothing else."
+        )
+    if wanted.at_once:
+        notes.append(
+            f"All nodes share one machine: steps of more than {wanted.at_once} at once take longer."
         )
     if workload.is_sampled and workload.lengths is None:
         notes.append(
@@ -165,11 +169,11 @@ def notes_of(answer: ClusterAnswer) -> list[str]:
     return notes
 
 
-def _notes(answer: ClusterAnswer) -> str:
+def _notes(answer: PlannedNodes) -> str:
     return "".join(f"\nNote: {note}" for note in notes_of(answer))
 
 
-def story_of(served: ServedRequest, number: int, answer: ClusterAnswer) -> str:
+def story_of(served: ServedRequest, number: int, answer: PlannedNodes) -> str:
     """Return what happened to one request on the cluster that was found."""
     trace = served.client.trace
     lines = [
@@ -187,7 +191,7 @@ def story_of(served: ServedRequest, number: int, answer: ClusterAnswer) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_json(answer: ClusterAnswer) -> dict[str, object]:
+def as_json(answer: PlannedNodes) -> dict[str, object]:
     """Return the answer for programs. Times in seconds."""
     wanted, workload = answer.wanted, answer.wanted.workload
     best = answer.best

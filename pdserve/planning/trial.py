@@ -23,7 +23,7 @@ _ANSWERED = ("stop", "length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class PlanTrial:
     """What became of the requests. Times in seconds; `causes` counts those that missed, by stage.
 
     `score` orders trials: the share within both targets, or below 0 where the trial was stopped,
@@ -56,23 +56,29 @@ class Trial:
         return percentile(self.tpots_s, percent) if self.tpots_s else 0.0
 
 
+def setup_of(
+    profile: DeviceProfile, config: Config, shape: Shape, seed: int, at_once: int = 0
+) -> ClusterSetup:
+    """Return a cluster of this shape."""
+    return ClusterSetup(
+        profile=profile, num_nodes=shape.num_nodes, config=config, seed=seed, at_once=at_once
+    )
+
+
 def run_trial(
-    profile: DeviceProfile,
-    config: Config,
-    shape: Shape,
+    setup: ClusterSetup,
     requests: Sequence[TraceRequest],
     targets: LatencyTargets,
     *,
-    seed: int,
     wanted: float,
-) -> Trial:
-    """Serve `requests` on a cluster of this shape.
+) -> PlanTrial:
+    """Serve `requests` on a cluster.
 
     It is stopped when so many have missed a target that less than `wanted` can be within both; a
     `wanted` of 0 lets all of them end.
     """
-    cluster = SimulatedCluster(_setup(profile, config, shape, seed))
-    clients = client_requests(requests, max_model_len=cluster.max_model_len, seed=seed)
+    cluster = SimulatedCluster(setup)
+    clients = client_requests(requests, max_model_len=cluster.max_model_len, seed=setup.seed)
     span_s = requests[-1].arrival_s
     judge = _Judge(targets, int(len(clients) * (1 - wanted)), span_s / CHECKS)
     served = cluster.run(clients, judge if wanted > 0 else None)
@@ -86,10 +92,10 @@ def run_trial(
         score = min(now_s / span_s, 1e3) / 1e3 - 1
     answered = [one for one in served if one.outcome in _ANSWERED]
     busy: dict[Role, float] = {}
-    for role, count in shape.num_nodes.items():
+    for role, count in setup.num_nodes.items():
         nodes = [node for node in cluster.nodes if node.me.node_id.startswith(role.value)]
         busy[role] = sum(node.execution.busy_s for node in nodes) / count / max(now_s, 1e-9)
-    return Trial(
+    return PlanTrial(
         score=score,
         is_stopped=judge.has_stopped,
         num_requests=len(served),
@@ -102,30 +108,17 @@ def run_trial(
     )
 
 
-def run_story(
-    profile: DeviceProfile,
-    config: Config,
-    shape: Shape,
-    requests: Sequence[TraceRequest],
-    *,
-    seed: int,
-    index: int,
-) -> ServedRequest:
+def run_story(setup: ClusterSetup, requests: Sequence[TraceRequest], index: int) -> ServedRequest:
     """Serve `requests` to their ends, and return the one at `index` with its story.
 
     Raises `InternalError` without such a request.
     """
-    setup = replace(_setup(profile, config, shape, seed), told=frozenset({index}))
-    cluster = SimulatedCluster(setup)
-    clients = client_requests(requests, max_model_len=cluster.max_model_len, seed=seed)
+    cluster = SimulatedCluster(replace(setup, told=frozenset({index})))
+    clients = client_requests(requests, max_model_len=cluster.max_model_len, seed=setup.seed)
     for one in cluster.run(clients):
         if one.story is not None:
             return one
     raise InternalError(f"there is no request {index}")
-
-
-def _setup(profile: DeviceProfile, config: Config, shape: Shape, seed: int) -> ClusterSetup:
-    return ClusterSetup(profile=profile, num_nodes=shape.num_nodes, config=config, seed=seed)
 
 
 def cause_of_miss(one: ServedRequest, targets: LatencyTargets, now_s: float) -> str | None:

@@ -32,6 +32,9 @@ def wanted_of(parsed: argparse.Namespace, config: Config) -> Wanted:
     )  # fmt: skip
     seeds = _integer(parsed.seeds, "--seeds", 1, MOST_SEEDS)
     nodes = None if parsed.nodes is None else _integer(parsed.nodes, "--nodes", 1, MOST_NODES)
+    at_once = 0
+    if parsed.at_once is not None:
+        at_once = _integer(parsed.at_once, "--at-once", 1, MOST_NODES)
     most = None
     if parsed.requests is not None:
         most = _integer(parsed.requests, "--requests", 20, MOST_IN_TRIAL)
@@ -48,7 +51,7 @@ def wanted_of(parsed: argparse.Namespace, config: Config) -> Wanted:
         _check_model(parsed.profile, profile, workload)
     return Wanted(
         profile=profile, config=config, workload=workload, targets=targets, attain=attain,
-        seeds=seeds, num_nodes=nodes,
+        seeds=seeds, num_nodes=nodes, at_once=at_once,
     )  # fmt: skip
 
 

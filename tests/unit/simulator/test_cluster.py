@@ -220,3 +220,15 @@ def test_what_is_left_on_a_node_is_found() -> None:
     cluster.nodes[1].scheduler.pool.allocate(1, BlockUse.RUNNING)
     with pytest.raises(InternalError, match="decode-0#1 holds something"):
         cluster.check_empty()
+
+
+@pytest.mark.parametrize(("at_once", "times"), [(0, 1.0), (2, 1.0), (1, 2.0)])
+def test_nodes_that_share_cores_slow_each_other_down(at_once: int, times: float) -> None:
+    """Two prompts at the same time on two nodes: a step of the second takes twice as long."""
+    requests = [TraceRequest(0.0, 1000, 1), TraceRequest(0.0, 1000, 1)]
+    cluster = run(replace(setup_of({MIXED: 2}), at_once=at_once), requests)
+    assert {node.execution.num_runs for node in cluster.nodes} == {1}
+    step_s = COST.seconds(1000, 0, 1000 * 1001 // 2)
+    first, second = sorted(node.execution.busy_s for node in cluster.nodes)
+    assert first == pytest.approx(step_s)
+    assert second == pytest.approx(times * step_s)

@@ -13,7 +13,7 @@ import pytest
 from common.measured_profile import encode_profile, read_measured_profile
 from pdserve.cli import main
 from simulator.profile import FOLDER
-from tests.unit.pdserve.planning.test_workload import log_line, written
+from tests.unit.pdserve.planning.router_logs import log_line, written
 
 SMALL = ("--rate", "4", "--lengths", "200-400:5-15", "--requests", "20", "--seeds", "2")
 TARGETS = ("--ttft", "1000", "--tpot", "40")
@@ -112,6 +112,7 @@ def test_targets_that_nobody_meets_are_answered_with_the_best_there_is(
         ([*SMALL, "--ttft", "1"], "the following arguments are required: --tpot"),
         ([*SMALL, *TARGETS, "--attain", "90"], "--attain is '90': wanted a share from 0.5"),
         ([*SMALL, *TARGETS, "--nodes", "0"], "--nodes is '0': wanted a number from 1 to 512"),
+        ([*SMALL, *TARGETS, "--at-once", "0"], "--at-once is '0': wanted a number from 1"),
         ([*SMALL, *TARGETS, "--seeds", "1.5"], "--seeds is '1.5': wanted a number from 1 to 30"),
         ([*SMALL, *TARGETS, "--requests", "3"], "--requests is '3': wanted a number from 20"),
         ([*SMALL, *TARGETS, "--explain", "21"], "--explain is '21': wanted the number of a req"),

@@ -10,11 +10,11 @@ import pytest
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config
-from pdserve.planning.answer import Advised, Candidate, ClusterAnswer, Wanted
+from pdserve.planning.answer import Advised, Candidate, PlannedNodes, Wanted
 from pdserve.planning.page import page_of
 from pdserve.planning.search import Shape
 from pdserve.planning.shown import STAGES, as_json, as_text
-from pdserve.planning.trial import Trial
+from pdserve.planning.trial import PlanTrial
 from pdserve.planning.workload import Workload
 from simulator.profile import FOLDER, read_profile
 from simulator.trace_file import TraceRequest
@@ -32,7 +32,7 @@ WANTED = Wanted(
 
 def candidate(shape: Shape, carries: float, *shares: float) -> Candidate:
     trials = tuple(
-        Trial(
+        PlanTrial(
             score=share, is_stopped=False, num_requests=10, num_failed=0, ttfts_s=(0.5, 0.7),
             tpots_s=(0.01, 0.02), causes=Counter(), busy={Role.MIXED: 0.5}, lasted_s=10.0,
         )
@@ -43,7 +43,7 @@ def candidate(shape: Shape, carries: float, *shares: float) -> Candidate:
 
 SPLIT = candidate(Shape(3, 1), 1.4, 0.965, 0.955)
 MIXED = candidate(Shape(mixed=4), 1.0, 0.92, 0.9)
-ANSWER = ClusterAnswer(
+ANSWER = PlannedNodes(
     wanted=WANTED,
     split=SPLIT,
     mixed=MIXED,

@@ -13,7 +13,7 @@ from common.settings.config import Config, EngineConfig, HandoffConfig
 from pdserve.planning.advice import changes, with_changes
 from pdserve.planning.answer import Candidate
 from pdserve.planning.search import Shape
-from pdserve.planning.trial import Trial, cause_of_miss, run_story, run_trial
+from pdserve.planning.trial import PlanTrial, cause_of_miss, run_story, run_trial, setup_of
 from simulator.clients import ClientRequest
 from simulator.profile import FOLDER, read_profile
 from simulator.served import ServedRequest
@@ -70,8 +70,9 @@ def test_a_request_without_a_token_misses_when_its_time_is_over(
 REQUESTS = [TraceRequest(0.05 * number, 3000, 8) for number in range(60)]
 
 
-def run(targets: LatencyTargets, wanted: float, shape: Shape = PAIR) -> Trial:
-    return run_trial(PROFILE, CONFIG, shape, REQUESTS, targets, seed=0, wanted=wanted)
+def run(targets: LatencyTargets, wanted: float, shape: Shape = PAIR) -> PlanTrial:
+    setup = setup_of(PROFILE, CONFIG, shape, seed=0)
+    return run_trial(setup, REQUESTS, targets, wanted=wanted)
 
 
 def test_a_trial_that_cannot_succeed_is_stopped_and_a_later_stop_is_better() -> None:
@@ -103,7 +104,7 @@ def test_more_nodes_that_prefill_bring_first_tokens_sooner() -> None:
 
 
 def test_a_story_is_that_of_the_request_and_has_what_happened_in_order() -> None:
-    found = run_story(PROFILE, CONFIG, Shape(1, 1), REQUESTS, seed=0, index=7)
+    found = run_story(setup_of(PROFILE, CONFIG, PAIR, seed=0), REQUESTS, 7)
     assert found.client.index == 7
     assert found.story is not None
     times, words = zip(*found.story, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -20,30 +19,9 @@ from pdserve.planning.workload import (
     trace_workload,
 )
 from simulator.trace_file import TraceRequest
+from tests.unit.pdserve.planning.router_logs import log_line, written
 
 TRACES = Path(__file__).parents[4] / "bench" / "traces"
-
-
-def log_line(**changed: object) -> str:
-    row = {
-        "time": "2026-11-27T10:00:05.000Z",
-        "level": "info",
-        "logger": "pdserve.router.requests",
-        "message": "request ended: ok",
-        "role": "router",
-        "node_id": "router",
-        "model": "llama",
-        "prompt_tokens": 100,
-        "output_tokens": 20,
-        "duration_ms": 5000.0,
-    }
-    return json.dumps({k: v for k, v in (row | changed).items() if v is not ...})
-
-
-def written(tmp_path: Path, *lines: str) -> Path:
-    path = tmp_path / "trace"
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 # Lengths.
