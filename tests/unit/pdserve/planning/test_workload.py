@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from common.observing.logs import HumanLines, JsonLines
 from pdserve.planning.lengths import lengths_of
 from pdserve.planning.workload import (
     LEAST_REQUESTS,
@@ -18,6 +20,8 @@ from pdserve.planning.workload import (
     faster,
     trace_workload,
 )
+from router.text.usage import Usage
+from router.watch.request_watch import RequestWatch
 from simulator.trace_file import TraceRequest
 from tests.unit.pdserve.planning.router_logs import log_line, written
 
@@ -207,3 +211,25 @@ def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read"):
             trace_workload(path, 1000, None, "")
+
+
+def test_what_a_router_logs_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The line itself, made by the code that makes it, in both formats."""
+    with caplog.at_level(logging.INFO, "pdserve.router.requests"):
+        for number in range(3):
+            watch = RequestWatch("completions", "llama", 10.0 + number)
+            watch.usage = Usage((30 + number,), 1, completion_tokens=5)
+            watch.on_choice("choice")
+            watch.end("ok", 200, 12.0 + 2 * number)
+    for number, record in enumerate(caplog.records):
+        record.created = 1_000_000_000.0 + 2 * number
+    json_lines, human_lines = (
+        [formatter.format(record) for record in caplog.records]
+        for formatter in (JsonLines("router"), HumanLines())
+    )
+    workload = trace_workload(written(tmp_path, *json_lines), 1000, None, "")
+    assert [one.num_prompt for one in workload.requests] == [30, 31, 32]
+    assert [one.num_output for one in workload.requests] == [5, 5, 5]
+    assert [one.arrival_s for one in workload.requests] == pytest.approx([0.0, 1.0, 2.0], abs=0.01)
+    with pytest.raises(ConfigError, match="is a log for people"):
+        trace_workload(written(tmp_path, *human_lines), 1000, None, "")
