@@ -66,8 +66,8 @@ def _requests(lines: Iterable[str], path: Path) -> Iterator[tuple[str, TraceRequ
             if not num_prompt or not num_output:
                 continue  # refused, or nothing but counted
             ended_s = datetime.fromisoformat(row["time"]).timestamp()
-            arrived_s = ended_s - float(row["duration_ms"]) / 1e3
-            choices = max(1, int(row.get("num_choices", 1)))
+            arrived_s = ended_s - _within(row["duration_ms"], 1e12) / 1e3
+            choices = int(_within(row.get("num_choices", 1), 1024)) or 1
             name = str(row["model"])
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -84,9 +84,15 @@ def _count(row: dict[str, Any], name: str) -> int:
     return found if type(found) is int and 0 < found < 1 << 24 else 0
 
 
+def _within(value: object, most: float) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= most:  # type: ignore[operator]
+        raise ValueError(f"{value!r} is none of its values")
+    return float(value)  # type: ignore[arg-type]
+
+
 def _row(line: str) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

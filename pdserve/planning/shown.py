@@ -18,6 +18,7 @@ STAGES = {
     "refused": "refused: queues are full",
 }
 _UNEVEN = 0.3
+_SHORT_S = 20.0
 
 
 def as_text(answer: PlannedNodes) -> str:
@@ -158,6 +159,12 @@ def notes_of(answer: PlannedNodes) -> list[str]:
         notes.append(
             f"Sampled: each trial serves {workload.num_in_window} of {len(workload.requests)} "
             "requests in a row, the busiest part first; caches are empty at its beginning."
+        )
+    span_s = workload.num_in_window / workload.rate_rps
+    if span_s < _SHORT_S:
+        notes.append(
+            f"A trial has {span_s:.1f} s of arrivals: queues that grow for longer are not seen. "
+            "More --requests make it longer."
         )
     if workload.num_too_long:
         notes.append(

@@ -80,7 +80,7 @@ def run_trial(
     cluster = SimulatedCluster(setup)
     clients = client_requests(requests, max_model_len=cluster.max_model_len, seed=setup.seed)
     span_s = requests[-1].arrival_s
-    judge = _Judge(targets, int(len(clients) * (1 - wanted)), span_s / CHECKS)
+    judge = _Judge(targets, most_missed(len(clients), wanted), span_s / CHECKS)
     served = cluster.run(clients, judge if wanted > 0 else None)
     now_s = cluster.timeline.now_s()
     causes = Counter(
@@ -119,6 +119,11 @@ def run_story(setup: ClusterSetup, requests: Sequence[TraceRequest], index: int)
         if one.story is not None:
             return one
     raise InternalError(f"there is no request {index}")
+
+
+def most_missed(count: int, wanted: float) -> int:
+    """Return how many of `count` requests may miss, so that a share of `wanted` does not."""
+    return next(n for n in range(count, -1, -1) if n == 0 or (count - n) / count >= wanted)
 
 
 def cause_of_miss(one: ServedRequest, targets: LatencyTargets, now_s: float) -> str | None:

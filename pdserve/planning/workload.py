@@ -16,7 +16,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from pdserve.planning.access_log import HUMAN_LINE, is_log_line, read_access_log
 from pdserve.planning.lengths import Lengths
-from simulator.trace_file import TraceRequest, read_trace
+from simulator.trace_file import AZURE_HEADER, TraceRequest, read_trace
 
 LEAST_S, LEAST_REQUESTS, MOST_REQUESTS = 60.0, 250, 4000
 """A window has the larger one of these two, and no more than the third."""
@@ -162,6 +162,11 @@ def _read(path: Path, model: str) -> tuple[list[TraceRequest], str]:
         raise ConfigError(
             f"trace {path} is a log for people, which is not read: wanted one that the router "
             "writes with --log-format json"
+        )
+    if first != AZURE_HEADER and not first.startswith("{"):
+        raise ConfigError(
+            f"trace {path} begins with {first[:60]!r}: wanted {AZURE_HEADER!r} (Azure), a JSON "
+            "object per line (Mooncake), or the log of a router with --log-format json"
         )
     if is_log_line(first):
         return read_access_log(path, model)

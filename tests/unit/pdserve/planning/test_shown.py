@@ -104,6 +104,7 @@ def test_a_profile_with_noise_and_a_sampled_trace_are_noted() -> None:
     text = as_text(replace(ANSWER, wanted=replace(WANTED, workload=sampled)))
     assert "Sampled: each trial serves 5 of 10 requests in a row" in text
     assert "3 requests are left out" in text
+    assert "A trial has 5.0 s of arrivals" in text
     assert "Prompts have nothing in common" not in text
     assert "The profile is no measurement" in text
 

@@ -13,7 +13,14 @@ from common.settings.config import Config, EngineConfig, HandoffConfig
 from pdserve.planning.advice import changes, with_changes
 from pdserve.planning.answer import Candidate
 from pdserve.planning.search import Shape
-from pdserve.planning.trial import PlanTrial, cause_of_miss, run_story, run_trial, setup_of
+from pdserve.planning.trial import (
+    PlanTrial,
+    cause_of_miss,
+    most_missed,
+    run_story,
+    run_trial,
+    setup_of,
+)
 from simulator.clients import ClientRequest
 from simulator.profile import FOLDER, read_profile
 from simulator.served import ServedRequest
@@ -65,6 +72,14 @@ def test_a_request_without_a_token_misses_when_its_time_is_over(
 ) -> None:
     waiting = served(first_at_s=-1.0, granted_at_s=granted_at_s, outcome="")
     assert cause_of_miss(waiting, TARGETS, now_s) == cause
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "most"),
+    [(60, 0.9, 6), (10, 0.9, 1), (250, 0.9, 25), (7, 0.9, 0), (9, 0, 9)],
+)
+def test_as_many_may_miss_as_the_share_allows(count: int, wanted: float, most: int) -> None:
+    assert most_missed(count, wanted) == most
 
 
 REQUESTS = [TraceRequest(0.05 * number, 3000, 8) for number in range(60)]

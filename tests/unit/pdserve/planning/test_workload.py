@@ -197,6 +197,11 @@ AZURE = "2023-11-16 18:17:03.9799600"
         ([log_line(message="ready")], "no line of a request that was answered: .*--log-level info"),
         ([log_line(duration_ms="x")], "line 1: .*wanted time, duration_ms, model"),
         ([log_line(duration_ms=...)], "line 1: 'duration_ms': wanted"),
+        ([log_line(duration_ms=float("nan"))], "line 1: nan is none of its values: wanted time"),
+        ([log_line(duration_ms=-1)], "line 1: -1 is none of its values"),
+        ([log_line(num_choices=10**9)], "line 1: 1000000000 is none of its values"),
+        (["{" + '"a":[' * 100_000], "line 1: "),
+        (["starting"], "begins with 'starting': wanted .*, or the log of a router with"),
         ([log_line()], r"has 1 request\(s\) at one moment"),
     ],
 )
