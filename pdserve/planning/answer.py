@@ -20,7 +20,7 @@ from simulator.trace_file import TraceRequest
 MOST_NODES = 512
 OVERLOAD = 1.25
 """What gives way first is seen at so many times the load that a cluster carries."""
-ALONE_REQUESTS, ALONE_GAP_S = 60, 120.0
+ALONE_REQUESTS, ALONE_GAP_S = 250, 120.0
 _ALL_BUSY = 0.8
 """Prompts that wait together are computed in fewer steps: no fewer nodes than this share of those
 that they keep busy one by one."""
@@ -102,9 +102,9 @@ class PlannedNodes:
 
     @property
     def best(self) -> Candidate:
-        """The one of both that carries more."""
+        """The one of both that meets the targets; of two of them the one that carries more."""
         split = self.split
-        if split is None or _rank(split) < _rank(self.mixed):
+        if split is None or self._rank(split) < self._rank(self.mixed):
             return self.mixed
         return split
 
@@ -126,9 +126,8 @@ class PlannedNodes:
         """Whether the best meets the targets."""
         return self.best.attained >= self.wanted.attain
 
-
-def _rank(candidate: Candidate) -> tuple[float, float]:
-    return candidate.carries, candidate.attained
+    def _rank(self, one: Candidate) -> tuple[bool, float, float]:
+        return one.attained >= self.wanted.attain, one.carries, one.attained
 
 
 class TrialPlanner:
@@ -138,6 +137,8 @@ class TrialPlanner:
         self._wanted = wanted
         self._tell = tell
         self._windows: dict[int, list[TraceRequest]] = {}
+        self._ended: dict[tuple[Config, Shape, float, int], PlanTrial] = {}
+        """Trials that were not stopped: they would be the same again."""
         self._num_trials = 0
         self._share = 0.5
         self._alone: dict[bool, float] = {}
@@ -261,7 +262,12 @@ class TrialPlanner:
     def _trial(
         self, config: Config, shape: Shape, load: float, seed: int, *, wanted: float
     ) -> PlanTrial:
+        key = config, shape, load, seed
+        if key in self._ended:
+            return self._ended[key]
         trial = self._run(config, shape, faster(self._window(seed), load), seed, wanted)
+        if not trial.is_stopped:
+            self._ended[key] = trial
         result = "too many miss" if trial.is_stopped else f"{100 * trial.attained:.0f} % within"
         self._tell(f"trial {self._num_trials}: {shape} at {load:.2f} of the load: {result}")
         return trial

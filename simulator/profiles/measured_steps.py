@@ -14,9 +14,10 @@ largest part that was cut off, and says how far a profile can be believed.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from common.measured_profile import MeasuredProfile
 from engine.core.step.step_batch import StepBatch
@@ -56,10 +57,41 @@ class StepTable:
         below_s, above_s = self._at(lower, context), self._at(lower + 1, context)
         return max(0.0, below_s + (above_s - below_s) * share)
 
+    def rising(self, size: float, context: float, num_steps: int) -> list[float]:
+        """Return the seconds of so many steps of one size, each at one more token of context.
+
+        They are those of `seconds`; points are looked up once for all steps between them.
+        """
+        found: list[float] = []
+        while len(found) < num_steps:
+            now = context + len(found)
+            found.append(self.seconds(size, now))
+            if len(self.sizes) == 1 or len(found) == num_steps:
+                continue
+            lower, share = _place(self.sizes, size)
+            lines = self._segment(lower, now), self._segment(lower + 1, now)
+            ends = min(until for *_, until in lines)
+            (below, rise, at, span, _), (above, other, start, width, _) = lines
+            while len(found) < num_steps and (now := context + len(found)) < ends:
+                below_s = below + rise * ((now - at) / span)
+                above_s = above + other * ((now - start) / width)
+                found.append(max(0.0, below_s + (above_s - below_s) * share))
+        return found
+
     def _at(self, index: int, context: float) -> float:
+        below_s, rise_s, place, span, _ = self._segment(index, context)
+        return below_s + rise_s * ((context - place) / span)
+
+    def _segment(self, index: int, context: float) -> tuple[float, float, int, int, float]:
+        """Return the line around a context: seconds and how they rise, its begin, length and end.
+
+        The last one goes on for ever.
+        """
         contexts, seconds = self._lines[index]
-        lower, share = _place(contexts, context)
-        return seconds[lower] + (seconds[lower + 1] - seconds[lower]) * share
+        lower = max(0, min(bisect_right(contexts, context) - 1, len(contexts) - 2))
+        begin, end = contexts[lower], contexts[lower + 1]
+        until = math.inf if lower == len(contexts) - 2 else end
+        return seconds[lower], seconds[lower + 1] - seconds[lower], begin, end - begin, until
 
 
 def _place(places: Sequence[int], wanted: float) -> tuple[int, float]:
@@ -124,11 +156,8 @@ class MeasuredSteps:
 
         They attend to `context` tokens in the first step, and to `count` more in each further one.
         """
-        ends_s = list[float]()
-        for number in range(num_steps):
-            began_s += self._decodes.seconds(count, context / count + number)
-            ends_s.append(began_s)
-        return ends_s
+        took_s = self._decodes.rising(count, context / count, num_steps)
+        return list(accumulate(took_s, initial=began_s))[1:]
 
 
 def transfer_line(profile: MeasuredProfile, transport: str) -> tuple[float, float]:

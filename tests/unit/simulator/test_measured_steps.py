@@ -70,11 +70,14 @@ def test_drawing_counts_in_a_step_with_a_chunk() -> None:
 
 
 def test_runs_of_decodes_end_where_single_steps_do() -> None:
-    ends_s = STEPS.ends_of_decodes(7.0, 3, 3 * 1000, 40)
-    now_s = 7.0
-    for number, end_s in enumerate(ends_s):
-        now_s = STEPS.ends_of_decodes(now_s, 3, 3 * (1000 + number), 1)[0]
-        assert end_s == now_s
+    """Bit by bit, also where a run passes a measured context, and beyond the last one."""
+    for steps, context in product((STEPS, MeasuredSteps(measured((4,)), 0.0)), (100, 1000, 9000)):
+        ends_s = steps.ends_of_decodes(7.0, 3, 3 * context, 60)
+        now_s = 7.0
+        for number, end_s in enumerate(ends_s):
+            now_s = steps.ends_of_decodes(now_s, 3, 3 * (context + number), 1)[0]
+            assert end_s == now_s
+        assert len(ends_s) == 60
 
 
 def test_a_time_that_is_longer_than_that_of_a_larger_step_is_noise() -> None:
