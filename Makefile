@@ -129,6 +129,7 @@ protos: env  ## generate the Python stubs of protos/*.proto
 
 docs: env  ## write the generated tables of docs/, and pdserve.example.toml
 	$(BIN)/python tools/generate_metrics_table.py
+	$(BIN)/python -m tools.generate_profiles
 	$(BIN)/python tools/generate_example_file.py
 
 # Keeps the versions that are there while they fit: delete a package's lines to get its newest. Not after
