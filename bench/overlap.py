@@ -27,8 +27,9 @@ from engine.step_loop import StepLoop
 from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
-from node.flow.landing_place import LandingPlace
+from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Message, Submit
+from node.flow.pulls.pull_cost import PullCost
 
 DEVICE_S = 0.01
 _BLOCK_SIZE = 64
@@ -109,6 +110,9 @@ class DeviceNode:
         self._start()
 
     def _flow(self) -> DecodeFlow:
+        place = LandingPlace(
+            node=_HERE, kv_endpoint="", fingerprint="bench", kv_description="", lease_s=30.0
+        )
         return DecodeFlow(
             self.scheduler,
             FlowLimits(
@@ -117,11 +121,9 @@ class DeviceNode:
                 max_queued_requests=2 * self.num_running,
             ),
             local_prefill_threshold=None,
-            place=LandingPlace(
-                node=_HERE, kv_endpoint="", fingerprint="bench", kv_description="", lease_s=30.0
-            ),
-            new_lease_token=lambda: 1,
+            tickets=Tickets(place, lambda: 1),
             needs_staging=False,
+            pull_cost=PullCost(1.0, float),
         )
 
     def _start(self) -> None:

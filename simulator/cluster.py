@@ -215,6 +215,9 @@ class SimulatedCluster:
             kv_description=facts.layout.description,
             lease_s=config.handoff.lease_s,
         )
+        token_bytes = facts.layout.block_bytes / facts.layout.block_size
+        cost = PullCost(token_bytes, partial(expected_step_s, facts.step_costs))
+        tickets = Tickets(place, self._lease_tokens.__next__)
         if config.role is not Role.PREFILL:
             is_mixed = config.role is Role.MIXED
             threshold = None if is_mixed else config.handoff.local_prefill_threshold
@@ -222,16 +225,14 @@ class SimulatedCluster:
                 scheduler,
                 limits,
                 local_prefill_threshold=threshold,
-                place=place,
-                new_lease_token=self._lease_tokens.__next__,
+                tickets=tickets,
                 needs_staging=False,
+                pull_cost=cost,
             )
-        token_bytes = facts.layout.block_bytes / facts.layout.block_size
-        cost = PullCost(token_bytes, partial(expected_step_s, facts.step_costs))
         return PrefillFlow(
             scheduler,
             limits,
             needs_staging=False,
-            tickets=Tickets(place, self._lease_tokens.__next__),
+            tickets=tickets,
             pull_cost=cost,
         )

@@ -25,8 +25,9 @@ from engine.core.step.step_batch import StepBatch
 from engine.core.step.step_in_flight import PlannedStep
 from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
-from node.flow.landing_place import LandingPlace
+from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Submit
+from node.flow.pulls.pull_cost import PullCost
 from simulator.clients import ClientRequest, client_requests
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
@@ -118,9 +119,9 @@ class _WatchedFlow(DecodeFlow):
             scheduler,
             limits,
             local_prefill_threshold=None,
-            place=place,
-            new_lease_token=lambda: 1,
+            tickets=Tickets(place, lambda: 1),
             needs_staging=False,
+            pull_cost=PullCost(1.0, float),
         )
         self._replay = replay
 

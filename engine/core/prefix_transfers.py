@@ -62,6 +62,11 @@ class PrefixTransfers:
         """Blocks of failed prefixes that another node may still write."""
         return sum(len(prefix.block_ids) for prefix in self._failed)
 
+    @property
+    def are_of_use(self) -> bool:
+        """Whether prompts look for cached prefixes at all."""
+        return self._prefixes.is_enabled
+
     def count(self, outcome: PullOutcome, num_tokens: int) -> None:
         """Count what became of a prefix of so many tokens that another node has cached."""
         self._counters.on_pull(outcome, num_tokens)

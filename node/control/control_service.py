@@ -104,7 +104,7 @@ class ControlService(pb_grpc.NodeServicer):
         )
         listening = asyncio.create_task(self._listen(messages, calls, stream))
         try:
-            async for replies, outputs, pulls, offered in self._streams.read(stream):
+            async for replies, outputs, pulls, offered, refused in self._streams.read(stream):
                 yield pb.NodeMessage(
                     replies=replies,
                     outputs=outputs_to_proto(outputs) if outputs else None,
@@ -113,6 +113,7 @@ class ControlService(pb_grpc.NodeServicer):
                     blocks=stream.reports.next(),
                     pulls=pulls,
                     offered_hashes=offered,
+                    refused_pulls=refused,
                 )
         finally:
             listening.cancel()

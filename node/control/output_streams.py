@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from common.ids import Incarnation
@@ -20,8 +20,8 @@ from common.kv.tiers import Tier
 from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from node.control.block_reports import BlockReports, CachedBlocks, News
-from node.control.pulls import pull_to_proto
-from node.flow.messages import AskBlocks, OfferBlocks
+from node.control.pulls import pull_to_proto, refused_to_proto
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull
 from protos import pdserve_node_pb2 as pb
 
 log = logging.getLogger("pdserve.node")
@@ -44,6 +44,7 @@ class Batch(NamedTuple):
     pulls: list[pb.Pull]
     offered: bytes = b""
     """Hashes of cached blocks, for a node that stays."""
+    refused: Sequence[pb.RefusedPull] = ()
 
 
 class RouterStream:
@@ -55,6 +56,7 @@ class RouterStream:
         self.replies: list[pb.Reply] = []
         self.outputs: list[RequestOutput] = []
         self.pulls: list[pb.Pull] = []
+        self.refused: list[pb.RefusedPull] = []
         self.offered = b""
         self._has_prompt_logprobs = False
         self.wake = asyncio.Event()
@@ -65,7 +67,7 @@ class RouterStream:
     @property
     def num_pending(self) -> int:
         """The number of replies, outputs and pulls that were not sent yet."""
-        return len(self.replies) + len(self.outputs) + len(self.pulls)
+        return len(self.replies) + len(self.outputs) + len(self.pulls) + len(self.refused)
 
     def add(self, output: RequestOutput) -> None:
         """Queue an output."""
@@ -80,10 +82,10 @@ class RouterStream:
         `PULLS_PER_MESSAGE`: a message has a bound.
         """
         end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
-        batch = Batch(
-            self.replies, self.outputs[:end], self.pulls[:PULLS_PER_MESSAGE], self.offered
-        )
+        pulls = self.pulls[:PULLS_PER_MESSAGE]
+        batch = Batch(self.replies, self.outputs[:end], pulls, self.offered, tuple(self.refused))
         self.offered = b""
+        self.refused.clear()
         self.replies, self.outputs = [], self.outputs[end:]
         del self.pulls[:PULLS_PER_MESSAGE]
         self._has_prompt_logprobs = bool(self.outputs)
@@ -124,6 +126,10 @@ class OutputStreams:
     def ask(self, wanted: AskBlocks) -> None:
         """Send a pull to a router, which passes it on; at once, because a prompt waits for it."""
         self._loop.call_soon_threadsafe(self._add_pull, wanted)
+
+    def refuse(self, refused: RefusePull) -> None:
+        """Say that a pull is not answered, to the router that passed it on; at once, as above."""
+        self._loop.call_soon_threadsafe(self._add_refused, refused)
 
     def offer(self, offered: OfferBlocks) -> None:
         """Offer cached blocks through one of the routers, if there is any."""
@@ -206,6 +212,12 @@ class OutputStreams:
             stream.pulls.append(pull_to_proto(wanted))
             self._on_added(stream)
 
+    def _add_refused(self, refused: RefusePull) -> None:
+        stream = self._streams.get(refused.router)
+        if stream is not None:
+            stream.refused.append(refused_to_proto(refused))
+            self._on_added(stream)
+
     def _add_offer(self, packed: bytes) -> None:
         stream = next(iter(self._streams.values()), None)
         if stream is not None:
@@ -227,6 +239,7 @@ class OutputStreams:
         stream.outputs.clear()
         stream.replies.clear()
         stream.pulls.clear()
+        stream.refused.clear()
         del self._streams[stream.router]
         self._on_gone(stream.router)
 

@@ -27,12 +27,19 @@ from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from node.control.ignored_priorities import IgnoredPriorities
-from node.control.pulls import fetch_from_proto, send_blocks_from_proto, source_from_proto
+from node.control.pulls import fetch_from_proto, send_blocks_from_proto
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, Submit
+from node.flow.messages import (
+    AbortAttempt,
+    Answer,
+    CallRefused,
+    Compiled,
+    PullRefused,
+    Submit,
+)
 from protos import pdserve_node_pb2 as pb
-from protos.codec import attempts_from_proto, request_from_proto
+from protos.codec import attempts_from_proto, request_from_proto, source_from_proto
 
 log = logging.getLogger("pdserve.node.attempts")
 
@@ -119,6 +126,7 @@ class RouterCalls:
         Raises `PeerProtocolError` for a message that must end the stream.
         """
         num_calls = len(message.calls) + len(message.pulls) + len(message.fetches)
+        num_calls += len(message.refused_pulls)
         num_aborts = len(message.aborts.request_ids)
         if num_calls > MAX_CALLS_PER_MESSAGE or num_aborts > MAX_ABORTS_PER_MESSAGE:
             raise PeerProtocolError(
@@ -131,6 +139,8 @@ class RouterCalls:
             self._take_pull(pull)
         for fetch in message.fetches:
             self._take_fetch(fetch)
+        for lease_token in message.refused_pulls:
+            self._inbox.put(PullRefused(lease_token))
         if message.HasField("aborts"):
             await self._abort(AbortAttempt(self._router, attempts_from_proto(message.aborts)))
 
@@ -157,7 +167,7 @@ class RouterCalls:
     def _take_pull(self, pull: pb.Pull) -> None:
         """Queue a pull; one that cannot be read or taken is dropped: its prompt is computed."""
         try:
-            self._inbox.put(send_blocks_from_proto(pull))
+            self._inbox.put(send_blocks_from_proto(pull, self._router))
         except (InvalidRequest, Overloaded) as error:
             log.warning("a pull of %s is dropped: %s", self._router, error)
 
@@ -213,11 +223,13 @@ class RouterCalls:
         """Make a message that reserves blocks and a seat, or starts a short prompt at once."""
         if self._role is Role.PREFILL:
             raise PeerProtocolError("a prefill node takes no reservations")
+        has_source = message.HasField("source")
         return Submit(
             request=request_from_proto(message.request),
             router=self._router,
             reply_to=reply_to,
             received_at_s=self._clock.now_s(),
+            source=source_from_proto(message.source) if has_source else None,
             must_prefill_locally=message.must_prefill_locally,
             may_wait=message.may_wait,
         )

@@ -1,10 +1,13 @@
 """The life of a request on a decode node, from reservation to the last token. Pure.
 
 Reserve ──► refused
-   ├──────► StartedLocally ────────────────────► tokens 0, 1, … ──► finished
+   ├──────► StartedLocally ──► (pulled) ───────► tokens 0, 1, … ──► finished
    └──────► (waits) ──► Reserved ──► landed ──► staged ──► tokens 1, 2, … ──► finished
                             └──────────┴──► failed, expired, aborted: the seat is free at once; the
                                             blocks are quarantined until nobody can write them
+
+What another node has cached of a prompt that is computed here can be pulled from there while the
+prompt waits; see `prefix_pulls`.
 
 KV is staged when steps read other memory than the one it landed in (on a GPU); elsewhere a sequence
 starts as soon as it has landed.
@@ -33,7 +36,7 @@ from kv_transfer.contract import (
 from node.flow.attempt_outputs import emit_tokens, new_counts
 from node.flow.attempt_table import NodeAttempt
 from node.flow.flow_limits import FlowLimits
-from node.flow.landing_place import LandingPlace, NewLeaseToken, Tickets
+from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AnswerCall,
     CloseLanding,
@@ -55,8 +58,7 @@ class DecodeFlow(NodeFlow):
     With `needs_staging`, landed KV is copied before a step may read it.
 
     A prompt, with the answer so far, of at most `local_prefill_threshold` uncached tokens is
-    computed here, without a prefill node; None: every prompt is. `new_lease_token` draws random
-    tokens for the flow.
+    computed here, without a prefill node; None: every prompt is.
     """
 
     def __init__(
@@ -65,22 +67,23 @@ class DecodeFlow(NodeFlow):
         limits: FlowLimits,
         *,
         local_prefill_threshold: int | None,
-        place: LandingPlace,
-        new_lease_token: NewLeaseToken,
+        tickets: Tickets,
         needs_staging: bool,
+        pull_cost: PullCost,
         disk_cost: PullCost | None = None,
         hand_over: HandOver | None = None,
     ) -> None:
         super().__init__(
             scheduler,
             limits,
-            fingerprint=place.fingerprint,
+            tickets=tickets,
             needs_staging=needs_staging,
+            pull_cost=pull_cost,
             disk_cost=disk_cost,
             hand_over=hand_over,
         )
         self._local_prefill_threshold = local_prefill_threshold
-        self._new_tickets = Tickets(place, new_lease_token)
+        self._new_tickets = tickets
         self._needs_staging = needs_staging
         self._staging: set[int] = set()
         """Lease tokens of landings whose KV is being copied."""
@@ -105,8 +108,10 @@ class DecodeFlow(NodeFlow):
         ):
             attempt.answer = StartedLocally(num_cached)
             self.attempts.add(attempt)
-            effects = self._queue(attempt, message, now_s)
-            return [AnswerCall(message.reply_to, attempt.answer), *effects]
+            effects: list[Effect] = [AnswerCall(message.reply_to, attempt.answer)]
+            if message.source is not None:
+                effects += self.pulls.begin(attempt, message.source, now_s)
+            return effects + self._queue(attempt, message, now_s)
         sequence.has_remote_kv = True
         full = self._why_not_queued(sequence, message)
         if full is not None:
@@ -243,7 +248,7 @@ class DecodeFlow(NodeFlow):
         self._finish(attempt)
         self.attempts.remove(attempt)
         if lease_token is None:
-            return []
+            return self.pulls.leave(attempt)
         self._quarantined[lease_token] = attempt.sequence
         if lease_token in self._staging:
             return []  # the landing is closed, and the blocks are free when their copy has ended

@@ -59,10 +59,21 @@ class AbortAttempt:
 
 @dataclass(frozen=True, slots=True)
 class SendBlocks:
-    """Another node wants cached blocks with these hashes, into those of `ticket`."""
+    """Another node wants cached blocks with these hashes, into those of `ticket`.
 
+    `router` passed it on.
+    """
+
+    router: Incarnation
     ticket: Ticket
     block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PullRefused:
+    """Nobody will answer this node's pull with that lease token."""
+
+    lease_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +120,7 @@ Message = (
     | Compiled
     | AbortAttempt
     | SendBlocks
+    | PullRefused
     | FetchBlocks
     | RouterGone
     | Drain
@@ -185,6 +197,15 @@ class AskBlocks:
     source: Incarnation
     ticket: Ticket
     block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusePull:
+    """Tell `node`, through a router, that its pull is not answered: `PullRefused` there."""
+
+    router: Incarnation
+    node: Incarnation
+    lease_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +300,7 @@ Effect = (
     AnswerCall
     | SendOutput
     | AskBlocks
+    | RefusePull
     | OfferBlocks
     | OpenLanding
     | BeginCopy

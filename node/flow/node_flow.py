@@ -34,6 +34,7 @@ from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
 from node.flow.disk.prefix_disk import PrefixDisk
 from node.flow.flow_limits import FlowLimits, why_starved
+from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AbortAttempt,
     AnswerCall,
@@ -48,11 +49,13 @@ from node.flow.messages import (
     FetchBlocks,
     Message,
     NodeStatistics,
+    PullRefused,
     RouterGone,
     SendBlocks,
     Submit,
 )
 from node.flow.pulls.hand_over import HandOver
+from node.flow.pulls.prefix_pulls import PrefixPulls
 from node.flow.pulls.prefix_sends import PrefixSends
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.shedding import Shedding
@@ -71,8 +74,9 @@ class NodeFlow(ABC):
         scheduler: Scheduler,
         limits: FlowLimits,
         *,
-        fingerprint: str,
+        tickets: Tickets,
         needs_staging: bool,
+        pull_cost: PullCost,
         hand_over: HandOver | None,
         disk_cost: PullCost | None = None,
     ) -> None:
@@ -91,16 +95,18 @@ class NodeFlow(ABC):
         self._compiling: dict[AttemptId, Submit] = {}
         """Attempts that the scheduler does not know yet: their grammar is being compiled."""
         self._hand_over_of_cache = hand_over
-        self.sends = PrefixSends(scheduler, fingerprint, self._copies if needs_staging else None)
-        self.statistics = self._current_statistics()
-        self.load = self._current_load()
+        copies = self._copies if needs_staging else None
+        self.sends = PrefixSends(scheduler, tickets.place.fingerprint, copies)
+        self.pulls = PrefixPulls(
+            scheduler, tickets, pull_cost, copies=copies, resume=self._add_if_ready
+        )
+        self._publish_snapshots()
 
     # --- events -------------------------------------------------------------------------------
 
     def on_message(self, message: Message, now_s: float) -> list[Effect]:
         """Handle one message. Raises `InternalError` after a bug in the KV connector."""
-        effects = self.report()
-        return effects + self._on_message(message, now_s)
+        return self.report() + self._on_message(message, now_s)
 
     def _on_message(self, message: Message, now_s: float) -> list[Effect]:
         match message:
@@ -110,22 +116,21 @@ class NodeFlow(ABC):
                 return self._on_compiled(message)
             case AbortAttempt():
                 return self._on_abort(message)
-            case RouterGone():
-                return [
-                    e for one in self.attempts.of_router(message.router) for e in self._drop(one)
-                ]
+            case RouterGone(router):
+                return [e for one in self.attempts.of_router(router) for e in self._drop(one)]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
-            case SendBlocks(ticket):
+            case SendBlocks(_, ticket):
                 self._on_asked(now_s)
                 is_used = self.attempts.of_lease(ticket.lease_token) is not None
                 return [] if is_used else self.sends.begin(message)
             case TransferEnded(lease_token) if lease_token in self.sends:
                 self._on_asked(now_s)
-                self.sends.on_ended(lease_token)
-                return []
+                return self.sends.on_ended(message)
+            case PullRefused(lease_token):
+                return self.pulls.on_refused(lease_token, now_s)
             case FetchBlocks():
-                return [] if self.is_draining else self._fetch(message, now_s)
+                return [] if self.is_draining else self.pulls.fetch(message, now_s)
             case CopyEnded():
                 return self._copies.end(message)
             case DiskEnded():
@@ -134,6 +139,8 @@ class NodeFlow(ABC):
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
+            case _ if message.lease_token in self.pulls:
+                return self.pulls.on_event(message, now_s)
             case _:
                 return self._on_kv_event(message, now_s)
 
@@ -158,8 +165,7 @@ class NodeFlow(ABC):
 
     def next_deadline_s(self) -> float | None:
         """Return when `on_time` must be called next; None: nothing is due."""
-        copies_s, disk_s = self._copies.next_check_s(), self._disk.next_due_s()
-        return _earliest(self._next_due_s(), copies_s, disk_s)
+        return _earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())
 
     def _next_due_s(self) -> float | None:
         leaving = self._hand_over_of_cache
@@ -275,10 +281,6 @@ class NodeFlow(ABC):
         """Return why a sequence may not wait for a seat; only a decode node has such ones."""
         return None
 
-    def _fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
-        """Pull blocks of a node that leaves; only a prefill node does."""
-        return []
-
     # --- inside -------------------------------------------------------------------------------
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
@@ -344,8 +346,7 @@ class NodeFlow(ABC):
         num_waiting = len(self.scheduler.waiting) + len(self._compiling) + len(self._disk)
         if num_waiting >= self._limits.max_queued_requests:
             full = Overloaded(
-                f"{num_waiting} requests wait on this node",
-                retry_after_s=RETRY_AFTER_S,
+                f"{num_waiting} requests wait on this node", retry_after_s=RETRY_AFTER_S
             )
             return [self._refuse(message, full)]
         late = self._shedding.refusal(message.request, self.scheduler.waiting)

@@ -44,7 +44,6 @@ from node.flow.messages import (
     AnswerCall,
     CommitTransfer,
     Effect,
-    FetchBlocks,
     OpenTransfer,
     PromptAccepted,
     PushBlocks,
@@ -52,7 +51,6 @@ from node.flow.messages import (
 )
 from node.flow.node_flow import NodeFlow
 from node.flow.pulls.hand_over import HandOver
-from node.flow.pulls.prefix_pulls import PrefixPulls
 from node.flow.pulls.pull_cost import PullCost
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -82,19 +80,16 @@ class PrefillFlow(NodeFlow):
         disk_cost: PullCost | None = None,
         hand_over: HandOver | None = None,
     ) -> None:
-        self._landing_place = tickets.place
         super().__init__(
             scheduler,
             limits,
-            fingerprint=self._landing_place.fingerprint,
+            tickets=tickets,
             needs_staging=needs_staging,
+            pull_cost=pull_cost,
             disk_cost=disk_cost,
             hand_over=hand_over,
         )
-        copies = self._copies if needs_staging else None
-        self.pulls = PrefixPulls(
-            scheduler, tickets, pull_cost, copies=copies, resume=self._add_if_ready
-        )
+        self._landing_place = tickets.place
         self._needs_staging = needs_staging
         self._staging: dict[int, _Staging] = {}
         """Copies out, by lease token, of blocks that are to be pushed."""
@@ -127,9 +122,6 @@ class PrefillFlow(NodeFlow):
             priority = request.priority if self.scheduler.has_priorities else 0
             effects.append(OpenTransfer(ticket, request.deadline_s, priority))
         return effects
-
-    def _fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
-        return self.pulls.fetch(message, now_s)
 
     def _problem_with_ticket(self, message: Submit) -> InvalidRequest | LayoutMismatch | None:
         request, ticket = message.request, message.ticket
@@ -249,8 +241,6 @@ class PrefillFlow(NodeFlow):
         return [*effects, CommitTransfer(attempt.lease_token, commit)]
 
     def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        if event.lease_token in self.pulls:
-            return self.pulls.on_event(event, now_s)
         attempt = self.attempts.of_lease(event.lease_token)
         if attempt is None or not isinstance(event, TransferEnded):
             return []

@@ -65,13 +65,14 @@ def _decode_flow_maker(config: Config) -> MakeFlow:
         incarnation: Incarnation,
         connector: NodeConnector,
     ) -> DecodeFlow:
+        landing = landing_place(config, model, incarnation, connector)
         return DecodeFlow(
             scheduler,
             flow_limits(config, model),
             local_prefill_threshold=threshold,
-            place=landing_place(config, model, incarnation, connector),
-            new_lease_token=new_lease_token,
+            tickets=Tickets(landing, new_lease_token),
             needs_staging=model.stages_landings,
+            pull_cost=_kv_cost(model),
             disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
             hand_over=_hand_over(config, scheduler),
         )

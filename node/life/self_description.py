@@ -10,7 +10,7 @@ from common.addresses import host_port
 from common.ids import Incarnation
 from common.kv.token_budget import num_speculative_tokens
 from common.model_names import model_names
-from common.nodes import NodeRecord, Role
+from common.nodes import NodeRecord
 from common.settings.config import Config, ServerConfig
 from common.version import PROTOCOL_VERSION, VERSION
 from kv_transfer.shared.limits import PROTOCOL_VERSION as KV_PROTOCOL_VERSION
@@ -58,13 +58,12 @@ def node_record(
 
 
 def sends_blocks(config: Config) -> bool:
-    """Return whether cached KV can go from this node to a prefill node.
+    """Return whether cached KV can go from this node to others.
 
     Shared memory and the lane between cards carry nothing that decode nodes send. With one of them
     alone no node sends any.
     """
-    has_both_ways = config.handoff.kv_transport not in ("shm", "ipc")
-    return config.role in (Role.PREFILL, Role.DECODE) and has_both_ways
+    return config.handoff.kv_transport not in ("shm", "ipc")
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:

@@ -342,6 +342,7 @@ class Dispatcher:
             call,
             must_prefill_locally=effect.must_prefill_locally,
             may_wait=effect.may_wait,
+            source=self.pool.source_that_sends(effect.source),
         )
 
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
@@ -353,14 +354,11 @@ class Dispatcher:
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
-        source = effect.source
-        if source is not None and not self.pool.sends_blocks(source.node):
-            source = None
         client.prefill_nowait(
             choice.trace.asks(effect.request),
             call,
             cast("pb.Ticket | None", effect.ticket),
-            source,
+            self.pool.source_that_sends(effect.source),
         )
 
     def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:

@@ -36,7 +36,7 @@ from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
-from protos.codec import make_envelope, request_to_proto
+from protos.codec import make_envelope, request_to_proto, source_to_proto
 from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
@@ -193,14 +193,17 @@ class NodeClient:
         *,
         must_prefill_locally: bool,
         may_wait: bool,
+        source: PrefixSource | None = None,
     ) -> None:
-        """Ask a decode or mixed node for a reservation."""
+        """Ask a decode or mixed node for a reservation; `source` has more of the prompt than it."""
 
         def call() -> pb.Call:
             call = pb.Call()
             request_to_proto(request, call.reserve.request)
             call.reserve.must_prefill_locally = must_prefill_locally
             call.reserve.may_wait = may_wait
+            if source is not None:
+                call.reserve.source.CopyFrom(source_to_proto(source))
             return call
 
         self._ask(call, request, caller, read_reservation)
@@ -220,17 +223,19 @@ class NodeClient:
             if ticket is not None:
                 call.prefill.ticket.CopyFrom(ticket)
             if source is not None:
-                call.prefill.source.node_id = source.node.node_id
-                call.prefill.source.epoch = source.node.epoch
-                call.prefill.source.num_tokens = source.num_tokens
+                call.prefill.source.CopyFrom(source_to_proto(source))
             return call
 
         self._ask(call, request, caller, read_acceptance)
 
-    def pull_nowait(self, pull: pb.Pull) -> None:
-        """Queue what another node wants of the node's cache."""
-        if self._is_heard and self.sends_blocks:
-            self._unsent.add_pull(pull)
+    def pull_nowait(self, pull: pb.Pull) -> bool:
+        """Queue what another node wants of the node's cache; False: the node does not get it."""
+        return self._is_heard and self.sends_blocks and self._unsent.add_pull(pull)
+
+    def refuse_pull_nowait(self, lease_token: int) -> None:
+        """Queue that nobody answers a pull of the node."""
+        if self._is_heard:
+            self._unsent.add_refused_pull(lease_token)
 
     def fetch_nowait(self, fetch: pb.Fetch) -> None:
         """Queue blocks of a node that leaves, which this one may pull."""
@@ -382,7 +387,9 @@ class NodeClient:
         if message.HasField("blocks"):
             self._take_blocks(message.blocks)
         for pull in message.pulls:
-            self._listener.on_pull(pull)
+            self._listener.on_pull(self._node, pull)
+        for refused in message.refused_pulls:
+            self._listener.on_refused_pull(refused)
         if message.offered_hashes:
             self._listener.on_offer(self._node, message.offered_hashes)
         if self._outputs or len(outputs) > FEW_OUTPUTS:

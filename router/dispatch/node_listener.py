@@ -34,8 +34,11 @@ class NodeListener(Protocol):
     def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
         """Take blocks that entered or left the node's prefix cache."""
 
-    def on_pull(self, pull: pb.Pull) -> None:
-        """Take what the node wants of another one's cache, to be passed on unread."""
+    def on_pull(self, node: Incarnation, pull: pb.Pull) -> None:
+        """Take what the node wants of another one's cache, to be passed on."""
+
+    def on_refused_pull(self, refused: pb.RefusedPull) -> None:
+        """Take that the node does not answer another one's pull."""
 
     def on_offer(self, node: Incarnation, block_hashes: bytes) -> None:
         """Take the hashes of what the node has cached, which leaves."""

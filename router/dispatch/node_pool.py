@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from common.files.keys_folder import Keys
 from common.ids import Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
 from common.request import RequestOutput
@@ -29,6 +30,7 @@ from router.core.membership import (
 )
 from router.core.prefix_sources import heir_of
 from router.dispatch.node_clients import UNREACHED, NodeClient
+from router.dispatch.passed_pulls import PassedPulls
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 
@@ -75,6 +77,7 @@ class NodePool:
         self._on_trusted = on_trusted
         self._clients: dict[Incarnation, NodeClient | None] = {}
         """None: it could not be made, and is tried again."""
+        self._passed_pulls = PassedPulls()
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
@@ -88,10 +91,10 @@ class NodePool:
         """Return the client of a node; None when the node is no member any more."""
         return self._clients.get(node)
 
-    def sends_blocks(self, node: Incarnation) -> bool:
-        """Return whether cached blocks can be asked of a node by their hashes."""
-        client = self.client(node)
-        return client is not None and client.sends_blocks
+    def source_that_sends(self, source: PrefixSource | None) -> PrefixSource | None:
+        """Return the source unless its node cannot be asked for cached blocks by their hashes."""
+        client = None if source is None else self.client(source.node)
+        return source if client is not None and client.sends_blocks else None
 
     async def run(self, router: Incarnation) -> None:
         """Refresh, and watch the nodes, until cancelled."""
@@ -173,11 +176,27 @@ class NodePool:
         """Take blocks that entered or left the node's prefix cache."""
         self._on_blocks(node, report)
 
-    def on_pull(self, pull: pb.Pull) -> None:
-        """Pass on what a node wants of another one's cache; see `NodeListener`."""
-        client = self.client(Incarnation(pull.source_id, pull.source_epoch))
+    def on_pull(self, node: Incarnation, pull: pb.Pull) -> None:
+        """Pass on what a node wants of another one's cache; say at once if nobody answers."""
+        source, token = Incarnation(pull.source_id, pull.source_epoch), pull.ticket.lease_token
+        client = self.client(source)
+        if client is not None and client.pull_nowait(pull):
+            self._passed_pulls.add(source, node, token)
+        else:
+            self._refuse_pull(node, token)
+
+    def on_refused_pull(self, refused: pb.RefusedPull) -> None:
+        """Pass on that a node does not answer another one's pull; see `NodeListener`."""
+        self._refuse_pull(Incarnation(refused.node_id, refused.epoch), refused.lease_token)
+
+    def _refuse_pull(self, node: Incarnation, lease_token: int) -> None:
+        client = self.client(node)
         if client is not None:
-            client.pull_nowait(pull)
+            client.refuse_pull_nowait(lease_token)
+
+    def _refuse_pulls_from(self, source: Incarnation) -> None:
+        for node, lease_token in self._passed_pulls.take(source):
+            self._refuse_pull(node, lease_token)
 
     def on_offer(self, node: Incarnation, block_hashes: bytes) -> None:
         """Let a node that stays pull what a draining one has; see `NodeListener`."""
@@ -196,6 +215,7 @@ class NodePool:
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Take the end of a stream: the store's next listing shows whether the node has left."""
+        self._refuse_pulls_from(node)
         self._perform(self.membership.on_lost(node, reason))
 
     def _perform(self, effects: Sequence[MembershipEffect]) -> None:
@@ -244,6 +264,7 @@ class NodePool:
         """Close the client of one that is no member any more; its stream may be in order, and
         brings reports until it ends."""
         await client.close()
+        self._refuse_pulls_from(node)
         if node not in self._clients:
             self._on_lost(node)
 

@@ -18,7 +18,9 @@ CALLS_PER_MESSAGE = 512
 BYTES_PER_MESSAGE = 1 << 20
 """Bytes of all calls in a message after its first: far less than a node takes."""
 ABORTS_PER_MESSAGE = 512
+REFUSED_PER_MESSAGE = 512
 MOST_PULLS = 512
+MOST_REFUSED = 4096
 PULLS_PER_MESSAGE = 32
 """Each has at most 8192 blocks, and so some 150 KiB."""
 
@@ -31,6 +33,7 @@ class UnsentCalls:
         self._calls: list[pb.Call] = []
         self._pulls: list[pb.Pull] = []
         self._fetches: list[pb.Fetch] = []
+        self._refused: list[int] = []
         self._aborts: dict[AttemptId, None] = {}
         self._echo = 0
         self._wants_blocks = False
@@ -40,7 +43,7 @@ class UnsentCalls:
 
     def __bool__(self) -> bool:
         """Return whether a message is due."""
-        wants = self._echo or self._wants_blocks
+        wants = self._echo or self._wants_blocks or self._refused
         return bool(self._calls or self._pulls or self._fetches or self._aborts or wants)
 
     def add_call(self, call: pb.Call) -> None:
@@ -48,10 +51,18 @@ class UnsentCalls:
         self._calls.append(call)
         self._on_added()
 
-    def add_pull(self, pull: pb.Pull) -> None:
-        """Queue a pull; it is dropped where too many wait, and its prompt is then computed."""
-        if len(self._pulls) < MOST_PULLS:
+    def add_pull(self, pull: pb.Pull) -> bool:
+        """Queue a pull; return whether there was room for it."""
+        has_room = len(self._pulls) < MOST_PULLS
+        if has_room:
             self._pulls.append(pull)
+            self._on_added()
+        return has_room
+
+    def add_refused_pull(self, lease_token: int) -> None:
+        """Queue that nobody answers a pull of the node; where too many wait, it finds out late."""
+        if len(self._refused) < MOST_REFUSED:
+            self._refused.append(lease_token)
             self._on_added()
 
     def add_fetch(self, fetch: pb.Fetch) -> None:
@@ -90,6 +101,7 @@ class UnsentCalls:
         self._calls.clear()
         self._pulls.clear()
         self._fetches.clear()
+        self._refused.clear()
         self._aborts.clear()
         self._all_sent.set()
 
@@ -127,6 +139,9 @@ class UnsentCalls:
         if self._fetches:
             message.fetches.extend(self._fetches)
             self._fetches.clear()
+        if self._refused:
+            message.refused_pulls.extend(self._refused[:REFUSED_PER_MESSAGE])
+            del self._refused[:REFUSED_PER_MESSAGE]
         del self._calls[:num_calls]
         self._echo = 0
         self._wants_blocks = False

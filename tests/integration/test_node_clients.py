@@ -124,7 +124,10 @@ class Log:
     def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
         self.blocks.append(report)
 
-    def on_pull(self, _pull: pb.Pull) -> None:
+    def on_pull(self, _node: Incarnation, _pull: pb.Pull) -> None:
+        raise AssertionError("no node of these tests pulls")
+
+    def on_refused_pull(self, _refused: pb.RefusedPull) -> None:
         raise AssertionError("no node of these tests pulls")
 
     def on_offer(self, _node: Incarnation, _block_hashes: bytes) -> None:

@@ -41,6 +41,8 @@ from node.flow.messages import (
     Effect,
     Message,
     OfferBlocks,
+    PullRefused,
+    RefusePull,
     SendBlocks,
     Submit,
 )
@@ -49,6 +51,7 @@ from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
+from router.dispatch.passed_pulls import PassedPulls
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.disk.faulty_files import FaultyCalls
@@ -87,7 +90,7 @@ class AskToRouter:
     wanted: AskBlocks
 
 
-ToRouter = ReplyToRouter | OutputToRouter | AskToRouter
+ToRouter = ReplyToRouter | OutputToRouter | AskToRouter | RefusePull
 
 
 class Node:
@@ -155,6 +158,10 @@ class Node:
         assert wanted.router == ROUTER
         self.world.to_router.append(AskToRouter(self.me, wanted))
 
+    def refuse(self, refused: RefusePull) -> None:
+        assert refused.router == ROUTER
+        self.world.to_router.append(refused)
+
     def execute(
         self, batch: Any, on_layer: OnLayer | None = None, on_queued: OnQueued | None = None
     ) -> Any:
@@ -211,7 +218,7 @@ class Node:
                 assert use in (BlockUse.RECEIVING, BlockUse.QUARANTINED), "reused under a writer"
         for token, landing in self.connector.landings.items():
             attempt = self.flow.attempts.of_lease(token)
-            if isinstance(self.flow, PrefillFlow) and token in self.flow.pulls:
+            if token in self.flow.pulls:
                 held = self.scheduler.prefix_transfers.held_block_ids
                 assert set(landing.ticket.target_block_ids) <= held
                 continue
@@ -302,6 +309,9 @@ class World:
         self.to_nodes: list[tuple[Incarnation, Message]] = []
         self.to_router: list[ToRouter] = []
         self.nodes: dict[Incarnation, Node] = {}
+        self.listed: set[Incarnation] = set()
+        """The nodes that the router knows, until it notices that they are gone."""
+        self.passed_pulls = PassedPulls()
         self.offered: list[tuple[Incarnation, tuple[BlockHash, ...]]] = []
         """What draining nodes have, and nobody has passed on."""
         self.token_s = 1.0
@@ -322,6 +332,7 @@ class World:
     def _add(self, me: Incarnation, size: NodeSize, make_flow: MakeFlow) -> Node:
         node = Node(self, me, size, make_flow)
         self.nodes[me] = node
+        self.listed.add(me)
         return node
 
     def _prefill_flow(self, me: Incarnation = PREFILL) -> MakeFlow:
@@ -349,9 +360,9 @@ class World:
                 scheduler,
                 _limits(size, runner),
                 local_prefill_threshold=threshold,
-                place=_landing_place(me, runner),
-                new_lease_token=lambda: next(self._lease_tokens),
+                tickets=self._tickets(me, runner),
                 needs_staging=True,
+                pull_cost=self.pull_cost,
                 disk_cost=self._disk_cost(size),
                 hand_over=HandOver(scheduler.pool) if self.hands_over else None,
             )
@@ -397,9 +408,20 @@ class World:
                 self.router.on_reply(node, reply_to, answer)
             case OutputToRouter(node, output):
                 self.router.on_output(node, output)
-            case AskToRouter(_, wanted):
-                message = SendBlocks(wanted.ticket, wanted.block_hashes)
+            case AskToRouter(node, wanted) if wanted.source not in self.listed:
+                self.to_nodes.append((node, PullRefused(wanted.ticket.lease_token)))
+            case AskToRouter(node, wanted):
+                self.passed_pulls.add(wanted.source, node, wanted.ticket.lease_token)
+                message = SendBlocks(wanted.router, wanted.ticket, wanted.block_hashes)
                 self.to_nodes.append((wanted.source, message))
+            case RefusePull(_, node, lease_token):
+                self.to_nodes.append((node, PullRefused(lease_token)))
+
+    def notice(self, node: Incarnation) -> None:
+        """The router notices that a node is gone, and says so to those that pull from it."""
+        self.listed.discard(node)
+        for asker, lease_token in self.passed_pulls.take(node):
+            self.to_nodes.append((asker, PullRefused(lease_token)))
 
     def turn(self, node: Node | None = None) -> bool:
         """Each node (or one) takes a turn."""
@@ -456,6 +478,7 @@ class World:
         if is_noticed:
             for connector in self.network.connectors.values():
                 connector.on_peer_lost(node.me)
+            self.notice(node.me)
             self.router.on_node_lost(node.me)
 
     # --- the closing checks -------------------------------------------------------------------
@@ -468,8 +491,7 @@ class World:
             assert node.flow.attempts.num_leases == 0
             assert not getattr(node.flow, "_tickets", {}), "a ticket is left"
             assert not node.flow.sends, "a pull is still answered"
-            if isinstance(node.flow, PrefillFlow):
-                assert not node.flow.pulls, "a pull is waited for"
+            assert not node.flow.pulls, "a pull is waited for"
             assert not node.connector.transfers, f"{node.me} has open transfers"
             assert not node.connector.landings, f"{node.me} has open landings"
             assert not node.connector.quarantined, f"{node.me} has blocks in quarantine"

@@ -124,8 +124,9 @@ class PrefixPulls:
         find, size = scheduler.pool.prefix_cache.find, scheduler.limits.block_size
         wanted = [one for one in message.block_hashes if find(one) is None]
         part = wanted[: min(PART_BLOCKS, scheduler.pool.num_available // 2)]
-        is_fetching = any(pull.rest is not None for pull in self._pulls.values())
-        if not part or is_fetching or source == self._tickets.place.node:
+        is_fetching = any(one.rest and not one.is_over for one in self._pulls.values())
+        is_of_use = self._transfers.are_of_use and source != self._tickets.place.node
+        if not part or is_fetching or not is_of_use:
             return []
         coming = self._transfers.begin([], part)
         if coming is None:
@@ -151,6 +152,15 @@ class PrefixPulls:
             return []
         pull.is_over = True
         return [CloseLanding(token)]
+
+    def on_refused(self, lease_token: int, now_s: float) -> list[Effect]:
+        """Wait no more for a pull that nobody will answer."""
+        pull = self._pulls.get(lease_token)
+        if pull is None or pull.is_over:
+            return []
+        self._pauses.on_failed(pull.source, now_s)
+        self._end(pull, PullOutcome.FAILED)
+        return [CloseLanding(lease_token)]
 
     def on_event(self, event: KVEvent, now_s: float) -> list[Effect]:
         """Take an event of a pull."""
@@ -191,8 +201,9 @@ class PrefixPulls:
         self._transfers.land(pull.coming)
         self.cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
         self._pauses.on_landed(pull.source)
+        rest = None if pull.is_over else pull.rest
         self._end(pull, PullOutcome.LANDED)
-        return [] if pull.rest is None else self.fetch(pull.rest, now_s)
+        return [] if rest is None else self.fetch(rest, now_s)
 
     def _free(self, token: int, now_s: float) -> None:
         """Fail a pull whose blocks nobody can write any more."""

@@ -25,7 +25,15 @@ from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
-from node.flow.messages import Answer, AskBlocks, Effect, Message, SendBlocks
+from node.flow.messages import (
+    Answer,
+    AskBlocks,
+    Effect,
+    Message,
+    PullRefused,
+    RefusePull,
+    SendBlocks,
+)
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
@@ -139,8 +147,12 @@ class _Ears:
         self._put(lambda router: router.on_output(self._node, output))
 
     def ask(self, wanted: AskBlocks) -> None:
-        message = SendBlocks(wanted.ticket, wanted.block_hashes)
+        message = SendBlocks(wanted.router, wanted.ticket, wanted.block_hashes)
         self._put(lambda router: router.send(wanted.source, message))
+
+    def refuse(self, refused: RefusePull) -> None:
+        message = PullRefused(refused.lease_token)
+        self._put(lambda router: router.send(refused.node, message))
 
 
 def prefill_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
@@ -168,9 +180,9 @@ def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
         scheduler,
         FLOW_LIMITS,
         local_prefill_threshold=0,
-        place=landing_place(node),
-        new_lease_token=partial(next, count(101)),
+        tickets=Tickets(landing_place(node), partial(next, count(101))),
         needs_staging=True,
+        pull_cost=PullCost(1.0, float),
     )
 
 

@@ -14,7 +14,7 @@ from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import OutputDetails, RequestOutput
 from node.control import output_streams
 from node.control.output_streams import PULLS_PER_MESSAGE, Batch, OutputStreams, RouterStream
-from node.flow.messages import AskBlocks, OfferBlocks
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull
 from protos import pdserve_node_pb2 as pb
 from tests.support.nodes.control_server import TICKET
 
@@ -129,6 +129,19 @@ async def test_pulls_that_nobody_reads_end_the_stream(
         world.streams.ask(AskBlocks(R1, R2, TICKET, (bytes(16),)))
     await delivered()
     assert world.gone == [R1]
+
+
+async def test_that_a_pull_is_not_answered_goes_to_the_router_that_passed_it_on(
+    world: Streams,
+) -> None:
+    first, second = await subscribed(world, R1), await subscribed(world, R2)
+    for router in (R2, Incarnation("gone", 1)):
+        world.streams.refuse(RefusePull(router, Incarnation("q", 3), 77))
+    await delivered()
+    assert (await anext(second)).refused == (pb.RefusedPull(node_id="q", epoch=3, lease_token=77),)
+    world.say(R1, 1)
+    await delivered()
+    assert await anext(first) == Batch([], [output(1)], [])
 
 
 async def test_what_is_offered_leaves_at_once_through_one_router(world: Streams) -> None:

@@ -24,6 +24,7 @@ from node.flow.messages import (
     Compiled,
     FetchBlocks,
     PromptAccepted,
+    PullRefused,
     SendBlocks,
     Submit,
 )
@@ -102,9 +103,15 @@ async def test_pulls_are_queued_with_their_attempt_and_hashes(
     bare = pb.Pull(request_id="r", attempt=1)
     await calls.calls.take(pb.RouterMessage(pulls=[pull, bare, short]))
     (taken,) = calls.inbox.take_all()
-    assert taken == SendBlocks(ticket, hashes)
+    assert taken == SendBlocks(ROUTER, ticket, hashes)
     assert "a pull of router#1 is dropped: the ticket names no decode node" in caplog.text
     assert "a pull of router#1 is dropped: a pull of" in caplog.text
+
+
+async def test_that_nobody_answers_a_pull_is_queued() -> None:
+    calls = Calls()
+    await calls.calls.take(pb.RouterMessage(refused_pulls=[7, 9]))
+    assert calls.inbox.take_all() == [PullRefused(7), PullRefused(9)]
 
 
 async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,15 +101,33 @@ def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
     placer.on_blocks(P1, BlockReport(is_first=True, added=keys))
     one = placer.choose(nodes, query(num_tokens=40, max_tokens=1), frozenset())
     assert (one.decode, one.prefill, one.source) == (None, P0, PrefixSource(P1, 40))
-    mixed = placer.choose([node("m0", Role.MIXED)], PROMPT, frozenset())
-    assert (mixed.prefill, mixed.source) == (None, None)
+
+
+@pytest.mark.parametrize("role", [Role.MIXED, Role.DECODE])
+def test_a_node_that_computes_the_prompt_itself_has_a_source_too(role: Role) -> None:
+    placer = Placer("least_loaded")
+    alone = node("m0", role)
+    assert placer.choose([alone], PROMPT, frozenset()).source is None
+    draining = node("d9", role, is_suspected=True)
+    holder = draining.incarnation
+    keys = tuple(block_key(one) for one in PROMPT.block_hashes(alone.record))
+    placer.on_blocks(holder, BlockReport(is_first=True, added=keys))
+    chosen = placer.choose([alone, draining], PROMPT, frozenset())
+    assert (chosen.decode, chosen.prefill, chosen.source) == (alone.incarnation, None, None)
+    busy = node("d9", role, queued_tokens=10_000)
+    chosen = placer.choose([alone, busy], PROMPT, frozenset())
+    assert (chosen.decode, chosen.prefill) == (alone.incarnation, None)
+    size = alone.record.block_size
+    assert chosen.source == PrefixSource(holder, len(keys) * size)
 
 
 @pytest.mark.parametrize(
     ("nodes", "heir"),
     [
         ([], None),
-        ([node("d1"), node("m0", Role.MIXED)], None),
+        ([node("d1")], None),
+        ([node("d1"), node("m0", Role.MIXED)], "m0"),
+        ([prefill("p0", queued_tokens=900), node("m0", Role.MIXED)], "p0"),
         ([prefill("p0", queued_tokens=900), prefill("p1")], "p1"),
         ([prefill("p0"), prefill("p1")], "p0"),
         ([prefill("p0", is_draining=True), prefill("p1", queued_tokens=900)], "p1"),
@@ -119,7 +137,7 @@ def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
     ],
 )
 @pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
-def test_one_prefill_node_takes_over_what_a_node_has(
+def test_one_node_that_computes_prompts_takes_over_what_a_node_has(
     nodes: list[NodeView], heir: str | None, role: Role
 ) -> None:
     leaving = node("leaving", role, is_draining=True)
