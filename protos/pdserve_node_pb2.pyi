@@ -234,8 +234,16 @@ class Fetch(_message.Message):
     block_hashes: bytes
     def __init__(self, source_id: _Optional[str] = ..., source_epoch: _Optional[int] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
 
+class NewNode(_message.Message):
+    __slots__ = ("node_id", "epoch")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    epoch: int
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class RouterMessage(_message.Message):
-    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks", "fetches", "refused_pulls")
+    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks", "fetches", "refused_pulls", "new_nodes")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +252,7 @@ class RouterMessage(_message.Message):
     RESEND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FETCHES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PULLS_FIELD_NUMBER: _ClassVar[int]
+    NEW_NODES_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     aborts: Attempts
@@ -252,7 +261,8 @@ class RouterMessage(_message.Message):
     resend_blocks: bool
     fetches: _containers.RepeatedCompositeFieldContainer[Fetch]
     refused_pulls: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ..., fetches: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., refused_pulls: _Optional[_Iterable[int]] = ...) -> None: ...
+    new_nodes: _containers.RepeatedCompositeFieldContainer[NewNode]
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ..., fetches: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., refused_pulls: _Optional[_Iterable[int]] = ..., new_nodes: _Optional[_Iterable[_Union[NewNode, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -353,7 +363,7 @@ class BlockReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks", "pulls", "offered_hashes", "refused_pulls")
+    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks", "pulls", "offered_hashes", "refused_pulls", "warm_from", "offered_to")
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STUCK_MS_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +372,8 @@ class NodeMessage(_message.Message):
     PULLS_FIELD_NUMBER: _ClassVar[int]
     OFFERED_HASHES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PULLS_FIELD_NUMBER: _ClassVar[int]
+    WARM_FROM_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_TO_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     outputs: OutputBatch
     stuck_ms: int
@@ -370,7 +382,9 @@ class NodeMessage(_message.Message):
     pulls: _containers.RepeatedCompositeFieldContainer[Pull]
     offered_hashes: bytes
     refused_pulls: _containers.RepeatedCompositeFieldContainer[RefusedPull]
-    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., offered_hashes: _Optional[bytes] = ..., refused_pulls: _Optional[_Iterable[_Union[RefusedPull, _Mapping]]] = ...) -> None: ...
+    warm_from: str
+    offered_to: NewNode
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., offered_hashes: _Optional[bytes] = ..., refused_pulls: _Optional[_Iterable[_Union[RefusedPull, _Mapping]]] = ..., warm_from: _Optional[str] = ..., offered_to: _Optional[_Union[NewNode, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("envelope",)

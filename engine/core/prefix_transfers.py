@@ -67,9 +67,9 @@ class PrefixTransfers:
         """Whether prompts look for cached prefixes at all."""
         return self._prefixes.is_enabled
 
-    def count(self, outcome: PullOutcome, num_tokens: int) -> None:
+    def count(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool = False) -> None:
         """Count what became of a prefix of so many tokens that another node has cached."""
-        self._counters.on_pull(outcome, num_tokens)
+        self._counters.on_pull(outcome, num_tokens, is_fetched=is_fetched)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> tuple[list[int], list[BlockHash]]:
         """Return the cached blocks of a sequence, and the hashes of those behind them that are

@@ -6,7 +6,7 @@ from common.errors import InvalidRequest
 from common.ids import Incarnation
 from common.kv.blocks import HASH_BYTES, BlockHash
 from node.control.tickets import ticket_from_proto, ticket_to_proto
-from node.flow.messages import AskBlocks, FetchBlocks, RefusePull, SendBlocks
+from node.flow.messages import AskBlocks, FetchBlocks, OfferBlocks, RefusePull, SendBlocks, WarmNode
 from node.flow.pulls.hand_over import MOST_BLOCKS
 from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ID_LENGTH, attempt_from_proto
@@ -43,8 +43,23 @@ def send_blocks_from_proto(pull: pb.Pull, router: Incarnation) -> SendBlocks:
     return SendBlocks(router, ticket, _hashes(packed))
 
 
+def add_offer(message: pb.NodeMessage, offered: OfferBlocks) -> None:
+    """Let a message offer blocks."""
+    message.offered_hashes = b"".join(offered.block_hashes)
+    if offered.new_node is not None:
+        new = offered.new_node.node
+        message.offered_to.CopyFrom(pb.NewNode(node_id=new.node_id, epoch=new.epoch))
+
+
+def warm_node_from_proto(new: pb.NewNode, router: Incarnation) -> WarmNode:
+    """Return which node wants blocks. Raises `InvalidRequest` for one without a name."""
+    if not 0 < len(new.node_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(f"the new node's node_id has {len(new.node_id)} characters")
+    return WarmNode(router, Incarnation(new.node_id, new.epoch))
+
+
 def fetch_from_proto(fetch: pb.Fetch, router: Incarnation) -> FetchBlocks:
-    """Return what a node that leaves has. Raises `InvalidRequest` for too much, or no name."""
+    """Return what another node has. Raises `InvalidRequest` for too much, or no name."""
     packed = fetch.block_hashes
     if len(packed) % HASH_BYTES or len(packed) > HASH_BYTES * MOST_BLOCKS:
         raise InvalidRequest(

@@ -77,8 +77,16 @@ class PullRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmNode:
+    """A node that has started wants what this one has used last."""
+
+    router: Incarnation
+    node: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class FetchBlocks:
-    """A router wants this node to pull cached blocks of `source`, which leaves."""
+    """A router wants this node to pull cached blocks of `source`, which leaves, or warms it."""
 
     router: Incarnation
     source: Incarnation
@@ -121,6 +129,7 @@ Message = (
     | AbortAttempt
     | SendBlocks
     | PullRefused
+    | WarmNode
     | FetchBlocks
     | RouterGone
     | Drain
@@ -210,9 +219,13 @@ class RefusePull:
 
 @dataclass(frozen=True, slots=True)
 class OfferBlocks:
-    """Offer cached blocks, through any router, to a node that stays: `FetchBlocks` there."""
+    """Offer cached blocks to a node: `FetchBlocks` there.
+
+    `new_node` wants them, through that router; None: one that stays, through any router.
+    """
 
     block_hashes: tuple[BlockHash, ...]
+    new_node: WarmNode | None = None
 
 
 @dataclass(frozen=True, slots=True)

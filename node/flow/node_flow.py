@@ -53,6 +53,7 @@ from node.flow.messages import (
     RouterGone,
     SendBlocks,
     Submit,
+    WarmNode,
 )
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.prefix_pulls import PrefixPulls
@@ -129,6 +130,8 @@ class NodeFlow(ABC):
                 return self.sends.on_ended(message)
             case PullRefused(lease_token):
                 return self.pulls.on_refused(lease_token, now_s)
+            case WarmNode():
+                return [] if self.is_draining else self.sends.offer(message)
             case FetchBlocks():
                 return [] if self.is_draining else self.pulls.fetch(message, now_s)
             case CopyEnded():
@@ -429,16 +432,10 @@ class NodeFlow(ABC):
 
     def _publish_snapshots(self) -> None:
         """Replace the load and statistics that other threads read."""
-        self.statistics = self._current_statistics()
-        self.load = self._current_load()
-
-    def _current_statistics(self) -> NodeStatistics:
-        return NodeStatistics(
+        self.statistics = NodeStatistics(
             scheduler=self.scheduler.statistics(), num_transfers=self.attempts.num_leases
         )
-
-    def _current_load(self) -> NodeLoad:
-        return current_load(
+        self.load: NodeLoad = current_load(
             self.scheduler,
             self.statistics.scheduler,
             num_held=len(self._compiling) + len(self._disk),

@@ -55,6 +55,37 @@ def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | No
     return None if best is None else best.incarnation
 
 
+AUTO = "auto"
+"""Any node may warm the one that asks."""
+
+
+def warm_source_of(new: Incarnation, nodes: Sequence[NodeView], wanted: str) -> Incarnation | None:
+    """Return the node that warms a new one: that with the id `wanted`, or any; None: there is none.
+
+    Of any it is one of the new one's role, if one has cached blocks; then that with most of them,
+    as far as the new one has room for them.
+    """
+    receiver = next((node for node in nodes if node.incarnation == new), None)
+    if receiver is None:
+        return None
+    found = [
+        node
+        for node in nodes
+        if node.incarnation != new
+        and _can_send(node, receiver)
+        and (wanted in (node.record.node_id, AUTO))
+        and (node.load.num_cached_blocks or wanted != AUTO)
+    ]
+
+    def fitness(node: NodeView) -> tuple[bool, int, float, Incarnation]:
+        num_blocks = min(node.load.num_cached_blocks, receiver.record.num_blocks // 2)
+        is_alike = node.record.role is receiver.record.role
+        return is_alike, num_blocks, -pressure(node), node.incarnation
+
+    best = max(found, key=fitness, default=None)
+    return None if best is None else best.incarnation
+
+
 def _as_heir(node: NodeView) -> tuple[bool, float, Incarnation]:
     return node.record.role is Role.MIXED, pressure(node), node.incarnation
 

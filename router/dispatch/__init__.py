@@ -13,7 +13,7 @@ echoes              whether what is sent to a node arrives there
 pings               whether the process of a silent node still runs
 pair_placer         placements that avoid pairs whose handoffs fail and keep sessions together
 node_pool           the nodes of the cluster: membership, and one client per member
-passed_pulls        pulls that were passed on to nodes which may be lost meanwhile
+between_nodes       what nodes say to each other through this router
 placement_recorder  placements written to the store, beside the data path
 
 Decisions:

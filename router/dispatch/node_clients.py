@@ -238,9 +238,14 @@ class NodeClient:
             self._unsent.add_refused_pull(lease_token)
 
     def fetch_nowait(self, fetch: pb.Fetch) -> None:
-        """Queue blocks of a node that leaves, which this one may pull."""
+        """Queue blocks of another node, which this one may pull."""
         if self._is_heard:
             self._unsent.add_fetch(fetch)
+
+    def offer_nowait(self, new: Incarnation) -> None:
+        """Queue that a new node wants what this one has used last."""
+        if self._is_heard:
+            self._unsent.add_new_node(pb.NewNode(node_id=new.node_id, epoch=new.epoch))
 
     def abort_nowait(self, attempt: AttemptId) -> None:
         """Queue an abort. Without a stream none is needed: the node aborts by itself what was asked
@@ -386,12 +391,6 @@ class NodeClient:
         self._echoes.heard(message.echo)
         if message.HasField("blocks"):
             self._take_blocks(message.blocks)
-        for pull in message.pulls:
-            self._listener.on_pull(self._node, pull)
-        for refused in message.refused_pulls:
-            self._listener.on_refused_pull(refused)
-        if message.offered_hashes:
-            self._listener.on_offer(self._node, message.offered_hashes)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()
@@ -399,6 +398,7 @@ class NodeClient:
                 self._has_room.clear()
         else:
             self._tell(outputs)
+        self._listener.on_for_others(self._node, message)
 
     def _take_blocks(self, message: pb.BlockReport) -> None:
         report = self._reports.take(message.number, message.tier, message.added, message.removed)

@@ -28,9 +28,8 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
-from router.core.prefix_sources import heir_of
+from router.dispatch.between_nodes import BetweenNodes
 from router.dispatch.node_clients import UNREACHED, NodeClient
-from router.dispatch.passed_pulls import PassedPulls
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 
@@ -77,7 +76,7 @@ class NodePool:
         self._on_trusted = on_trusted
         self._clients: dict[Incarnation, NodeClient | None] = {}
         """None: it could not be made, and is tried again."""
-        self._passed_pulls = PassedPulls()
+        self._between = BetweenNodes(self.client, self.nodes)
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
@@ -176,37 +175,9 @@ class NodePool:
         """Take blocks that entered or left the node's prefix cache."""
         self._on_blocks(node, report)
 
-    def on_pull(self, node: Incarnation, pull: pb.Pull) -> None:
-        """Pass on what a node wants of another one's cache; say at once if nobody answers."""
-        source, token = Incarnation(pull.source_id, pull.source_epoch), pull.ticket.lease_token
-        client = self.client(source)
-        if client is not None and client.pull_nowait(pull):
-            self._passed_pulls.add(source, node, token)
-        else:
-            self._refuse_pull(node, token)
-
-    def on_refused_pull(self, refused: pb.RefusedPull) -> None:
-        """Pass on that a node does not answer another one's pull; see `NodeListener`."""
-        self._refuse_pull(Incarnation(refused.node_id, refused.epoch), refused.lease_token)
-
-    def _refuse_pull(self, node: Incarnation, lease_token: int) -> None:
-        client = self.client(node)
-        if client is not None:
-            client.refuse_pull_nowait(lease_token)
-
-    def _refuse_pulls_from(self, source: Incarnation) -> None:
-        for node, lease_token in self._passed_pulls.take(source):
-            self._refuse_pull(node, lease_token)
-
-    def on_offer(self, node: Incarnation, block_hashes: bytes) -> None:
-        """Let a node that stays pull what a draining one has; see `NodeListener`."""
-        heir = heir_of(node, self.nodes())
-        client = None if heir is None else self.client(heir)
-        if client is not None:
-            log.info("%s leaves, its cached blocks go to %s", node, heir)
-            fetch = pb.Fetch(source_id=node.node_id, source_epoch=node.epoch)
-            fetch.block_hashes = block_hashes
-            client.fetch_nowait(fetch)
+    def on_for_others(self, node: Incarnation, message: pb.NodeMessage) -> None:
+        """Pass on what is for other nodes; see `NodeListener`."""
+        self._between.take(node, message)
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
@@ -215,7 +186,7 @@ class NodePool:
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Take the end of a stream: the store's next listing shows whether the node has left."""
-        self._refuse_pulls_from(node)
+        self._between.on_lost(node)
         self._perform(self.membership.on_lost(node, reason))
 
     def _perform(self, effects: Sequence[MembershipEffect]) -> None:
@@ -264,7 +235,7 @@ class NodePool:
         """Close the client of one that is no member any more; its stream may be in order, and
         brings reports until it ends."""
         await client.close()
-        self._refuse_pulls_from(node)
+        self._between.on_lost(node)
         if node not in self._clients:
             self._on_lost(node)
 

@@ -34,6 +34,7 @@ class UnsentCalls:
         self._pulls: list[pb.Pull] = []
         self._fetches: list[pb.Fetch] = []
         self._refused: list[int] = []
+        self._new_nodes: list[pb.NewNode] = []
         self._aborts: dict[AttemptId, None] = {}
         self._echo = 0
         self._wants_blocks = False
@@ -43,7 +44,7 @@ class UnsentCalls:
 
     def __bool__(self) -> bool:
         """Return whether a message is due."""
-        wants = self._echo or self._wants_blocks or self._refused
+        wants = self._echo or self._wants_blocks or self._refused or self._new_nodes
         return bool(self._calls or self._pulls or self._fetches or self._aborts or wants)
 
     def add_call(self, call: pb.Call) -> None:
@@ -66,9 +67,15 @@ class UnsentCalls:
             self._on_added()
 
     def add_fetch(self, fetch: pb.Fetch) -> None:
-        """Queue blocks of a node that leaves; they are dropped where too many wait."""
+        """Queue blocks of another node; they are dropped where too many wait."""
         if len(self._fetches) < PULLS_PER_MESSAGE:
             self._fetches.append(fetch)
+            self._on_added()
+
+    def add_new_node(self, new: pb.NewNode) -> None:
+        """Queue which new node wants the node's blocks; where too many wait, it starts cold."""
+        if len(self._new_nodes) < PULLS_PER_MESSAGE:
+            self._new_nodes.append(new)
             self._on_added()
 
     def add_abort(self, attempt: AttemptId) -> None:
@@ -102,6 +109,7 @@ class UnsentCalls:
         self._pulls.clear()
         self._fetches.clear()
         self._refused.clear()
+        self._new_nodes.clear()
         self._aborts.clear()
         self._all_sent.set()
 
@@ -142,6 +150,9 @@ class UnsentCalls:
         if self._refused:
             message.refused_pulls.extend(self._refused[:REFUSED_PER_MESSAGE])
             del self._refused[:REFUSED_PER_MESSAGE]
+        if self._new_nodes:
+            message.new_nodes.extend(self._new_nodes)
+            self._new_nodes.clear()
         del self._calls[:num_calls]
         self._echo = 0
         self._wants_blocks = False

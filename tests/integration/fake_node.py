@@ -67,6 +67,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.pulls: list[pb.Pull] = []
         self.fetches: list[pb.Fetch] = []
         self.refused_pulls: list[int] = []
+        self.new_nodes: list[pb.NewNode] = []
         self.sources: list[pb.PrefixSource | None] = []
         """What it was told of each prompt."""
         self.num_messages = 0
@@ -135,6 +136,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
             self.pulls += message.pulls
             self.fetches += message.fetches
             self.refused_pulls += message.refused_pulls
+            self.new_nodes += message.new_nodes
             for call in message.calls:
                 answering = asyncio.create_task(self._answer(call, stream))
                 self._answering.add(answering)

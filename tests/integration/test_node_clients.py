@@ -124,14 +124,9 @@ class Log:
     def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
         self.blocks.append(report)
 
-    def on_pull(self, _node: Incarnation, _pull: pb.Pull) -> None:
-        raise AssertionError("no node of these tests pulls")
-
-    def on_refused_pull(self, _refused: pb.RefusedPull) -> None:
-        raise AssertionError("no node of these tests pulls")
-
-    def on_offer(self, _node: Incarnation, _block_hashes: bytes) -> None:
-        raise AssertionError("no node of these tests leaves")
+    def on_for_others(self, _node: Incarnation, message: pb.NodeMessage) -> None:
+        words = (message.pulls, message.refused_pulls, message.offered_hashes, message.warm_from)
+        assert not any(words), "no node of these tests has anything for others"
 
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages

@@ -174,6 +174,24 @@ async def test_what_a_node_offers_is_passed_on_to_one_that_stays(cluster: Cluste
     assert leaving.fetches == old.fetches == []
 
 
+async def test_a_new_node_is_offered_what_the_one_that_it_names_has(cluster: Cluster) -> None:
+    names = ("d0", "d1", "d2")
+    nodes = [await add(cluster, name, Role.DECODE, sends_blocks=True) for name in names]
+    await cluster.router()
+    say(nodes[2], pb.NodeMessage(warm_from="nobody"))
+    say(nodes[2], pb.NodeMessage(warm_from="d1"))
+    await wait_until(lambda: bool(nodes[1].new_nodes), "it is asked for")
+    assert nodes[1].new_nodes == [pb.NewNode(node_id="d2", epoch=1)]
+    offer = pb.NodeMessage(offered_hashes=b"".join(BLOCKS), offered_to=nodes[1].new_nodes[0])
+    say(nodes[1], offer)
+    await wait_until(lambda: bool(nodes[2].fetches), "it is passed on")
+    [fetch] = nodes[2].fetches
+    assert (fetch.source_id, fetch.source_epoch) == ("d1", 1)
+    assert fetch.block_hashes == b"".join(BLOCKS)
+    assert nodes[0].new_nodes == nodes[2].new_nodes == []
+    assert nodes[0].fetches == nodes[1].fetches == []
+
+
 async def test_a_message_has_no_more_pulls_than_a_node_reads() -> None:
     unsent = UnsentCalls(Incarnation("p1", 1))
     taken = [unsent.add_pull(pb.Pull(attempt=number + 1)) for number in range(MOST_PULLS + 1)]

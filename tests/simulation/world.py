@@ -39,6 +39,7 @@ from node.flow.messages import (
     AskBlocks,
     CallRefused,
     Effect,
+    FetchBlocks,
     Message,
     OfferBlocks,
     PullRefused,
@@ -51,7 +52,7 @@ from node.flow.perform_effects import NodeEffects
 from node.flow.prefill import PrefillFlow
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
-from router.dispatch.passed_pulls import PassedPulls
+from router.dispatch.between_nodes import PassedPulls
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.disk.faulty_files import FaultyCalls
@@ -153,6 +154,9 @@ class Node:
 
     def offer(self, offered: OfferBlocks) -> None:
         self.world.offered.append((self.me, offered.block_hashes))
+        if offered.new_node is not None:
+            fetch = FetchBlocks(ROUTER, self.me, offered.block_hashes)
+            self.world.to_nodes.append((offered.new_node.node, fetch))
 
     def ask(self, wanted: AskBlocks) -> None:
         assert wanted.router == ROUTER

@@ -22,11 +22,14 @@ from node.flow.messages import (
     AbortTransfer,
     CommitTransfer,
     Effect,
+    OfferBlocks,
     OpenTransfer,
     PushBlocks,
     RefusePull,
     SendBlocks,
+    WarmNode,
 )
+from node.flow.pulls.hand_over import MOST_BLOCKS
 
 MOST_SENDS = 64
 """Pulls that are answered at the same time; further ones are refused, and computed."""
@@ -53,7 +56,7 @@ class PrefixSends:
     def __init__(
         self, scheduler: Scheduler, fingerprint: str, copies: CopiesUnderWay | None
     ) -> None:
-        self._transfers = scheduler.prefix_transfers
+        self._pool, self._transfers = scheduler.pool, scheduler.prefix_transfers
         self._block_size = scheduler.limits.block_size
         self._fingerprint = fingerprint
         self._copies = copies
@@ -88,6 +91,11 @@ class PrefixSends:
             return [opened, push, CommitTransfer(token, commit)]
         copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
         return [opened, self._copies.begin(copy, partial(self._on_copied, token), push)]
+
+    def offer(self, wanted: WarmNode) -> list[Effect]:
+        """Offer a new node what was used last; nothing if nothing is cached."""
+        block_hashes = tuple(self._pool.latest(MOST_BLOCKS))
+        return [OfferBlocks(block_hashes, wanted)] if block_hashes else []
 
     def on_ended(self, event: TransferEnded) -> list[Effect]:
         """Release the blocks of a transfer that is over, when no copy uses them.

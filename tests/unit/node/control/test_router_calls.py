@@ -27,6 +27,7 @@ from node.flow.messages import (
     PullRefused,
     SendBlocks,
     Submit,
+    WarmNode,
 )
 from node.flow.pulls.hand_over import MOST_BLOCKS
 from protos import pdserve_node_pb2 as pb
@@ -114,6 +115,14 @@ async def test_that_nobody_answers_a_pull_is_queued() -> None:
     assert calls.inbox.take_all() == [PullRefused(7), PullRefused(9)]
 
 
+async def test_which_new_node_wants_blocks_is_queued(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls()
+    named = [pb.NewNode(node_id="m1", epoch=3), pb.NewNode()]
+    await calls.calls.take(pb.RouterMessage(new_nodes=named))
+    assert calls.inbox.take_all() == [WarmNode(ROUTER, Incarnation("m1", 3))]
+    assert "a new node is offered nothing" in caplog.text
+
+
 async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFixture) -> None:
     calls = Calls(Role.PREFILL)
     good = pb.Fetch(source_id="d0", source_epoch=7, block_hashes=b"a" * 16 + b"b" * 16)
@@ -125,7 +134,7 @@ async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFi
     await calls.calls.take(pb.RouterMessage(fetches=[good, *bad]))
     (taken,) = calls.inbox.take_all()
     assert taken == FetchBlocks(ROUTER, Incarnation("d0", 7), (b"a" * 16, b"b" * 16))
-    assert caplog.text.count("blocks of a node that leaves are not pulled") == 3
+    assert caplog.text.count("blocks of another node are not pulled") == 3
 
 
 async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:

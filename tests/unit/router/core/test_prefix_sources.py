@@ -14,7 +14,7 @@ from router.core.known.block_index import BlockIndex
 from router.core.known.block_reports import BlockReport
 from router.core.placement import Placer
 from router.core.policies.query import NodeView
-from router.core.prefix_sources import heir_of, prefix_source
+from router.core.prefix_sources import heir_of, prefix_source, warm_source_of
 from tests.support.nodes.node_views import node, prefill, query
 
 P0, P1, D0, D1 = (Incarnation(name, 1) for name in ("p0", "p1", "d0", "d1"))
@@ -143,6 +143,35 @@ def test_one_node_that_computes_prompts_takes_over_what_a_node_has(
     leaving = node("leaving", role, is_draining=True)
     found = heir_of(leaving.incarnation, [*nodes, leaving])
     assert (None if found is None else found.node_id) == heir
+
+
+NEW = prefill("p9")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "source"),
+    [
+        ([], "auto", None),
+        ([prefill("p0")], "auto", None),
+        ([prefill("p0", num_cached_blocks=1)], "auto", "p0"),
+        ([prefill("p0", num_cached_blocks=1), prefill("p1", num_cached_blocks=9)], "auto", "p1"),
+        ([prefill("p0", num_cached_blocks=1), node("d1", num_cached_blocks=9)], "auto", "p0"),
+        ([prefill("p0"), node("d1", num_cached_blocks=9)], "auto", "d1"),
+        ([prefill("p0", num_cached_blocks=9, is_draining=True)], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, is_suspected=True)], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, sends_blocks=False)], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, fingerprint="other")], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, kv_unreachable=(NEW.incarnation,))], "auto", None),
+        ([prefill("p0"), prefill("p1", num_cached_blocks=9)], "p0", "p0"),
+        ([prefill("p0", fingerprint="other"), prefill("p1")], "p0", None),
+        ([prefill("p1")], "p0", None),
+        ([prefill("p1")], "p9", None),
+    ],
+)
+def test_which_node_warms_a_new_one(nodes: list[NodeView], wanted: str, source: str | None) -> None:
+    found = warm_source_of(NEW.incarnation, [*nodes, NEW], wanted)
+    assert (None if found is None else found.node_id) == source
+    assert warm_source_of(NEW.incarnation, nodes, wanted) is None, "it has left again"
 
 
 def test_a_node_that_does_not_reach_it_leaves_it_nothing() -> None:
