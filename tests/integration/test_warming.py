@@ -26,7 +26,10 @@ PROSE_PATH = Path(__file__).parents[2] / "LICENSE"
 MODEL = "SmolLM2-135M-Instruct"
 BLOCK_SIZE = 64
 NUM_PROMPT = 600
-FLAGS = ("--kv-cache-memory", "256MiB", "--max-model-len", "4096", "--num-threads", "2")
+FLAGS = (
+    *("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "1"),
+    *("--max-num-batched-tokens", "256", "--max-num-seqs", "4"),
+)
 FETCHED = "pdserve_prefix_fetched_tokens_total"
 
 pytestmark = pytest.mark.timeout(300)
