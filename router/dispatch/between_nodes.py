@@ -46,7 +46,7 @@ class BetweenNodes:
         nodes: Callable[[], Sequence[NodeView]],
     ) -> None:
         self._client = client
-        self._nodes = nodes
+        self._roster = nodes
         self._passed = PassedPulls()
 
     def take(self, node: Incarnation, message: pb.NodeMessage) -> None:
@@ -83,7 +83,7 @@ class BetweenNodes:
 
     def _warm(self, node: Incarnation, wanted: str) -> None:
         """Ask another node what a new one may pull of it."""
-        source = warm_source_of(node, self._nodes(), wanted)
+        source = warm_source_of(node, self._roster(), wanted)
         client = None if source is None else self._client(source)
         if client is None:
             log.info("%s starts cold: warm_from is %r, and no such node can send it", node, wanted)
@@ -92,7 +92,7 @@ class BetweenNodes:
 
     def _offer(self, node: Incarnation, block_hashes: bytes, new: Incarnation | None) -> None:
         """Let a new node, or one that stays, pull what this one has."""
-        heir = new or heir_of(node, self._nodes())
+        heir = new or heir_of(node, self._roster())
         client = None if heir is None else self._client(heir)
         if client is not None:
             log.info("cached blocks of %s, which %s, go to %s", node, _why(new), heir)

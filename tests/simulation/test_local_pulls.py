@@ -62,6 +62,7 @@ def pulls(node: Node) -> dict[str, int]:
     return {outcome: count for outcome, count in counted.items() if count}
 
 
+@pytest.mark.covers("F135")
 @pytest.mark.parametrize("is_one_sided", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", MAKES)

@@ -73,6 +73,7 @@ def num_computed(node: Node) -> int:
     return node.scheduler.statistics().counters.num_chunk_tokens
 
 
+@pytest.mark.covers("F135")
 @pytest.mark.parametrize("is_one_sided", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prefill_node_pulls_from_another_one(way: dict[str, Any], is_one_sided: bool) -> None:
@@ -166,6 +167,7 @@ def test_no_other_block_is_sent_for_a_wrong_hash(place: int, byte: int) -> None:
     assert pulls(world.q) == {"missed": 1}
 
 
+@pytest.mark.covers("F135")
 @pytest.mark.parametrize("change", ["fingerprint", "fewer hashes", "within a block"])
 def test_a_pull_that_does_not_fit_is_refused_at_once(change: str) -> None:
     world = Three()

@@ -339,6 +339,10 @@ class World:
         self.listed.add(me)
         return node
 
+    def join(self, me: Incarnation, size: NodeSize) -> Node:
+        """Another prefill node."""
+        return self._add(me, size, self._prefill_flow(me))
+
     def _prefill_flow(self, me: Incarnation = PREFILL) -> MakeFlow:
         def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
             runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)

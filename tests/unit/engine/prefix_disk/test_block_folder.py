@@ -313,6 +313,7 @@ def test_a_folder_that_cannot_be_emptied_costs_nothing_else(name: str, tmp_path:
     assert read(living, 5, 6) == DiskResult(1)
 
 
+@pytest.mark.covers("F136")
 def test_nodes_of_another_layout_are_not_seen(tmp_path: Path) -> None:
     write(opened(tmp_path, host(), "a"), 0)
     assert opened(tmp_path, host(), "b").look(LOOK).scan == DiskScan()

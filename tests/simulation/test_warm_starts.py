@@ -156,6 +156,7 @@ def test_nothing_is_taken_from_a_node_that_drains() -> None:
     assert not world.offered
 
 
+@pytest.mark.covers("F136")
 def test_a_source_of_another_layout_has_none_of_the_blocks() -> None:
     """The router does not choose one; were it chosen, no ticket would fit it."""
     world = Warming()
