@@ -435,7 +435,10 @@ class NodeFlow(ABC):
         self.statistics = NodeStatistics(
             scheduler=self.scheduler.statistics(), num_transfers=self.attempts.num_leases
         )
-        self.load: NodeLoad = current_load(
+        self.load = self._current_load()
+
+    def _current_load(self) -> NodeLoad:
+        return current_load(
             self.scheduler,
             self.statistics.scheduler,
             num_held=len(self._compiling) + len(self._disk),
