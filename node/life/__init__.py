@@ -10,5 +10,6 @@ lease_keeper      the node's lease in the placement store
 model_loading     waits at the start that a stop ends
 make_scheduler    the scheduler that a configuration asks for
 prefix_disk       the node's files of prefixes
+possible_roles    the roles that it can be given while it runs
 self_description  the node's record in the placement store, its limits and its log lines
 """

@@ -33,7 +33,7 @@ class TwoMixed(World):
 
     def __init__(self) -> None:
         super().__init__(threshold=None, decode=SIZE)
-        self.holder, self.receiver = self.d, self._add(OTHER, SIZE, self._decode_flow(None, OTHER))
+        self.holder, self.receiver = self.d, self._add(OTHER, SIZE, self._flow(None, OTHER))
         assert_finished(self, self.ask(SHARED, max_tokens=4, name="first"))
         self.router.decode, self.router.source = OTHER, PrefixSource(DECODE, NUM_HELD)
 

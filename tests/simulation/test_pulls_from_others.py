@@ -37,7 +37,7 @@ class Three(World):
     def __init__(self, *, num_blocks: int = 48) -> None:
         size = NodeSize(num_blocks=num_blocks)
         super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=False))
-        self.q = self._add(OTHER, size, self._prefill_flow(OTHER))
+        self.q = self._add(OTHER, size, self._flow(me=OTHER))
 
     def the_first(self) -> Asked:
         """`p` computes the shared prompt."""

@@ -30,7 +30,7 @@ class Warming(World):
     def __init__(self, *, num_blocks: int = 48) -> None:
         size = NodeSize(num_blocks=48)
         super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=False))
-        self.new = self._add(NEW, NodeSize(num_blocks=num_blocks), self._prefill_flow(NEW))
+        self.new = self._add(NEW, NodeSize(num_blocks=num_blocks), self._flow(me=NEW))
 
     def know(self, *prompts: tuple[int, ...]) -> None:
         """The prefill node computes these."""
