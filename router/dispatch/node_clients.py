@@ -45,7 +45,6 @@ from router.core.known.block_reports import ReportReader
 from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.calls_beside import CallsBeside
-from router.dispatch.echoes import UNREACHED_S, Echoes
 from router.dispatch.fairness import (
     FEW_OUTPUTS,
     TURNS_FOR_OTHERS,
@@ -53,9 +52,10 @@ from router.dispatch.fairness import (
     part_end,
     part_size,
 )
+from router.dispatch.liveness.echoes import UNREACHED_S, Echoes
+from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
+from router.dispatch.liveness.silence import Silence, SilenceVerdict
 from router.dispatch.node_listener import NodeListener
-from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
-from router.dispatch.silence import Silence, SilenceVerdict
 from router.dispatch.unsent_calls import UnsentCalls
 from router.dispatch.waiting_calls import (
     Caller,

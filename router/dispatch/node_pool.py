@@ -30,8 +30,8 @@ from router.core.membership import (
     StreamLost,
 )
 from router.dispatch.between_nodes import BetweenNodes
+from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, NodeClient
-from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.nodes")
