@@ -16,7 +16,7 @@ import pytest
 from common.files.keys_folder import Keys
 from node.control.control_port import SERVER_OPTIONS
 from pdserve.keys.keys_init import HOLDERS
-from router.dispatch import pings as router_pings
+from router.dispatch.liveness import pings as router_pings
 from router.dispatch.liveness.pings import PING_INTERVAL_MS, Pings
 from router.dispatch.node_clients import CHANNEL_OPTIONS
 from tests.support.key_folders import expired, issue, make_keys, put, router_keys, with_certificate

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import InvalidRequest
 from common.nodes import Role
-from common.settings.config import HandoffConfig, SchedulingConfig
+from common.settings.config import HandoffConfig, PlacementConfig, SchedulingConfig
 from node.flow.messages import CallRefused
 from simulator.cluster import SimulatedCluster
 from simulator.node import NodeSaid
@@ -65,7 +65,8 @@ def test_every_answer_is_whole_while_roles_move(
 
 
 def test_new_work_follows_the_role_at_once_and_what_runs_ends_where_it_is() -> None:
-    cluster = SimulatedCluster(setup_of({P: 2, D: 1}))
+    rarely_listed = PlacementConfig(node_lease_s=600.0)
+    cluster = SimulatedCluster(setup_of({P: 2, D: 1}, placement=rarely_listed))
     moved = cluster.nodes[0]
     answers_at_s: list[float] = []
 
