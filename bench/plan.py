@@ -30,7 +30,6 @@ from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig
-from node.flow.prefill import PrefillFlow
 from simulator.clients import client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.generated_trace import generated_trace
@@ -119,7 +118,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         return num_found_tokens(traces, num_blocks * block_size, block_size)
 
     found = found_in_one_pool(cluster.nodes)
-    prefilling = [node for node in cluster.nodes if isinstance(node.flow, PrefillFlow)]
+    prefilling = [node for node in cluster.nodes if cluster.role_of(node.me) is Role.PREFILL]
     found_by_prefilling = found_in_one_pool(prefilling or cluster.nodes)
     return {
         "conversation_s": round(took_s, 2),

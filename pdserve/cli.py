@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "status": _status,
             "chat": _chat,
             "drain": _drain,
+            "role": _role,
             "kv-key": _kv_key,
             "api-keys": _api_keys,
             "keys": _keys,
@@ -193,6 +194,15 @@ def _drain(parsed: argparse.Namespace) -> int:
             parsed.url, leaving, MonotonicClock(), api_key=api_key, pause=time.sleep
         )
         print(f"{leaving.node_id} is gone after {took_s:.1f} s")
+    return EXIT_OK
+
+
+def _role(parsed: argparse.Namespace) -> int:
+    from pdserve.commands.role_command import give_role
+    from pdserve.commands.router_key import router_key
+
+    api_key = router_key(vars(parsed), os.environ)
+    print(give_role(parsed.url, parsed.node_id, parsed.role, api_key=api_key))
     return EXIT_OK
 
 
