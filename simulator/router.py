@@ -80,12 +80,13 @@ class SimulatedRouter:
         latency_s: float,
         seed: int,
         on_end: Callable[[], object],
+        metrics: RouterMetrics | None = None,
     ) -> None:
         self.me = Incarnation("router", 1)
         self._timeline = timeline
         self._latency_s = latency_s
         self._on_end = on_end
-        metrics = RouterMetrics(CollectorRegistry())
+        metrics = metrics or RouterMetrics(CollectorRegistry())
         self._placer = PairPlacer(policy, session_ttl_s, timeline, metrics, seed=seed)
         self._membership = Membership(model=model, lease_s=lease_s)
         self._deliver: dict[Incarnation, Callable[[Message], object]] = {}
