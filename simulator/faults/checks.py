@@ -33,8 +33,8 @@ BY_FAULTS = frozenset(
     }
 )
 """How a request may end where something was broken."""
-WITHOUT_FAULTS = frozenset({"deadline_exceeded", "deadline_unreachable", "overloaded"})
-"""How a request with little time may end where nothing was broken."""
+WITHOUT_FAULTS = frozenset({"deadline_exceeded"})
+"""How a request with little time may end where nothing was broken before its end."""
 
 
 class Violation(InternalError):
@@ -71,6 +71,8 @@ def check_end(
 ) -> None:
     """Check how one request ended; `right` is its answer in an undisturbed run."""
     tokens, outcome = tuple(answered.tokens), answered.outcome
+    if answered.failure and not has_faults:
+        raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
     if tokens != right[: len(tokens)]:
         raise Violation(f"{asked.name} was answered {tokens}: right is {right}")
     if outcome in FINISHED:

@@ -25,7 +25,7 @@ from simulator.timeline import Timeline
 
 LOOK_S = 0.5
 """How often it is looked whether all has ended."""
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 """How long something may be held after the last request and the last fault have ended."""
 ENOUGH_S = 30.0
 """A request with so much time after the last fault must be answered, if a node can."""
@@ -209,9 +209,10 @@ class FaultyCluster:
         return checks.why_busy(self.nodes.values(), self.router)
 
     def _check_end(self) -> None:
-        has_faults = bool(self.history.faults)
+        first_s = min((one.at_s for one in self.history.faults), default=float("inf"))
         for request in self._requests:
             asked, answered = request.asked, request.answered
+            has_faults = first_s <= answered.ended_at_s
             checks.check_end(asked, answered, request.right, has_faults=has_faults)
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)

@@ -37,7 +37,7 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     """Return the history of this seed."""
     rng = random.Random(seed)
     shape = _shape(rng, wishes)
-    arrivals_end_s = rng.choice((0.3, 1.0, 5.0))
+    arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
     requests = [
         _request(rng, f"r{index}", arrivals_end_s) for index in range(wishes.num_requests)
     ]
@@ -67,7 +67,7 @@ def _shape(rng: random.Random, wishes: Wishes) -> Shape:
         num_blocks=rng.choice((20, 24, 40)),
         num_host_blocks=rng.choice((0, 8)),
         block_size=4,
-        max_num_seqs=rng.choice((2, 4, 8)),
+        max_num_seqs=rng.choice((2, 4, 8, 8)),
         max_num_batched_tokens=rng.choice((16, 32, 64)),
         local_prefill_threshold=rng.choice((0, 0, 4, 8)),
         preemption_mode=rng.choice(("recompute", "swap")),
@@ -91,7 +91,7 @@ def _request(rng: random.Random, name: str, arrivals_end_s: float) -> AskedReque
         num_prompt=num_prompt,
         group=rng.randrange(3),
         num_shared=min(num_prompt, rng.choice((0, 4, 8, 12, 30))),
-        max_tokens=rng.choice((1, 2, 4, 8, 16)),
+        max_tokens=rng.choice((1, 2, 3, 5, 9)),
         seed=rng.randrange(4),
         deadline_s=rng.choice((2.0, 60.0, 60.0, 60.0)),
         leaves_at_s=round(at_s + leaves_s, 4) if rng.random() < 0.08 else None,

@@ -136,11 +136,13 @@ class FaultyNode(SimulatedNode):
         self.clock, self.role = clock, role
         self.memory = KVMemory(shape.num_blocks, shape.num_host_blocks, shape.block_size)
         joining = _Wires(wires, clock, self.memory, scheduler)
+        most_tokens = scheduler.limits.max_num_batched_tokens
+        execution = ComputedExecution(clock, self.memory, shape.step_s, most_tokens)
         super().__init__(
             me,
             clock,  # type: ignore[arg-type]
             flow,
-            ComputedExecution(clock, self.memory, shape.step_s),  # type: ignore[arg-type]
+            execution,  # type: ignore[arg-type]
             joining,  # type: ignore[arg-type]
             facts.layout,
             max_queued_requests=config.handoff.max_queued_requests,

@@ -43,6 +43,8 @@ class Answered:
 
     tokens: list[int] = field(default_factory=list)
     outcome: str = ""
+    failure: str = ""
+    """What ended an attempt of it that was not the last one."""
     ended_at_s: float = -1.0
     num_cached_tokens: int = 0
 
@@ -258,6 +260,8 @@ class FaultyRouter(SimulatedRouter):
         if answered.outcome:
             raise InternalError(f"{choice.flow.attempt.choice_id} ends twice")
         answered.ended_at_s = self._lives.now_s()
+        failure = choice.flow.failure
+        answered.failure = "" if failure is None else f"{failure.code}: {failure}"
         super()._end(choice, outcome)
 
 

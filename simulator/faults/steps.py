@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import InternalError
 from engine.core.runner_contract import DrawnTokens, OnLayer, RunnerResult
 from engine.core.step.step_batch import StepBatch
 from engine.execution import Batch
@@ -29,10 +30,13 @@ class ComputedExecution:
 
     is_beside, plans_ahead = True, False
 
-    def __init__(self, clock: ProcessClock, memory: KVMemory, step_s: float) -> None:
+    def __init__(
+        self, clock: ProcessClock, memory: KVMemory, step_s: float, most_tokens: int
+    ) -> None:
         self._clock = clock
         self._memory = memory
         self._step_s = step_s
+        self._most_tokens = most_tokens
         self._batch: StepBatch | None = None
         self._states: _States = []
         self._began_s = 0.0
@@ -48,6 +52,8 @@ class ComputedExecution:
     def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
         """Begin a step. Its layers are written one after the other where somebody is told."""
         assert isinstance(batch, StepBatch), "a scheduler plans batches"
+        if int(batch.num_tokens.sum()) > self._most_tokens:
+            raise InternalError("a step of more tokens than its budget has")
         self._batch, self._began_s = batch, self._clock.now_s()
         self._states = []
         self.num_runs += 1

@@ -1,0 +1,367 @@
+"""Bugs in the code that serves, each a piece of its source and what stands there instead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bug(NamedTuple):
+    """In `module`, `new` instead of `old`, which stands there once. `name` says what goes wrong."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+ROUTER = [
+    Bug(
+        "tokens of an attempt that was given up are passed on",
+        "router.core.request_flow",
+        "attempt = self._attempts.find(output.id)\n        if attempt is None or not",
+        "attempt = self._attempts.main\n        if attempt is None or not",
+    ),
+    Bug(
+        "a token that came twice is emitted twice",
+        "router.core.token_ledger",
+        "is_next = first == self.num_emitted and 0 < first < end",
+        "is_next = 0 < first <= self.num_emitted and first < end",
+    ),
+    Bug(
+        "tokens that come in order are emitted from the wrong index",
+        "router.core.token_ledger",
+        "after.num_emitted = after.num_before = self.num_emitted",
+        "after.num_emitted = self.num_emitted\n        after.num_before = 0",
+    ),
+    Bug(
+        "a continued attempt goes on after other tokens than those that were emitted",
+        "router.core.token_ledger",
+        "        after.emitted = list(self.emitted)\n",
+        "        after.emitted = [0 for _ in self.emitted]\n",
+    ),
+    Bug(
+        "the loss of a node is not told to its requests",
+        "router.core.request_flow",
+        "        for attempt in self._attempts.on(node):\n",
+        "        for attempt in ():\n",
+    ),
+    Bug(
+        "an attempt that ends does not abort its nodes",
+        "router.core.attempt",
+        "                effects += (SendAbort(node, self.id), self.close_leg(node))",
+        "                effects += (self.close_leg(node),)",
+    ),
+    Bug(
+        "a leg that ends is counted on",
+        "router.core.attempt",
+        "        if is_last:\n            effects.append(self.close_leg(node))",
+        "        if is_last:\n            self.close_leg(node)",
+    ),
+    Bug(
+        "a planned prefill node is counted on after it was not needed",
+        "router.core.attempt",
+        "        return [] if planned is None else [LegClosed(planned)]",
+        "        return []",
+    ),
+    Bug(
+        "a grant after the abort is not aborted",
+        "router.core.attempts",
+        "return [SendAbort(node, attempt_id)] if is_grant and was_aborted else []",
+        "return []",
+    ),
+    Bug(
+        "the newer life of a node counts as replaced, and not the older one",
+        "router.core.membership",
+        "if incarnation.epoch < latest.get(incarnation.node_id, 0):",
+        "if incarnation.epoch >= latest.get(incarnation.node_id, 0):",
+    ),
+    Bug(
+        "a request that waits for a node does not ask again",
+        "router.core.request_flow",
+        "            self._candidates.on_waited()\n            self._choose_again()\n",
+        "            self._candidates.on_waited()\n",
+    ),
+    Bug(
+        "the second attempt goes on after the first one has sent a token",
+        "router.core.request_flow",
+        "        if other is not None:\n            self._drop(other)\n",
+        "        if other is not None:\n            pass\n",
+    ),
+    Bug(
+        "the deadline of a request is not held",
+        "router.core.request_flow",
+        "if not self.is_done and now_s >= self._deadline_at_s:",
+        "if not self.is_done and now_s >= 3 * self._deadline_at_s + 60:",
+    ),
+]
+
+NODE = [
+    Bug(
+        "the attempts of a router that is gone are kept",
+        "node.flow.node_flow",
+        "e for one in self.attempts.of_router(message.router) for e in self._drop(one)",
+        "e for one in self.attempts.of_router(message.router)[:0] for e in self._drop(one)",
+    ),
+    Bug(
+        "an abort releases nothing",
+        "node.flow.node_flow",
+        "            elif attempt.router == message.router:\n",
+        "            elif attempt.router != message.router:\n",
+    ),
+    Bug(
+        "an aborted call gets no reply",
+        "node.flow.node_flow",
+        "*(AnswerCall(reply_to, gone) for reply_to in waiting), *self._release(attempt)",
+        "*(AnswerCall(reply_to, gone) for reply_to in waiting[1:]), *self._release(attempt)",
+    ),
+    Bug(
+        "a landing that is given up is not closed",
+        "node.flow.decode",
+        "        return [CloseLanding(lease_token)]\n",
+        "        return []\n",
+    ),
+    Bug(
+        "blocks in quarantine are not freed when their writer has stopped",
+        "node.flow.decode",
+        "            self.scheduler.end_quarantine(sequence)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "blocks in quarantine are freed while they may be written",
+        "node.flow.decode",
+        "        self._quarantined[lease_token] = attempt.sequence\n",
+        "        self.scheduler.end_quarantine(attempt.sequence)\n",
+    ),
+    Bug(
+        "a landing that failed is not told to its attempt",
+        "node.flow.decode",
+        "                return self._fail(attempt, error)\n            case Landed(lease_token)",
+        "                return []\n            case Landed(lease_token)",
+    ),
+    Bug(
+        "the first token after a handoff is taken twice",
+        "node.flow.decode",
+        "            first_index=sequence.num_output,\n            is_started=True,",
+        "            first_index=sequence.num_output - 1,\n"
+        "            token_ids=(commit.first_token_id + 1,),\n            is_started=True,",
+    ),
+    Bug(
+        "a finished sequence stays in the table",
+        "node.flow.decode",
+        "                self.attempts.remove(attempt)\n            effects.append(emit_tokens",
+        "                pass\n            effects.append(emit_tokens",
+    ),
+    Bug(
+        "blocks are freed while a transfer still reads them",
+        "node.flow.prefill",
+        "            self._finish(attempt, keep_blocks=True)",
+        "            self._finish(attempt)",
+    ),
+    Bug(
+        "blocks are kept when their transfer has ended",
+        "node.flow.prefill",
+        "            self.scheduler.release(attempt.sequence)\n"
+        "        attempt.outcome = attempt.outcome or HANDED_OFF",
+        "            pass\n        attempt.outcome = attempt.outcome or HANDED_OFF",
+    ),
+    Bug(
+        "a transfer goes on when token 0 ends the answer",
+        "node.flow.prefill",
+        "            return [*effects, AbortTransfer(attempt.lease_token)]",
+        "            return effects",
+    ),
+    Bug(
+        "a prompt is not committed",
+        "node.flow.prefill",
+        "        return [*effects, CommitTransfer(attempt.lease_token, commit)]",
+        "        return effects",
+    ),
+    Bug(
+        "blocks are pushed before they are complete",
+        "node.flow.prefill",
+        "blocks_for(end, size) if is_last else end // size)",
+        "blocks_for(end, size))",
+    ),
+    Bug(
+        "an open transfer is not aborted with its attempt",
+        "node.flow.prefill",
+        "        return [AbortTransfer(attempt.lease_token), *self.pulls.leave(attempt)]",
+        "        return [*self.pulls.leave(attempt)]",
+    ),
+    Bug(
+        "a prompt is not waked when its pull fails",
+        "node.flow.pulls.prefix_pulls",
+        "            self._resume(attempt)\n",
+        "            if outcome is PullOutcome.LANDED:\n                self._resume(attempt)\n",
+    ),
+    Bug(
+        "blocks of a pull are freed while they may be written",
+        "node.flow.pulls.prefix_pulls",
+        "                self._fail(token, now_s, is_missed=isinstance(error, GivenUp))\n",
+        "                self._free(token, now_s)\n",
+    ),
+    Bug(
+        "blocks that another node pulled stay pinned",
+        "node.flow.pulls.prefix_sends",
+        "                self._transfers.unpin(send.block_ids)",
+        "                pass",
+    ),
+]
+
+ENGINE = [
+    Bug(
+        "blocks are findable before they are computed",
+        "engine.core.sequences.prefix_index",
+        "        num_full = sequence.num_computed // self.block_size\n",
+        "        num_full = sequence.num_known // self.block_size\n",
+    ),
+    Bug(
+        "a cached block stays evictable while it is used",
+        "engine.core.blocks.block_pool",
+        "                del self._evictable[block_id]\n                self._set_use",
+        "                self._set_use",
+    ),
+    Bug(
+        "an evicted block can still be found",
+        "engine.core.blocks.block_pool",
+        "        self.prefix_cache.forget(block_id)\n        return block_id",
+        "        return block_id",
+    ),
+    Bug(
+        "received blocks are not quarantined",
+        "engine.core.holdings",
+        "            block_ids = [b for b in block_ids if b not in written]\n",
+        "            block_ids = [b for b in block_ids if b not in written][:-1]\n",
+    ),
+    Bug(
+        "a preempted sequence counts as computed",
+        "engine.core.holdings",
+        "        sequence.num_computed = 0\n        sequence.num_hashed_blocks = 0\n",
+        "        sequence.num_hashed_blocks = 0\n",
+    ),
+    Bug(
+        "blocks are swapped in to the wrong places",
+        "engine.core.swapping",
+        "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]\n",
+        "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]\n"
+        "            block_ids = block_ids[::-1]\n",
+    ),
+    Bug(
+        "KV of a wrong draft is kept",
+        "engine.core.step.step_results",
+        "        sequence.num_computed = sequence.num_known - 1\n        sequence.take_drafts",
+        "        sequence.num_computed = sequence.num_known\n        sequence.take_drafts",
+    ),
+    Bug(
+        "an answer may have one token too many",
+        "engine.core.sequences.stop_rules",
+        "num_output >= max_tokens or",
+        "num_output > max_tokens or",
+    ),
+    Bug(
+        "a sequence whose KV has landed does not run",
+        "engine.core.holdings",
+        "        sequence.move_to(SequenceStatus.RUNNING_DECODE)\n        self.running.add(sequence)",
+        "        sequence.move_to(SequenceStatus.RUNNING_DECODE)",
+    ),
+    Bug(
+        "a pulled prefix is findable although it failed",
+        "engine.core.prefix_transfers",
+        "            self._failed.add(prefix)\n            self._pool.quarantine(prefix.block_ids)",
+        "            self._failed.add(prefix)\n"
+        "            self._pool.start_running(prefix.block_ids)\n"
+        "            for one, name in zip(prefix.block_ids, prefix.block_hashes, strict=True):\n"
+        "                self._pool.publish(one, name)",
+    ),
+]
+
+KV = [
+    Bug(
+        "a landing is complete although a piece is missing",
+        "kv_transfer.receiving.landing",
+        "        if not self._arrived.is_full:\n            return None\n",
+        "",
+    ),
+    Bug(
+        "the sender counts pieces as sent that were lost with the connection",
+        "kv_transfer.sending.transfer",
+        "            self.pending.extendleft(reversed(parts))",
+        "            self.pending.extendleft(reversed(parts[1:]))",
+    ),
+    Bug(
+        "a commit leaves before all pieces are acknowledged",
+        "kv_transfer.sending.transfer",
+        "        if not is_due or self.num_in_flight or self._is_commit_sent",
+        "        if not is_due or self._is_commit_sent",
+    ),
+    Bug(
+        "a commit is not sent again after a reconnect",
+        "kv_transfer.sending.transfer",
+        "        self._is_commit_sent = False\n        self.requeue(unacknowledged)",
+        "        self.requeue(unacknowledged)",
+    ),
+    Bug(
+        "the sender names the wrong generation",
+        "kv_transfer.sending.machine",
+        "begin = frames.Begin(transfer.token, transfer.ticket.generation)",
+        "begin = frames.Begin(transfer.token, transfer.ticket.generation + 1)",
+    ),
+    Bug(
+        "what is in flight is not given back when a connection breaks",
+        "kv_transfer.sending.link",
+        "        flights = self.channels.take_all()\n        self._landed_or_lost(flights)\n",
+        "        flights = self.channels.take_all()\n",
+    ),
+    Bug(
+        "a peer that is silent is waited for",
+        "kv_transfer.sending.link",
+        "return self.asked_at_s is not None and now_s >= self.asked_at_s + limit_s",
+        "return self.asked_at_s is not None and now_s >= self.asked_at_s + 100 * limit_s",
+    ),
+    Bug(
+        "an acknowledgement that is due is not sent",
+        "kv_transfer.receiving.sessions",
+        "return is_much or self.num_acknowledged < self.num_wanted <= self.num_finished",
+        "return is_much",
+    ),
+    Bug(
+        "blocks of a landing that failed are not released",
+        "kv_transfer.receiving.landings",
+        "        return [*ended, Emit(Released(landing.token))]",
+        "        return ended",
+    ),
+    Bug(
+        "an abort is acknowledged and not done",
+        "kv_transfer.receiving.machine",
+        "and landing.sender in (None, session.sender)",
+        "and landing.sender is None",
+    ),
+    Bug(
+        "a transfer ends twice",
+        "kv_transfer.sending.machine",
+        "        return [Emit(TransferEnded(transfer.token, error))]",
+        "        return [Emit(TransferEnded(transfer.token, error))] * 2",
+    ),
+    Bug(
+        "an abort of a transfer is not sent again after a reconnect",
+        "kv_transfer.sending.machine",
+        "        if transfer.state is HandoffState.ABORTING:\n"
+        "            return link.abort_frames(transfer.ticket)\n        if",
+        "        if transfer.state is HandoffState.ABORTING:\n            return []\n        if",
+    ),
+    Bug(
+        "a connection that lost its session is not opened again",
+        "kv_transfer.sending.machine",
+        "                if code == frames.NO_SESSION:\n"
+        "                    return self.on_link_lost(link.peer, now_s)",
+        "                if code == frames.NO_SESSION:\n                    return []",
+    ),
+    Bug(
+        "DATA of a frame that was lost is not missed",
+        "kv_transfer.receiving.sessions",
+        "        if seq != self.num_consumed:\n",
+        "        if seq < self.num_consumed:\n",
+    ),
+]
+
+BUGS = [*ROUTER, *NODE, *ENGINE, *KV]
