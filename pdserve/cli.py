@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "status": _status,
             "chat": _chat,
             "drain": _drain,
+            "simulate": _simulate,
             "kv-key": _kv_key,
             "api-keys": _api_keys,
             "keys": _keys,
@@ -194,6 +195,12 @@ def _drain(parsed: argparse.Namespace) -> int:
         )
         print(f"{leaving.node_id} is gone after {took_s:.1f} s")
     return EXIT_OK
+
+
+def _simulate(parsed: argparse.Namespace) -> int:
+    from pdserve.simulating.simulate_command import run_simulation, simulation_of
+
+    return EXIT_OK if run_simulation(simulation_of(vars(parsed))) else EXIT_FAILED
 
 
 def _kv_key(parsed: argparse.Namespace) -> int:

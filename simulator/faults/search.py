@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.history import FaultKind, History
+from simulator.faults.shorten import IsWrong
 
 ALL = Wishes(kinds=tuple(FaultKind), num_requests=20)
 RUNS_PER_COLLECTION = 50
@@ -32,13 +33,15 @@ def history_of(seed: int, wishes: Wishes) -> History:
     return draw_history(seed, calm if seed % CALM_SHARE == 0 else wishes)
 
 
-def wrong_histories(seeds: Sequence[int], wishes: Wishes) -> Iterator[WrongHistory | None]:
+def wrong_histories(
+    seeds: Sequence[int], wishes: Wishes, run: IsWrong = run_history
+) -> Iterator[WrongHistory | None]:
     """Run the history of each seed; yield it if it is wrong, and None if not."""
     for number, seed in enumerate(seeds):
         if number % RUNS_PER_COLLECTION == 0:
             gc.collect()
         history = history_of(seed, wishes)
-        wrong = run_history(history)
+        wrong = run(history)
         yield WrongHistory(history, wrong) if wrong else None
 
 
