@@ -15,7 +15,6 @@ from pdserve.configuration.config_sources import SettingsError
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes
 from simulator.faults.history import (
-    MOST_NODES,
     MOST_REQUESTS,
     FaultKind,
     History,
@@ -23,6 +22,7 @@ from simulator.faults.history import (
     to_json,
 )
 from simulator.faults.search import WrongHistory, quiet, wrong_histories
+from simulator.faults.shape import MOST_NODES
 from simulator.faults.shorten import shortened
 
 MOST_HISTORIES = 1_000_000_000
@@ -68,7 +68,7 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
 
 def run_simulation(
     wanted: Simulation,
-    out: TextIO = sys.stdout,
+    out: TextIO | None = None,
     clock: Clock | None = None,
     run: Callable[[History], str] = run_history,
 ) -> bool:
@@ -76,6 +76,7 @@ def run_simulation(
 
     Raises `ConfigError` where a file cannot be read or written.
     """
+    out = out or sys.stdout
     with quiet():
         if wanted.replayed is not None:
             history = read_history(wanted.replayed)

@@ -3,6 +3,7 @@
 search        many histories from their seeds, until one is wrong
 shorten       a wrong history made short, with the same thing wrong: pure
 history       what happens to a cluster, as a list that can be written, read and shortened
+shape         the nodes of a cluster and their settings
 drawing       a history from its seed: pure
 cluster       runs one history
 fault_events  what each kind of fault does to a cluster

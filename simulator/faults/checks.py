@@ -1,4 +1,4 @@
-"""What must hold, whatever happens: after every turn of a node, at the end of a request, at the end.
+"""What must hold, whatever happens: after each turn of a node, and at the end of every request.
 
 Each function raises `Violation`, which says in one sentence what does not hold.
 """

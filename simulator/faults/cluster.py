@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -14,13 +13,14 @@ from placement.store import PlacementUnavailable
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
-from simulator.faults.history import ROUTER, AskedRequest, Fault, FaultKind, History, node_names
+from simulator.faults.history import AskedRequest, Fault, History
 from simulator.faults.kv_wires import KVWires
 from simulator.faults.leases import Leases
 from simulator.faults.nodes import FaultyNode, layout_of
 from simulator.faults.paths import Paths
 from simulator.faults.process import ProcessClock
 from simulator.faults.router import Answered, FaultyRouter
+from simulator.faults.shape import node_names
 from simulator.timeline import Timeline
 
 LOOK_S = 0.5
@@ -75,6 +75,11 @@ class FaultyCluster:
         self._is_over = False
         self.timeline.run(until=lambda: self._is_over)
         self._check_end()
+
+    def outcomes(self) -> list[tuple[str, str, list[int]]]:
+        """Return how each request ended: its name, how, and the tokens that its client has."""
+        answers = [(one.asked.name, one.answered) for one in self._requests]
+        return [(name, answered.outcome, answered.tokens) for name, answered in answers]
 
     # Processes.
 
@@ -265,6 +270,3 @@ def run_history(history: History) -> str:
     except Exception as wrong:
         return f"{type(wrong).__name__}: {wrong}"
     return ""
-
-
-_ = (FaultKind, ROUTER, Callable)

@@ -15,11 +15,13 @@ from simulator.faults.history import (
     Fault,
     FaultKind,
     History,
-    Shape,
-    node_names,
 )
+from simulator.faults.shape import Shape, node_names
 
-MOST_FAULTS = 5
+MOST_FAULTS = 6
+LEAST_TOKENS_PER_SEAT = 5
+"""Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
+_SOON_S = (0.01, 0.05, 0.3)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 
 
@@ -38,14 +40,12 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     rng = random.Random(seed)
     shape = _shape(rng, wishes)
     arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
-    requests = [
-        _request(rng, f"r{index}", arrivals_end_s) for index in range(wishes.num_requests)
-    ]
+    requests = [_request(rng, f"r{index}", arrivals_end_s) for index in range(wishes.num_requests)]
     faults = []
     if wishes.kinds:
         names = node_names(shape)
         faults = [
-            _fault(rng, wishes.kinds, names, arrivals_end_s)
+            _fault(rng, wishes.kinds, names, rng.choice(requests).at_s)
             for _ in range(rng.randint(1, MOST_FAULTS))
         ]
     return History(
@@ -60,6 +60,7 @@ def _shape(rng: random.Random, wishes: Wishes) -> Shape:
     is_mixed = wishes.num_prefill is None and rng.random() < 0.1
     num_prefill = rng.choice((1, 1, 2)) if wishes.num_prefill is None else wishes.num_prefill
     num_decode = rng.choice((1, 2, 2)) if wishes.num_decode is None else wishes.num_decode
+    max_num_seqs = rng.choice((2, 4, 8, 8))
     return Shape(
         num_prefill=0 if is_mixed else num_prefill,
         num_decode=0 if is_mixed else num_decode,
@@ -67,8 +68,8 @@ def _shape(rng: random.Random, wishes: Wishes) -> Shape:
         num_blocks=rng.choice((20, 24, 40)),
         num_host_blocks=rng.choice((0, 8)),
         block_size=4,
-        max_num_seqs=rng.choice((2, 4, 8, 8)),
-        max_num_batched_tokens=rng.choice((16, 32, 64)),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),
         local_prefill_threshold=rng.choice((0, 0, 4, 8)),
         preemption_mode=rng.choice(("recompute", "swap")),
         reservation_policy=rng.choice(("learned", "none", "token_ratio")),
@@ -93,14 +94,15 @@ def _request(rng: random.Random, name: str, arrivals_end_s: float) -> AskedReque
         num_shared=min(num_prompt, rng.choice((0, 4, 8, 12, 30))),
         max_tokens=rng.choice((1, 2, 3, 5, 9)),
         seed=rng.randrange(4),
-        deadline_s=rng.choice((2.0, 60.0, 60.0, 60.0)),
-        leaves_at_s=round(at_s + leaves_s, 4) if rng.random() < 0.08 else None,
+        deadline_s=rng.choice((0.1, 2.0, *(60.0,) * 6)),
+        leaves_at_s=round(at_s + leaves_s, 4) if rng.random() < 0.12 else None,
     )
 
 
 def _fault(
-    rng: random.Random, kinds: Sequence[FaultKind], names: Sequence[str], arrivals_end_s: float
+    rng: random.Random, kinds: Sequence[FaultKind], names: Sequence[str], around_s: float
 ) -> Fault:
+    """Return a fault soon after `around_s`, when a request has come: then something is going on."""
     kind = rng.choice(kinds)
     target, other = rng.choice(names), ""
     if kind is FaultKind.STORE:
@@ -117,7 +119,7 @@ def _fault(
     if target == ROUTER and kind is FaultKind.CRASH:
         ways = ("known", "silent")
     return Fault(
-        at_s=round(rng.random() * (arrivals_end_s + 0.5), 4),
+        at_s=round(around_s + rng.random() * rng.choice(_SOON_S), 4),
         kind=kind,
         target=target,
         other=other,
@@ -127,13 +129,14 @@ def _fault(
 
 
 def _span_s(rng: random.Random, kind: FaultKind, target: str) -> float:
+    spans_s: tuple[float, ...]
     match kind:
         case FaultKind.LOSS | FaultKind.REPEAT:
-            return 0.0
+            spans_s = (0.0,)
         case FaultKind.CRASH:
-            never = () if target == ROUTER else (0.0,)
-            return rng.choice((*never, 0.05, 0.5, 3.0))
+            spans_s = (0.05, 0.5, 3.0) if target == ROUTER else (0.0, 0.05, 0.5, 3.0)
         case FaultKind.STORE:
-            return rng.choice((1.0, 5.0, 12.0))
+            spans_s = (1.0, 5.0, 12.0)
         case _:
-            return rng.choice((0.005, 0.05, 0.4, 2.0, 7.0))
+            spans_s = (0.005, 0.05, 0.4, 2.0, 7.0)
+    return rng.choice(spans_s)

@@ -1,4 +1,4 @@
-"""What happens to a cluster: its size, its requests and its faults, as JSON that can be replayed."""
+"""What happens to a cluster: its shape, its requests and its faults, as JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from simulator.faults.shape import Shape, node_names, problems_of
 
 FORMAT = 1
-MOST_REQUESTS, MOST_NODES, MOST_SECONDS = 1000, 16, 3600.0
+MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
 ROUTER = "router"
 STORE = "store"
 
@@ -82,29 +83,6 @@ class AskedRequest:
     deadline_s: float
     priority: int = 0
     leaves_at_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """The nodes of a cluster and their settings. Latencies are in seconds, one way."""
-
-    num_prefill: int
-    num_decode: int
-    num_mixed: int
-    num_blocks: int
-    num_host_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    local_prefill_threshold: int
-    preemption_mode: str
-    reservation_policy: str
-    speculative_method: str
-    placement_policy: str
-    lease_s: float
-    message_s: float
-    kv_message_s: float
-    step_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +188,15 @@ def _is_of(value: object, kind: str) -> bool:
 def _check(history: History) -> None:
     """Raise `ValueError` for a history that no cluster can run."""
     shape = history.shape
-    counts = (shape.num_prefill, shape.num_decode, shape.num_mixed)
-    if min(counts) < 0 or not 0 < sum(counts) <= MOST_NODES:
-        raise ValueError(f"wanted 1 to {MOST_NODES} nodes, and no negative number of any")
+    problems = problems_of(shape)
+    if problems:
+        raise ValueError("; ".join(problems))
+    most_tokens = (shape.num_blocks - 1) * shape.block_size
+    for asked in history.requests:
+        if not 1 <= asked.num_prompt <= most_tokens - asked.max_tokens or asked.max_tokens < 1:
+            raise ValueError(f"{asked.name}: wanted 2 to {most_tokens} tokens, 1 or more of each")
+        if asked.deadline_s <= 0:
+            raise ValueError(f"{asked.name}: deadline_s is {asked.deadline_s}: wanted more than 0")
     names = node_names(shape)
     for fault in history.faults:
         for name in (fault.target, fault.other):
@@ -220,9 +204,3 @@ def _check(history: History) -> None:
                 raise ValueError(f"no node is called {name!r}: wanted one of {', '.join(names)}")
     if len({one.name for one in history.requests}) < len(history.requests):
         raise ValueError("two requests have one name")
-
-
-def node_names(shape: Shape) -> list[str]:
-    """Return the names of the nodes, those that prefill first."""
-    counts = {"prefill": shape.num_prefill, "decode": shape.num_decode, "mixed": shape.num_mixed}
-    return [f"{role}-{i}" for role, count in counts.items() for i in range(count)]

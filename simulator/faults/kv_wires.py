@@ -326,7 +326,8 @@ class KVEnd:
         values, sent = parcel.values, parcel.values
         if source.clock.is_alive:
             values = source._memory.read(layer, parcel.blocks)
-        assert values is not None and sent is not None, "DATA has values"
+        assert values is not None, "DATA has values"
+        assert sent is not None, "DATA has values"
         self._memory.put(layer, targets, values)
         if (values == sent).all():
             self._perform(self.receiver.on_written(write))
@@ -340,7 +341,7 @@ class KVEnd:
         self._perform(self.receiver.on_corrupt(write, damaged, "changed"))
 
     def _look_at_time(self) -> None:
-        """Tick when the next deadline passes, as the connector's thread does: each second if any."""
+        """Tick when the next deadline passes, and each second, as the connector's thread does."""
         ends = (self.sender.next_deadline_s(), self.receiver.next_deadline_s())
         due_s = min((at_s for at_s in ends if at_s is not None), default=None)
         if due_s is None:
@@ -360,5 +361,3 @@ class KVEnd:
         now_s = self.clock.now_s()
         self._perform(self.receiver.on_tick(now_s))
         self._perform(self.sender.on_tick(now_s))
-
-

@@ -11,14 +11,7 @@ from common.kv.blocks import BlockHash
 from common.kv.kv_layout import KVLayout
 from common.nodes import NodeRecord, Role
 from common.request import RequestOutput
-from common.settings.config import (
-    Config,
-    EngineConfig,
-    HandoffConfig,
-    PlacementConfig,
-    SchedulingConfig,
-    SpeculationConfig,
-)
+from common.settings.config import Config
 from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from kv_transfer.contract import OnEvent
@@ -32,9 +25,9 @@ from node.flow.prefill import PrefillFlow
 from node.flow.pulls.pull_cost import PullCost
 from node.life.make_scheduler import make_scheduler
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
-from simulator.faults.history import Shape
 from simulator.faults.kv_wires import KVEnd, KVWires
 from simulator.faults.process import ProcessClock
+from simulator.faults.shape import MODEL, Shape, config_of
 from simulator.faults.steps import TOKEN_S, ComputedExecution
 from simulator.node import NodeSaid, SimulatedNode
 from simulator.profile import ModelledFacts
@@ -42,33 +35,7 @@ from simulator.profile import ModelledFacts
 if TYPE_CHECKING:
     from simulator.faults.streams import NodeLink
 
-MODEL = "modelled"
-LEASE_S = 30.0
 _PIECES_PER_WINDOW = 6
-
-
-def config_of(shape: Shape, role: Role) -> Config:
-    """Return the settings of a node."""
-    return Config(
-        role=role,
-        engine=EngineConfig(
-            max_num_seqs=shape.max_num_seqs,
-            max_num_batched_tokens=shape.max_num_batched_tokens,
-            block_size=shape.block_size,
-        ),
-        scheduling=SchedulingConfig(
-            preemption_mode=shape.preemption_mode,
-            reservation_policy=shape.reservation_policy,
-            retract_decode_steps=4,
-        ),
-        speculation=SpeculationConfig(speculative_method=shape.speculative_method),
-        handoff=HandoffConfig(
-            local_prefill_threshold=shape.local_prefill_threshold, lease_s=LEASE_S
-        ),
-        placement=PlacementConfig(
-            placement_policy=shape.placement_policy, node_lease_s=shape.lease_s
-        ),
-    )
 
 
 def layout_of(block_size: int) -> KVLayout:
@@ -257,4 +224,3 @@ def _flow(
         new_lease_token=new_lease_token,
         needs_staging=False,
     )
-

@@ -26,9 +26,10 @@ from router.core.membership import (
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.leases import Leases
-from simulator.faults.nodes import MODEL, FaultyNode
+from simulator.faults.nodes import FaultyNode
 from simulator.faults.paths import Paths
 from simulator.faults.process import ProcessClock
+from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
 from simulator.router import SimulatedRouter, _Choice
@@ -269,4 +270,3 @@ def _answered(choice: _Choice) -> Answered:
     served: object = choice.served
     assert isinstance(served, Answered), "requests come by `ask_for`"
     return served
-

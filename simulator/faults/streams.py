@@ -283,5 +283,3 @@ class NodeLink:
         self._router.on_lost(self.node.me, reason)
         if not self._is_closed:
             self._try_again()
-
-

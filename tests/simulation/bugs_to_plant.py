@@ -22,10 +22,10 @@ ROUTER = [
         "attempt = self._attempts.main\n        if attempt is None or not",
     ),
     Bug(
-        "a token that came twice is emitted twice",
-        "router.core.token_ledger",
-        "is_next = first == self.num_emitted and 0 < first < end",
-        "is_next = 0 < first <= self.num_emitted and first < end",
+        "a chunk of tokens is emitted twice",
+        "router.core.request_flow",
+        "        self._out.append(chunk)\n        other",
+        "        self._out += [chunk, chunk]\n        other",
     ),
     Bug(
         "tokens that come in order are emitted from the wrong index",
@@ -62,12 +62,6 @@ ROUTER = [
         "router.core.attempt",
         "        return [] if planned is None else [LegClosed(planned)]",
         "        return []",
-    ),
-    Bug(
-        "a grant after the abort is not aborted",
-        "router.core.attempts",
-        "return [SendAbort(node, attempt_id)] if is_grant and was_aborted else []",
-        "return []",
     ),
     Bug(
         "the newer life of a node counts as replaced, and not the older one",
@@ -261,7 +255,8 @@ ENGINE = [
     Bug(
         "a sequence whose KV has landed does not run",
         "engine.core.holdings",
-        "        sequence.move_to(SequenceStatus.RUNNING_DECODE)\n        self.running.add(sequence)",
+        "        sequence.move_to(SequenceStatus.RUNNING_DECODE)\n"
+        "        self.running.add(sequence)",
         "        sequence.move_to(SequenceStatus.RUNNING_DECODE)",
     ),
     Bug(

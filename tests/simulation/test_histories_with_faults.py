@@ -1,0 +1,71 @@
+"""Histories with faults on the code that serves, and the bugs that they must find."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from simulator.faults.cluster import FaultyCluster
+from simulator.faults.history import Fault, FaultKind, History
+from simulator.faults.search import ALL, history_of, quiet, wrong_histories
+from tests.simulation.bugs_to_plant import BUGS
+from tests.simulation.planted_bugs import ROOT, histories_until_found
+from tests.support.examples import everyday
+
+NUM_HISTORIES = everyday(24, of=400)
+FIRST_SEED = 1000
+QUICKLY_FOUND = (
+    "an attempt that ends does not abort its nodes",
+    "a leg that ends is counted on",
+    "a landing that is given up is not closed",
+    "a transfer ends twice",
+)
+_DIGEST = """
+from simulator.faults.cluster import FaultyCluster
+from simulator.faults.search import ALL, history_of, quiet
+with quiet():
+    for seed in (1, 2, 3):
+        cluster = FaultyCluster(history_of(seed, ALL))
+        cluster.run()
+        print(cluster.timeline.num_handled, cluster.timeline.now_s(), cluster.outcomes())
+"""
+
+
+def test_nothing_is_wrong_in_histories_with_faults() -> None:
+    with quiet():
+        seeds = range(FIRST_SEED, FIRST_SEED + NUM_HISTORIES)
+        for found in wrong_histories(seeds, ALL):
+            assert found is None, f"seed {found.history.seed}: {found.wrong}"
+
+
+def test_a_history_is_the_same_in_every_process() -> None:
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("name", QUICKLY_FOUND)
+def test_planted_bugs_are_found(name: str) -> None:
+    bug = next(one for one in BUGS if one.name == name)
+    found = histories_until_found(bug, most=20, seed=0)
+    assert found.wrong, f"not found in {found.num_histories} histories"
+
+
+def with_faults(*faults: Fault) -> History:
+    """Return a history of two prefill and two decode nodes with these faults."""
+    history = history_of(5, ALL)
+    from dataclasses import replace
+
+    shape = replace(history.shape, num_prefill=2, num_decode=2, num_mixed=0)
+    return replace(history, shape=shape, faults=faults)
