@@ -13,6 +13,7 @@ shared_pool   what one pool for the whole cluster would find: pure
 profile       a device with a model on it, read from a file; profiles/: those that come with this
 trace_file    published traces of requests; generated_trace: conversations that are made up
 clients       a trace's requests as a cluster sees them
+faults/       histories with faults: processes, networks, clocks and the store break, all is checked
 served        what became of requests, and the figures of all of them
 
 Decisions:

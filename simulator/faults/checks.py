@@ -42,7 +42,7 @@ class Violation(InternalError):
 
 
 def check_node(node: FaultyNode) -> None:
-    """Check the books of a node after a turn."""
+    """Check the books of a node after a turn. Raises `Violation`, or what its own checks raise."""
     node.scheduler.check()
     flow, pool = node.flow, node.scheduler.pool
     held = node.scheduler.prefix_transfers.held_block_ids
@@ -69,7 +69,10 @@ def check_node(node: FaultyNode) -> None:
 def check_end(
     asked: AskedRequest, answered: Answered, right: tuple[int, ...], *, has_faults: bool
 ) -> None:
-    """Check how one request ended; `right` is its answer in an undisturbed run."""
+    """Check how one request ended; `right` is its answer in an undisturbed run.
+
+    Raises `Violation`.
+    """
     tokens, outcome = tuple(answered.tokens), answered.outcome
     if answered.failure and not has_faults:
         raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
@@ -87,7 +90,10 @@ def check_end(
 
 
 def check_time(asked: AskedRequest, answered: Answered, slack_s: float) -> None:
-    """Check that a request ended by its deadline; `slack_s`: how long its router stood still."""
+    """Check that a request ended by its deadline; `slack_s`: how long its router stood still.
+
+    Raises `Violation`.
+    """
     late_s = answered.ended_at_s - asked.at_s - asked.deadline_s
     if late_s > LATE_S + slack_s:
         raise Violation(f"{asked.name} ended {late_s:.3f} s after its deadline")
@@ -106,7 +112,7 @@ def why_busy(nodes: Iterable[FaultyNode], router: FaultyRouter) -> str:
 
 
 def check_cache(node: FaultyNode, right: Mapping[BlockHash, Numbers]) -> None:
-    """Check that every cached block holds what its hash says."""
+    """Check that every cached block holds what its hash says. Raises `Violation`."""
     pool = node.scheduler.pool
     for block in filter(pool.prefix_cache.holds, range(pool.num_blocks)):
         found = right.get(pool.prefix_cache.hash_of(block))

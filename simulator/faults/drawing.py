@@ -21,7 +21,7 @@ from simulator.faults.shape import Shape, node_names
 MOST_FAULTS = 6
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
-_SOON_S = (0.01, 0.05, 0.3)
+_LATER = (2.0, 4.0, 10.0, 30.0)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
 
 
@@ -40,12 +40,13 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     rng = random.Random(seed)
     shape = _shape(rng, wishes)
     arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
+    unit_s = 4 * shape.message_s + shape.step_s  # until a request is computed, if nobody waits
     requests = [_request(rng, f"r{index}", arrivals_end_s) for index in range(wishes.num_requests)]
     faults = []
     if wishes.kinds:
         names = node_names(shape)
         faults = [
-            _fault(rng, wishes.kinds, names, rng.choice(requests).at_s)
+            _fault(rng, wishes.kinds, names, rng.choice(requests).at_s, unit_s)
             for _ in range(rng.randint(1, MOST_FAULTS))
         ]
     return History(
@@ -77,15 +78,15 @@ def _shape(rng: random.Random, wishes: Wishes) -> Shape:
         placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
         lease_s=rng.choice((2.0, 4.0)),
         message_s=rng.choice((0.2e-3, 1e-3, 5e-3)),
-        kv_message_s=rng.choice((0.1e-3, 1e-3, 4e-3)),
+        kv_message_s=rng.choice((0.1e-3, 1e-3, 4e-3, 15e-3)),
         step_s=rng.choice((2e-3, 10e-3, 30e-3)),
     )
 
 
-def _request(rng: random.Random, name: str, arrivals_end_s: float) -> AskedRequest:
+def _request(rng: random.Random, name: str, arrivals_end_s: float, unit_s: float) -> AskedRequest:
     num_prompt = rng.choice(_PROMPTS)
     at_s = round(rng.random() * arrivals_end_s, 4)
-    leaves_s = rng.choice((0.001, 0.02, 0.1, 1.0))
+    leaves_s = rng.choice(_LATER) * rng.random() * unit_s
     return AskedRequest(
         at_s=at_s,
         name=name,
@@ -94,13 +95,17 @@ def _request(rng: random.Random, name: str, arrivals_end_s: float) -> AskedReque
         num_shared=min(num_prompt, rng.choice((0, 4, 8, 12, 30))),
         max_tokens=rng.choice((1, 2, 3, 5, 9)),
         seed=rng.randrange(4),
-        deadline_s=rng.choice((0.1, 2.0, *(60.0,) * 6)),
-        leaves_at_s=round(at_s + leaves_s, 4) if rng.random() < 0.12 else None,
+        deadline_s=rng.choice((round(rng.choice(_LATER) * unit_s, 4), 2.0, *(60.0,) * 8)),
+        leaves_at_s=round(at_s + leaves_s, 4) if rng.random() < 0.15 else None,
     )
 
 
 def _fault(
-    rng: random.Random, kinds: Sequence[FaultKind], names: Sequence[str], around_s: float
+    rng: random.Random,
+    kinds: Sequence[FaultKind],
+    names: Sequence[str],
+    around_s: float,
+    unit_s: float,
 ) -> Fault:
     """Return a fault soon after `around_s`, when a request has come: then something is going on."""
     kind = rng.choice(kinds)
@@ -119,7 +124,7 @@ def _fault(
     if target == ROUTER and kind is FaultKind.CRASH:
         ways = ("known", "silent")
     return Fault(
-        at_s=round(around_s + rng.random() * rng.choice(_SOON_S), 4),
+        at_s=round(around_s + rng.choice(_LATER) * rng.random() * unit_s, 4),
         kind=kind,
         target=target,
         other=other,

@@ -50,7 +50,10 @@ class ComputedExecution:
         return self._batch is not None
 
     def begin(self, batch: Batch, on_layer: OnLayer | None) -> None:
-        """Begin a step. Its layers are written one after the other where somebody is told."""
+        """Begin a step. Its layers are written one after the other where somebody is told.
+
+        Raises `InternalError` for a step of more tokens than the budget.
+        """
         assert isinstance(batch, StepBatch), "a scheduler plans batches"
         if int(batch.num_tokens.sum()) > self._most_tokens:
             raise InternalError("a step of more tokens than its budget has")

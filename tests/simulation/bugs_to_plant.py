@@ -121,23 +121,10 @@ NODE = [
         "            pass\n",
     ),
     Bug(
-        "blocks in quarantine are freed while they may be written",
+        "decoding begins with another token than the one that was drawn",
         "node.flow.decode",
-        "        self._quarantined[lease_token] = attempt.sequence\n",
-        "        self.scheduler.end_quarantine(attempt.sequence)\n",
-    ),
-    Bug(
-        "a landing that failed is not told to its attempt",
-        "node.flow.decode",
-        "                return self._fail(attempt, error)\n            case Landed(lease_token)",
-        "                return []\n            case Landed(lease_token)",
-    ),
-    Bug(
-        "the first token after a handoff is taken twice",
-        "node.flow.decode",
-        "            first_index=sequence.num_output,\n            is_started=True,",
-        "            first_index=sequence.num_output - 1,\n"
-        "            token_ids=(commit.first_token_id + 1,),\n            is_started=True,",
+        "        first = self.scheduler.land(sequence, commit.first_token_id, draft",
+        "        first = self.scheduler.land(sequence, commit.first_token_id ^ 2, draft",
     ),
     Bug(
         "a finished sequence stays in the table",
@@ -159,12 +146,6 @@ NODE = [
         "            pass\n        attempt.outcome = attempt.outcome or HANDED_OFF",
     ),
     Bug(
-        "a transfer goes on when token 0 ends the answer",
-        "node.flow.prefill",
-        "            return [*effects, AbortTransfer(attempt.lease_token)]",
-        "            return effects",
-    ),
-    Bug(
         "a prompt is not committed",
         "node.flow.prefill",
         "        return [*effects, CommitTransfer(attempt.lease_token, commit)]",
@@ -175,12 +156,6 @@ NODE = [
         "node.flow.prefill",
         "blocks_for(end, size) if is_last else end // size)",
         "blocks_for(end, size))",
-    ),
-    Bug(
-        "an open transfer is not aborted with its attempt",
-        "node.flow.prefill",
-        "        return [AbortTransfer(attempt.lease_token), *self.pulls.leave(attempt)]",
-        "        return [*self.pulls.leave(attempt)]",
     ),
     Bug(
         "a prompt is not waked when its pull fails",
@@ -271,12 +246,6 @@ ENGINE = [
 ]
 
 KV = [
-    Bug(
-        "a landing is complete although a piece is missing",
-        "kv_transfer.receiving.landing",
-        "        if not self._arrived.is_full:\n            return None\n",
-        "",
-    ),
     Bug(
         "the sender counts pieces as sent that were lost with the connection",
         "kv_transfer.sending.transfer",

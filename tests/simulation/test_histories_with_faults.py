@@ -8,9 +8,7 @@ import sys
 
 import pytest
 
-from simulator.faults.cluster import FaultyCluster
-from simulator.faults.history import Fault, FaultKind, History
-from simulator.faults.search import ALL, history_of, quiet, wrong_histories
+from simulator.faults.search import ALL, quiet, wrong_histories
 from tests.simulation.bugs_to_plant import BUGS
 from tests.simulation.planted_bugs import ROOT, histories_until_found
 from tests.support.examples import everyday
@@ -60,12 +58,3 @@ def test_planted_bugs_are_found(name: str) -> None:
     bug = next(one for one in BUGS if one.name == name)
     found = histories_until_found(bug, most=20, seed=0)
     assert found.wrong, f"not found in {found.num_histories} histories"
-
-
-def with_faults(*faults: Fault) -> History:
-    """Return a history of two prefill and two decode nodes with these faults."""
-    history = history_of(5, ALL)
-    from dataclasses import replace
-
-    shape = replace(history.shape, num_prefill=2, num_decode=2, num_mixed=0)
-    return replace(history, shape=shape, faults=faults)
