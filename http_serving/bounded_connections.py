@@ -7,6 +7,7 @@ one that sends headers without end or a byte a second.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -60,8 +61,8 @@ class IdleConnections:
     """
 
     def __init__(self) -> None:
-        self._never_asked: dict[BoundedConnection, None] = {}
-        self._has_asked: dict[BoundedConnection, None] = {}
+        self._never_asked: OrderedDict[BoundedConnection, None] = OrderedDict()
+        self._has_asked: OrderedDict[BoundedConnection, None] = OrderedDict()
         self._leaving: set[BoundedConnection] = set()
 
     @property

@@ -24,11 +24,6 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Return the hash of one full block after `parent` (the hash before it, or the root)."""
-    return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()[:HASH_BYTES]
-
-
 def block_key(block_hash: BlockHash) -> BlockKey:
     """Return the short name of a block, by which nodes and routers speak of it."""
     return int.from_bytes(block_hash[:KEY_BYTES])
@@ -46,9 +41,20 @@ def hash_full_blocks(
     token_ids: Sequence[int], block_size: int, fingerprint: str, salt: str = ""
 ) -> list[BlockHash]:
     """Return the hashes of the full blocks of `token_ids` in order, without a partial last one."""
+    return hash_blocks_behind(root_hash(fingerprint, salt), token_ids, block_size)
+
+
+def hash_blocks_behind(
+    parent: BlockHash, token_ids: Sequence[int], block_size: int
+) -> list[BlockHash]:
+    """Return the hashes of the full blocks of `token_ids`, which come behind the block `parent`.
+
+    `parent` is that block's hash, or the root.
+    """
+    words = array("I", token_ids)
+    content, step = words.tobytes(), block_size * words.itemsize
     hashes: list[BlockHash] = []
-    parent = root_hash(fingerprint, salt)
-    for end in range(block_size, len(token_ids) + 1, block_size):
-        parent = hash_block(parent, token_ids[end - block_size : end])
+    for end in range(step, len(content) + 1, step):
+        parent = hashlib.sha256(parent + content[end - step : end]).digest()[:HASH_BYTES]
         hashes.append(parent)
     return hashes

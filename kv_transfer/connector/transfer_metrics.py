@@ -18,7 +18,7 @@ are arguments.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -151,7 +151,7 @@ class TransferMetrics:
             {(lane, why): 0 for lane in self._lanes if lane in ONE_SIDED_LANES for why in FALLBACKS}
         )
         self._reconnects = Counter(dict.fromkeys(self._lanes, 0))
-        self._last_lanes: dict[str, str] = {}
+        self._last_lanes: OrderedDict[str, str] = OrderedDict()
         self._bytes_to: dict[str, int] = {}
         self.last_committed: TransferTiming | None = None
 
@@ -222,8 +222,8 @@ class TransferMetrics:
         self._last_lanes[node_id] = lane
         self._bytes_to.setdefault(node_id, 0)
         if len(self._last_lanes) > MAX_REMEMBERED_PEERS:
-            forgotten = next(iter(self._last_lanes))
-            del self._last_lanes[forgotten], self._bytes_to[forgotten]
+            forgotten, _ = self._last_lanes.popitem(last=False)
+            del self._bytes_to[forgotten]
 
     def on_disconnect(self, peer: Peer) -> None:
         """Record a closed or lost connection; its unacknowledged chunks are sent again."""

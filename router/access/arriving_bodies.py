@@ -6,6 +6,7 @@ comes takes the place of what has stood still the longest, among those of the cl
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class Arrival:
 class _Owner:
     """The bodies of one client; the one that stood still the longest is first."""
 
-    arrivals: dict[Arrival, None] = field(default_factory=dict)
+    arrivals: OrderedDict[Arrival, None] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
@@ -58,8 +59,7 @@ class ArrivingBodies:
     def grow(self, arrival: Arrival, num_bytes: int) -> None:
         """Count a part of a body that has not ended; it may itself be one that is let go."""
         owner = self._owners[arrival.owner]
-        owner.arrivals.pop(arrival)
-        owner.arrivals[arrival] = None
+        owner.arrivals.move_to_end(arrival)
         arrival.num_bytes += num_bytes
         owner.num_bytes += num_bytes
         self.num_bytes += num_bytes

@@ -8,6 +8,7 @@ block has no owner: its landing is closed, but its writer may not know that yet.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -53,7 +54,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.prefix_cache = PrefixCache()
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._evictable: dict[int, None] = {}  # least recently released first
+        self._evictable: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # the one released longest ago first
         self._references = [0] * num_blocks
         self._use: dict[int, BlockUse] = {}
         self._num_used = dict.fromkeys(BlockUse, 0)
@@ -186,7 +189,6 @@ class BlockPool:
     def _take_one(self) -> int:
         if self._free:
             return self._free.pop()
-        block_id = next(iter(self._evictable))
-        del self._evictable[block_id]
+        block_id, _ = self._evictable.popitem(last=False)
         self.prefix_cache.forget(block_id)
         return block_id

@@ -6,6 +6,8 @@ well, which come and go without a word: what is known of them is what was seen l
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from common.kv.blocks import BlockHash
 from engine.core.blocks.disk_jobs import OWN_FOLDER, DiskScan, FileName
 from engine.core.blocks.eviction import LeastRecentlyUsed
@@ -26,7 +28,7 @@ class DiskIndex:
         self.max_bytes = max_bytes
         self._file_bytes = bytes_taken(file_bytes)
         self._own: LeastRecentlyUsed[BlockHash] = LeastRecentlyUsed()
-        self._strangers: dict[str, int] = {}
+        self._strangers: OrderedDict[str, int] = OrderedDict()
         """Files of other models or layouts in this node's folder, and their bytes."""
         self._stranger_bytes = 0
         self._others: dict[BlockHash, str] = {}
@@ -72,8 +74,8 @@ class DiskIndex:
         wanted = num_blocks * self._file_bytes
         while self.num_bytes + wanted > self.max_bytes:
             if self._strangers:
-                name = next(iter(self._strangers))
-                self._stranger_bytes -= self._strangers.pop(name)
+                name, num_bytes = self._strangers.popitem(last=False)
+                self._stranger_bytes -= num_bytes
                 removed.append(name)
             else:
                 block_hash = self._own.first()
@@ -102,7 +104,7 @@ class DiskIndex:
         self._own = LeastRecentlyUsed()
         for block_hash in scan.own:
             self._own.use(block_hash)
-        self._strangers = {name: bytes_taken(size) for name, size in scan.strangers}
+        self._strangers = OrderedDict((name, bytes_taken(size)) for name, size in scan.strangers)
         self._stranger_bytes = sum(self._strangers.values())
         self._tell(*before, *scan.own)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
@@ -12,7 +13,7 @@ class LeastRecentlyUsed(Generic[K]):
     """The blocks that may be taken, the one that was not used for longest first."""
 
     def __init__(self) -> None:
-        self._blocks: dict[K, None] = {}
+        self._blocks: OrderedDict[K, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -12,6 +12,7 @@ prompt as well, so a link is at least as quick as it seems.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 from common.ids import Incarnation
@@ -76,7 +77,7 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._pauses: dict[Incarnation, Pause] = {}
+        self._pauses: OrderedDict[Incarnation, Pause] = OrderedDict()
 
     def is_on(self, node: Incarnation, now_s: float) -> bool:
         """Return whether nothing is to be pulled from this node now."""
@@ -93,4 +94,4 @@ class Pauses:
         pause.on_failed(now_s)
         self._pauses[node] = pause
         if len(self._pauses) > MOST_PAUSES:
-            del self._pauses[next(iter(self._pauses))]
+            self._pauses.popitem(last=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ class BodyPlanner:
         self._turns = PlanningTurns()
         # One thread: each further one would hold the interpreter's lock as often as the loop.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planning")
-        self._followed: dict[Grammar, Grammar] = {}
+        self._followed: OrderedDict[Grammar, Grammar] = OrderedDict()
         self._followed_bytes = 0
 
     async def plan(
@@ -125,8 +126,7 @@ class BodyPlanner:
         self._followed[grammar] = followed
         self._followed_bytes += _weight(grammar, followed)
         while self._followed_bytes > MAX_REMEMBERED_BYTES:
-            oldest = next(iter(self._followed))
-            self._followed_bytes -= _weight(oldest, self._followed.pop(oldest))
+            self._followed_bytes -= _weight(*self._followed.popitem(last=False))
 
 
 def _weight(grammar: Grammar, followed: Grammar) -> int:

@@ -17,6 +17,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol
@@ -92,7 +93,7 @@ class PlanningProcess:
     def __init__(self, command: Sequence[str]) -> None:
         """Plan with the process that `command` starts; nothing is started yet."""
         self._command = command
-        self._jobs: dict[_Job, None] = {}
+        self._jobs: OrderedDict[_Job, None] = OrderedDict()
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
         self._process: _Process | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.kv.blocks import BlockHash, hash_block
+from common.kv.blocks import BlockHash, hash_blocks_behind
 from engine.core.blocks.disk_jobs import (
     OWN_FOLDER,
     DiskFailure,
@@ -48,7 +48,7 @@ def opened(path: Path, memory: np.ndarray, fingerprint: str = "f" * 16) -> Block
 
 
 def hash_of(number: int) -> BlockHash:
-    return hash_block(b"", [number])
+    return hash_blocks_behind(b"", [number], 1)[0]
 
 
 def write(into: BlockFolder, *numbers: int) -> DiskResult:
