@@ -41,7 +41,9 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     shape = _shape(rng, wishes)
     arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
     unit_s = 4 * shape.message_s + shape.step_s  # until a request is computed, if nobody waits
-    requests = [_request(rng, f"r{index}", arrivals_end_s) for index in range(wishes.num_requests)]
+    requests = [
+        _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
+    ]
     faults = []
     if wishes.kinds:
         names = node_names(shape)
