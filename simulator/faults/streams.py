@@ -70,6 +70,8 @@ class NodeLink:
         self._num_taken = 0
         self.is_heard = False
         self._is_closed = False
+        self._is_waiting = False
+        """Whether there is no connection: it is opened after a pause."""
         self._there: deque[tuple[int, Message | None]] = deque()
         self._back: deque[tuple[int, NodeSaid | None]] = deque()
         self.connect()
@@ -89,6 +91,7 @@ class NodeLink:
         """Open the stream."""
         if self._is_closed:
             return
+        self._is_waiting = False
         self._number += 1
         self._num_taken = 0
         self._silence.heard()
@@ -200,6 +203,7 @@ class NodeLink:
         pause_s = backoff_s(self._num_failures)
         self._num_failures += 1
         self._number += 1
+        self._is_waiting = True
         self._router.clock.after(pause_s, self.connect)
 
     def _open_there(self, number: int) -> None:
@@ -269,7 +273,7 @@ class NodeLink:
         self._router.on_message(self.node.me, said, is_first=is_first)
 
     def _on_reset(self, number: int) -> None:
-        if number != self._number or self._is_closed:
+        if number != self._number or self._is_closed or self._is_waiting:
             return
         if self.is_heard:
             self._lose("the connection was reset")
