@@ -68,15 +68,15 @@ def _shape(rng: random.Random, wishes: Wishes) -> Shape:
         num_prefill=0 if is_mixed else num_prefill,
         num_decode=0 if is_mixed else num_decode,
         num_mixed=rng.choice((1, 2)) if is_mixed else 0,
-        num_blocks=rng.choice((20, 24, 40)),
-        num_host_blocks=rng.choice((0, 8)),
+        num_blocks=rng.choice((16, 18, 24, 40)),
+        num_host_blocks=rng.choice((0, 8, 30)),
         block_size=4,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),
         local_prefill_threshold=rng.choice((0, 0, 4, 8)),
         preemption_mode=rng.choice(("recompute", "swap")),
         reservation_policy=rng.choice(("learned", "none", "token_ratio")),
-        speculative_method=rng.choice(("none", "none", "ngram")),
+        speculative_method=rng.choice(("none", "ngram")),
         placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
         lease_s=rng.choice((2.0, 4.0)),
         message_s=rng.choice((0.2e-3, 1e-3, 5e-3)),
@@ -95,7 +95,7 @@ def _request(rng: random.Random, name: str, arrivals_end_s: float, unit_s: float
         num_prompt=num_prompt,
         group=rng.randrange(3),
         num_shared=min(num_prompt, rng.choice((0, 4, 8, 12, 30))),
-        max_tokens=rng.choice((1, 2, 3, 5, 9)),
+        max_tokens=rng.choice((1, 2, 3, 5, 9, 24)),
         seed=rng.randrange(4),
         deadline_s=rng.choice((round(rng.choice(_LATER) * unit_s, 4), 2.0, *(60.0,) * 8)),
         leaves_at_s=round(at_s + leaves_s, 4) if rng.random() < 0.15 else None,
@@ -117,9 +117,7 @@ def _fault(
     elif kind is FaultKind.CLOCK:
         target = rng.choice((*names, STORE))
     elif kind in BETWEEN_TWO:
-        target, other = rng.choice((ROUTER, *names)), target
-        while target == other:
-            target = rng.choice((ROUTER, *names))
+        target, other = rng.choice(_pairs(names))
     elif rng.random() < 0.1:
         target = ROUTER
     ways = WAYS[kind]
@@ -147,3 +145,13 @@ def _span_s(rng: random.Random, kind: FaultKind, target: str) -> float:
         case _:
             spans_s = (0.005, 0.05, 0.4, 2.0, 7.0)
     return rng.choice(spans_s)
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return who talks to whom: the router to every node, and nodes that send KV to others."""
+    pairs = [(ROUTER, name) for name in names]
+    for one in names:
+        others = [other for other in names if other != one and not other.startswith("prefill")]
+        if one.startswith("prefill"):
+            pairs += 2 * [(one, other) for other in others]
+    return pairs

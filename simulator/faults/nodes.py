@@ -35,7 +35,9 @@ from simulator.profile import ModelledFacts
 if TYPE_CHECKING:
     from simulator.faults.streams import NodeLink
 
-_PIECES_PER_WINDOW = 6
+_PIECES_PER_WINDOW = 12
+COMPUTE_S = 20e-3
+"""Seconds that a token of a prompt is expected to take, where a pull is thought of: pulls pay."""
 
 
 def layout_of(block_size: int) -> KVLayout:
@@ -207,7 +209,7 @@ def _flow(
         lease_s=config.handoff.lease_s,
     )
     if config.role is Role.PREFILL:
-        cost = PullCost(1.0, lambda num_tokens: num_tokens * 1e-3)
+        cost = PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S)
         return PrefillFlow(
             scheduler,
             limits,
