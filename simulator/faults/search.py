@@ -45,13 +45,13 @@ def wrong_histories(
         yield WrongHistory(history, wrong) if wrong else None
 
 
-def first_wrong(seed: int, most: int) -> tuple[int, str]:
+def first_wrong(seed: int, most: int, kinds: tuple[FaultKind, ...]) -> tuple[int, str]:
     """Return how many histories from `seed` on were run, and what is wrong in the last of them.
 
     That is empty when nothing is wrong in `most` of them.
     """
     with quiet():
-        found = wrong_histories(range(seed, seed + most), ALL)
+        found = wrong_histories(range(seed, seed + most), replace(ALL, kinds=kinds))
         for number, wrong in enumerate(found, 1):
             if wrong is not None:
                 return number, wrong.wrong

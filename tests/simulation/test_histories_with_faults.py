@@ -53,6 +53,14 @@ def test_a_history_is_the_same_in_every_process() -> None:
     assert len(outputs) == 1
 
 
+def test_every_planted_bug_has_its_place_in_the_source() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25
+    for bug in BUGS:
+        text = (ROOT / (bug.module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+        assert text.count(bug.old) == 1, bug.name
+        assert bug.new not in ("", bug.old)
+
+
 @pytest.mark.parametrize("name", QUICKLY_FOUND)
 def test_planted_bugs_are_found(name: str) -> None:
     bug = next(one for one in BUGS if one.name == name)
