@@ -118,7 +118,7 @@ class FaultyNode(SimulatedNode):
             tell=self._say,
         )
         self.kv = joining.end[0]
-        self.record = _record(config, facts, me)
+        self.record = record_of(config, facts, me)
         self.cached: set[BlockHash] = set()
         self.link: NodeLink | None = None
         self.stream_number = 0
@@ -172,7 +172,8 @@ class FaultyNode(SimulatedNode):
         self._on_turn(self)
 
 
-def _record(config: Config, facts: ModelledFacts, me: Incarnation) -> NodeRecord:
+def record_of(config: Config, facts: ModelledFacts, me: Incarnation) -> NodeRecord:
+    """Return what a node says of itself in the store."""
     return NodeRecord(
         node_id=me.node_id,
         epoch=me.epoch,

@@ -11,7 +11,7 @@ from common.nodes import NodeLoad, Role
 from placement.store import PlacementUnavailable
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.leases import Leases
-from simulator.faults.nodes import _record, facts_of
+from simulator.faults.nodes import facts_of, record_of
 from simulator.faults.paths import Paths
 from simulator.faults.process import ProcessClock
 from simulator.faults.shape import config_of
@@ -76,8 +76,8 @@ def test_a_way_that_was_cut_twice_is_mended_twice() -> None:
 def test_leases_expire_are_fenced_by_epochs_and_outlive_an_emptied_store() -> None:
     leases = Leases(lease_s=4.0)
     config, facts = config_of(SHAPE, Role.DECODE), facts_of(SHAPE)
-    first = _record(config, facts, Incarnation("d", leases.next_epoch()))
-    second = _record(config, facts, Incarnation("d", leases.next_epoch()))
+    first = record_of(config, facts, Incarnation("d", leases.next_epoch()))
+    second = record_of(config, facts, Incarnation("d", leases.next_epoch()))
     load = NodeLoad(num_running=0, num_waiting=0, queued_tokens=0, free_blocks=1, free_seats=1)
     assert leases.heartbeat(first, load, 0.0)
     assert leases.heartbeat(second, load, 1.0)
