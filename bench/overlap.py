@@ -24,11 +24,12 @@ from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.runner.flat_batch import BatchLimits, flatten
 from engine.step_loop import StepLoop
-from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
-from node.flow.landing_place import LandingPlace
+from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Message, Submit
+from node.flow.node_flow import NodeFlow
+from node.flow.pulls.pull_cost import PullCost
 
 DEVICE_S = 0.01
 _BLOCK_SIZE = 64
@@ -108,20 +109,21 @@ class DeviceNode:
         )
         self._start()
 
-    def _flow(self) -> DecodeFlow:
-        return DecodeFlow(
+    def _flow(self) -> NodeFlow:
+        place = LandingPlace(
+            node=_HERE, kv_endpoint="", fingerprint="bench", kv_description="", lease_s=30.0
+        )
+        return NodeFlow(
             self.scheduler,
             FlowLimits(
                 vocab_size=_VOCAB_SIZE,
                 max_model_len=_MAX_MODEL_LEN,
                 max_queued_requests=2 * self.num_running,
             ),
-            local_prefill_threshold=None,
-            place=LandingPlace(
-                node=_HERE, kv_endpoint="", fingerprint="bench", kv_description="", lease_s=30.0
-            ),
-            new_lease_token=lambda: 1,
+            tickets=Tickets(place, lambda: 1),
             needs_staging=False,
+            local_prefill_threshold=_NUM_PROMPT,
+            pull_cost=PullCost(1.0, float),
         )
 
     def _start(self) -> None:

@@ -142,11 +142,12 @@ class Chooser:
             if chosen.decode is None or chosen.prefill is None:
                 raise RuntimeError(f"{chosen.reason}: wanted a pair")
             self._running.append((chosen.decode, chosen.prefill))
-            for node in (chosen.decode, chosen.prefill):
-                self._members.on_leg_opened(node, PROMPT_TOKENS)
+            self._members.on_leg_opened(chosen.decode, 0)
+            self._members.on_leg_opened(chosen.prefill, PROMPT_TOKENS)
             if len(self._running) > self._most_running:
-                for node in self._running.popleft():
-                    self._members.on_leg_closed(node, PROMPT_TOKENS)
+                decode, prefill = self._running.popleft()
+                self._members.on_leg_closed(decode, 0)
+                self._members.on_leg_closed(prefill, PROMPT_TOKENS)
         return 1e6 * (time.thread_time() - began_at_s) / NUM_CHOICES
 
 

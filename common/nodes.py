@@ -16,6 +16,7 @@ from common.wire_types import Address, Bounds, Count, Flag, Name, OptionalAddres
 
 MAX_KV_LINKS = 32
 MAX_KV_UNREACHABLE = 16
+MAX_ROLES = 8
 
 
 class Role(Enum):
@@ -41,6 +42,7 @@ class NodeRecord:
     blocks to a node that asks for them by their hashes.
     `kv_cache_bytes` is the memory of its KV blocks as they are stored; 0: unknown. `device` names
     the accelerator that it computes on; empty: it computes on a CPU, or does not tell.
+    `roles` are those that it can be given while it runs; empty: it keeps its own.
     `num_host_blocks` fit into its host memory for preempted sequences and prefixes, and
     `num_disk_blocks` into its files of prefixes; 0: it has none, or does not tell.
 
@@ -71,6 +73,11 @@ class NodeRecord:
     device: Text = ""
     num_host_blocks: Count = 0
     num_disk_blocks: Count = 0
+    roles: Annotated[tuple[Role, ...], Bounds(max_length=MAX_ROLES)] = ()
+
+    def can_become(self, role: Role) -> bool:
+        """Return whether the node has this role, or can be given it while it runs."""
+        return role is self.role or role in self.roles
 
     def can_exchange_kv(self, other: NodeRecord) -> bool:
         """Return whether KV that one of the two nodes computed can be used by the other."""

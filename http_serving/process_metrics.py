@@ -3,7 +3,7 @@ and files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,7 +17,8 @@ from common.version import PROTOCOL_VERSION, VERSION
 class BuildInfo(Collector):
     """A constant, whose labels say what runs."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Callable[[], Role]) -> None:
+        """Make it; `role` returns the present one."""
         self._role = role
 
     def collect(self) -> Iterable[Metric]:
@@ -27,7 +28,7 @@ class BuildInfo(Collector):
             "1; its labels: the version of pdserve, the role, the protocol of routers and nodes",
             labels=["version", "role", "protocol"],
         )
-        info.add_metric([VERSION, self._role.value, str(PROTOCOL_VERSION)], 1)
+        info.add_metric([VERSION, self._role().value, str(PROTOCOL_VERSION)], 1)
         yield info
 
 
@@ -49,7 +50,7 @@ class CertificateEnd(Collector):
         yield end
 
 
-def process_registry(role: Role, keys: Keys | None = None) -> CollectorRegistry:
+def process_registry(role: Callable[[], Role], keys: Keys | None = None) -> CollectorRegistry:
     """Return a registry of what every process shows, to which a role adds its own metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BuildInfo(role))

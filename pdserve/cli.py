@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "chat": _chat,
             "drain": _drain,
             "simulate": _simulate,
+            "role": _role,
             "kv-key": _kv_key,
             "api-keys": _api_keys,
             "keys": _keys,
@@ -201,6 +202,15 @@ def _simulate(parsed: argparse.Namespace) -> int:
     from pdserve.simulating.simulate_command import run_simulation, simulation_of
 
     return EXIT_OK if run_simulation(simulation_of(vars(parsed))) else EXIT_FAILED
+
+
+def _role(parsed: argparse.Namespace) -> int:
+    from pdserve.commands.role_command import give_role
+    from pdserve.commands.router_key import router_key
+
+    api_key = router_key(vars(parsed), os.environ)
+    print(give_role(parsed.url, parsed.node_id, parsed.role, api_key=api_key))
+    return EXIT_OK
 
 
 def _kv_key(parsed: argparse.Namespace) -> int:

@@ -367,3 +367,19 @@ class DrainReply(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     timeout_ms: int
     def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
+
+class RoleRequest(_message.Message):
+    __slots__ = ("envelope", "role")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    role: str
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
+
+class RoleReply(_message.Message):
+    __slots__ = ("earlier", "refusal")
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    earlier: str
+    refusal: Refusal
+    def __init__(self, earlier: _Optional[str] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...

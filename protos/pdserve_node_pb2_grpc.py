@@ -44,6 +44,11 @@ class NodeStub:
                 request_serializer=protos_dot_pdserve__node__pb2.DrainRequest.SerializeToString,
                 response_deserializer=protos_dot_pdserve__node__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/pdserve.node.v1.Node/SetRole',
+                request_serializer=protos_dot_pdserve__node__pb2.RoleRequest.SerializeToString,
+                response_deserializer=protos_dot_pdserve__node__pb2.RoleReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -67,6 +72,14 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRole(self, request, context):
+        """Take new work of another role; what the node has it finishes. Idempotent. The reply comes when the
+        placement store was told.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +92,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=protos_dot_pdserve__node__pb2.DrainRequest.FromString,
                     response_serializer=protos_dot_pdserve__node__pb2.DrainReply.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=protos_dot_pdserve__node__pb2.RoleRequest.FromString,
+                    response_serializer=protos_dot_pdserve__node__pb2.RoleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class Node:
             '/pdserve.node.v1.Node/Drain',
             protos_dot_pdserve__node__pb2.DrainRequest.SerializeToString,
             protos_dot_pdserve__node__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdserve.node.v1.Node/SetRole',
+            protos_dot_pdserve__node__pb2.RoleRequest.SerializeToString,
+            protos_dot_pdserve__node__pb2.RoleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,6 +30,7 @@ from router.api.planning.process import LargeBodies
 from router.api.tokenization import TokenizationApi, add_tokenization_routes
 from router.cluster.cluster_routes import add_cluster_routes
 from router.cluster.drain import DrainNode, add_drain_route
+from router.cluster.role import GiveRole, add_role_route
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
 from router.http.api_docs import add_api_docs
@@ -57,6 +58,7 @@ def create_app(
     registry: CollectorRegistry,
     live: LiveFeed,
     drain_node: DrainNode,
+    give_role: GiveRole,
     api_keys: ApiKeyBook | None = None,
     tracing: Tracing = NO_TRACING,
     clock: Clock | None = None,
@@ -71,7 +73,7 @@ def create_app(
 
     `api_keys`: who may do what; without it the configuration's one key, when it has one.
 
-    `drain_node`: asks a node of the cluster to drain.
+    `drain_node`: asks a node of the cluster to drain; `give_role`: to take another role.
 
     Starts nothing: the caller starts and stops the generator, the cluster view and the live feed,
     and closes `large_bodies` and `trials`.
@@ -107,6 +109,7 @@ def create_app(
     add_cluster_routes(app, cluster, live.serving)
     add_live_routes(app, live)
     add_drain_route(app, drain_node)
+    add_role_route(app, give_role)
     refused = RefusedRequests(clock)
     _add_errors(app, refused)
     book = api_keys or ApiKeyBook(clock, api_key=config.api.api_key)

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
-from common.errors import InternalError
+from common.errors import InternalError, InvalidRequest
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
-from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.landing_place import LandingPlace, Tickets
+from node.flow.messages import RoleChanged
 from node.flow.node_flow import NodeFlow
-from node.flow.prefill import PrefillFlow
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.step_progress import expected_step_s
 from node.life.make_scheduler import make_scheduler
+from node.life.possible_roles import NODE_ROLES, refused_roles
 from placement.store import LiveNode
 from simulator.clients import ClientRequest
 from simulator.execution import ModelledExecution
@@ -59,7 +59,9 @@ class SimulatedCluster:
         self.timeline = Timeline()
         self._lease_tokens = count(1)
         config, profile = setup.config, setup.profile
-        self._facts = facts_of(profile, config.engine.block_size)
+        facts = facts_of(profile, config.engine.block_size)
+        num_host_blocks = config.engine.prefix_host_memory // facts.layout.block_bytes
+        self._facts = replace(facts, num_host_blocks=num_host_blocks)
         self.network = ModelledNetwork(
             self.timeline,
             self._facts.layout,
@@ -114,6 +116,26 @@ class SimulatedCluster:
         self.timeline.run()
         self.check_empty()
         return self.served
+
+    def role_of(self, node: Incarnation) -> Role:
+        """Return the role that a node has now."""
+        return self._records[node].role
+
+    def set_role(self, node: Incarnation, role: Role) -> None:
+        """Have a node take new work of another role from now on, as `NodePool.set_role` does.
+
+        To be called while it runs: by `timeline.at`, or by what takes part in the run. Raises
+        `InvalidRequest` where the node cannot have the role.
+        """
+        record = self._records[node]
+        if role is record.role:
+            return
+        if not record.can_become(role):
+            raise InvalidRequest(f"{node} cannot become {role.value}", param="role")
+        moved = next(one for one in self.nodes if one.me == node)
+        moved.put(RoleChanged())
+        self._records[node] = replace(record, role=role)
+        self.timeline.after(self._setup.message_s, partial(self.router.on_role, node, role))
 
     def check_empty(self) -> None:
         """Raise `InternalError` unless all books are balanced and nothing is held anywhere."""
@@ -194,10 +216,12 @@ class SimulatedCluster:
             fingerprint=facts.layout.fingerprint,
             block_size=config.engine.block_size,
             num_blocks=facts.num_blocks,
+            num_host_blocks=facts.num_host_blocks,
             max_num_seqs=config.engine.max_num_seqs,
             max_model_len=facts.max_model_len,
             sends_blocks=True,
             device=self._setup.profile.device,
+            roles=tuple(one for one in NODE_ROLES if one not in refused_roles(config)),
         )
 
     def _flow(self, config: Config, scheduler: Scheduler, me: Incarnation) -> NodeFlow:
@@ -215,23 +239,13 @@ class SimulatedCluster:
             kv_description=facts.layout.description,
             lease_s=config.handoff.lease_s,
         )
-        if config.role is not Role.PREFILL:
-            is_mixed = config.role is Role.MIXED
-            threshold = None if is_mixed else config.handoff.local_prefill_threshold
-            return DecodeFlow(
-                scheduler,
-                limits,
-                local_prefill_threshold=threshold,
-                place=place,
-                new_lease_token=self._lease_tokens.__next__,
-                needs_staging=False,
-            )
         token_bytes = facts.layout.block_bytes / facts.layout.block_size
         cost = PullCost(token_bytes, partial(expected_step_s, facts.step_costs))
-        return PrefillFlow(
+        return NodeFlow(
             scheduler,
             limits,
-            needs_staging=False,
             tickets=Tickets(place, self._lease_tokens.__next__),
+            needs_staging=False,
+            local_prefill_threshold=config.handoff.local_prefill_threshold,
             pull_cost=cost,
         )

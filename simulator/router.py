@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import block_key
+from common.kv.tiers import Tier
+from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
 from node.flow.messages import (
@@ -105,6 +107,10 @@ class SimulatedRouter:
         """Know where the messages to each node go."""
         self._deliver.update(inboxes)
 
+    def on_role(self, node: Incarnation, role: Role) -> None:
+        """Take that a node has another role, before it is listed with it."""
+        self._membership.on_role(node, role)
+
     def on_listing(self, nodes: Sequence[LiveNode]) -> None:
         """Take what the store lists; the nodes are heard from now on."""
         self._membership.on_asking()
@@ -136,10 +142,12 @@ class SimulatedRouter:
             self._on_output(said.node, output, said.step_ends_s)
         for wanted in said.pulls:
             self._send(wanted.source, SendBlocks(wanted.ticket, wanted.block_hashes))
-        if said.news:
-            added = tuple(block_key(name) for name, is_there in said.news.items() if is_there)
-            removed = tuple(block_key(name) for name, is_there in said.news.items() if not is_there)
-            self._placer.on_blocks(said.node, BlockReport(False, added, removed))
+        for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
+            if not news:
+                continue
+            added = tuple(block_key(name) for name, is_there in news.items() if is_there)
+            removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+            self._placer.on_blocks(said.node, BlockReport(False, added, removed, tier))
 
     # Inside: events.
 
@@ -205,9 +213,9 @@ class SimulatedRouter:
                     choice.is_waiting = True
                     self._timeline.after(wait_s, partial(self._on_waited, choice))
                 case SendReserve():
-                    for holder in (effect.node, effect.prefill):
-                        if holder is not None:
-                            self._membership.on_leg_opened(holder, choice.num_prompt_tokens)
+                    self._membership.on_leg_opened(effect.node, 0)
+                    if effect.prefill is not None:
+                        self._membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
                     self._reserve(choice, effect)
                 case SendPrefill():
                     if not effect.is_counted:
@@ -215,8 +223,9 @@ class SimulatedRouter:
                     self._prefill(choice, effect)
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
-                case LegClosed(node):
-                    self._membership.on_leg_closed(node, choice.num_prompt_tokens)
+                case LegClosed(node, is_prefill):
+                    num_tokens = choice.num_prompt_tokens if is_prefill else 0
+                    self._membership.on_leg_closed(node, num_tokens)
                 case Finish(reason):
                     self._end(choice, reason.value)
                 case Fail(error):
@@ -248,6 +257,7 @@ class SimulatedRouter:
             router=self.me,
             reply_to=self._call(choice, effect.node, effect.request.id),
             received_at_s=self._timeline.now_s() + self._latency_s,
+            is_prompt=True,
             ticket=cast("Ticket | None", effect.ticket),
             source=effect.source,
         )

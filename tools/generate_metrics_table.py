@@ -70,7 +70,7 @@ class _Registry(CollectorRegistry):
 def described_metrics() -> dict[str, list[DescribedMetric]]:
     """Return the metrics of each table: of every process, a router, a node, its KV transfers."""
     process, router, node, kv = _Registry(), _Registry(), _Registry(), _Registry()
-    process.register(BuildInfo(Role.ROUTER))
+    process.register(BuildInfo(lambda: Role.ROUTER))
     process.register(CertificateEnd(None))
     HttpMetrics(router)
     RouterMetrics(router)

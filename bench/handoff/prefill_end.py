@@ -168,6 +168,7 @@ class PrefillEnd:
                 router=_ROUTER,
                 reply_to=number,
                 received_at_s=submitted_at_s,
+                is_prompt=True,
                 ticket=ticket,
             )
         )

@@ -23,10 +23,11 @@ from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.core.step.step_in_flight import PlannedStep
-from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
-from node.flow.landing_place import LandingPlace
+from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Submit
+from node.flow.node_flow import NodeFlow
+from node.flow.pulls.pull_cost import PullCost
 from simulator.clients import ClientRequest, client_requests
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
@@ -107,7 +108,7 @@ class ReplayResult:
     samples: list[Sample] = field(default_factory=list)
 
 
-class _WatchedFlow(DecodeFlow):
+class _WatchedFlow(NodeFlow):
     """A node that computes every prompt itself, and tells of its steps."""
 
     def __init__(self, replay: Replay, scheduler: Scheduler, limits: FlowLimits) -> None:
@@ -117,10 +118,10 @@ class _WatchedFlow(DecodeFlow):
         super().__init__(
             scheduler,
             limits,
-            local_prefill_threshold=None,
-            place=place,
-            new_lease_token=lambda: 1,
+            tickets=Tickets(place, lambda: 1),
             needs_staging=False,
+            local_prefill_threshold=0,
+            pull_cost=PullCost(1.0, float),
         )
         self._replay = replay
 

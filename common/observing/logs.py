@@ -68,6 +68,13 @@ def name_node(node_id: str) -> None:
             handler.formatter.node_id = node_id
 
 
+def name_role(role: str) -> None:
+    """Put this role into all further JSON lines: that of a node may change."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonLines):
+            handler.formatter.role = role
+
+
 class HumanLines(logging.Formatter):
     """`2026-01-31 12:00:00,123 INFO pdserve.router: text key=value`, tracebacks indented below."""
 
@@ -102,7 +109,7 @@ class JsonLines(logging.Formatter):
 
     def __init__(self, role: str, node_id: str = "") -> None:
         super().__init__()
-        self._role = role
+        self.role = role
         self.node_id = node_id
 
     def format(self, record: logging.LogRecord) -> str:
@@ -112,7 +119,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _message(record),
-            "role": self._role,
+            "role": self.role,
             "node_id": self.node_id,
         }
         trouble = _traceback(self, record)

@@ -26,6 +26,7 @@ from common.observing.clock import Clock
 from node.control.drain import NodeDrain
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams, RouterStream
+from node.control.role import NodeRole
 from node.control.router_calls import PrepareGrammar, Replies, RouterCalls
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
@@ -60,7 +61,7 @@ class ControlService(pb_grpc.NodeServicer):
         self,
         *,
         incarnation: Incarnation,
-        role: Role,
+        role: NodeRole,
         inbox: Inbox,
         replies: Replies,
         streams: OutputStreams,
@@ -94,7 +95,6 @@ class ControlService(pb_grpc.NodeServicer):
         stream = self._streams.open(router)
         calls = RouterCalls(
             router,
-            self._role,
             self._inbox,
             self._replies,
             self._clock,
@@ -162,6 +162,18 @@ class ControlService(pb_grpc.NodeServicer):
         self._drain.requested.set()
         return pb.DrainReply(timeout_ms=to_ms(self._drain.timeout_s))
 
+    async def SetRole(  # noqa: N802
+        self, request: pb.RoleRequest, context: Context
+    ) -> pb.RoleReply:
+        """Take new work of another role; the reply comes when the placement store was told."""
+        try:
+            check_envelope(request.envelope, self._incarnation)
+            return pb.RoleReply(earlier=(await self._role.change(_role(request.role))).value)
+        except (Draining, InvalidRequest) as refused:
+            return pb.RoleReply(refusal=refusal_to_proto(refused))
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+
     def _refusal(self, refused: CallRefused) -> pb.Refusal:
         self.refusals[refused.error.code] += 1
         return refusal_to_proto(
@@ -179,3 +191,12 @@ async def _first_envelope(messages: AsyncIterator[pb.RouterMessage]) -> pb.Envel
         raise PeerProtocolError(
             f"the stream sent no envelope within {GREETING_TIMEOUT_S:g} s"
         ) from None
+
+
+def _role(name: str) -> Role:
+    wanted = [role.value for role in Role if role is not Role.ROUTER]
+    if name not in wanted:
+        raise InvalidRequest(
+            f"{name[:32]!r} is no role of a node: wanted {', '.join(wanted)}", param="role"
+        )
+    return Role(name)

@@ -23,7 +23,6 @@ from common.errors import (
 )
 from common.grammar import Grammar
 from common.ids import Incarnation
-from common.nodes import Role
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from node.control.ignored_priorities import IgnoredPriorities
@@ -93,7 +92,6 @@ class RouterCalls:
     def __init__(
         self,
         router: Incarnation,
-        role: Role,
         inbox: Inbox,
         replies: Replies,
         clock: Clock,
@@ -103,7 +101,6 @@ class RouterCalls:
         priorities: IgnoredPriorities,
     ) -> None:
         self._router = router
-        self._role = role
         self._inbox = inbox
         self._replies = replies
         self._clock = clock
@@ -211,8 +208,6 @@ class RouterCalls:
 
     def _reservation(self, message: pb.ReserveRequest, reply_to: int) -> Submit:
         """Make a message that reserves blocks and a seat, or starts a short prompt at once."""
-        if self._role is Role.PREFILL:
-            raise PeerProtocolError("a prefill node takes no reservations")
         return Submit(
             request=request_from_proto(message.request),
             router=self._router,
@@ -224,8 +219,6 @@ class RouterCalls:
 
     def _prompt(self, message: pb.PrefillRequest, reply_to: int) -> Submit:
         """Make a message that prefills a prompt."""
-        if self._role is not Role.PREFILL:
-            raise PeerProtocolError(f"a {self._role.value} node takes no prompts")
         request, ticket, source = request_from_proto(message.request), None, None
         if message.HasField("ticket"):
             ticket = ticket_from_proto(message.ticket, request.id)
@@ -236,6 +229,7 @@ class RouterCalls:
             router=self._router,
             reply_to=reply_to,
             received_at_s=self._clock.now_s(),
+            is_prompt=True,
             ticket=ticket,
             source=source,
         )

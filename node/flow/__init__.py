@@ -1,7 +1,9 @@
 """A node's decisions, and how they are carried out: pure where nothing else is said.
 
 node_flow         the decisions around the scheduler: messages in, effects out
-prefill           the life of a request on a prefill node; decode: on a decode or mixed node
+prefill           the life of a prompt that is sent on; decode: of a reservation
+shared_parts      what both of them have
+attempt_queue     attempts on their way to the scheduler, and their ends there
 pulls/            what nodes take out of each other's prefix caches
 disk/             what a node reads from disk where that pays, and what it writes there
 pause             a time in which something that failed is left alone
@@ -19,6 +21,9 @@ perform_effects   performs the effects that the step thread wants (I/O)
 
 Decisions:
 
-A mixed node is a decode node that never asks for a partner. It has the same flow and the same
-reservation call; it always computes the prompt itself.
+What an attempt is decides what is done with it, not the role of the node: a prompt that is sent on,
+a reservation to be filled, or a reservation whose prompt is computed here because the router asks
+for that or because it is short. So a role is only what a node registers and what routers send it
+then, and it can change at any time: what the node has goes on as it began, and a router that knows
+an earlier role is served as well.
 """

@@ -1,12 +1,15 @@
-"""What a node says in a router's stream about an attempt. Pure."""
+"""What a node says to a router about an attempt. Pure."""
 
 from __future__ import annotations
 
 from common.errors import PdserveError
 from common.request import NO_DETAILS, FinishReason, OutputDetails, RequestCounts, RequestOutput
+from engine.core.scheduler import Scheduler
 from engine.core.step.step_in_flight import StepOutput
 from node.flow.attempt_table import NodeAttempt
-from node.flow.messages import SendOutput
+from node.flow.messages import AnswerCall, CallRefused, SendOutput, Submit
+
+RETRY_AFTER_S = 1.0
 
 
 def emit_tokens(attempt: NodeAttempt, output: StepOutput) -> SendOutput:
@@ -54,3 +57,10 @@ def emit_error(attempt: NodeAttempt, error: PdserveError) -> SendOutput:
             ),
         ),
     )
+
+
+def refused(scheduler: Scheduler, message: Submit, error: PdserveError) -> AnswerCall:
+    """Return the refusal of a request, with the room that the node has."""
+    pool = scheduler.pool
+    refusal = CallRefused(error, pool.num_available, max(scheduler.num_free_seats, 0))
+    return AnswerCall(message.reply_to, refusal)

@@ -21,6 +21,9 @@ HANDED_OFF = "handed_off"
 class NodeAttempt:
     """One attempt on this node. `lease_token` identifies its landing or transfer, if it has one.
 
+    `is_prompt`: it is over here with token 0, as its router asked for; otherwise it is a
+    reservation, decoded here to its end.
+
     The first step with some of its prompt began at `computing_since_s`, the step that drew token 0
     ended at `first_token_at_s`, and KV from another node landed at `landed_at_s`. `num_chunks` is
     the number of steps that computed some of the prompt. `outcome` is empty until the attempt ends:
@@ -32,6 +35,7 @@ class NodeAttempt:
     sequence: Sequence
     deadline_at_s: float
     received_at_s: float
+    is_prompt: bool = False
     computing_since_s: float | None = None
     first_token_at_s: float | None = None
     lease_token: int | None = None

@@ -1,4 +1,4 @@
-"""The life of a request on a decode node, from reservation to the last token. Pure.
+"""The life of a reservation, to the last token. Pure.
 
 Reserve ──► refused
    ├──────► StartedLocally ────────────────────► tokens 0, 1, … ──► finished
@@ -18,10 +18,8 @@ from common.errors import HandoffFailed, InternalError, Overloaded
 from common.kv.blocks import blocks_for
 from common.request import OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
-from engine.core.step.plain_decodes import StepOutputs
-from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_in_flight import PlannedStep, StepOutput
 from kv_transfer.contract import (
     Commit,
     KVEvent,
@@ -30,10 +28,9 @@ from kv_transfer.contract import (
     Released,
     Ticket,
 )
-from node.flow.attempt_outputs import emit_tokens, new_counts
+from node.flow.attempt_outputs import RETRY_AFTER_S, emit_tokens, new_counts, refused
 from node.flow.attempt_table import NodeAttempt
-from node.flow.flow_limits import FlowLimits
-from node.flow.landing_place import LandingPlace, NewLeaseToken, Tickets
+from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AnswerCall,
     CloseLanding,
@@ -44,53 +41,49 @@ from node.flow.messages import (
     StartedLocally,
     Submit,
 )
-from node.flow.node_flow import RETRY_AFTER_S, NodeFlow
-from node.flow.pulls.hand_over import HandOver
-from node.flow.pulls.pull_cost import PullCost
+from node.flow.shared_parts import SharedParts
 
 
-class DecodeFlow(NodeFlow):
-    """Decisions of a decode or mixed node.
+class Reservations:
+    """The reservations of a node, and what is computed in place of some.
 
     With `needs_staging`, landed KV is copied before a step may read it.
 
     A prompt, with the answer so far, of at most `local_prefill_threshold` uncached tokens is
-    computed here, without a prefill node; None: every prompt is. `new_lease_token` draws random
-    tokens for the flow.
+    computed here, without a prefill node. A router asks for that as well, where it has none.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        limits: FlowLimits,
+        shared: SharedParts,
         *,
-        local_prefill_threshold: int | None,
-        place: LandingPlace,
-        new_lease_token: NewLeaseToken,
+        local_prefill_threshold: int,
+        tickets: Tickets,
         needs_staging: bool,
-        disk_cost: PullCost | None = None,
-        hand_over: HandOver | None = None,
     ) -> None:
-        super().__init__(
-            scheduler,
-            limits,
-            fingerprint=place.fingerprint,
-            needs_staging=needs_staging,
-            disk_cost=disk_cost,
-            hand_over=hand_over,
-        )
+        self._scheduler = shared.scheduler
+        self._attempts = shared.attempts
+        self._queue = shared.queue
+        self._copies = shared.copies
+        self._limits = shared.limits
+        self._fail = shared.fail
         self._local_prefill_threshold = local_prefill_threshold
-        self._new_tickets = Tickets(place, new_lease_token)
+        self._new_tickets = tickets
         self._needs_staging = needs_staging
         self._staging: set[int] = set()
         """Lease tokens of landings whose KV is being copied."""
         self._quarantined: dict[int, Sequence] = {}
         """Sequences by lease token whose landing is revoked, but may still be written."""
 
-    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
+    def __len__(self) -> int:
+        """Return how many landings are revoked that may still be written."""
+        return len(self._quarantined)
+
+    def submit(self, message: Submit, sequence_id: int, now_s: float) -> list[Effect]:
+        """Take a new, valid request."""
         request = message.request
-        sequence = Sequence(next(self._sequence_ids), request)
-        num_cached = self.scheduler.num_cached_tokens(sequence)
+        sequence = Sequence(sequence_id, request)
+        num_cached = self._scheduler.num_cached_tokens(sequence)
         attempt = NodeAttempt(
             request.id,
             message.router,
@@ -104,42 +97,43 @@ class DecodeFlow(NodeFlow):
             or self._prefills_locally(sequence.num_known - num_cached)
         ):
             attempt.answer = StartedLocally(num_cached)
-            self.attempts.add(attempt)
-            effects = self._queue(attempt, message, now_s)
+            self._attempts.add(attempt)
+            effects = self._queue.put(attempt, message, now_s)
             return [AnswerCall(message.reply_to, attempt.answer), *effects]
         sequence.has_remote_kv = True
-        full = self._why_not_queued(sequence, message)
+        full = self.why_not_queued(sequence, message)
         if full is not None:
-            return [self._refuse(message, full)]
+            return [refused(self._scheduler, message, full)]
         attempt.waiting_replies.append(message.reply_to)
-        self.attempts.add(attempt)
-        return self._queue(attempt, message, now_s)
+        self._attempts.add(attempt)
+        return self._queue.put(attempt, message, now_s)
 
-    def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
+    def why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
         """Return why a reservation is refused that may not wait: there is no room for it."""
-        if not sequence.has_remote_kv or message.may_wait or self.scheduler.can_seat(sequence):
+        if not sequence.has_remote_kv or message.may_wait or self._scheduler.can_seat(sequence):
             return None
         return self._why_full()
 
     def _prefills_locally(self, num_uncached: int) -> bool:
-        limit = self._local_prefill_threshold
-        return limit is None or num_uncached <= limit
+        return num_uncached <= self._local_prefill_threshold
 
-    def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
+    def on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
+        """Answer the reservations that a step has given their blocks."""
         effects: list[Effect] = []
         for sequence in step.reserved:
-            attempt = self.attempts.of_sequence(sequence)
+            attempt = self._attempts.of_sequence(sequence)
             assert attempt is not None, "a reserved sequence belongs to an attempt"
             ticket = self._ticket(attempt, now_s)
             attempt.answer = Reserved(ticket)
-            self.attempts.set_lease(attempt, ticket.lease_token)
+            self._attempts.set_lease(attempt, ticket.lease_token)
             effects.append(OpenLanding(ticket))
             waiting = attempt.take_waiting_replies()
             effects += [AnswerCall(reply_to, attempt.answer) for reply_to in waiting]
         return effects
 
-    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        attempt = self.attempts.of_lease(event.lease_token)
+    def on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
+        """Handle the end of a landing, or the release of its blocks."""
+        attempt = self._attempts.of_lease(event.lease_token)
         match event:
             case Landed() if attempt is not None:
                 attempt.landed_at_s = now_s
@@ -159,7 +153,7 @@ class DecodeFlow(NodeFlow):
         """Free the blocks of this landing, which nobody can write any more."""
         sequence = self._quarantined.pop(lease_token, None)
         if sequence is not None:
-            self.scheduler.end_quarantine(sequence)
+            self._scheduler.end_quarantine(sequence)
 
     def _on_landed(self, attempt: NodeAttempt, event: Landed) -> list[Effect]:
         sequence, commit = attempt.sequence, event.commit
@@ -175,7 +169,7 @@ class DecodeFlow(NodeFlow):
         return self._start(attempt, commit)
 
     def _on_staged(self, lease_token: int, commit: Commit, error: Exception | None) -> list[Effect]:
-        attempt = self.attempts.of_lease(lease_token)
+        attempt = self._attempts.of_lease(lease_token)
         effects: list[Effect] = []
         if attempt is not None and error is not None:
             effects = self._fail(attempt, InternalError(f"landed KV was not copied in: {error!r}"))
@@ -188,13 +182,13 @@ class DecodeFlow(NodeFlow):
     def _start(self, attempt: NodeAttempt, commit: Commit) -> list[Effect]:
         """Let a sequence decode whose KV is where steps read it."""
         sequence = attempt.sequence
-        self.attempts.clear_lease(attempt)
+        self._attempts.clear_lease(attempt)
         # The prefill node may be configured to draft more tokens than this one verifies.
-        drafts = commit.draft_token_ids[: self.scheduler.limits.num_speculative_tokens]
-        first = self.scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
+        drafts = commit.draft_token_ids[: self._scheduler.limits.num_speculative_tokens]
+        first = self._scheduler.land(sequence, commit.first_token_id, draft_token_ids=drafts)
         if first.finish_reason is not None:
             attempt.outcome = first.finish_reason.value
-            self.attempts.remove(attempt)
+            self._attempts.remove(attempt)
         started = RequestOutput(
             id=attempt.id,
             first_index=sequence.num_output,
@@ -228,20 +222,17 @@ class DecodeFlow(NodeFlow):
         num_left = sequence.request.sampling.max_tokens - sequence.num_output
         return num_left == 1 or sequence.num_known + 1 >= self._limits.max_model_len
 
-    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
-        effects: list[Effect] = []
-        for output in outputs:
-            attempt = self.attempts.of_sequence(output.sequence)
-            assert attempt is not None, "a running sequence belongs to an attempt"
-            if output.finish_reason is not None:
-                self.attempts.remove(attempt)
-            effects.append(emit_tokens(attempt, output))
-        return effects
+    def on_output(self, attempt: NodeAttempt, output: StepOutput) -> list[Effect]:
+        """Report the tokens that a step drew."""
+        if output.finish_reason is not None:
+            self._attempts.remove(attempt)
+        return [emit_tokens(attempt, output)]
 
-    def _release(self, attempt: NodeAttempt) -> list[Effect]:
+    def release(self, attempt: NodeAttempt) -> list[Effect]:
+        """Release an attempt that is not over: its sequence, blocks, landing."""
         lease_token = attempt.lease_token
-        self._finish(attempt)
-        self.attempts.remove(attempt)
+        self._queue.finish(attempt)
+        self._attempts.remove(attempt)
         if lease_token is None:
             return []
         self._quarantined[lease_token] = attempt.sequence
@@ -260,12 +251,12 @@ class DecodeFlow(NodeFlow):
 
     def _target_blocks(self, sequence: Sequence) -> tuple[int, ...]:
         """Return the blocks of the known tokens that were not cached here."""
-        size = self.scheduler.limits.block_size
+        size = self._scheduler.limits.block_size
         first = sequence.num_cached_tokens // size
         return tuple(sequence.block_table[first : blocks_for(sequence.num_known, size)])
 
     def _why_full(self) -> Overloaded:
-        scheduler = self.scheduler
+        scheduler = self._scheduler
         return Overloaded(
             f"no room: {max(scheduler.num_free_seats, 0)} seats and "
             f"{scheduler.pool.num_available} blocks are free, {len(scheduler.waiting)} wait",

@@ -23,7 +23,7 @@ from kv_transfer.contract import Commit, ConnectorEvent, Ticket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """A router requests a reservation (decode node) or the prefill of a prompt (prefill node).
+    """A router requests a reservation, or with `is_prompt` the prefill of a prompt.
 
     The call came at `received_at_s`; a busy step thread reads it a step later.
     """
@@ -32,6 +32,7 @@ class Submit:
     router: Incarnation
     reply_to: int
     received_at_s: float
+    is_prompt: bool = False
     ticket: Ticket | None = None
     source: PrefixSource | None = None
     must_prefill_locally: bool = False
@@ -89,6 +90,11 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """Routers ask for other work from now on: what was measured of the queue is worth nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class CopyEnded:
     """The copy with this number has ended, with an error or without; it uses no block any more."""
 
@@ -112,6 +118,7 @@ Message = (
     | FetchBlocks
     | RouterGone
     | Drain
+    | RoleChanged
     | CopyEnded
     | DiskEnded
     | ConnectorEvent

@@ -1,12 +1,12 @@
-"""What prefill and decode nodes decide alike: aborts, lost routers, deadlines and failures.
+"""What a node decides: about requests, aborts, lost routers, deadlines and failures.
 
-Pure: events and the time come in, effects go out. A role adds what it does with a request
-(`_submit`), with KV events, with a step's outputs, and how it releases an attempt (`_release`).
+Pure: events and the time come in, effects go out. What is done with a request follows from what its
+router asked for, whatever role the node has: a prompt that is sent on (`prefill`), or a reservation
+(`decode`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from itertools import count
 
 from common.errors import (
@@ -18,22 +18,22 @@ from common.errors import (
     Overloaded,
     PdserveError,
 )
-from common.ids import AttemptId
 from common.nodes import NodeLoad
 from common.request import FinishReason
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
-from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_in_flight import PlannedStep, Pushes
-from kv_transfer.contract import ConnectorFailed, KVEvent, TransferEnded
-from node.flow.attempt_outputs import emit_error
+from kv_transfer.contract import ConnectorFailed, TransferEnded
+from node.flow.attempt_outputs import RETRY_AFTER_S, emit_error, refused
+from node.flow.attempt_queue import AttemptQueue
 from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
-from node.flow.disk.prefix_disk import PrefixDisk
+from node.flow.decode import Reservations
 from node.flow.flow_limits import FlowLimits, why_starved
+from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AbortAttempt,
     AnswerCall,
@@ -48,19 +48,20 @@ from node.flow.messages import (
     FetchBlocks,
     Message,
     NodeStatistics,
+    RoleChanged,
     RouterGone,
     SendBlocks,
     Submit,
 )
+from node.flow.prefill import SentPrompts
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.prefix_sends import PrefixSends
 from node.flow.pulls.pull_cost import PullCost
+from node.flow.shared_parts import SharedParts
 from node.flow.shedding import Shedding
 
-RETRY_AFTER_S = 1.0
 
-
-class NodeFlow(ABC):
+class NodeFlow:
     """The decisions of one engine node.
 
     Any thread may read `load` and `statistics`: they are replaced whole.
@@ -71,10 +72,12 @@ class NodeFlow(ABC):
         scheduler: Scheduler,
         limits: FlowLimits,
         *,
-        fingerprint: str,
+        tickets: Tickets,
         needs_staging: bool,
-        hand_over: HandOver | None,
+        local_prefill_threshold: int,
+        pull_cost: PullCost,
         disk_cost: PullCost | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         """Make it; with `hand_over` a drained node stays until others have what it offers."""
         self.scheduler = scheduler
@@ -87,11 +90,23 @@ class NodeFlow(ABC):
         self._has_said_drained = False
         self._unreported: StepOutputs | None = None
         self._copies = CopiesUnderWay()
-        self._disk = PrefixDisk(scheduler, disk_cost, self._add_if_ready)
-        self._compiling: dict[AttemptId, Submit] = {}
-        """Attempts that the scheduler does not know yet: their grammar is being compiled."""
+        self._queue = AttemptQueue(scheduler, disk_cost)
+        self._disk = self._queue.disk
         self._hand_over_of_cache = hand_over
+        fingerprint = tickets.place.fingerprint
         self.sends = PrefixSends(scheduler, fingerprint, self._copies if needs_staging else None)
+        shared = SharedParts(
+            scheduler, self.attempts, self._queue, self._copies, limits, self._fail
+        )
+        self.reservations = Reservations(
+            shared,
+            local_prefill_threshold=local_prefill_threshold,
+            tickets=tickets,
+            needs_staging=needs_staging,
+        )
+        self.prompts = SentPrompts(
+            shared, needs_staging=needs_staging, tickets=tickets, pull_cost=pull_cost
+        )
         self.statistics = self._current_statistics()
         self.load = self._current_load()
 
@@ -125,7 +140,10 @@ class NodeFlow(ABC):
                 self.sends.on_ended(lease_token)
                 return []
             case FetchBlocks():
-                return [] if self.is_draining else self._fetch(message, now_s)
+                return [] if self.is_draining else self.prompts.pulls.fetch(message, now_s)
+            case RoleChanged():
+                self._shedding = Shedding()
+                return []
             case CopyEnded():
                 return self._copies.end(message)
             case DiskEnded():
@@ -134,8 +152,12 @@ class NodeFlow(ABC):
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
+            case _ if message.lease_token in self.prompts.pulls:
+                return self.prompts.pulls.on_event(message, now_s)
+            case TransferEnded():
+                return self.prompts.on_transfer_ended(message)
             case _:
-                return self._on_kv_event(message, now_s)
+                return self.reservations.on_kv_event(message, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Fail attempts past their deadline; while draining, report when nothing is left."""
@@ -182,7 +204,7 @@ class NodeFlow(ABC):
         end = self.scheduler.end_copy
         effects += [self._copies.begin_swap(copy, end) for copy in step.swap_copies]
         effects += self._disk.write()
-        effects += self._on_reserved(step, now_s)
+        effects += self.reservations.on_reserved(step, now_s)
         for sequence in step.sequences:
             attempt = self.attempts.of_sequence(sequence)
             if attempt is None:
@@ -246,38 +268,8 @@ class NodeFlow(ABC):
         return effects
 
     def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
-        """Return the pushes of blocks for a step; None unless this is a prefill node."""
-        return None
-
-    # --- what a role adds ---------------------------------------------------------------------
-
-    @abstractmethod
-    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
-        """Take a new, valid request."""
-
-    @abstractmethod
-    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        """Handle the end of a landing or a transfer, or the release of its blocks."""
-
-    @abstractmethod
-    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
-        """Report the tokens that a step drew."""
-
-    @abstractmethod
-    def _release(self, attempt: NodeAttempt) -> list[Effect]:
-        """Release an attempt that is not over: its sequence, blocks, landing or transfer."""
-
-    def _on_reserved(self, step: PlannedStep, now_s: float) -> list[Effect]:
-        """Answer reservations that now hold their blocks; only a decode node has any."""
-        return []
-
-    def _why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
-        """Return why a sequence may not wait for a seat; only a decode node has such ones."""
-        return None
-
-    def _fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
-        """Pull blocks of a node that leaves; only a prefill node does."""
-        return []
+        """Return the pushes of blocks for a step; None without prompts that are sent on."""
+        return self.prompts.pushes(step)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -327,13 +319,14 @@ class NodeFlow(ABC):
     def _on_submit(self, message: Submit, now_s: float) -> list[Effect]:
         attempt_id = message.request.id
         attempt = self.attempts.get(attempt_id)
-        if attempt is not None and attempt.router == message.router and not attempt.is_over:
+        if attempt is not None and _is_asked_again(attempt, message):
             if attempt.answer is not None:
                 return [AnswerCall(message.reply_to, attempt.answer)]
             attempt.waiting_replies.append(message.reply_to)
             return []
         if attempt is not None or self.attempts.is_closed(attempt_id):
-            return [self._refuse(message, InvalidRequest(f"attempt {attempt_id} is over"))]
+            text = f"attempt {attempt_id} is over, or here for something else"
+            return [self._refuse(message, InvalidRequest(text))]
         if self.is_draining:
             return [self._refuse(message, Draining("this node is draining"))]
         problem = self._limits.problem_with(
@@ -341,57 +334,39 @@ class NodeFlow(ABC):
         )
         if problem is not None:
             return [self._refuse(message, problem)]
-        num_waiting = len(self.scheduler.waiting) + len(self._compiling) + len(self._disk)
+        num_waiting = len(self.scheduler.waiting) + len(self._queue)
         if num_waiting >= self._limits.max_queued_requests:
             full = Overloaded(
                 f"{num_waiting} requests wait on this node",
                 retry_after_s=RETRY_AFTER_S,
             )
             return [self._refuse(message, full)]
-        late = self._shedding.refusal(message.request, self.scheduler.waiting)
+        late = self._shedding.refusal(
+            message.request, self.scheduler.waiting, is_prompt=message.is_prompt
+        )
         if self._limits.sheds and late is not None:
             return [self._refuse(message, late)]
-        return self._submit(message, now_s)
+        if message.ticket is not None and self._is_in_use(message.ticket.lease_token):
+            text = f"lease {message.ticket.lease_token:#x} is in use by another attempt"
+            return [self._refuse(message, InvalidRequest(text))]
+        life = self.prompts if message.is_prompt else self.reservations
+        return life.submit(message, next(self._sequence_ids), now_s)
 
-    def _queue(self, attempt: NodeAttempt, message: Submit, now_s: float) -> list[Effect]:
-        """Pass a sequence to the scheduler, but not before its grammar is compiled.
-
-        A step under a grammar that is not compiled would make all its other requests wait. Returns
-        what begins to read its prefix from disk, for which it waits as well.
-        """
-        effects = self._disk.begin(attempt, now_s) if attempt.pull_token is None else []
-        if message.is_compiling:
-            self._compiling[attempt.id] = message
-        self._add_if_ready(attempt)
-        return effects
-
-    def _add_if_ready(self, attempt: NodeAttempt) -> None:
-        """Pass a sequence to the scheduler, unless it waits for a grammar, a pull or a disk."""
-        is_held = attempt.id in self._compiling or attempt.id in self._disk
-        if attempt.pull_token is None and not is_held:
-            self.scheduler.add(attempt.sequence)
+    def _is_in_use(self, lease_token: int) -> bool:
+        is_attempts = self.attempts.of_lease(lease_token) is not None
+        return is_attempts or lease_token in self.sends or lease_token in self.prompts.pulls
 
     def _on_compiled(self, message: Compiled) -> list[Effect]:
-        held = self._compiling.get(message.attempt)
-        if held is None or held.reply_to != message.reply_to:
-            return []  # the attempt is over, or this tells of a call that asked again
+        held = self._queue.waiting_for(message)
+        if held is None:
+            return []
         attempt = self.attempts.get(message.attempt)
         assert attempt is not None, "an attempt is held until it is over"
-        error = message.error or self._why_not_queued(attempt.sequence, held)
+        error = message.error or self.reservations.why_not_queued(attempt.sequence, held)
         if error is not None:
             return self._fail(attempt, error)
-        del self._compiling[attempt.id]
-        self._add_if_ready(attempt)
+        self._queue.on_compiled(attempt)
         return []
-
-    def _finish(self, attempt: NodeAttempt, *, keep_blocks: bool = False) -> None:
-        """End an attempt's sequence, whether the scheduler knows it yet or not."""
-        is_held = self._disk.forget(attempt.id) or attempt.pull_token is not None
-        is_held |= self._compiling.pop(attempt.id, None) is not None
-        if is_held:
-            attempt.sequence.move_to(SequenceStatus.FINISHED)
-        else:
-            self.scheduler.finish(attempt.sequence, keep_blocks=keep_blocks)
 
     def _on_abort(self, message: AbortAttempt) -> list[Effect]:
         effects: list[Effect] = []
@@ -421,10 +396,20 @@ class NodeFlow(ABC):
             effects.append(emit_error(attempt, error))
         return effects + self._release(attempt)
 
+    def _release(self, attempt: NodeAttempt) -> list[Effect]:
+        return (self.prompts if attempt.is_prompt else self.reservations).release(attempt)
+
     def _refuse(self, message: Submit, error: PdserveError) -> AnswerCall:
-        pool = self.scheduler.pool
-        refusal = CallRefused(error, pool.num_available, max(self.scheduler.num_free_seats, 0))
-        return AnswerCall(message.reply_to, refusal)
+        return refused(self.scheduler, message, error)
+
+    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
+        effects: list[Effect] = []
+        for output in outputs:
+            attempt = self.attempts.of_sequence(output.sequence)
+            assert attempt is not None, "a running sequence belongs to an attempt"
+            life = self.prompts if attempt.is_prompt else self.reservations
+            effects += life.on_output(attempt, output)
+        return effects
 
     def _publish_snapshots(self) -> None:
         """Replace the load and statistics that other threads read."""
@@ -440,9 +425,14 @@ class NodeFlow(ABC):
         return current_load(
             self.scheduler,
             self.statistics.scheduler,
-            num_held=len(self._compiling) + len(self._disk),
+            num_held=len(self._queue),
             is_draining=self.is_draining,
         )
+
+
+def _is_asked_again(attempt: NodeAttempt, message: Submit) -> bool:
+    is_same = (attempt.router, attempt.is_prompt) == (message.router, message.is_prompt)
+    return is_same and not attempt.is_over
 
 
 def _earliest(*times_s: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The life of a request on a prefill node, from the prompt to the last acknowledged block. Pure.
+"""The life of a prompt that is sent on, to the last acknowledged block. Pure.
 
 A request that continues an answer carries the tokens that it has. They are computed after the
 prompt, and the next token is drawn in place of token 0.
@@ -29,31 +29,26 @@ from functools import partial
 from common.errors import InternalError, InvalidRequest, LayoutMismatch, PeerProtocolError
 from common.kv.blocks import blocks_for
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.scheduler import Scheduler
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput
-from kv_transfer.contract import Commit, KVEvent, Ticket, TransferEnded
-from node.flow.attempt_outputs import emit_tokens
+from kv_transfer.contract import Commit, Ticket, TransferEnded
+from node.flow.attempt_outputs import emit_tokens, refused
 from node.flow.attempt_table import HANDED_OFF, NodeAttempt
-from node.flow.flow_limits import FlowLimits
 from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AbortTransfer,
     AnswerCall,
     CommitTransfer,
     Effect,
-    FetchBlocks,
     OpenTransfer,
     PromptAccepted,
     PushBlocks,
     Submit,
 )
-from node.flow.node_flow import NodeFlow
-from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.prefix_pulls import PrefixPulls
 from node.flow.pulls.pull_cost import PullCost
+from node.flow.shared_parts import SharedParts
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Lease token, ordinals, source blocks."""
@@ -68,68 +63,60 @@ class _Staging:
     end: TransferEnded | None = None
 
 
-class PrefillFlow(NodeFlow):
-    """Decisions of a prefill node, which may pull what other nodes have cached."""
+class SentPrompts:
+    """The prompts of a node that are sent on; what others have cached of them may be pulled."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        limits: FlowLimits,
-        *,
-        needs_staging: bool,
-        tickets: Tickets,
-        pull_cost: PullCost,
-        disk_cost: PullCost | None = None,
-        hand_over: HandOver | None = None,
+        self, shared: SharedParts, *, needs_staging: bool, tickets: Tickets, pull_cost: PullCost
     ) -> None:
+        self._scheduler = shared.scheduler
+        self._attempts = shared.attempts
+        self._queue = shared.queue
+        self._copies = shared.copies
+        self._fail = shared.fail
         self._landing_place = tickets.place
-        super().__init__(
-            scheduler,
-            limits,
-            fingerprint=self._landing_place.fingerprint,
-            needs_staging=needs_staging,
-            disk_cost=disk_cost,
-            hand_over=hand_over,
-        )
         copies = self._copies if needs_staging else None
         self.pulls = PrefixPulls(
-            scheduler, tickets, pull_cost, copies=copies, resume=self._add_if_ready
+            self._scheduler, tickets, pull_cost, copies=copies, resume=self._queue.add_if_ready
         )
         self._needs_staging = needs_staging
         self._staging: dict[int, _Staging] = {}
         """Copies out, by lease token, of blocks that are to be pushed."""
         self._tickets: dict[int, Ticket] = {}
 
-    def _submit(self, message: Submit, now_s: float) -> list[Effect]:
+    def __len__(self) -> int:
+        """Return how many transfers are open."""
+        return len(self._tickets)
+
+    def submit(self, message: Submit, sequence_id: int, now_s: float) -> list[Effect]:
+        """Take a new, valid prompt."""
         request, ticket = message.request, message.ticket
         problem = self._problem_with_ticket(message)
         if problem is not None:
-            return [self._refuse(message, problem)]
-        sequence = Sequence(next(self._sequence_ids), request, is_exported=ticket is not None)
+            return [refused(self._scheduler, message, problem)]
+        sequence = Sequence(sequence_id, request, is_exported=ticket is not None)
         attempt = NodeAttempt(
             request.id,
             message.router,
             sequence,
             now_s + request.deadline_s,
             message.received_at_s,
+            is_prompt=True,
         )
-        self.attempts.add(attempt)
+        self._attempts.add(attempt)
         effects: list[Effect] = []
         if message.source is not None:
             effects = self.pulls.begin(attempt, message.source, now_s)
         attempt.answer = PromptAccepted()
-        effects += self._queue(attempt, message, now_s)
+        effects += self._queue.put(attempt, message, now_s)
         effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
-            self.attempts.set_lease(attempt, ticket.lease_token)
+            self._attempts.set_lease(attempt, ticket.lease_token)
             self._tickets[ticket.lease_token] = ticket
             # Opened at once: an open transfer renews its lease while the prompt waits here.
-            priority = request.priority if self.scheduler.has_priorities else 0
+            priority = request.priority if self._scheduler.has_priorities else 0
             effects.append(OpenTransfer(ticket, request.deadline_s, priority))
         return effects
-
-    def _fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
-        return self.pulls.fetch(message, now_s)
 
     def _problem_with_ticket(self, message: Submit) -> InvalidRequest | LayoutMismatch | None:
         request, ticket = message.request, message.ticket
@@ -138,7 +125,7 @@ class PrefillFlow(NodeFlow):
                 return None
             return InvalidRequest(
                 f"max_tokens is {request.sampling.max_tokens} and there is no ticket: "
-                "a prefill node alone draws one token"
+                "a prompt that is not sent on ends with one token"
             )
         here = self._landing_place
         if ticket.fingerprint != here.fingerprint:
@@ -146,7 +133,7 @@ class PrefillFlow(NodeFlow):
                 f"KV layouts differ: here {here.kv_description} ({here.fingerprint}), on "
                 f"{ticket.decode_node} {ticket.kv_description} ({ticket.fingerprint})"
             )
-        size = self.scheduler.limits.block_size
+        size = self._scheduler.limits.block_size
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         num_targets = blocks_for(num_tokens, size) - ticket.num_cached_tokens // size
         if ticket.num_cached_tokens % size or num_targets != len(ticket.target_block_ids):
@@ -154,8 +141,6 @@ class PrefillFlow(NodeFlow):
                 f"the ticket has {len(ticket.target_block_ids)} blocks from token "
                 f"{ticket.num_cached_tokens} on: wanted {num_targets} blocks of {size} tokens"
             )
-        if ticket.lease_token in self._tickets or ticket.lease_token in self.sends:
-            return InvalidRequest(f"lease {ticket.lease_token:#x} is in use by another attempt")
         return None
 
     def pushes(self, step: PlannedStep) -> Pushes[Effect] | None:
@@ -164,15 +149,20 @@ class PrefillFlow(NodeFlow):
         Blocks that are complete already are sent at once, those that the step completes after each
         of its layers.
         """
+        if not self._tickets:
+            return None
         before: list[Effect] = []
         spans: list[_Span] = []
         starts = step.batch.starts.tolist()
         ends = (step.batch.starts + step.batch.num_tokens).tolist()
         for sequence, start, end in zip(step.sequences, starts, ends, strict=True):
-            attempt = self._attempt_of(sequence)
+            if not sequence.is_exported:
+                continue
+            attempt = self._attempts.of_sequence(sequence)
+            assert attempt is not None, "a scheduled sequence belongs to an attempt"
             if attempt.lease_token is None:
                 continue
-            size = self.scheduler.limits.block_size
+            size = self._scheduler.limits.block_size
             is_last = end == sequence.num_known
             for span in self._take_spans(attempt, start // size):
                 before.append(self._push_cached(span))
@@ -196,7 +186,7 @@ class PrefillFlow(NodeFlow):
         staging.num_copies -= 1
         if staging.num_copies == 0:
             del self._staging[lease_token]
-        attempt = self.attempts.of_lease(lease_token)
+        attempt = self._attempts.of_lease(lease_token)
         assert attempt is not None, "an attempt keeps its lease until its copies have ended"
         effects: list[Effect] = []
         if error is not None and not attempt.is_over and staging.end is None:
@@ -215,7 +205,7 @@ class PrefillFlow(NodeFlow):
         The mark stays when the step fails, because its transfers are aborted.
         """
         assert attempt.lease_token is not None
-        size = self.scheduler.limits.block_size
+        size = self._scheduler.limits.block_size
         skip = self._tickets[attempt.lease_token].num_cached_tokens // size
         start = max(attempt.num_pushed_blocks, skip)
         if end <= start:
@@ -224,14 +214,11 @@ class PrefillFlow(NodeFlow):
         source_blocks = tuple(attempt.sequence.block_table[start:end])
         return [(attempt.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
 
-    def _on_outputs(self, outputs: StepOutputs) -> list[Effect]:
-        return [e for output in outputs for e in self._on_first_token(output)]
-
-    def _on_first_token(self, output: StepOutput) -> list[Effect]:
-        attempt = self._attempt_of(output.sequence)
+    def on_output(self, attempt: NodeAttempt, output: StepOutput) -> list[Effect]:
+        """Report token 0, and commit the transfer."""
         effects: list[Effect] = [emit_tokens(attempt, output)]
         if attempt.lease_token is None:
-            self.attempts.remove(attempt)
+            self._attempts.remove(attempt)
             return effects
         if output.finish_reason is not None:
             attempt.is_over = True
@@ -248,11 +235,10 @@ class PrefillFlow(NodeFlow):
             return effects
         return [*effects, CommitTransfer(attempt.lease_token, commit)]
 
-    def _on_kv_event(self, event: KVEvent, now_s: float) -> list[Effect]:
-        if event.lease_token in self.pulls:
-            return self.pulls.on_event(event, now_s)
-        attempt = self.attempts.of_lease(event.lease_token)
-        if attempt is None or not isinstance(event, TransferEnded):
+    def on_transfer_ended(self, event: TransferEnded) -> list[Effect]:
+        """Handle the end of a transfer."""
+        attempt = self._attempts.of_lease(event.lease_token)
+        if attempt is None:
             return []
         staging = self._staging.get(event.lease_token)
         if staging is not None:
@@ -262,10 +248,10 @@ class PrefillFlow(NodeFlow):
 
     def _on_transfer_ended(self, attempt: NodeAttempt, event: TransferEnded) -> list[Effect]:
         ticket = self._tickets.pop(event.lease_token)
-        self.attempts.clear_lease(attempt)
+        self._attempts.clear_lease(attempt)
         attempt.transfer = event.timing
         if event.error is None and event.timing is not None:
-            num_tokens = len(ticket.target_block_ids) * self.scheduler.limits.block_size
+            num_tokens = len(ticket.target_block_ids) * self._scheduler.limits.block_size
             self.pulls.cost.on_sent(num_tokens, event.timing.sending_s)
         error = event.error
         if error is None and attempt.sequence.status is not SequenceStatus.EXPORTING:
@@ -273,28 +259,24 @@ class PrefillFlow(NodeFlow):
         if error is not None and not attempt.is_over:
             return self._fail(attempt, error)
         if attempt.sequence.status is SequenceStatus.EXPORTING:
-            self.scheduler.release(attempt.sequence)
+            self._scheduler.release(attempt.sequence)
         attempt.outcome = attempt.outcome or HANDED_OFF
-        self.attempts.remove(attempt)
+        self._attempts.remove(attempt)
         return []
 
-    def _attempt_of(self, sequence: Sequence) -> NodeAttempt:
-        attempt = self.attempts.of_sequence(sequence)
-        assert attempt is not None, "a scheduled sequence belongs to an attempt"
-        return attempt
-
-    def _release(self, attempt: NodeAttempt) -> list[Effect]:
+    def release(self, attempt: NodeAttempt) -> list[Effect]:
+        """Release an attempt that is not over: its sequence, and its blocks when nobody reads."""
         if attempt.lease_token is None:
             self._end_sequence(attempt)
-            self.attempts.remove(attempt)
+            self._attempts.remove(attempt)
             return self.pulls.leave(attempt)
         attempt.is_over = True
         if attempt.sequence.status is not SequenceStatus.EXPORTING:
-            self._finish(attempt, keep_blocks=True)
+            self._queue.finish(attempt, keep_blocks=True)
         return [AbortTransfer(attempt.lease_token), *self.pulls.leave(attempt)]
 
     def _end_sequence(self, attempt: NodeAttempt) -> None:
         if attempt.sequence.status is SequenceStatus.EXPORTING:
-            self.scheduler.release(attempt.sequence)
+            self._scheduler.release(attempt.sequence)
         else:
-            self._finish(attempt)
+            self._queue.finish(attempt)

@@ -69,16 +69,18 @@ class Shedding:
         return queue_s + length * self._output_s / self._output_tokens
 
     def refusal(
-        self, request: GenerationRequest, waiting: WaitingQueue
+        self, request: GenerationRequest, waiting: WaitingQueue, *, is_prompt: bool = False
     ) -> DeadlineUnreachable | None:
         """Return why a request is refused: it would end after its deadline; else None.
 
-        A request that continues an answer is never refused, nor one that finds no queue.
+        A request that continues an answer is never refused, nor one that finds no queue. Of a
+        prompt that is sent on there is no output here.
         """
         if not waiting or request.output_token_ids:
             return None
         num_ahead = waiting.tokens_ahead(request.priority)
-        num_tokens, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
+        num_tokens = len(request.prompt_token_ids)
+        max_tokens = 0 if is_prompt else request.sampling.max_tokens
         expected_s = self._expected_s(num_ahead + num_tokens, max_tokens)
         if expected_s <= request.deadline_s:
             return None

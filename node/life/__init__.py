@@ -10,5 +10,14 @@ lease_keeper      the node's lease in the placement store
 model_loading     waits at the start that a stop ends
 make_scheduler    the scheduler that a configuration asks for
 prefix_disk       the node's files of prefixes
+possible_roles    the roles that it can be given while it runs
 self_description  the node's record in the placement store, its limits and its log lines
+
+Decisions:
+
+Every node is started able to do the work of every role, without a setting for it: both ends of the
+KV transfer, drafts as configured, a pool that others on the host may read. That takes no memory of
+its own. Two things would: steps with prompts on a decode node with `local_prefill_threshold` 0, and
+`swap_space` on a prefill node. The former keeps its role, the latter recomputes what it preempts as
+a decode node.
 """

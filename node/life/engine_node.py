@@ -16,13 +16,16 @@ from common.settings.config import Config
 from http_serving.process_metrics import process_registry
 from node.control.control_port import ControlPort
 from node.control.drain import NodeDrain
+from node.control.role import NodeRole
 from node.flow.inbox import Inbox
+from node.flow.messages import RoleChanged
 from node.flow.step_progress import expected_token_s
 from node.life.lease_keeper import LeaseKeeper
 from node.life.model_loading import load_unless_stopped, wait_unless_stopped
 from node.life.node_parts import LoadedModel, NodeParts
+from node.life.possible_roles import refused_roles
 from node.life.request_path import RequestPath
-from node.life.self_description import log_loaded_model, node_record
+from node.life.self_description import log_loaded_model, node_records
 from node.life.step_thread import StepThread
 from node.watch.metrics import (
     LeaseCollector,
@@ -69,7 +72,8 @@ class EngineNode:
         control = ControlPort(server.host, server.port, keys)
         with bind_metrics(server.host, server.metrics_port) as listener:
             leaving = NodeDrain(drain or asyncio.Event(), timeout_s=server.drain_timeout_s)
-            registry = process_registry(self._config.role, keys)
+            role = NodeRole(self._config.role, leaving, refused_roles(self._config))
+            registry = process_registry(lambda: role.current, keys)
             # Started first: probes are answered while the model is loaded.
             metrics = MetricsServer(
                 registry,
@@ -80,7 +84,7 @@ class EngineNode:
             metrics.start()
             try:
                 metrics_port = listener.getsockname()[1]
-                await self._load_and_serve(control, registry, metrics_port, stop, leaving)
+                await self._load_and_serve(control, registry, metrics_port, stop, leaving, role)
                 if told_to_end and self._stays_drained(stop, leaving):
                     log.info("drained; the process stays until SIGTERM")
                     self._why_not_serving = "drained"
@@ -96,6 +100,7 @@ class EngineNode:
         metrics_port: int,
         stop: asyncio.Event,
         leaving: NodeDrain,
+        role: NodeRole,
     ) -> None:
         """Load the model, unless the node is told to end before, and serve it until the end."""
         self._why_not_serving = "waiting for the placement store"
@@ -114,7 +119,7 @@ class EngineNode:
         connector = self._parts.make_connector(model, incarnation, inbox.put)
         try:
             path = RequestPath(
-                self._config, self._parts, incarnation, model, connector, inbox, leaving
+                self._config, self._parts, incarnation, model, connector, inbox, leaving, role
             )
             register_node(
                 registry,
@@ -139,14 +144,16 @@ class EngineNode:
                     swap_bytes=model.num_host_blocks * block_bytes,
                 )
             )
-            record = node_record(self._config, model, incarnation, control.port, metrics_port)
+            ports = (control.port, metrics_port)
+            records = node_records(self._config, model, incarnation, ports, role.possible)
             keeper = LeaseKeeper(
                 self._parts.store,
-                record,
+                lambda: records[role.current],
                 path.load,
                 lease_s=self._config.placement.node_lease_s,
                 clock=self._parts.clock,
             )
+            role.on_change(lambda: inbox.put(RoleChanged()), keeper.renew)
             registry.register(LeaseCollector(keeper.failures))
             await self._serve(control, path, keeper, inbox, stop, leaving)
         finally:

@@ -35,14 +35,14 @@ class LeaseKeeper:
     def __init__(
         self,
         store: PlacementStore,
-        record: NodeRecord,
+        current_record: Callable[[], NodeRecord],
         current_load: Callable[[], NodeLoad],
         *,
         lease_s: float,
         clock: Clock,
     ) -> None:
         self._store = store
-        self._record = record
+        self._current_record = current_record
         self._current_load = current_load
         self._lease_s = lease_s
         self._clock = clock
@@ -52,6 +52,7 @@ class LeaseKeeper:
         self._num_failed = 0
         self._warned_at_s = 0.0
         self._has_news = asyncio.Event()
+        self._renewing = asyncio.Lock()
 
     def renew_soon(self) -> None:
         """Send the next heartbeat at once, because the load has changed significantly."""
@@ -68,12 +69,18 @@ class LeaseKeeper:
 
     async def renew(self) -> None:
         """Send one heartbeat. Raises `StaleEpoch` when a later incarnation holds the lease."""
+        # One at a time: an older record must not arrive after a newer one.
+        async with self._renewing:
+            await self._renew()
+
+    async def _renew(self) -> None:
+        record = self._current_record()
         try:
-            await self._store.heartbeat(self._record, self._current_load(), lease_s=self._lease_s)
+            await self._store.heartbeat(record, self._current_load(), lease_s=self._lease_s)
         except PlacementUnavailable as error:
             self._on_failure(error)
         except StaleEpoch:
-            log.error("another process took over as %s", self._record.node_id)
+            log.error("another process took over as %s", record.node_id)
             raise
         else:
             if self._num_failed:
@@ -93,6 +100,6 @@ class LeaseKeeper:
     async def leave(self) -> None:
         """Take the node out of placement."""
         try:
-            await self._store.leave(self._record.incarnation)
+            await self._store.leave(self._current_record().incarnation)
         except PlacementUnavailable as error:
             log.warning("could not leave the placement store; the lease will expire: %s", error)

@@ -15,6 +15,7 @@ from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from engine.core.speculation.speculation import make_speculation
+from node.life.possible_roles import can_decode
 
 
 class SchedulableModel(Protocol):
@@ -50,10 +51,11 @@ class RunningModel(Protocol):
 def speculation_of(config: Config) -> SpeculationConfig:
     """Return how this node drafts.
 
-    A prefill node drafts only by mtp. A decode node finds all other drafts in the tokens itself.
+    A node that can only prefill drafts by nothing but mtp. One that decodes finds all other drafts
+    in the tokens itself.
     """
     speculation = config.speculation
-    if config.role is Role.PREFILL and speculation.speculative_method != "mtp":
+    if speculation.speculative_method != "mtp" and not can_decode(config):
         return replace(speculation, speculative_method="none")
     return speculation
 
@@ -61,7 +63,7 @@ def speculation_of(config: Config) -> SpeculationConfig:
 def host_space_of(config: Config) -> int:
     """Return the host memory for swapped blocks and prefixes, in bytes.
 
-    A prefill node never preempts.
+    A prefill node never preempts. When it is moved to decoding, it recomputes what it preempts.
     """
     can_swap = config.role is not Role.PREFILL and config.scheduling.preemption_mode == "swap"
     swap_space = config.scheduling.swap_space if can_swap else 0

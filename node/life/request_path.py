@@ -15,6 +15,7 @@ from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams
+from node.control.role import NodeRole
 from node.control.router_calls import Replies
 from node.flow.inbox import Inbox
 from node.flow.messages import NodeStatistics, RouterGone
@@ -45,6 +46,7 @@ class RequestPath:
         connector: NodeConnector,
         inbox: Inbox,
         drain: NodeDrain,
+        role: NodeRole,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._model = model
@@ -71,7 +73,7 @@ class RequestPath:
         replies = Replies(loop)
         self.service = ControlService(
             incarnation=incarnation,
-            role=config.role,
+            role=role,
             inbox=inbox,
             replies=replies,
             streams=self._streams,

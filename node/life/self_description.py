@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from common.addresses import host_port
 from common.ids import Incarnation
@@ -23,10 +23,31 @@ from node.life.prefix_disk import disk_index_of
 log = logging.getLogger("pdserve.node")
 
 
-def node_record(
-    config: Config, model: LoadedModel, incarnation: Incarnation, port: int, metrics_port: int
+def node_records(
+    config: Config,
+    model: LoadedModel,
+    incarnation: Incarnation,
+    ports: tuple[int, int],
+    roles: tuple[Role, ...],
+) -> dict[Role, NodeRecord]:
+    """Return the record with which the node registers in each of the roles that it can be given.
+
+    The ports are those of its control service and of its metrics.
+    """
+    return {
+        role: _record(replace(config, role=role), model, incarnation, ports, roles)
+        for role in roles
+    }
+
+
+def _record(
+    config: Config,
+    model: LoadedModel,
+    incarnation: Incarnation,
+    ports: tuple[int, int],
+    roles: tuple[Role, ...],
 ) -> NodeRecord:
-    """Return the record with which the node registers; the ports are those it listens on."""
+    port, metrics_port = ports
     host = advertised_host(config.server)
     disk = disk_index_of(config, model)
     return NodeRecord(
@@ -42,7 +63,7 @@ def node_record(
         max_num_seqs=config.engine.max_num_seqs,
         max_model_len=model.max_model_len,
         kv_description=kv_description(config, model),
-        speculative_method=speculation_of(config).speculative_method,
+        speculative_method=_drafts_by(config),
         version=VERSION,
         protocol=PROTOCOL_VERSION,
         kv_protocol=KV_PROTOCOL_VERSION,
@@ -54,14 +75,20 @@ def node_record(
         device=model.device,
         num_host_blocks=model.num_host_blocks,
         num_disk_blocks=0 if disk is None else disk.most_blocks,
+        roles=roles,
     )
 
 
-def sends_blocks(config: Config) -> bool:
-    """Return whether cached KV can go from this node to a prefill node.
+def _drafts_by(config: Config) -> str:
+    """Return how a node of this role drafts. A prefill node drafts only by mtp."""
+    method = speculation_of(config).speculative_method
+    return method if config.role is not Role.PREFILL or method == "mtp" else "none"
 
-    Shared memory and the lane between cards carry nothing that decode nodes send. With one of them
-    alone no node sends any.
+
+def sends_blocks(config: Config) -> bool:
+    """Return whether cached KV can be asked of a node in this role.
+
+    Where shared memory or the lane between cards is all there is, none is.
     """
     has_both_ways = config.handoff.kv_transport not in ("shm", "ipc")
     return config.role in (Role.PREFILL, Role.DECODE) and has_both_ways

@@ -77,6 +77,7 @@ def build_parser() -> Parser:
     _add_status(commands)
     _add_chat(commands)
     _add_drain(commands)
+    _add_role(commands)
     check = _add_serve(
         commands, "check-config", "refuse what `serve` would, else print what is set"
     )
@@ -167,6 +168,13 @@ def _add_drain(commands: Any) -> None:
     _add_router(command)
 
 
+def _add_role(commands: Any) -> None:
+    command = _add_command(commands, "role", "give a running node another role")
+    command.add_argument("node_id", metavar="NODE_ID", help="name of the node in `pdserve status`")
+    command.add_argument("role", metavar="ROLE", help="prefill, decode or mixed")
+    _add_router(command)
+
+
 def _add_router(command: Parser) -> None:
     """Add the flags that name the router to ask, and the key for it (`commands/router_key.py`)."""
     command.add_argument(
@@ -249,7 +257,11 @@ def _add_api_keys(commands: Any) -> None:
         command.add_argument("file", metavar="FILE", help="the file of keys; `add` makes it")
     for command in (add, revoke):
         command.add_argument("name", metavar="NAME", help="name of the client that uses the key")
-    add.add_argument("--admin", action="store_true", help="the key also allows draining nodes")
+    add.add_argument(
+        "--admin",
+        action="store_true",
+        help="the key also drains and moves nodes",
+    )
     for flag, what in (
         ("--requests-per-minute", "maximum generation requests per minute"),
         ("--max-concurrent", "maximum generation requests at once"),

@@ -89,6 +89,23 @@ examples:
   pdserve drain decode-2 --wait
   pdserve drain prefill-1 --url http://10.0.0.1:8000 --api-key-file keys/client/admin.key
 """,
+    "role": """\
+The node takes new work of another role from now on: prefill, decode or mixed.
+What it has it finishes; no request is refused or begun anew. Every router
+learns of it from the placement store. The role lasts until the node ends: a
+restart begins with the role of its settings. A router with API keys requires
+an administrator's key. The role that the node has already changes nothing.
+
+Exit code 0: the node has the role.
+Exit code 1: there is no such node or no router, the router refused, the node
+was not started so that it can have this role, it leaves, or it is the last
+one that decodes.
+Exit code 2: a flag or the key file is wrong.
+
+examples:
+  pdserve role prefill-2 decode
+  pdserve role decode-1 mixed --url http://10.0.0.1:8000 --api-key-file keys/client/admin.key
+""",
     "check-config": f"""\
 {_SOURCES}
 Exit code 0: the configuration can start, as far as settings and files say. A

@@ -13,7 +13,6 @@ from common.errors import ConfigError, HandoffFailed
 from common.files.keys_folder import Keys
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
-from common.nodes import Role
 from common.settings.config import Config
 from kv_transfer.contract import OnEvent
 from kv_transfer.lanes.card_pool import CardPool
@@ -36,7 +35,8 @@ class KVPlane:
     """Makes the pool's memory, the lanes and the connector of one node.
 
     It is made before the model is loaded, so that an unusable transport is reported at once and the
-    pool can be allocated in its memory. The transport `auto` uses every lane that is available,
+    pool can be allocated in its memory. It sends and receives, whatever the role of the node: that
+    may change. The transport `auto` uses every lane that is available,
     except RDMA in a cluster with a KV key: an RDMA engine lets every machine that reaches it read
     and write the pool, which the key is meant to prevent.
     """
@@ -46,28 +46,25 @@ class KVPlane:
         self._config = config
         self._host = advertised_kv_host(config.server)
         transport = config.handoff.kv_transport
-        is_paired = config.role is not Role.MIXED
         self._is_ipc_only, self._is_shm_only = transport == "ipc", transport == "shm"
-        self._takes_ipc = is_paired and transport in ("auto", "ipc")
-        self._takes_shm = is_paired and transport in ("auto", "shm")
+        self._takes_ipc = transport in ("auto", "ipc")
+        self._takes_shm = transport in ("auto", "shm")
         self._shared: SharedPool | None = None
         key = keys.kv_key_path if keys else config.handoff.kv_key
         self._keys = load_curve_keys(Path(key)) if key else None
-        self._is_rdma_wanted = is_paired and transport == "rdma"
-        takes_rdma = is_paired and transport == "auto" and self._keys is None
+        self._is_rdma_wanted = transport == "rdma"
+        takes_rdma = transport == "auto" and self._keys is None
         self._engine = self._start_engine() if self._is_rdma_wanted or takes_rdma else None
 
     def host_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
         """Return shared memory for the KV pool; None: private memory will do.
 
-        Decode nodes on this host read the pool through it. A pool that prefill nodes write by RDMA
-        requires it too, because it is fenced by moving it to other addresses.
+        Nodes on this host to which this one sends read the pool through it. A pool that others
+        write by RDMA requires it too, because it is fenced by moving it to other addresses.
 
         Raises `ConfigError` when it cannot be allocated and the transport is not `auto`.
         """
-        is_read = self._config.role is Role.PREFILL and self._takes_shm
-        is_written = self._config.role is Role.DECODE and self._engine is not None
-        if not is_read and not is_written:
+        if not self._takes_shm and self._engine is None:
             return None
         try:
             self._shared = SharedPool(num_bytes, is_touched=is_touched)
@@ -119,7 +116,7 @@ class KVPlane:
         try:
             if card is None:
                 raise HandoffFailed("the KV cache is not on a GPU with attention_backend triton")
-            return [IpcLane(layout, card, is_offered=self._config.role is Role.PREFILL)]
+            return [IpcLane(layout, card, is_offered=True)]
         except HandoffFailed as error:
             if self._is_ipc_only:
                 raise ConfigError(
@@ -131,8 +128,7 @@ class KVPlane:
     def _lanes(self, pool: Pool, layout: KVLayout) -> list[Lane]:
         lanes: list[Lane] = []
         if self._takes_shm:
-            is_read = self._config.role is Role.PREFILL
-            lanes.append(ShmLane(layout, self._shared if is_read else None))
+            lanes.append(ShmLane(layout, self._shared))
         if self._engine is not None:
             try:
                 window_bytes = self._config.handoff.kv_window

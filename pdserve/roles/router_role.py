@@ -32,6 +32,7 @@ from router.access.api_key_book import ApiKeyBook
 from router.api.planning.process import PlanningProcess, planning_command
 from router.app import create_app
 from router.cluster.drain import drain_node
+from router.cluster.role import give_role
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
 from router.http.server import bind_http, count_refused, router_limits, serve_http
@@ -70,7 +71,7 @@ async def run_router_role(
     except PdserveError:
         listener.close()
         raise
-    registry = process_registry(Role.ROUTER, keys)
+    registry = process_registry(lambda: Role.ROUTER, keys)
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
     dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
     await dispatcher.start()
@@ -92,6 +93,7 @@ async def run_router_role(
             registry=registry,
             live=live,
             drain_node=partial(drain_node, dispatcher.pool),
+            give_role=partial(give_role, dispatcher.pool),
             api_keys=api_keys,
             tracing=tracing,
         )

@@ -4,5 +4,7 @@ view            readiness, /v1/cluster, and what the live page reads
 troubles        nodes that are missing, not listed, or whose KV no node can take
 cluster_routes  `/ready` and `/v1/cluster`
 shapes          what these endpoints take and answer, for /openapi.json
+admin_calls     what an administrator asks of one node: who may, how, what goes wrong
+role            `POST /v1/cluster/role`: a node is given another role
 drain           `POST /v1/cluster/drain`: a node drains
 """

@@ -94,20 +94,37 @@ class DrainAnswer(TypedDict):
     drain_timeout_s: Annotated[float, Field(ge=0, description="What its requests have to end.")]
 
 
+class RoleBody(TypedDict):
+    node_id: str
+    role: Literal["prefill", "decode", "mixed"]
+
+
+class RoleAnswer(TypedDict):
+    node_id: str
+    epoch: Count
+    role: str
+    earlier_role: str
+
+
 READY_RESPONSES: Responses = {
     **good_response(ReadyAnswer),
     **error_responses(503, answer=NotReadyAnswer, texts={503: "It has not; the reason is there"}),
     **PROBE_ERRORS,
 }
-_DRAIN_ERRORS: dict[int | str, str] = {
+_NODE_ERRORS: dict[int | str, str] = {
     **ERRORS,
     404: "There is no such node",
-    409: "The node has restarted since",
+    409: "The node has restarted since, or leaves, or is the last one that decodes",
     415: "The body is not said to be JSON",
     502: "The node has left, or does not answer",
 }
 DRAIN_RESPONSES: Responses = {
     **good_response(DrainAnswer),
     **COMMON_ERRORS,
-    **error_responses(400, 404, 408, 409, 413, 415, 502, 503, texts=_DRAIN_ERRORS),
+    **error_responses(400, 404, 408, 409, 413, 415, 502, 503, texts=_NODE_ERRORS),
+}
+ROLE_RESPONSES: Responses = {
+    **good_response(RoleAnswer),
+    **COMMON_ERRORS,
+    **error_responses(400, 404, 408, 409, 413, 415, 502, 503, texts=_NODE_ERRORS),
 }

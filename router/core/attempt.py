@@ -119,7 +119,7 @@ class Attempt:
     def drop_plan(self) -> list[Effect]:
         """Give up the planned prefill node, if there is one."""
         planned, self.planned_prefill = self.planned_prefill, None
-        return [] if planned is None else [LegClosed(planned)]
+        return [] if planned is None else [LegClosed(planned, is_prefill=True)]
 
     def place(self) -> Effect:
         """Record where the attempt runs."""
@@ -160,11 +160,12 @@ class Attempt:
 
     def close_leg(self, node: Incarnation) -> Effect:
         """Note that the node holds nothing of this attempt any more."""
-        if node == self.decode:
-            self.decode = None
-        else:
+        is_prefill = node != self.decode
+        if is_prefill:
             self.prefill = None
-        return LegClosed(node)
+        else:
+            self.decode = None
+        return LegClosed(node, is_prefill)
 
     def end(self) -> list[Effect]:
         """Abort what is open, on every node."""

@@ -75,9 +75,13 @@ class SendAbort:
 
 @dataclass(frozen=True, slots=True)
 class LegClosed:
-    """The leg on this node, which `SendReserve` or `SendPrefill` counted, is over: one per leg."""
+    """The leg on this node, which `SendReserve` or `SendPrefill` counted, is over: one per leg.
+
+    `is_prefill`: it was that of the node which computes the prompt for a decode node.
+    """
 
     node: Incarnation
+    is_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.nodes import NodeLoad, NodeRecord, Role
+from common.nodes import NodeLoad, NodeRecord
 
 
 class Held(NamedTuple):
@@ -76,8 +76,3 @@ def _combined(reported: float, own_share: float, still: float, own: float) -> fl
     """Return what others hold, and of this router's what was reported and is still there, or what
     it knows of, if that is more."""
     return reported * (1 - own_share) + max(reported * own_share * still, own)
-
-
-def prompt_tokens_on(role: Role, num_prompt_tokens: int) -> int:
-    """Return the tokens that count on a node of this role: a decode node gets them computed."""
-    return num_prompt_tokens if role is Role.PREFILL else 0

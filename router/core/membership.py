@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.version import PROTOCOL_VERSION, can_speak
 from placement.store import LiveNode
-from router.core.held_load import OwnLoad, prompt_tokens_on
+from router.core.held_load import OwnLoad
 from router.core.known.roster import Roster
 from router.core.policies.query import NodeView
 
@@ -111,6 +111,8 @@ class _Member:
     suspicion: bool | None = None
     """None: it is trusted; otherwise whether it is heard."""
     is_replaced: bool = False
+    role_told_at: int = -1
+    """How often the store was asked before the node told its role."""
     own: OwnLoad = field(default_factory=OwnLoad)
 
     @property
@@ -134,7 +136,7 @@ class Membership:
         self._store_grace_s = store_grace_s
         self._members: dict[Incarnation, _Member] = {}
         self._is_store_away = False
-        self._num_listed = 0
+        self._num_listed = self._num_asked = 0
         self._asked_at_s = math.inf
         self._waited_s = 0.0
         self._left_out: dict[Incarnation, NodeRecord] = {}
@@ -164,6 +166,7 @@ class Membership:
 
     def on_asking(self) -> None:
         """Take that the store is asked now: nodes lost until here have left, if it lists none."""
+        self._num_asked += 1
         self._gone_before.update(self._gone)
         self._gone.clear()
 
@@ -242,18 +245,32 @@ class Membership:
             self._changed.add(incarnation)
         return [StreamLost(incarnation)]
 
-    def on_leg_opened(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
-        """Count one more request that the node was asked to hold."""
+    def on_role(self, incarnation: Incarnation, role: Role) -> None:
+        """Take that a node has this role, as it says itself when it has told the store.
+
+        A listing that was asked for before says less.
+        """
         member = self._members.get(incarnation)
         if member is not None:
-            member.own.open(prompt_tokens_on(member.record.role, num_prompt_tokens))
+            member.role_told_at = self._num_asked
+            member.record = replace(member.record, role=role)
             self._changed.add(incarnation)
 
-    def on_leg_closed(self, incarnation: Incarnation, num_prompt_tokens: int) -> None:
+    def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
+        """Count one more request that the node was asked to hold.
+
+        `num_tokens` are those of a prompt that it computes for a decode node; 0 on that one.
+        """
+        member = self._members.get(incarnation)
+        if member is not None:
+            member.own.open(num_tokens)
+            self._changed.add(incarnation)
+
+    def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
-            member.own.close(prompt_tokens_on(member.record.role, num_prompt_tokens))
+            member.own.close(num_tokens)
             self._changed.add(incarnation)
 
     def nodes(self) -> Roster:
@@ -362,7 +379,10 @@ class Membership:
         if member is None:
             self._members[incarnation] = _Member(node.record, node.load, self._waited_s)
             return
-        member.record, member.load, member.listed_at_s = node.record, node.load, self._waited_s
+        record = node.record
+        if member.role_told_at == self._num_asked:
+            record = replace(record, role=member.record.role)
+        member.record, member.load, member.listed_at_s = record, node.load, self._waited_s
         member.own.on_listing()
 
     def _replace(self, listed: Collection[Incarnation]) -> None:

@@ -122,7 +122,8 @@ class Placer:
             return _Found(None, prefill, "one token: prefill alone")
         decoders = _with_a_path(able.decoders, prefillers, avoided)
         decode = self._pick(decoders, query, query.last.decode)
-        partner = self._partner(decode, prefillers, query, avoided)
+        is_mixed = decode.record.role is Role.MIXED
+        partner = None if is_mixed else self._partner(decode, prefillers, query, avoided)
         reason = self._reason(decode, query, len(decoders))
         if partner is None and decode.record.role is Role.DECODE:
             reason = f"{reason}, {_why_alone(decode, prefillers)}: local prefill"
@@ -161,12 +162,13 @@ class Placer:
         query: Query,
         avoided: Set[Pair],
     ) -> NodeView | None:
-        if decode.record.role is Role.MIXED:
-            return None
+        """Return the best node to compute a prompt for `decode`, whose role may have changed since
+        it was chosen: it is not its own partner."""
         pairs = [
             node
             for node in _with_same_kv(decode, prefillers)
             if (node.incarnation, decode.incarnation) not in avoided
+            and node.incarnation != decode.incarnation
         ]
         return self._pick(pairs, query, query.last.prefill) if pairs else None
 

@@ -6,6 +6,7 @@ node_calls          calls to nodes on behalf of a request
 unsent_calls        calls and aborts that wait to be sent
 waiting_calls       calls that wait for a reply, each with its deadline
 node_clients        the router's end of one node: one stream, both ways
+calls_beside        calls beside that stream: to leave, and to take another role
 node_listener       what that end tells its owner
 fairness            how much of a burst of outputs is passed on before others have a turn
 silence             when a node has been silent for too long

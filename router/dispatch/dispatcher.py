@@ -296,8 +296,9 @@ class Dispatcher:
                         client.abort_nowait(effect.attempt)
                 case Accepted():
                     choice.sink.on_accepted()
-                case LegClosed():
-                    self.pool.membership.on_leg_closed(effect.node, choice.num_prompt_tokens)
+                case LegClosed(node, is_prefill):
+                    num_tokens = choice.num_prompt_tokens if is_prefill else 0
+                    self.pool.membership.on_leg_closed(node, num_tokens)
                 case PlaceRecord():
                     self._place(choice, effect)
                 case Unplace():
@@ -327,9 +328,9 @@ class Dispatcher:
 
     def _reserve(self, choice: RunningChoice, effect: SendReserve) -> None:
         node, attempt = effect.node, effect.request.id
-        for holder in (node, effect.prefill):
-            if holder is not None:
-                self.pool.membership.on_leg_opened(holder, choice.num_prompt_tokens)
+        self.pool.membership.on_leg_opened(node, 0)
+        if effect.prefill is not None:
+            self.pool.membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
         feed = partial(self._feed, choice)
         call = ReserveCall(feed, choice.flow, node, attempt, self._clock.now_s)

@@ -44,6 +44,7 @@ from protos.transport_security import open_channel
 from router.core.known.block_reports import ReportReader
 from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant, PrefillGrant
+from router.dispatch.calls_beside import CallsBeside
 from router.dispatch.echoes import UNREACHED_S, Echoes
 from router.dispatch.fairness import (
     FEW_OUTPUTS,
@@ -66,7 +67,6 @@ from router.dispatch.waiting_calls import (
 
 log = logging.getLogger("pdserve.router.nodes")
 
-DRAIN_CALL_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
@@ -123,6 +123,7 @@ class NodeClient:
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
         self._keys = keys
         self._open_channel()
+        self.beside = CallsBeside(self._node, self._envelope, lambda: self._stub)
         self._is_heard = False
         self._stuck_s = 0.0
         self._is_closed = False
@@ -246,26 +247,6 @@ class NodeClient:
     async def wait_sent(self) -> None:
         """Return when the transport has every queued call and abort, or the stream is lost."""
         await self._unsent.wait_sent()
-
-    async def drain(self) -> float:
-        """Ask the node to leave; return the seconds that it gives to running requests.
-
-        Raises `NodeLost` when it has left, or the typed error of the failed call.
-        """
-        message = pb.DrainRequest(envelope=self._envelope)
-        try:
-            reply: pb.DrainReply = await self._stub.Drain(message, timeout=DRAIN_CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as failed:
-            raise error_of(failed.code(), f"{self._node}: {failed.details()}") from failed
-        except grpc.aio.UsageError as closed:
-            raise NodeLost(f"{self._node} has left: {closed}") from closed
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The channel was closed under the call.
-            raise NodeLost(f"{self._node} has left") from None
-        return reply.timeout_ms / 1000
 
     def _ask(
         self,

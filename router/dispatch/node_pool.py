@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from common.errors import NodeLost
 from common.files.keys_folder import Keys
 from common.ids import Incarnation
 from common.nodes import NodeRecord, Role
@@ -92,6 +93,24 @@ class NodePool:
         """Return whether cached blocks can be asked of a node by their hashes."""
         client = self.client(node)
         return client is not None and client.sends_blocks
+
+    async def set_role(self, node: Incarnation, role: Role) -> None:
+        """Have a node take new work of another role from now on; what it has it finishes.
+
+        The role that it has already is fine. When this returns, the store and this router know it;
+        other routers learn it from the store. Which roles a node can be given says
+        `NodeRecord.can_become`.
+
+        Raises `InvalidRequest` where the node cannot have the role, `Draining` when it leaves,
+        `StaleEpoch` when it has restarted, and `NodeLost` or `DeadlineExceeded` when it has left or
+        does not answer.
+        """
+        client = self.client(node)
+        if client is None:
+            raise NodeLost(f"{node} has left")
+        await client.beside.set_role(role)
+        self.membership.on_role(node, role)
+        self._should_refresh.set()
 
     async def run(self, router: Incarnation) -> None:
         """Refresh, and watch the nodes, until cancelled."""

@@ -13,8 +13,7 @@ streams       the stream of a router and a node: what gRPC over TCP does to mess
 nodes         a node whose process stops, freezes and restarts
 kv_wires      the real machines of `kv_transfer`, on connections that break
 leases        the store's leases: pure
-paths         which hosts reach which others
-process       one process's clock, and what happens while it does not run
+hosts         the clock of each process, and which hosts reach which others
 steps         steps whose tokens depend on every block that they read
 contents      blocks of KV with contents, and the answers that follow from them: pure
 

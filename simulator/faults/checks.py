@@ -11,7 +11,6 @@ from common.errors import InternalError
 from common.kv.blocks import BlockHash, hash_full_blocks
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.sequences.status import SequenceStatus
-from node.flow.prefill import PrefillFlow
 from simulator.faults.contents import (
     STOP_TOKEN_ID,
     Numbers,
@@ -57,11 +56,9 @@ def check_node(node: FaultyNode) -> None:
         if uses - {BlockUse.RECEIVING, BlockUse.QUARANTINED}:
             raise Violation(f"{node.me} has a landing on blocks that are used otherwise")
         attempt = flow.attempts.of_lease(token)
-        if isinstance(flow, PrefillFlow):
-            is_awaited = token in flow.pulls
-        else:
-            waiting = SequenceStatus.WAITING_FOR_KV
-            is_awaited = attempt is not None and attempt.sequence.status is waiting
+        waiting = SequenceStatus.WAITING_FOR_KV
+        is_awaited = attempt is not None and attempt.sequence.status is waiting
+        is_awaited = is_awaited or token in flow.prompts.pulls
         if not is_awaited:
             raise Violation(f"{node.me} has a landing that nobody waits for")
 

@@ -14,11 +14,10 @@ from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
 from simulator.faults.history import AskedRequest, Fault, History
+from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kv_wires import KVWires
 from simulator.faults.leases import Leases
 from simulator.faults.nodes import FaultyNode, layout_of
-from simulator.faults.paths import Paths
-from simulator.faults.process import ProcessClock
 from simulator.faults.router import Answered, FaultyRouter
 from simulator.faults.shape import node_names
 from simulator.timeline import Timeline

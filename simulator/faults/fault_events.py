@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simulator.faults.history import ROUTER, STORE, Fault, FaultKind
-from simulator.faults.process import ProcessClock
+from simulator.faults.hosts import ProcessClock
 
 if TYPE_CHECKING:
     from simulator.faults.cluster import FaultyCluster

@@ -37,8 +37,7 @@ from kv_transfer.shared.effects import Emit, Peer
 from kv_transfer.shared.limits import MAX_WAIT_S, Limits
 from kv_transfer.wire import frames
 from simulator.faults.contents import KVMemory, Numbers
-from simulator.faults.paths import Paths
-from simulator.faults.process import ProcessClock
+from simulator.faults.hosts import Paths, ProcessClock
 from simulator.timeline import Timeline
 
 LANE, VERIFY = "zmq", "block"

@@ -16,17 +16,15 @@ from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from kv_transfer.contract import OnEvent
 from kv_transfer.shared.limits import Limits
-from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Answer, AskBlocks
 from node.flow.node_flow import NodeFlow
-from node.flow.prefill import PrefillFlow
 from node.flow.pulls.pull_cost import PullCost
 from node.life.make_scheduler import make_scheduler
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
+from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv_wires import KVEnd, KVWires
-from simulator.faults.process import ProcessClock
 from simulator.faults.shape import MODEL, Shape, config_of
 from simulator.faults.steps import TOKEN_S, ComputedExecution
 from simulator.node import NodeSaid, SimulatedNode
@@ -209,21 +207,11 @@ def _flow(
         kv_description=facts.layout.description,
         lease_s=config.handoff.lease_s,
     )
-    if config.role is Role.PREFILL:
-        cost = PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S)
-        return PrefillFlow(
-            scheduler,
-            limits,
-            needs_staging=False,
-            tickets=Tickets(place, new_lease_token),
-            pull_cost=cost,
-        )
-    is_mixed = config.role is Role.MIXED
-    return DecodeFlow(
+    return NodeFlow(
         scheduler,
         limits,
-        local_prefill_threshold=None if is_mixed else config.handoff.local_prefill_threshold,
-        place=place,
-        new_lease_token=new_lease_token,
+        tickets=Tickets(place, new_lease_token),
         needs_staging=False,
+        local_prefill_threshold=config.handoff.local_prefill_threshold,
+        pull_cost=PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S),
     )

@@ -25,10 +25,9 @@ from router.core.membership import (
 )
 from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
+from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
 from simulator.faults.nodes import FaultyNode
-from simulator.faults.paths import Paths
-from simulator.faults.process import ProcessClock
 from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid

@@ -18,7 +18,7 @@ from simulator.faults.contents import (
     token_of,
     total_of,
 )
-from simulator.faults.process import ProcessClock
+from simulator.faults.hosts import ProcessClock
 
 TOKEN_S = 50e-6
 _States = list[list[int]]

@@ -18,9 +18,8 @@ from node.flow.messages import Message, RouterGone, Submit
 from router.dispatch.echoes import Echoes
 from router.dispatch.node_clients import UNREACHED, backoff_s
 from router.dispatch.silence import Silence, SilenceVerdict
+from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.nodes import FaultyNode
-from simulator.faults.paths import Paths
-from simulator.faults.process import ProcessClock
 from simulator.node import NodeSaid
 from simulator.timeline import Timeline
 

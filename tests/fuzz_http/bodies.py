@@ -14,7 +14,7 @@ Fields = dict[str, Any]
 
 POSTED = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    *("/tokenize", "/detokenize", "/v1/cluster/drain"),
+    *("/tokenize", "/detokenize", "/v1/cluster/drain", "/v1/cluster/role"),
 )
 MOST_BYTES = 11 << 20
 """A router takes 10 MiB."""

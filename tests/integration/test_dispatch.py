@@ -23,7 +23,9 @@ from common.request import FinishReason, GenerationRequest, RequestCounts, Sampl
 from common.version import PROTOCOL_VERSION, VERSION
 from protos import pdserve_node_pb2 as pb
 from protos.codec import refusal_to_proto
-from router.cluster.drain import DrainingNode, UnknownNode, drain_node
+from router.cluster.admin_calls import UnknownNode
+from router.cluster.drain import DrainingNode, drain_node
+from router.cluster.role import give_role
 from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import DispatcherView
 from router.core.generation import TokenChunk
@@ -215,6 +217,20 @@ async def test_a_node_is_drained_in_the_life_that_is_known(cluster: Cluster) -> 
     await d.die()
     with pytest.raises(NodeLost):
         await drain_node(router.pool, "d0")
+
+
+async def test_a_node_of_an_earlier_release_keeps_its_role(cluster: Cluster) -> None:
+    d = await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    with pytest.raises(InvalidRequest, match="d0#1 is of an earlier version"):
+        await give_role(router.pool, "d0", Role.PREFILL)
+    assert [node.record.role for node in router.pool.nodes()] == [Role.DECODE] * 2
+    with pytest.raises(UnknownNode):
+        await give_role(router.pool, "d2", Role.MIXED)
+    await d.die()
+    with pytest.raises(NodeLost):
+        await give_role(router.pool, "d0", Role.PREFILL)
 
 
 async def test_the_prefill_node_may_die_once_decode_has_started(cluster: Cluster) -> None:

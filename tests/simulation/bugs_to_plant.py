@@ -22,22 +22,10 @@ class Bug(NamedTuple):
 
 ROUTER = [
     Bug(
-        "tokens of an attempt that was given up are passed on",
-        "router.core.request_flow",
-        "attempt = self._attempts.find(output.id)\n        if attempt is None or not",
-        "attempt = self._attempts.main\n        if attempt is None or not",
-    ),
-    Bug(
         "a chunk of tokens is emitted twice",
         "router.core.request_flow",
         "        self._out.append(chunk)\n        other",
         "        self._out += [chunk, chunk]\n        other",
-    ),
-    Bug(
-        "tokens that come in order are emitted from the wrong index",
-        "router.core.token_ledger",
-        "after.num_emitted = after.num_before = self.num_emitted",
-        "after.num_emitted = self.num_emitted\n        after.num_before = 0",
     ),
     Bug(
         "a continued attempt goes on after other tokens than those that were emitted",
@@ -66,7 +54,7 @@ ROUTER = [
     Bug(
         "a planned prefill node is counted on after it was not needed",
         "router.core.attempt",
-        "        return [] if planned is None else [LegClosed(planned)]",
+        "        return [] if planned is None else [LegClosed(planned, is_prefill=True)]",
         "        return []",
     ),
     Bug(
@@ -74,18 +62,6 @@ ROUTER = [
         "router.core.membership",
         "if incarnation.epoch < latest.get(incarnation.node_id, 0):",
         "if incarnation.epoch >= latest.get(incarnation.node_id, 0):",
-    ),
-    Bug(
-        "a request that waits for a node does not ask again",
-        "router.core.request_flow",
-        "            self._candidates.on_waited()\n            self._choose_again()\n",
-        "            self._candidates.on_waited()\n",
-    ),
-    Bug(
-        "the second attempt goes on after the first one has sent a token",
-        "router.core.request_flow",
-        "        if other is not None:\n            self._drop(other)\n",
-        "        if other is not None:\n            pass\n",
     ),
     Bug(
         "the deadline of a request is not held",
@@ -123,31 +99,25 @@ NODE = [
     Bug(
         "blocks in quarantine are not freed when their writer has stopped",
         "node.flow.decode",
-        "            self.scheduler.end_quarantine(sequence)\n",
+        "            self._scheduler.end_quarantine(sequence)\n",
         "            pass\n",
     ),
     Bug(
         "decoding begins with another token than the one that was drawn",
         "node.flow.decode",
-        "        first = self.scheduler.land(sequence, commit.first_token_id, draft",
-        "        first = self.scheduler.land(sequence, commit.first_token_id ^ 2, draft",
+        "        first = self._scheduler.land(sequence, commit.first_token_id, draft",
+        "        first = self._scheduler.land(sequence, commit.first_token_id ^ 2, draft",
     ),
     Bug(
         "a finished sequence stays in the table",
         "node.flow.decode",
-        "                self.attempts.remove(attempt)\n            effects.append(emit_tokens",
-        "                pass\n            effects.append(emit_tokens",
-    ),
-    Bug(
-        "blocks are freed while a transfer still reads them",
-        "node.flow.prefill",
-        "            self._finish(attempt, keep_blocks=True)",
-        "            self._finish(attempt)",
+        "            self._attempts.remove(attempt)\n        return [emit_tokens",
+        "            pass\n        return [emit_tokens",
     ),
     Bug(
         "blocks are kept when their transfer has ended",
         "node.flow.prefill",
-        "            self.scheduler.release(attempt.sequence)\n"
+        "            self._scheduler.release(attempt.sequence)\n"
         "        attempt.outcome = attempt.outcome or HANDED_OFF",
         "            pass\n        attempt.outcome = attempt.outcome or HANDED_OFF",
     ),
@@ -156,30 +126,6 @@ NODE = [
         "node.flow.prefill",
         "        return [*effects, CommitTransfer(attempt.lease_token, commit)]",
         "        return effects",
-    ),
-    Bug(
-        "blocks are pushed before they are complete",
-        "node.flow.prefill",
-        "blocks_for(end, size) if is_last else end // size)",
-        "blocks_for(end, size))",
-    ),
-    Bug(
-        "a prompt is not waked when its pull fails",
-        "node.flow.pulls.prefix_pulls",
-        "            self._resume(attempt)\n",
-        "            if outcome is PullOutcome.LANDED:\n                self._resume(attempt)\n",
-    ),
-    Bug(
-        "blocks of a pull are freed while they may be written",
-        "node.flow.pulls.prefix_pulls",
-        "                self._fail(token, now_s, is_missed=isinstance(error, GivenUp))\n",
-        "                self._free(token, now_s)\n",
-    ),
-    Bug(
-        "blocks that another node pulled stay pinned",
-        "node.flow.pulls.prefix_sends",
-        "                self._transfers.unpin(send.block_ids)",
-        "                pass",
     ),
 ]
 
@@ -209,19 +155,6 @@ ENGINE = [
         "            block_ids = [b for b in block_ids if b not in written][:-1]\n",
     ),
     Bug(
-        "a preempted sequence counts as computed",
-        "engine.core.holdings",
-        "        sequence.num_computed = 0\n        sequence.num_hashed_blocks = 0\n",
-        "        sequence.num_hashed_blocks = 0\n",
-    ),
-    Bug(
-        "blocks are swapped in to the wrong places",
-        "engine.core.swapping",
-        "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]\n",
-        "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]\n"
-        "            block_ids = block_ids[::-1]\n",
-    ),
-    Bug(
         "KV of a wrong draft is kept",
         "engine.core.step.step_results",
         "        sequence.num_computed = sequence.num_known - 1\n        sequence.take_drafts",
@@ -233,22 +166,6 @@ ENGINE = [
         "num_output >= max_tokens or",
         "num_output > max_tokens or",
     ),
-    Bug(
-        "a sequence whose KV has landed does not run",
-        "engine.core.holdings",
-        "        sequence.move_to(SequenceStatus.RUNNING_DECODE)\n"
-        "        self.running.add(sequence)",
-        "        sequence.move_to(SequenceStatus.RUNNING_DECODE)",
-    ),
-    Bug(
-        "a pulled prefix is findable although it failed",
-        "engine.core.prefix_transfers",
-        "            self._failed.add(prefix)\n            self._pool.quarantine(prefix.block_ids)",
-        "            self._failed.add(prefix)\n"
-        "            self._pool.start_running(prefix.block_ids)\n"
-        "            for one, name in zip(prefix.block_ids, prefix.block_hashes, strict=True):\n"
-        "                self._pool.publish(one, name)",
-    ),
 ]
 
 KV = [
@@ -259,23 +176,10 @@ KV = [
         "            self.pending.extendleft(reversed(parts[1:]))",
     ),
     Bug(
-        "a commit is not sent again after a reconnect",
-        "kv_transfer.sending.transfer",
-        "        self._is_commit_sent = False\n        self.requeue(unacknowledged)",
-        "        self.requeue(unacknowledged)",
-        faults=(FaultKind.LOSS,),
-    ),
-    Bug(
         "the sender names the wrong generation",
         "kv_transfer.sending.machine",
         "begin = frames.Begin(transfer.token, transfer.ticket.generation)",
         "begin = frames.Begin(transfer.token, transfer.ticket.generation + 1)",
-    ),
-    Bug(
-        "what is in flight is not given back when a connection breaks",
-        "kv_transfer.sending.link",
-        "        flights = self.channels.take_all()\n        self._landed_or_lost(flights)\n",
-        "        flights = self.channels.take_all()\n",
     ),
     Bug(
         "a peer that is silent is waited for",
@@ -296,30 +200,11 @@ KV = [
         "        return ended",
     ),
     Bug(
-        "a transfer ends twice",
-        "kv_transfer.sending.machine",
-        "        return [Emit(TransferEnded(transfer.token, error))]",
-        "        return [Emit(TransferEnded(transfer.token, error))] * 2",
-    ),
-    Bug(
-        "an abort of a transfer is not sent again after a reconnect",
-        "kv_transfer.sending.machine",
-        "        if transfer.state is HandoffState.ABORTING:\n"
-        "            return link.abort_frames(transfer.ticket)\n        if",
-        "        if transfer.state is HandoffState.ABORTING:\n            return []\n        if",
-    ),
-    Bug(
         "a connection that lost its session is not opened again",
         "kv_transfer.sending.machine",
         "                if code == frames.NO_SESSION:\n"
         "                    return self.on_link_lost(link.peer, now_s)",
         "                if code == frames.NO_SESSION:\n                    return []",
-    ),
-    Bug(
-        "DATA of a frame that was lost is not missed",
-        "kv_transfer.receiving.sessions",
-        "        if seq != self.num_consumed:\n",
-        "        if seq < self.num_consumed:\n",
     ),
 ]
 

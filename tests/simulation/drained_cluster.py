@@ -27,9 +27,9 @@ class Cluster(World):
     def __init__(self, *, threshold: int | None = 6, size: NodeSize | None = None) -> None:
         size = size or NodeSize(budget=6)
         super().__init__(threshold=threshold, prefill=size, decode=size)
-        self.e = self._add(OTHER_DECODE, size, self._decode_flow(threshold, OTHER_DECODE))
+        self.e = self._add(OTHER_DECODE, size, self._flow(threshold, OTHER_DECODE))
         if threshold is not None:
-            self.q = self._add(OTHER_PREFILL, size, self._prefill_flow(OTHER_PREFILL))
+            self.q = self._add(OTHER_PREFILL, size, self._flow(me=OTHER_PREFILL))
         self.gone: list[Node] = []
         router: Any = FlowRouter(
             ROUTER,

@@ -189,7 +189,9 @@ class FlowRouter:
                     submit = self._submit(client, effect.node, effect.request)
                     ticket = cast("Ticket | None", effect.ticket)
                     source = None if effect.source is None else PrefixSource(*effect.source)
-                    self._send(effect.node, Submit(**submit, ticket=ticket, source=source))
+                    self._send(
+                        effect.node, Submit(**submit, is_prompt=True, ticket=ticket, source=source)
+                    )
                 case SendAbort(node, attempt):
                     self._send(node, AbortAttempt(self.me, (attempt,)))
                 case TokenChunk() as chunk:

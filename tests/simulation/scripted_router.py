@@ -109,23 +109,28 @@ class ScriptedRouter:
             router=self.me,
             reply_to=self._new_call(asked, self.decode),
             received_at_s=self._clock.now_s(),
+            must_prefill_locally=self.prefill is None,
             may_wait=asked.may_wait,
         )
         self.send(self.decode, submit)
 
     def send_prefill(self, asked: Asked) -> None:
-        """Ask the prefill node."""
-        assert self.prefill is not None
+        """Ask the prefill node; the other one where that holds the reservation, since it was given
+        another role."""
         ticket = None if asked.ticket is None else self.change_ticket(asked.ticket)
+        has_moved = ticket is not None and ticket.decode_node == self.prefill
+        node = self.decode if has_moved else self.prefill
+        assert node is not None
         submit = Submit(
             request=asked.request,
             router=self.me,
-            reply_to=self._new_call(asked, self.prefill),
+            reply_to=self._new_call(asked, node),
             received_at_s=self._clock.now_s(),
+            is_prompt=True,
             ticket=ticket,
             source=self._source(ticket),
         )
-        self.send(self.prefill, submit)
+        self.send(node, submit)
 
     def _source(self, ticket: Ticket | None) -> PrefixSource | None:
         if self.source is not None or ticket is None or not self.may_pull:

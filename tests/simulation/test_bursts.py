@@ -116,8 +116,8 @@ class BurstCluster:
         assert choice.decode is not None
         assert choice.prefill is not None
         request = Request(self.nodes[choice.prefill], self.nodes[choice.decode])
-        for node in (choice.prefill, choice.decode):
-            self.members.on_leg_opened(node, PROMPT_TOKENS)
+        self.members.on_leg_opened(choice.prefill, PROMPT_TOKENS)
+        self.members.on_leg_opened(choice.decode, 0)
         request.prefill.prompts.append(request)
         return request.prefill
 
@@ -134,7 +134,7 @@ class BurstCluster:
                 one.left_s -= STEP_S
                 if one.left_s <= 0:
                     node.decodes.remove(one)
-                    self.members.on_leg_closed(node.me, PROMPT_TOKENS)
+                    self.members.on_leg_closed(node.me, 0)
             if self._is_due(node.phase_s):
                 node.reported = node.load()
         if self._is_due(self.poll_phase_s):

@@ -37,7 +37,7 @@ class Leaving(World):
     def __init__(self, *, caching: bool = False, num_blocks: int = 48) -> None:
         size = NodeSize(num_blocks=48)
         super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=caching))
-        self.q = self._add(OTHER, NodeSize(num_blocks=num_blocks), self._prefill_flow(OTHER))
+        self.q = self._add(OTHER, NodeSize(num_blocks=num_blocks), self._flow(me=OTHER))
 
     def drain(self, node: Node) -> tuple[BlockHash, ...]:
         """The node drains and is empty; return what it offers."""

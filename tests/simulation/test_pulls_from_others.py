@@ -37,7 +37,7 @@ class Three(World):
     def __init__(self, *, num_blocks: int = 48) -> None:
         size = NodeSize(num_blocks=num_blocks)
         super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=False))
-        self.q = self._add(OTHER, size, self._prefill_flow(OTHER))
+        self.q = self._add(OTHER, size, self._flow(me=OTHER))
 
     def the_first(self) -> Asked:
         """`p` computes the shared prompt."""
@@ -330,7 +330,7 @@ def test_a_pull_for_nobody_is_refused() -> None:
     for gone in asked:
         world.router.abort(gone)
     world.step(frames=False)
-    assert not [t for t in world.q.connector.landings if t in world.q.flow.pulls]  # type: ignore[attr-defined]
+    assert not [t for t in world.q.connector.landings if t in world.q.flow.prompts.pulls]
     world.settle()
     world.check_closed()
 

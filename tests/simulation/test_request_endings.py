@@ -116,7 +116,7 @@ def decoding(world: World) -> Asked:
 
 
 def computing_locally(world: World) -> Asked:
-    world.d.flow._local_prefill_threshold = None  # type: ignore[attr-defined]
+    world.router.prefill = None
     asked = ask(world)
     world.step_until(lambda: world.d.num_steps == 1)
     assert status(world, asked, "d") is SequenceStatus.RUNNING_PREFILL

@@ -13,7 +13,7 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.sequences.waiting_queue import WaitingQueue
 from kv_transfer.contract import Ticket
-from node.flow.messages import CallRefused
+from node.flow.messages import CallRefused, RoleChanged
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
 from tests.support.engine.choices import MODES, ORDERS, REQUEUES
@@ -163,6 +163,23 @@ def test_what_would_end_too_late_is_refused_where_it_is_asked_for() -> None:
         outcomes[sheds] = hasty.outcomes
         world.check_closed()
     assert outcomes == {False: ["finished"], True: ["refused: deadline_unreachable"]}
+
+
+def test_how_fast_the_queue_of_an_earlier_role_was_says_nothing() -> None:
+    size = NodeSize(seats=1, num_blocks=24, scheduling=scheduling(shed=True))
+    world = World(threshold=None, decode=size)
+    for i in range(6):
+        ask(world, seed=i, max_tokens=8, deadline_s=600.0)
+    world.messages_arrive()
+    for _ in range(12):
+        world.d.turn()
+        world.clock.advance(1.0)
+    world.to_nodes.append((DECODE, RoleChanged()))
+    hasty = ask(world, seed=8, max_tokens=8, deadline_s=20.0)
+    world.messages_arrive()
+    world.settle()
+    assert hasty.outcomes == ["finished"]
+    world.check_closed()
 
 
 @pytest.mark.covers("F50", "S34")

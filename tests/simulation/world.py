@@ -30,7 +30,6 @@ from engine.core.speculation.speculation import make_speculation
 from engine.prefix_disk.block_file import HEADER_BYTES
 from engine.prefix_disk.block_folder import BlockFolder
 from engine.step_loop import StepLoop
-from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
@@ -46,7 +45,6 @@ from node.flow.messages import (
 )
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
-from node.flow.prefill import PrefillFlow
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
@@ -58,6 +56,8 @@ from tests.support.engine.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunne
 from tests.support.kv.fake_kv_network import FakeConnector, FakeKVNetwork
 
 BLOCK_SIZE = 4
+EVERY_PROMPT = 1 << 30
+"""A threshold below which every prompt is."""
 LEASE_S = 10.0
 PREFILL, DECODE, ROUTER = Incarnation("p", 1), Incarnation("d", 1), Incarnation("r", 1)
 
@@ -211,7 +211,7 @@ class Node:
                 assert use in (BlockUse.RECEIVING, BlockUse.QUARANTINED), "reused under a writer"
         for token, landing in self.connector.landings.items():
             attempt = self.flow.attempts.of_lease(token)
-            if isinstance(self.flow, PrefillFlow) and token in self.flow.pulls:
+            if token in self.flow.prompts.pulls:
                 held = self.scheduler.prefix_transfers.held_block_ids
                 assert set(landing.ticket.target_block_ids) <= held
                 continue
@@ -308,9 +308,9 @@ class World:
         """What computing a token is expected to take, where a pull is thought of."""
         self.pull_cost = PullCost(1.0, lambda num_tokens: num_tokens * self.token_s)
         self._lease_tokens = count(101)
-        self.d = self._add(DECODE, decode or NodeSize(), self._decode_flow(threshold))
+        self.d = self._add(DECODE, decode or NodeSize(), self._flow(threshold))
         if threshold is not None:
-            self.p = self._add(PREFILL, prefill or NodeSize(), self._prefill_flow())
+            self.p = self._add(PREFILL, prefill or NodeSize(), self._flow(me=PREFILL))
         self.router = ScriptedRouter(
             ROUTER,
             lambda node, message: self.to_nodes.append((node, message)),
@@ -324,34 +324,16 @@ class World:
         self.nodes[me] = node
         return node
 
-    def _prefill_flow(self, me: Incarnation = PREFILL) -> MakeFlow:
+    def _flow(self, threshold: int | None = 0, me: Incarnation = DECODE) -> MakeFlow:
         def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
             runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
-            return PrefillFlow(
+            return NodeFlow(
                 scheduler,
                 _limits(size, runner),
+                tickets=Tickets(_landing_place(me, runner), lambda: next(self._lease_tokens)),
                 needs_staging=True,
-                tickets=self._tickets(me, runner),
+                local_prefill_threshold=EVERY_PROMPT if threshold is None else threshold,
                 pull_cost=self.pull_cost,
-                disk_cost=self._disk_cost(size),
-                hand_over=HandOver(scheduler.pool) if self.hands_over else None,
-            )
-
-        return make
-
-    def _tickets(self, me: Incarnation, runner: HashRunner) -> Tickets:
-        return Tickets(_landing_place(me, runner), lambda: next(self._lease_tokens))
-
-    def _decode_flow(self, threshold: int | None, me: Incarnation = DECODE) -> MakeFlow:
-        def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
-            runner = HashRunner(num_blocks=size.num_blocks, block_size=BLOCK_SIZE)
-            return DecodeFlow(
-                scheduler,
-                _limits(size, runner),
-                local_prefill_threshold=threshold,
-                place=_landing_place(me, runner),
-                new_lease_token=lambda: next(self._lease_tokens),
-                needs_staging=True,
                 disk_cost=self._disk_cost(size),
                 hand_over=HandOver(scheduler.pool) if self.hands_over else None,
             )
@@ -466,14 +448,13 @@ class World:
             check_idle(node.scheduler)
             assert len(node.flow.attempts) == 0, f"{node.me} still holds attempts"
             assert node.flow.attempts.num_leases == 0
-            assert not getattr(node.flow, "_tickets", {}), "a ticket is left"
+            assert not node.flow.prompts, "a ticket is left"
             assert not node.flow.sends, "a pull is still answered"
-            if isinstance(node.flow, PrefillFlow):
-                assert not node.flow.pulls, "a pull is waited for"
+            assert not node.flow.prompts.pulls, "a pull is waited for"
             assert not node.connector.transfers, f"{node.me} has open transfers"
             assert not node.connector.landings, f"{node.me} has open landings"
             assert not node.connector.quarantined, f"{node.me} has blocks in quarantine"
-            assert not getattr(node.flow, "_quarantined", {}), "a landing is waited for in vain"
+            assert not node.flow.reservations, "a landing is waited for in vain"
         for attempt, asked in self.router.asked.items():
             assert len(asked.outcomes) == 1, f"{attempt} has outcomes {asked.outcomes}"
             request = asked.request

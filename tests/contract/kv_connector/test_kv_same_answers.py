@@ -21,14 +21,12 @@ from common.request import RequestOutput
 from engine.core.planner_contract import StepLimits
 from engine.core.scheduler import Scheduler
 from engine.step_loop import StepLoop, start_step_thread
-from node.flow.decode import DecodeFlow
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Answer, AskBlocks, Effect, Message, SendBlocks
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
-from node.flow.prefill import PrefillFlow
 from node.flow.pulls.pull_cost import PullCost
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.engine.build import BLOCK_SIZE, make_prompt, make_request
@@ -143,12 +141,13 @@ class _Ears:
         self._put(lambda router: router.send(wanted.source, message))
 
 
-def prefill_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
-    return PrefillFlow(
+def make_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
+    return NodeFlow(
         scheduler,
         FLOW_LIMITS,
-        needs_staging=True,
         tickets=Tickets(landing_place(node), partial(next, count(10_001))),
+        needs_staging=True,
+        local_prefill_threshold=0,
         pull_cost=PullCost(1.0, float),
     )
 
@@ -160,17 +159,6 @@ def landing_place(node: KVNode) -> LandingPlace:
         fingerprint=node.layout.fingerprint,
         kv_description="hashes",
         lease_s=60.0,
-    )
-
-
-def decode_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
-    return DecodeFlow(
-        scheduler,
-        FLOW_LIMITS,
-        local_prefill_threshold=0,
-        place=landing_place(node),
-        new_lease_token=partial(next, count(101)),
-        needs_staging=True,
     )
 
 
@@ -198,8 +186,8 @@ def test_two_nodes_answer_as_one(cluster: Cluster) -> None:
     """Chunks, batches, prefix hits on either side, one lane or another, grammars."""
     said = Said()
     nodes = [
-        Node(cluster, "p", prefill_flow, said),
-        Node(cluster, "d", decode_flow, said),
+        Node(cluster, "p", make_flow, said),
+        Node(cluster, "d", make_flow, said),
     ]
     prefill, decode = nodes
     inbox_of = {node.kv.incarnation: node.inbox for node in nodes}
@@ -232,9 +220,9 @@ def test_a_prefill_node_pulls_from_another_one(cluster: Cluster) -> None:
     """Over every lane; and what is not there any more is said, not waited for."""
     said = Said()
     nodes = [
-        Node(cluster, "p", prefill_flow, said),
-        Node(cluster, "q", prefill_flow, said),
-        Node(cluster, "d", decode_flow, said),
+        Node(cluster, "p", make_flow, said),
+        Node(cluster, "q", make_flow, said),
+        Node(cluster, "d", make_flow, said),
     ]
     first, second, decode = nodes
     inbox_of = {node.kv.incarnation: node.inbox for node in nodes}

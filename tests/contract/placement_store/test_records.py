@@ -44,6 +44,7 @@ RECORD: dict[str, Any] = {
     "device": "NVIDIA H100 80GB HBM3, GPU 0",
     "num_host_blocks": 0,
     "num_disk_blocks": 0,
+    "roles": [],
 }
 LOAD: dict[str, Any] = {
     "free_blocks": 90,

@@ -81,6 +81,7 @@ def host_port(address: str) -> tuple[str, int]:
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/cluster/drain"),
+        ("POST", "/v1/cluster/role"),
         ("GET", "/no/such/path"),
     ],
 )
@@ -114,11 +115,12 @@ def test_probes_alone_are_open_and_say_nothing_of_requests(keyed_cluster: Cluste
         assert reply.json().keys() <= {"status", "warnings"}
 
 
-def test_a_clients_key_drains_nothing(keyed_cluster: Cluster) -> None:
+@pytest.mark.parametrize("path", ["/v1/cluster/drain", "/v1/cluster/role"])
+def test_a_clients_key_drains_and_moves_nothing(keyed_cluster: Cluster, path: str) -> None:
     reply = httpx.post(
-        f"{keyed_cluster.url}/v1/cluster/drain",
+        f"{keyed_cluster.url}{path}",
         headers=keyed_cluster.headers,
-        json={"node_id": "decode-1"},
+        json={"node_id": "decode-1", "role": "mixed"},
         timeout=TIMEOUT_S,
     )
     assert reply.status_code == 403

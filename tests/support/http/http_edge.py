@@ -38,7 +38,9 @@ from router.api.planning.planner import Planner
 from router.api.planning.process import LargeBodies
 from router.api.planning.request_plan import RequestPlan
 from router.app import create_app
-from router.cluster.drain import DrainingNode, DrainNode, UnknownNode
+from router.cluster.admin_calls import UnknownNode
+from router.cluster.drain import DrainingNode, DrainNode
+from router.cluster.role import GiveRole, MovedNode
 from router.core.generation import PromptResult, RequestListener, Sink, TokenChunk
 from router.http.routes import Access
 from router.live.feed import LiveFeed
@@ -399,6 +401,10 @@ def tiny_model() -> TextModel:
         return TextModel.load(write_model_folder(Path(folder)), MODEL_NAME, 0)
 
 
+async def moves_nothing(node_id: str, role: Role) -> MovedNode:
+    raise UnknownNode(node_id, [])
+
+
 async def drains_nothing(node_id: str) -> DrainingNode:
     """No node is known."""
     raise UnknownNode(node_id, [])
@@ -413,6 +419,7 @@ def make_edge(
     clock: Clock | None = None,
     config: Config | None = None,
     drain_node: DrainNode = drains_nothing,
+    give_role: GiveRole = moves_nothing,
     large_bodies: LargeBodies | None = None,
     trials: TriesGrammars | None = None,
     tracing: Tracing = NO_TRACING,
@@ -440,6 +447,7 @@ def make_edge(
         registry=registry,
         live=live,
         drain_node=drain_node,
+        give_role=give_role,
         api_keys=keys,
         tracing=tracing,
         clock=clock,

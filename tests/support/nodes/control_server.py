@@ -16,6 +16,7 @@ from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams
+from node.control.role import NodeRole
 from node.control.router_calls import Replies
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
@@ -90,12 +91,13 @@ class Service:
         self.inbox = AnsweringInbox(self.replies)
         self.streams = OutputStreams(loop, lambda router: self.inbox.put(RouterGone(router)))
         self.drain = NodeDrain(asyncio.Event(), timeout_s=7.0)
+        self.role = NodeRole(role, self.drain, {})
         self.progress = StepProgress(0.0)
         self.prepared: list[Grammar] = []
         self.server = grpc.aio.server()
         self.service = ControlService(
             incarnation=ME,
-            role=role,
+            role=self.role,
             inbox=self.inbox,
             replies=self.replies,
             streams=self.streams,

@@ -18,7 +18,7 @@ from tests.support.key_folders import issue, make_keys, node_keys, put
 
 @pytest.mark.parametrize("role", [Role.ROUTER, Role.DECODE])
 def test_the_version_and_the_role_are_labels(role: Role) -> None:
-    registry = process_registry(role)
+    registry = process_registry(lambda: role)
     labels = {
         "version": pdserve.__version__,
         "role": role.value,
@@ -30,10 +30,10 @@ def test_the_version_and_the_role_are_labels(role: Role) -> None:
 
 def test_the_end_of_the_certificate_follows_a_renewal(tmp_path: Path) -> None:
     name = "pdserve_certificate_end_timestamp_seconds"
-    assert process_registry(Role.DECODE).get_sample_value(name) is None
+    assert process_registry(lambda: Role.DECODE).get_sample_value(name) is None
     folder = make_keys(tmp_path / "keys")
     keys = node_keys(folder)
-    registry = process_registry(Role.DECODE, keys)
+    registry = process_registry(lambda: Role.DECODE, keys)
     before = registry.get_sample_value(name)
     assert before == keys.tls.expires_at_s
     put(issue(folder, HOLDERS["node"], days=30), folder / "node")
@@ -44,7 +44,7 @@ def test_the_end_of_the_certificate_follows_a_renewal(tmp_path: Path) -> None:
 
 
 def test_the_targets_of_latency_are_bounds_of_the_histograms() -> None:
-    registry = process_registry(Role.ROUTER)
+    registry = process_registry(lambda: Role.ROUTER)
     HttpMetrics(registry)
     text = generate_latest(registry).decode()
     assert 'pdserve_time_to_first_token_seconds_bucket{le="2.0"}' in text

@@ -11,51 +11,19 @@ import pytest
 from common.errors import InternalError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
-from common.settings.config import Config, EngineConfig, HandoffConfig, SchedulingConfig
+from common.settings.config import EngineConfig, HandoffConfig, SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
-from node.flow.prefill import PrefillFlow
-from simulator.clients import ClientRequest, client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
-from simulator.profile import FOLDER, read_profile
+from simulator.profile import facts_of
 from simulator.served import ServedRequest, latency_figures
 from simulator.trace_file import TraceRequest
-
-P, D, MIXED = Role.PREFILL, Role.DECODE, Role.MIXED
-PROFILE = read_profile(FOLDER / "8b_h100.json")
-BLOCK = PROFILE.kv_bytes_per_token * 64
-
-
-def trace(count: int = 40, *, gap_s: float = 0.02, seed: int = 0) -> list[TraceRequest]:
-    """Requests of some conversations: each prompt begins with the one before it."""
-    rng = random.Random(seed)
-    turns: dict[int, int] = {}
-    found = []
-    for index in range(count):
-        talk = rng.randrange(count // 4)
-        turns[talk] = turns.get(talk, 0) + 1
-        ids = tuple(talk * 100 + turn for turn in range(turns[talk]))
-        num_prompt = 512 * len(ids) - rng.randrange(511)
-        found.append(TraceRequest(index * gap_s, num_prompt, rng.randrange(1, 200), ids))
-    return found
-
-
-def setup_of(
-    num_nodes: dict[Role, int], *, num_blocks: int = 400, **sections: object
-) -> ClusterSetup:
-    engine = EngineConfig(max_num_seqs=16, max_num_batched_tokens=1024)
-    config = replace(Config(role=D, engine=engine), **sections)  # type: ignore[arg-type]
-    profile = replace(PROFILE, kv_memory_bytes=num_blocks * BLOCK)
-    return ClusterSetup(profile=profile, num_nodes=num_nodes, config=config)
+from tests.unit.simulator.clusters import BLOCK, MIXED, PROFILE, D, P, clients_of, setup_of, trace
 
 
 def run(setup: ClusterSetup, requests: list[TraceRequest]) -> SimulatedCluster:
     cluster = SimulatedCluster(setup)
     cluster.run(clients_of(cluster, requests))
     return cluster
-
-
-def clients_of(cluster: SimulatedCluster, requests: list[TraceRequest]) -> list[ClientRequest]:
-    return client_requests(requests, max_model_len=cluster.max_model_len, seed=0)
 
 
 def outcome(one: ServedRequest) -> tuple[object, ...]:
@@ -65,12 +33,10 @@ def outcome(one: ServedRequest) -> tuple[object, ...]:
 def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
     cluster = run(setup_of({P: 1, D: 1}), [])
     flow = cluster.nodes[0].flow
-    assert isinstance(flow, PrefillFlow)
-    guessed_s = flow.pulls.cost.expected_s(8192)
+    guessed_s = flow.prompts.pulls.cost.expected_s(8192)
     cluster = run(setup_of({P: 1, D: 1}), trace())
     flow = cluster.nodes[0].flow
-    assert isinstance(flow, PrefillFlow)
-    assert flow.pulls.cost.expected_s(8192) < guessed_s / 5
+    assert flow.prompts.pulls.cost.expected_s(8192) < guessed_s / 5
 
 
 def num_steps(cluster: SimulatedCluster) -> int:
@@ -171,6 +137,28 @@ def test_a_prefill_node_that_lacks_a_prefix_pulls_it_from_one_that_has_it() -> N
     counters = [node.scheduler.statistics().counters for node in cluster.nodes]
     assert sum(one.num_pulled_tokens for one in counters) > 0
     assert all(one.outcome == "stop" for one in cluster.served)
+
+
+def test_host_memory_keeps_what_small_pools_evict_and_routers_know_it() -> None:
+    """Conversations take turns, and their prompts are three times what the pools hold."""
+    rng = random.Random(1)
+    requests = [
+        TraceRequest(20.0 * turn + 0.05 * place, 2000, 2, tuple(talk * 10 + n for n in range(4)))
+        for turn in range(4)
+        for place, talk in enumerate(rng.sample(range(16), 16))
+    ]
+    num_computed = {}
+    for num_host_blocks in (0, 600):
+        size = num_host_blocks * facts_of(PROFILE, 64).layout.block_bytes
+        engine = EngineConfig(max_num_seqs=16, max_num_batched_tokens=1024, prefix_host_memory=size)
+        cluster = run(setup_of({MIXED: 2}, num_blocks=80, engine=engine), requests)
+        counters = [node.scheduler.statistics().counters for node in cluster.nodes]
+        num_computed[num_host_blocks] = sum(one.num_chunk_tokens for one in counters)
+        assert {node.scheduler.host_pool.num_blocks for node in cluster.nodes} == {num_host_blocks}
+    num_prompt = sum(one.num_prompt for one in requests)
+    assert num_computed[0] > 0.9 * num_prompt
+    # The first two times. Half of the third and fourth are elsewhere, for routers who do not know.
+    assert num_computed[600] < 0.55 * num_prompt
 
 
 def test_few_uncached_tokens_are_computed_by_the_decode_node() -> None:

@@ -23,8 +23,8 @@ from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Message, Submit
+from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
-from node.flow.prefill import PrefillFlow
 from node.flow.pulls.pull_cost import PullCost
 from tests.support.clocks.manual_clock import ManualClock
 
@@ -104,11 +104,12 @@ class PrefillNode:
             kv_description="",
             lease_s=60.0,
         )
-        flow = PrefillFlow(
+        flow = NodeFlow(
             self.scheduler,
             limits,
-            needs_staging=runner.needs_staging,
             tickets=Tickets(place, lambda: 1),
+            needs_staging=runner.needs_staging,
+            local_prefill_threshold=0,
             pull_cost=PullCost(1.0, lambda num_tokens: 0.0),
         )
         nobody: Any = self
@@ -158,7 +159,14 @@ class PrefillNode:
             deadline_s=60.0,
         )
         self.inbox.put(
-            Submit(request=request, router=ROUTER, reply_to=1, received_at_s=0.0, ticket=ticket)
+            Submit(
+                request=request,
+                router=ROUTER,
+                reply_to=1,
+                received_at_s=0.0,
+                is_prompt=True,
+                ticket=ticket,
+            )
         )
 
     def end(self, lease_token: int) -> None:

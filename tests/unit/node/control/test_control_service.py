@@ -29,6 +29,7 @@ from node.flow.messages import (
 )
 from protos import pdserve_node_pb2 as pb
 from tests.support.nodes.control_server import (
+    GOOD,
     RECEIVED_AT_S,
     REQUEST,
     ROUTER,
@@ -184,7 +185,7 @@ async def test_a_prompt_is_taken_with_or_without_a_ticket(
     reply = await caller.ask(prefill(ticket))
     assert reply.WhichOneof("outcome") == "accepted"
     (submit,) = service.inbox.seen
-    assert submit.ticket == ticket
+    assert (submit.ticket, submit.is_prompt) == (ticket, True)
 
 
 async def test_a_prompt_can_be_refused(start: Start) -> None:
@@ -194,20 +195,54 @@ async def test_a_prompt_can_be_refused(start: Start) -> None:
     assert (await caller.ask(prefill())).refusal.code == "overloaded"
 
 
-async def test_each_role_takes_its_own_calls_only(start: Start) -> None:
-    for role, ask in (
-        (Role.PREFILL, reserve()),
-        (Role.DECODE, prefill()),
-        (Role.MIXED, prefill()),
-    ):
-        service = await start(role)
-        caller = await service.subscribe()
-        refusal = (await caller.ask(ask)).refusal
-        assert (refusal.code, f"a {role.value} node takes no" in refusal.message) == (
-            PeerProtocolError.code,
-            True,
-        )
-        assert service.inbox.seen == []
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE, Role.MIXED])
+async def test_whatever_its_role_a_node_takes_prompts_and_reservations(
+    start: Start, role: Role
+) -> None:
+    """A router may know its earlier role."""
+    service = await start(role)
+    caller = await service.subscribe()
+    service.inbox.answer_with = PromptAccepted()
+    assert (await caller.ask(prefill())).WhichOneof("outcome") == "accepted"
+    service.inbox.answer_with = Reserved(TICKET)
+    assert (await caller.ask(reserve())).WhichOneof("outcome") == "ticket"
+    assert [message.is_prompt for message in service.inbox.seen] == [True, False]
+
+
+async def set_role(service: Service, role: str, envelope: pb.Envelope = GOOD) -> pb.RoleReply:
+    reply: pb.RoleReply = await service.stub.SetRole(pb.RoleRequest(envelope=envelope, role=role))
+    return reply
+
+
+async def test_a_role_is_changed_and_the_earlier_one_told(start: Start) -> None:
+    service = await start(Role.PREFILL)
+    assert (await set_role(service, "decode")).earlier == "prefill"
+    assert (await set_role(service, "decode")).earlier == "decode"
+    assert service.role.current is Role.DECODE
+
+
+@pytest.mark.parametrize("name", ["router", "decoder", "", "x" * 999])
+async def test_a_word_that_is_no_role_is_refused(start: Start, name: str) -> None:
+    service = await start(Role.PREFILL)
+    refusal = (await set_role(service, name)).refusal
+    assert refusal.code == "invalid_request"
+    assert "wanted prefill, decode, mixed" in refusal.message
+    assert service.role.current is Role.PREFILL
+
+
+async def test_a_node_that_leaves_keeps_its_role(start: Start) -> None:
+    service = await start(Role.PREFILL)
+    service.drain.requested.set()
+    assert (await set_role(service, "mixed")).refusal.code == "draining"
+    assert service.role.current is Role.PREFILL
+
+
+async def test_a_role_for_another_life_is_refused(start: Start) -> None:
+    service = await start(Role.PREFILL)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await set_role(service, "mixed", spoiled(receiver_epoch=99))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert service.role.current is Role.PREFILL
 
 
 async def test_a_call_that_asks_for_nothing_is_refused(start: Start) -> None:
@@ -222,7 +257,7 @@ async def test_what_comes_together_is_answered_call_by_call(start: Start) -> Non
     service = await start(Role.DECODE)
     caller = await service.subscribe()
     service.inbox.answer_with = StartedLocally(0)
-    bad = pb.Call(id=2, prefill=prefill())
+    bad = pb.Call(id=2)
     calls = [pb.Call(id=1, reserve=reserve()), bad, pb.Call(id=3, reserve=reserve())]
     await caller.say(pb.RouterMessage(calls=calls))
     outcomes: dict[int, str | None] = {}

@@ -12,7 +12,6 @@ from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
-from common.nodes import Role
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.pulls import pull_to_proto
 from node.control.router_calls import Replies, RouterCalls
@@ -41,7 +40,7 @@ UNDER_GRAMMAR = replace(
 class Calls:
     """The calls of one router, and what they were answered."""
 
-    def __init__(self, role: Role = Role.DECODE, *, are_priorities_enabled: bool = False) -> None:
+    def __init__(self, *, are_priorities_enabled: bool = False) -> None:
         self.time = StoppedTime()
         self.replies = Replies(asyncio.get_running_loop())
         self.inbox = Inbox(max_requests=9)
@@ -49,7 +48,7 @@ class Calls:
         self.prepared: list[Grammar] = []
         self.compiling: Future[None] | None = None
         self.calls = RouterCalls(
-            ROUTER, role, self.inbox, self.replies, self.time,
+            ROUTER, self.inbox, self.replies, self.time,
             answer=lambda call_id, answer: self.answers.append((call_id, answer)),
             prepare_grammar=self.prepare,
             priorities=IgnoredPriorities(are_enabled=are_priorities_enabled),
@@ -108,7 +107,7 @@ async def test_pulls_are_queued_with_their_attempt_and_hashes(
 
 
 async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFixture) -> None:
-    calls = Calls(Role.PREFILL)
+    calls = Calls()
     good = pb.Fetch(source_id="d0", source_epoch=7, block_hashes=b"a" * 16 + b"b" * 16)
     bad = [
         pb.Fetch(source_id="d0", block_hashes=b"a" * 15),
@@ -122,7 +121,7 @@ async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFi
 
 
 async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:
-    calls = Calls(Role.PREFILL)
+    calls = Calls()
     asked = pb.PrefillRequest(source=pb.PrefixSource(node_id="source", epoch=7, num_tokens=640))
     request_to_proto(REQUEST, asked.request)
     await calls.calls.take(pb.RouterMessage(calls=[pb.Call(id=1, prefill=asked)]))

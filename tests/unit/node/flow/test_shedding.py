@@ -155,3 +155,13 @@ def test_nobody_is_asked_to_come_back_at_once_or_after_more_than_a_minute() -> N
     assert soon is not None
     assert late is not None
     assert (soon.retry_after_s, late.retry_after_s) == (1.0, 60.0)
+
+
+def test_a_prompt_that_is_sent_on_has_no_output_here() -> None:
+    """The outputs that a node has measured are those of its earlier role."""
+    queue = queue_of(400, 500)
+    shedding = measured(queue, tokens_per_s=100)
+    end(shedding, num_tokens=100, span_s=50.0)
+    request = make_request(100, deadline_s=10.0, max_tokens=100)
+    assert shedding.refusal(request, queue) is not None
+    assert shedding.refusal(request, queue, is_prompt=True) is None

@@ -45,7 +45,8 @@ class World:
         self.num_running = 0
 
     def keeper(self, epoch: int = 1) -> LeaseKeeper:
-        return LeaseKeeper(self.store, record(epoch), self.load, lease_s=LEASE_S, clock=self.clock)
+        mine = record(epoch)
+        return LeaseKeeper(self.store, lambda: mine, self.load, lease_s=LEASE_S, clock=self.clock)
 
     def load(self) -> NodeLoad:
         return NodeLoad(

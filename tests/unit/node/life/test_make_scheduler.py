@@ -43,12 +43,11 @@ def config(
         (Role.DECODE, "ngram", "ngram", 2),
         (Role.MIXED, "suffix", "suffix", 2),
         (Role.MIXED, "mtp", "mtp", 2),
-        (Role.PREFILL, "ngram", "none", 0),
-        (Role.PREFILL, "suffix", "none", 0),
+        (Role.PREFILL, "ngram", "ngram", 2),
         (Role.PREFILL, "mtp", "mtp", 2),
     ],
 )
-def test_a_prefill_node_drafts_only_what_nobody_else_can(
+def test_a_node_drafts_as_is_configured(
     role: Role, method: str, wanted: str, num_drafts: int
 ) -> None:
     given = config(role, method, chunk_granularity=4)
@@ -62,6 +61,15 @@ def test_a_prefill_node_drafts_only_what_nobody_else_can(
     assert limits.pairs_per_token == model.pairs_per_token > 0
     assert scheduler.statistics().method == wanted
     assert scheduler.pool.num_blocks == 10
+
+
+@pytest.mark.parametrize(("method", "wanted"), [("ngram", "none"), ("mtp", "mtp")])
+def test_a_node_that_cannot_decode_drafts_only_what_nobody_else_can(
+    method: str, wanted: str
+) -> None:
+    given = config(Role.PREFILL, method)
+    engine = replace(given.engine, max_num_batched_tokens=8)  # 3 sequences of 3 tokens
+    assert speculation_of(replace(given, engine=engine)).speculative_method == wanted
 
 
 @pytest.mark.covers("S11")

@@ -10,7 +10,7 @@ import pytest
 from common.ids import Incarnation
 from common.nodes import Role
 from common.settings.config import Config, ServerConfig, SpeculationConfig
-from node.life.self_description import advertised_host, advertised_kv_host, node_record
+from node.life.self_description import advertised_host, advertised_kv_host, node_records
 from tests.support.engine.hash_runner import HashRunner
 
 
@@ -51,7 +51,11 @@ def test_every_address_of_the_record_has_the_advertised_host() -> None:
     server = replace(config.server, host="::", advertise_host="fd00::7")
     config = replace(config, server=server, model=replace(config.model, served_model_name="m,n"))
     runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
-    record = node_record(config, runner, Incarnation("d", 1), 9000, 9100)
+    ports, roles = (9000, 9100), (Role.PREFILL, Role.DECODE)
+    records = node_records(config, runner, Incarnation("d", 1), ports, roles)
+    record = records[Role.DECODE]
+    assert {role: one.role for role, one in records.items()} == {role: role for role in roles}
+    assert record.roles == roles
     assert record.model == "m"
     assert record.control_address == "[fd00::7]:9000"
     assert record.metrics_address == "[fd00::7]:9100"
@@ -68,6 +72,7 @@ def test_every_address_of_the_record_has_the_advertised_host() -> None:
 def test_a_node_registers_with_how_it_drafts_itself(role: Role, method: str, wanted: str) -> None:
     config = Config(role=role, speculation=SpeculationConfig(speculative_method=method))
     runner = HashRunner(num_blocks=16, block_size=config.engine.block_size)
-    record = node_record(config, runner, Incarnation("n", 1), 9000, 9100)
+    records = node_records(config, runner, Incarnation("n", 1), (9000, 9100), (role,))
+    record = records[role]
     assert record.speculative_method == wanted
     assert record.device == runner.device

@@ -17,9 +17,11 @@ from fastapi import FastAPI
 from starlette.types import Message, Scope
 
 from common.ids import Incarnation
+from common.nodes import Role
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_keys import add_api_key
 from router.cluster.drain import DrainingNode
+from router.cluster.role import MovedNode
 from router.http.routes import Access, RouteTable, open_to
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.examples import everyday
@@ -39,6 +41,7 @@ BODIES = {
     "/tokenize": b'{"prompt": "Hi"}',
     "/detokenize": b'{"tokens": [2]}',
     "/v1/cluster/drain": b'{"node_id": "d1"}',
+    "/v1/cluster/role": b'{"node_id": "d1", "role": "mixed"}',
 }
 NAMES = {"{name:path}": "tiny", "{name}": "swagger-ui.css"}
 
@@ -80,7 +83,13 @@ def world(tmp_path: Path) -> World:
         return DrainingNode(Incarnation(node_id, 1), 1.0)
 
     book = ApiKeyBook(ManualClock(), path=file, metrics_token="prometheus")
-    made = World(make_edge(keys=book, drain_node=drain), keys, drained)
+
+    async def give_role(node_id: str, role: Role) -> MovedNode:
+        drained.append(node_id)
+        return MovedNode(Incarnation(node_id, 1), role, role)
+
+    edge = make_edge(keys=book, drain_node=drain, give_role=give_role)
+    made = World(edge, keys, drained)
     used = book.find(keys["user"].encode())
     assert used is not None
     assert book.take(used) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.nodes import NodeLoad, NodeRecord, Role
-from router.core.held_load import Held, OwnLoad, prompt_tokens_on
+from router.core.held_load import Held, OwnLoad
 
 RECORD = NodeRecord(
     node_id="p0",
@@ -75,7 +75,3 @@ def test_of_what_was_reported_the_part_counts_that_still_runs() -> None:
 
 def test_of_a_node_without_a_report_only_what_was_sent_is_known() -> None:
     assert own(2).held(RECORD, None) == Held(2, 20, 320)
-
-
-def test_prompts_count_where_they_are_computed() -> None:
-    assert [prompt_tokens_on(role, 9) for role in (Role.PREFILL, Role.DECODE)] == [9, 0]

@@ -327,7 +327,7 @@ def test_a_node_that_joins_gets_no_more_of_a_burst_than_levels_it_with_the_other
     for _ in range(60):
         choice = placer.choose(members.nodes(), Query((1, 2), 8), frozenset())
         assert choice.decode is not None
-        members.on_leg_opened(choice.decode, 8)
+        members.on_leg_opened(choice.decode, 0)
     # One request waited on each before: 21, 21 and 1.
     assert [node.num_requests for node in members.nodes()] == [35, 34, 34]
 
@@ -495,3 +495,38 @@ def test_a_long_listing_is_read_in_parts() -> None:
         are_left.append(membership.has_unread)
     assert nums_read[0] < num_nodes - 2 == nums_read[-1]
     assert are_left == [True, False, False]
+
+
+def test_a_role_that_a_node_tells_counts_at_once_and_more_than_a_listing_asked_for_before() -> None:
+    node = live()
+    membership = with_nodes(node)
+
+    def role() -> Role:
+        return membership.nodes()[0].record.role
+
+    membership.on_asking()
+    membership.on_role(node.record.incarnation, Role.PREFILL)
+    assert role() is Role.PREFILL
+    membership.on_listing([node], 1.0)
+    assert role() is Role.PREFILL
+    membership.on_asking()
+    membership.on_listing([node], 2.0)
+    assert role() is Role.DECODE, "what the store lists later"
+
+
+def test_a_role_of_a_node_that_is_unknown_changes_nothing() -> None:
+    membership = with_nodes(live())
+    membership.on_role(Incarnation("d9", 1), Role.MIXED)
+    assert [one.record.role for one in membership.nodes()] == [Role.DECODE]
+
+
+def test_a_moved_node_is_of_the_kind_of_its_new_role() -> None:
+    first, second = live("d0"), live("d1")
+    membership = with_nodes(first, second)
+    membership.nodes()
+    membership.on_role(first.record.incarnation, Role.PREFILL)
+    kinds = {kind.record.role: kind for kind in membership.nodes().kinds()}
+    assert kinds.keys() == {Role.PREFILL, Role.DECODE}
+    assert kinds[Role.PREFILL].ready == [first.record.incarnation]
+    assert kinds[Role.DECODE].ready == [second.record.incarnation]
+    assert all(kind.record.role is role for role, kind in kinds.items())

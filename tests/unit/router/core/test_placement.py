@@ -333,3 +333,16 @@ def test_a_mixed_node_needs_no_pair() -> None:
     nodes = [node("d0"), node("m0", Role.MIXED), prefill("p0")]
     choice = Placer("least_loaded").choose(nodes, query(), NOBODY, frozenset([pair("p0", "d0")]))
     assert names(choice) == ("m0", None)
+
+
+def test_a_reservation_gets_a_prefill_node_whatever_the_role_of_its_node_is_now() -> None:
+    """Its node was a decode node when it was chosen."""
+    d0 = Incarnation("d0", 1)
+    for role in (Role.DECODE, Role.MIXED, Role.PREFILL):
+        nodes = [node("d0", role), prefill("p0")]
+        assert names(Placer("round_robin").choose_prefill(nodes, query(), d0, set())) == (
+            "d0",
+            "p0",
+        )
+    alone = Placer("round_robin").choose_prefill([node("d0", Role.PREFILL)], query(), d0, set())
+    assert names(alone) == ("d0", None), "it is not its own partner"

@@ -44,5 +44,5 @@ def test_a_planned_prefill_node_is_given_up_once(end: str) -> None:
     else:
         effects = flow.on_output(D0, output(FIRST, 0, 10, is_started=True))
         effects += flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0)
-    assert effects.count(LegClosed(P0)) == 1
+    assert effects.count(LegClosed(P0, is_prefill=True)) == 1
     assert (P0, FIRST) not in aborts(effects), "it was not asked"

@@ -131,7 +131,7 @@ def test_tokens_that_run_ahead_of_token_0_are_held_back() -> None:
     assert flow.on_output(D0, output(FIRST, 1, 11, 12, is_started=True)) == []
     effects = flow.on_output(P0, output(FIRST, 0, 10))
     assert emitted(effects) == [10, 11, 12]
-    assert LegClosed(P0) in effects
+    assert LegClosed(P0, is_prefill=True) in effects
 
 
 @pytest.mark.covers("F44")
@@ -208,7 +208,7 @@ def test_a_local_start_streams_from_token_0() -> None:
 def test_a_decode_node_may_choose_to_prefill_locally() -> None:
     flow = reserving()
     assert flow.on_reserve_reply(D0, FIRST, LOCAL, 0.0) == [
-        LegClosed(P0),
+        LegClosed(P0, is_prefill=True),
         PlaceRecord(FIRST, D0, None, "why"),
         Accepted(),
     ]
@@ -227,7 +227,7 @@ def test_a_refused_reservation_goes_to_each_candidate() -> None:
     full = Overloaded("full", retry_after_s=4.0)
     assert flow.on_reserve_reply(D0, FIRST, full, 0.0) == [
         LegClosed(D0),
-        LegClosed(P0),
+        LegClosed(P0, is_prefill=True),
         Choose(None, frozenset({D0})),
     ]
     flow.on_choice(D1, P0, "next", 0.0)
@@ -250,7 +250,7 @@ def test_a_refusal_that_is_the_callers_fault_ends_at_once(error: PdserveError) -
 def test_a_refused_prefill_goes_to_the_next_prefill_node_with_the_same_ticket() -> None:
     flow = prefilling()
     assert flow.on_prefill_reply(P0, FIRST, Overloaded("full")) == [
-        LegClosed(P0),
+        LegClosed(P0, is_prefill=True),
         Choose(D0, frozenset({P0})),
     ]
     prefill, place = flow.on_choice(D0, P1, "next", 0.0)
@@ -301,7 +301,7 @@ def test_a_call_that_took_all_the_time_there_was_ends_by_the_deadline(
 def test_a_call_refused_by_status_is_a_refusal() -> None:
     flow = reserving()
     effects = flow.on_call_failed(D0, FIRST, StaleEpoch("another life"))
-    assert effects == [LegClosed(D0), LegClosed(P0), Choose(None, frozenset({D0}))]
+    assert effects == [LegClosed(D0), LegClosed(P0, is_prefill=True), Choose(None, frozenset({D0}))]
     assert flow.attempt == FIRST
 
 

@@ -165,7 +165,7 @@ def test_a_refused_first_attempt_leaves_the_second_one() -> None:
     flow.on_choice(D1, None, "why", 0.0)
     assert flow.on_reserve_reply(D0, FIRST, Overloaded("full"), 0.0) == [
         LegClosed(D0),
-        LegClosed(P0),
+        LegClosed(P0, is_prefill=True),
     ]
     flow.on_reserve_reply(D1, SECOND, LOCAL, 0.0)
     assert emitted(flow.on_output(D1, output(SECOND, 0, 10))) == [10]
@@ -230,6 +230,6 @@ def test_a_planned_prefill_node_that_is_suspected_before_the_ticket_comes_is_not
     (choose,) = flow.on_reserve_reply(D0, FIRST, TICKET, 11.0)
     assert choose == Choose(D0, frozenset())
     closed, asked, *_ = flow.on_choice(None, P1, "another prefill node", 11.0)
-    assert closed == LegClosed(P0)
+    assert closed == LegClosed(P0, is_prefill=True)
     assert isinstance(asked, SendPrefill)
     assert asked.node == P1

@@ -8,16 +8,26 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from common.errors import DeadlineExceeded, NodeLost, Overloaded, StaleEpoch
+from common.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    StaleEpoch,
+)
 from common.ids import Incarnation
 from common.nodes import Role
 from common.settings.config import Config, ModelConfig
 from common.version import VERSION
 from router.api.tokenization import MAX_DETOKENIZE_BYTES
-from router.cluster.drain import DrainingNode, UnknownNode
+from router.cluster.admin_calls import UnknownNode
+from router.cluster.drain import DrainingNode
+from router.cluster.role import MovedNode
 from router.cluster.shapes import ClusterAnswer
 from router.cluster.view import node_json, placement_json
 from router.http.described import schema_of
+from router.http.errors import ApiError
 from router.live.feed import LiveFeed
 from router.live.shapes import HistoryEvent, SnapshotEvent
 from router.text.text_model import TextModel
@@ -28,7 +38,7 @@ from tests.support.http.http_edge import Edge, FakeCluster, make_edge
 from tests.support.observing.live_readings import node, placed, reading
 
 PROBES = {"/health", "/ready"}
-DRAIN = "/v1/cluster/drain"
+DRAIN, ROLE = "/v1/cluster/drain", "/v1/cluster/role"
 COUNT = "/v1/messages/count_tokens"
 D0 = Incarnation("d0", 1)
 
@@ -205,9 +215,44 @@ async def test_a_drain(error: Exception | None, wanted: int) -> None:
     check(answer, schema)
 
 
-async def test_a_body_of_a_drain_that_is_none() -> None:
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (None, 200),
+        (UnknownNode("d0", []), 404),
+        (InvalidRequest("it has no room for prompts"), 400),
+        (ApiError(409, "the last", code="last_decode_node"), 409),
+        (Draining("it leaves"), 409),
+        (StaleEpoch("d0#1"), 409),
+        (NodeLost("gone"), 502),
+    ],
+)
+async def test_another_role(error: Exception | None, wanted: int) -> None:
+    async def give(node_id: str, role: Role) -> MovedNode:
+        if error is not None:
+            raise error
+        return MovedNode(D0, role, Role.DECODE)
+
+    body = {"node_id": "d0", "role": "prefill"}
+    status, answer, schema = await ask(make_edge(give_role=give), "POST", ROLE, json=body)
+    assert status == wanted
+    check(answer, schema)
+    if error is None:
+        assert (answer["role"], answer["earlier_role"]) == ("prefill", "decode")
+
+
+@pytest.mark.parametrize("role", [None, 5, "", "router", "Prefill"])
+async def test_a_role_that_is_none(role: object) -> None:
+    body = {"node_id": "d0", "role": role}
+    status, answer, schema = await ask(make_edge(), "POST", ROLE, json=body)
+    assert (status, answer["error"]["param"]) == (400, "role")
+    check(answer, schema)
+
+
+@pytest.mark.parametrize("path", [DRAIN, ROLE])
+async def test_a_body_of_a_drain_or_a_role_that_is_none(path: str) -> None:
     for request, wanted in (({"content": b"{}"}, 415), ({"json": {}}, 400)):
-        status, answer, schema = await ask(make_edge(), "POST", DRAIN, **request)
+        status, answer, schema = await ask(make_edge(), "POST", path, **request)
         assert status == wanted
         check(answer, schema)
 

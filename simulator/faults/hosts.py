@@ -1,8 +1,8 @@
-"""The clock of one process, and what happens in it: nothing while it is frozen or dead."""
+"""Processes on hosts: the clock of each, and which hosts reach which others, one way at a time."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -73,3 +73,25 @@ class ProcessClock:
     def jump(self, span_s: float) -> None:
         """Set the clock ahead, as after a machine stood still. What is due then is due now."""
         self._ahead_s += span_s
+
+
+class Paths:
+    """Every host reaches every other one, except where that was cut; hosts go by their names.
+
+    Two cuts of one way end when both have ended.
+    """
+
+    def __init__(self) -> None:
+        self._cuts: Counter[tuple[str, str]] = Counter()
+
+    def is_open(self, source: str, target: str) -> bool:
+        """Return whether what `source` sends arrives at `target`."""
+        return not self._cuts or not self._cuts[source, target]
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing through from `source` to `target`; it waits."""
+        self._cuts[source, target] += 1
+
+    def mend(self, source: str, target: str) -> None:
+        """End one cut of this way."""
+        self._cuts[source, target] -= 1

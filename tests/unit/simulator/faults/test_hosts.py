@@ -10,10 +10,9 @@ from common.ids import Incarnation
 from common.nodes import NodeLoad, Role
 from placement.store import PlacementUnavailable
 from simulator.faults.drawing import Wishes, draw_history
+from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
 from simulator.faults.nodes import facts_of, record_of
-from simulator.faults.paths import Paths
-from simulator.faults.process import ProcessClock
 from simulator.faults.shape import config_of
 from simulator.timeline import Timeline
 

@@ -1,0 +1,66 @@
+"""The role of a running node: what it registers. What it serves is decided by each request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from common.errors import Draining, InvalidRequest
+from common.nodes import Role
+from common.observing.logs import name_role
+from node.control.drain import NodeDrain
+
+log = logging.getLogger("pdserve.node")
+
+Announce = Callable[[], Awaitable[None]]
+
+
+class NodeRole:
+    """Belongs to the event loop; any thread may read `current`.
+
+    `refused` are the roles that the node cannot be given, each with why and what would help.
+    """
+
+    def __init__(self, current: Role, drain: NodeDrain, refused: Mapping[Role, str]) -> None:
+        self.current = current
+        self._drain = drain
+        self._refused = refused
+        self._tell_flow: Callable[[], object] = lambda: None
+        self._announce: Announce | None = None
+        self._changing = asyncio.Lock()
+
+    @property
+    def possible(self) -> tuple[Role, ...]:
+        """The roles that the node can be given."""
+        roles = (Role.PREFILL, Role.DECODE, Role.MIXED)
+        return tuple(role for role in roles if role not in self._refused)
+
+    def on_change(self, tell_flow: Callable[[], object], announce: Announce) -> None:
+        """Have the flow told of each change, and then the placement store by `announce`."""
+        self._tell_flow, self._announce = tell_flow, announce
+
+    async def change(self, role: Role) -> Role:
+        """Take new work of `role` from now on; return the role until now.
+
+        Raises `InvalidRequest` for a role that this node cannot have, `Draining` when it leaves,
+        and what `announce` raises: the node has the role nevertheless.
+        """
+        async with self._changing:
+            earlier = self.current
+            if role is earlier:
+                return earlier
+            if role in self._refused:
+                raise InvalidRequest(
+                    f"this {earlier.value} node cannot become {role.value}: {self._refused[role]}",
+                    param="role",
+                )
+            if self._drain.is_on:
+                raise Draining("this node is draining: it takes no new work of any role")
+            self.current = role
+            name_role(role.value)
+            log.info("takes new work as a %s node, until now %s", role.value, earlier.value)
+            self._tell_flow()
+            if self._announce is not None:
+                await self._announce()
+            return earlier

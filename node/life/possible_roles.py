@@ -1,0 +1,37 @@
+"""Which roles a node can be given while it runs, by how it was started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.nodes import Role
+from common.settings.config import Config
+
+NODE_ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
+
+
+def refused_roles(config: Config) -> dict[Role, str]:
+    """Return the roles that a node of this configuration cannot be given, each with why.
+
+    What a node is made of does not differ by its role, but for the largest step that memory is
+    planned for, and what must fit into it.
+    """
+    own = config.problems()
+    refused = {}
+    for role in NODE_ROLES:
+        problems = [one for one in replace(config, role=role).problems() if one not in own]
+        if role is config.role:
+            continue
+        if config.role is Role.DECODE and not config.handoff.local_prefill_threshold:
+            refused[role] = (
+                "with local_prefill_threshold = 0 its memory has no room for steps with prompts; "
+                "start it with a larger one"
+            )
+        elif problems:
+            refused[role] = "; ".join(problem.text for problem in problems)
+    return refused
+
+
+def can_decode(config: Config) -> bool:
+    """Return whether a node of this configuration decodes, or can be moved to decoding."""
+    return config.role is not Role.PREFILL or Role.DECODE not in refused_roles(config)

@@ -1,0 +1,63 @@
+"""A node is given another role: what it refuses, and what it registers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.errors import Draining, InvalidRequest
+from common.nodes import Role
+from node.control.drain import NodeDrain
+from node.control.role import NodeRole
+
+WHY = "start it with room for both"
+
+
+class World:
+    def __init__(self, *refused: Role) -> None:
+        self.leaving = asyncio.Event()
+        drain = NodeDrain(self.leaving, timeout_s=1.0)
+        self.role = NodeRole(Role.PREFILL, drain, dict.fromkeys(refused, WHY))
+        self.role.on_change(lambda: self.told.append("flow"), self._announce)
+        self.told: list[Role | str] = []
+        self.may_tell = asyncio.Event()
+        self.may_tell.set()
+
+    async def _announce(self) -> None:
+        await self.may_tell.wait()
+        self.told.append(self.role.current)
+
+
+async def test_a_change_is_announced_once() -> None:
+    world = World()
+    assert await world.role.change(Role.DECODE) is Role.PREFILL
+    assert await world.role.change(Role.DECODE) is Role.DECODE
+    assert (world.role.current, world.told) == (Role.DECODE, ["flow", Role.DECODE])
+
+
+async def test_changes_at_once_are_announced_one_behind_the_other() -> None:
+    world = World()
+    world.may_tell.clear()
+    changes = [asyncio.create_task(world.role.change(role)) for role in (Role.DECODE, Role.MIXED)]
+    await asyncio.sleep(0)
+    world.may_tell.set()
+    assert await asyncio.gather(*changes) == [Role.PREFILL, Role.DECODE]
+    assert world.told == ["flow", Role.DECODE, "flow", Role.MIXED]
+
+
+async def test_a_role_that_it_cannot_have_is_refused_with_what_would_help() -> None:
+    world = World(Role.DECODE)
+    assert world.role.possible == (Role.PREFILL, Role.MIXED)
+    with pytest.raises(InvalidRequest, match=f"prefill node cannot become decode: {WHY}"):
+        await world.role.change(Role.DECODE)
+    assert (world.role.current, world.told) == (Role.PREFILL, [])
+
+
+async def test_a_node_that_leaves_takes_no_other_role() -> None:
+    world = World()
+    world.leaving.set()
+    assert await world.role.change(Role.PREFILL) is Role.PREFILL
+    with pytest.raises(Draining):
+        await world.role.change(Role.MIXED)
+    assert (world.role.current, world.told) == (Role.PREFILL, [])
