@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "status": _status,
             "chat": _chat,
             "drain": _drain,
+            "simulate": _simulate,
             "role": _role,
             "kv-key": _kv_key,
             "api-keys": _api_keys,
@@ -204,6 +205,12 @@ def _drain(parsed: argparse.Namespace) -> int:
         )
         print(f"{leaving.node_id} is gone after {took_s:.1f} s")
     return EXIT_OK
+
+
+def _simulate(parsed: argparse.Namespace) -> int:
+    from pdserve.simulating.simulate_command import run_simulation, simulation_of
+
+    return EXIT_OK if run_simulation(simulation_of(vars(parsed))) else EXIT_FAILED
 
 
 def _role(parsed: argparse.Namespace) -> int:

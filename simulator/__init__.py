@@ -14,6 +14,7 @@ profile       a device with a model on it, from a file of `pdserve profile`; pro
               come with this, and the time of a step by measured points
 trace_file    published traces of requests; generated_trace: conversations that are made up
 clients       a trace's requests as a cluster sees them
+faults/       histories with faults: processes, networks, clocks and the store break, all is checked
 served        what became of requests, and the figures of all of them
 
 Decisions:

@@ -189,7 +189,8 @@ class SimulatedNode:
         said = self._said
         said.news = self.scheduler.pool.prefix_cache.take_news()
         said.host_news = self.scheduler.host_pool.take_news()
-        if said.answers or said.outputs or said.pulls or said.news or said.host_news:
+        is_asking = said.pulls or said.refused_pulls
+        if said.answers or said.outputs or is_asking or said.news or said.host_news:
             said.step_ends_s = self.execution.ended_s
             self._said = NodeSaid(self.me)
             self._tell(said)

@@ -83,12 +83,13 @@ class SimulatedRouter:
         latency_s: float,
         seed: int,
         on_end: Callable[[], object],
+        metrics: RouterMetrics | None = None,
     ) -> None:
         self.me = Incarnation("router", 1)
         self._timeline = timeline
         self._latency_s = latency_s
         self._on_end = on_end
-        metrics = RouterMetrics(CollectorRegistry())
+        metrics = metrics or RouterMetrics(CollectorRegistry())
         self._placer = PairPlacer(policy, session_ttl_s, timeline, metrics, seed=seed)
         self._membership = Membership(model=model, lease_s=lease_s)
         self._deliver: dict[Incarnation, Callable[[Message], object]] = {}
@@ -283,8 +284,10 @@ class SimulatedRouter:
         self._calls[number] = choice, node, attempt
         return number
 
-    def _send(self, node: Incarnation, message: Message) -> None:
+    def _send(self, node: Incarnation, message: Message) -> bool:
+        """Return whether the message leaves."""
         self._timeline.after(self._latency_s, partial(self._deliver[node], message))
+        return True
 
     def _note_grant(self, choice: _Choice, what: str, num_cached: int) -> None:
         choice.served.granted_at_s = self._timeline.now_s()

@@ -95,6 +95,7 @@ def build_parser() -> Parser:
     check.add_argument("--all", action="store_true", help="print the settings with defaults too")
     _add_profile(commands)
     _add_plan(commands)
+    _add_simulate(commands)
     _add_kv_key(commands)
     _add_api_keys(commands)
     _add_keys(commands)
@@ -231,6 +232,31 @@ def _add_plan(commands: Any) -> None:
     _add_config_file(command)
     without = frozenset(all_options().keys() - PLANNED_KEYS)
     _add_sections(command, without=without, defaults={})
+
+
+def _add_simulate(commands: Any) -> None:
+    summary = "break a simulated cluster in many ways, and check that every answer is right"
+    command = _add_command(commands, "simulate", summary)
+    for flag, metavar, meaning in (
+        ("--seed", "S", "the first history's seed; the next ones follow (default: 0)"),
+        ("--histories", "N", "how many histories to run (default: 100)"),
+        (
+            "--faults",
+            "KINDS",
+            "crash, freeze, partition, loss, repeat, clock, store, with commas between them; "
+            "or all, or none (default: all)",
+        ),
+        ("--requests", "N", "requests of each history (default: 20)"),
+        ("--nodes", "P:D", "prefill and decode nodes (default: drawn for each history)"),
+        ("--replay", "FILE", "run the history of a file instead"),
+        (
+            "--output",
+            "FILE",
+            "where to write a wrong history, made short (default: wrong-history.json)",
+        ),
+    ):
+        command.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=meaning)
+    command.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
 def _add_kv_key(commands: Any) -> None:

@@ -153,6 +153,23 @@ examples:
     --keys ./keys/node --redis-url rediss://10.0.0.1
   pdserve keys renew ./keys node
 """,
+    "simulate": """\
+A history is a cluster, its requests and its faults, drawn from a seed. The
+router, the nodes' scheduler and the transfers of KV are the code that serves,
+on a virtual clock; what breaks are processes, networks, clocks and the store.
+At every step it is checked that no block leaks or is used twice, and at the
+end that every request ended once, with the right answer. docs/simulation.md
+says what is modelled.
+
+Exit code 0: no history was wrong. Exit code 1: one was; it is printed in a
+short form, and the file to run it again is named. Exit code 2: a flag or the
+file is wrong.
+
+examples:
+  pdserve simulate --seed 1 --histories 1000
+  pdserve simulate --faults crash,partition --nodes 2:2 --requests 40
+  pdserve simulate --replay wrong-history.json
+""",
     "kv-key": """\
 Every prefill and decode node requires the same file. Keep it secret: everybody
 who reads it can read and write the KV of the cluster. It protects KV alone, so

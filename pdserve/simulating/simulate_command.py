@@ -1,0 +1,207 @@
+"""`pdserve simulate`: runs histories with faults; shortens a wrong one, and writes it to a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from common.errors import ConfigError
+from common.observing.clock import Clock, MonotonicClock
+from pdserve.configuration.config_sources import SettingsError
+from simulator.faults.cluster import run_history
+from simulator.faults.drawing import Wishes
+from simulator.faults.history import (
+    MOST_REQUESTS,
+    FaultKind,
+    History,
+    read_history,
+    to_json,
+)
+from simulator.faults.search import WrongHistory, quiet, wrong_histories
+from simulator.faults.shape import MOST_NODES
+from simulator.faults.shorten import shortened
+
+MOST_HISTORIES = 1_000_000_000
+PROGRESS_S = 5.0
+_ALL, _NONE = "all", "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What to run: histories from `seed` on, or the one of a file."""
+
+    seed: int
+    num_histories: int
+    wishes: Wishes
+    replayed: Path | None
+    is_json: bool
+    written_to: Path
+
+
+def simulation_of(flags: Mapping[str, Any]) -> Simulation:
+    """Return what the flags ask for. Raises `SettingsError`, which names all that is wrong."""
+    problems: list[str] = []
+    seed = _number(flags, "seed", 0, (0, 1 << 62), problems)
+    num_histories = _number(flags, "histories", 100, (1, MOST_HISTORIES), problems)
+    num_requests = _number(flags, "requests", 20, (1, MOST_REQUESTS), problems)
+    kinds = _kinds(str(flags.get("faults", _ALL)), problems)
+    nodes = _nodes(flags.get("nodes"), problems)
+    replayed = flags.get("replay")
+    if problems:
+        raise SettingsError(problems)
+    wishes = Wishes(
+        kinds=kinds, num_requests=num_requests, num_prefill=nodes[0], num_decode=nodes[1]
+    )
+    return Simulation(
+        seed=seed,
+        num_histories=num_histories,
+        wishes=wishes,
+        replayed=None if replayed is None else Path(str(replayed)),
+        is_json=bool(flags.get("json")),
+        written_to=Path(str(flags.get("output", "wrong-history.json"))),
+    )
+
+
+def run_simulation(
+    wanted: Simulation,
+    out: TextIO | None = None,
+    clock: Clock | None = None,
+    run: Callable[[History], str] = run_history,
+) -> bool:
+    """Run the histories; return whether none was wrong.
+
+    Raises `ConfigError` where a file cannot be read or written.
+    """
+    out = out or sys.stdout
+    with quiet():
+        if wanted.replayed is not None:
+            history = read_history(wanted.replayed)
+            wrong = run(history)
+            _say(wanted, out, history, wrong, num_histories=1)
+            return not wrong
+        found, num_run = _search(wanted, out, clock or MonotonicClock(), run)
+        if found is None:
+            _say(wanted, out, None, "", num_histories=num_run)
+            return True
+        if not wanted.is_json:
+            print(f"seed {found.history.seed}: {found.wrong}", file=out)
+            print(f"{len(found.history)} requests and faults; it is shortened", file=out)
+            out.flush()
+        history, wrong = shortened(found.history, found.wrong, run)
+    try:
+        wanted.written_to.write_text(to_json(history), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{wanted.written_to} cannot be written: {error}") from error
+    _say(wanted, out, history, wrong, num_histories=num_run)
+    return False
+
+
+def _search(
+    wanted: Simulation, out: TextIO, clock: Clock, run: Callable[[History], str]
+) -> tuple[WrongHistory | None, int]:
+    began_s = told_s = clock.now_s()
+    seeds = range(wanted.seed, wanted.seed + wanted.num_histories)
+    number = 0
+    for number, found in enumerate(wrong_histories(seeds, wanted.wishes, run), 1):
+        if found is not None:
+            return found, number
+        now_s = clock.now_s()
+        if now_s - told_s >= PROGRESS_S and not wanted.is_json:
+            told_s = now_s
+            rate = number / (now_s - began_s)
+            print(f"{number} histories, none is wrong; {rate:.1f} a second", file=out, flush=True)
+    return None, number
+
+
+def _say(
+    wanted: Simulation, out: TextIO, history: History | None, wrong: str, *, num_histories: int
+) -> None:
+    """Tell what came of it: with a wrong history what happens in it, line by line."""
+    path = wanted.replayed or wanted.written_to
+    if wanted.is_json:
+        found: dict[str, Any] = {"histories": num_histories, "wrong": wrong}
+        if history is not None:
+            found |= {"seed": history.seed, "history": json.loads(to_json(history))}
+        print(json.dumps(found), file=out)
+        return
+    if not wrong or history is None:
+        print(f"{num_histories} histories, none is wrong", file=out)
+        return
+    print(f"wrong: {wrong}", file=out)
+    for line in lines_of(history):
+        print(f"  {line}", file=out)
+    print(f"run it again: pdserve simulate --replay {path}", file=out)
+
+
+def lines_of(history: History) -> list[str]:
+    """Return what happens in a history, in the order of time."""
+    shape = history.shape
+    lines = [
+        (
+            -1.0,
+            f"nodes: {shape.num_prefill} prefill, {shape.num_decode} decode, "
+            f"{shape.num_mixed} mixed, of {shape.num_blocks} blocks and {shape.max_num_seqs} seats",
+        )
+    ]
+    for asked in history.requests:
+        leaves = "" if asked.leaves_at_s is None else f", leaves at {asked.leaves_at_s:g} s"
+        lines.append(
+            (
+                asked.at_s,
+                f"{asked.at_s:8.4f} s  {asked.name}: {asked.num_prompt} tokens, at most "
+                f"{asked.max_tokens} more, within {asked.deadline_s:g} s{leaves}",
+            )
+        )
+    for fault in history.faults:
+        between = f" and {fault.other}" if fault.other else ""
+        how = f", {fault.how}" if fault.how else ""
+        span = f", for {fault.span_s:g} s" if fault.span_s else ""
+        what = f"{fault.kind.value} of {fault.target}{between}{how}{span}"
+        lines.append((fault.at_s, f"{fault.at_s:8.4f} s  {what}"))
+    return [line for _, line in sorted(lines)]
+
+
+def _number(
+    flags: Mapping[str, Any], name: str, default: int, between: tuple[int, int], wrong: list[str]
+) -> int:
+    text = str(flags.get(name, default))
+    least, most = between
+    if text.isascii() and text.isdigit() and least <= int(text) <= most:
+        return int(text)
+    wrong.append(f"--{name} is {text!r}: wanted a whole number from {least} to {most}")
+    return default
+
+
+def _kinds(text: str, wrong: list[str]) -> tuple[FaultKind, ...]:
+    if text == _ALL:
+        return tuple(FaultKind)
+    if text == _NONE:
+        return ()
+    known = {kind.value: kind for kind in FaultKind}
+    names = text.split(",")
+    if any(name not in known for name in names):
+        wrong.append(
+            f"--faults is {text!r}: wanted {_ALL}, {_NONE}, or some of "
+            f"{', '.join(known)}, with commas between them"
+        )
+        return ()
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def _nodes(text: object, wrong: list[str]) -> tuple[int | None, int | None]:
+    if text is None:
+        return None, None
+    counts = str(text).split(":")
+    if len(counts) == 2 and all(one.isascii() and one.isdigit() for one in counts):
+        num_prefill, num_decode = map(int, counts)
+        if num_decode and num_prefill + num_decode <= MOST_NODES:
+            return num_prefill, num_decode
+    wrong.append(
+        f"--nodes is {text!r}: wanted P:D, such as 1:2, with D at least 1 and "
+        f"{MOST_NODES} nodes at most"
+    )
+    return None, None

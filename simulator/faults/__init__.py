@@ -1,0 +1,31 @@
+"""Histories with faults: a cluster on a virtual clock that is broken on purpose, and watched.
+
+search        many histories from their seeds, until one is wrong
+shorten       a wrong history made short, with the same thing wrong: pure
+history       what happens to a cluster, as a list that can be written, read and shortened
+shape         the nodes of a cluster and their settings
+drawing       a history from its seed: pure
+cluster       runs one history
+fault_events  what each kind of fault does to a cluster
+checks        what must hold, whatever happens
+router        the simulator's router, on streams that break
+streams       the stream of a router and a node: what gRPC over TCP does to messages
+nodes         a node whose process stops, freezes and restarts
+kv_wires      the real machines of `kv_transfer`, on connections that break
+leases        the store's leases: pure
+hosts         the clock of each process, and which hosts reach which others
+steps         steps whose tokens depend on every block that they read
+contents      blocks of KV with contents, and the answers that follow from them: pure
+
+Decisions:
+
+A transport loses or repeats nothing that the real one does not. A stream of gRPC keeps its order,
+waits while a network is cut, and breaks as a whole: what was sent and not read is lost then, or was
+read and is not known to have been. The same is true of a connection that carries KV; there the
+real sender sends again. Only processes, paths, clocks and the store are broken, so whatever goes
+wrong could go wrong.
+
+KV has contents: the token that a step draws depends on every slot that its sequence reads. A block
+that is freed too early, written too late, sent to a wrong place or lost changes an answer, and the
+right answer follows from the prompt and the seed alone.
+"""

@@ -1,0 +1,134 @@
+"""What must hold, whatever happens: after each turn of a node, and at the end of every request.
+
+Each function raises `Violation`, which says in one sentence what does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from common.errors import InternalError
+from common.kv.blocks import BlockHash, hash_full_blocks
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.sequences.status import SequenceStatus
+from simulator.faults.contents import (
+    STOP_TOKEN_ID,
+    Numbers,
+    states_of,
+    values_of,
+)
+from simulator.faults.history import AskedRequest
+from simulator.faults.nodes import FaultyNode
+from simulator.faults.router import Answered, FaultyRouter
+
+LATE_S = 1.0
+LOST_WITH_ROUTER = "router_lost"
+LEFT = "abort"
+FINISHED = ("stop", "length")
+BY_FAULTS = frozenset(
+    {
+        *("deadline_exceeded", "deadline_unreachable", "overloaded", "node_lost", "draining"),
+        *("handoff_failed", "stale_epoch", LOST_WITH_ROUTER),
+    }
+)
+"""How a request may end where something was broken."""
+WITHOUT_FAULTS = frozenset({"deadline_exceeded"})
+"""How a request with little time may end where nothing was broken before its end."""
+
+
+class Violation(InternalError):
+    """Something that must hold does not."""
+
+
+def check_node(node: FaultyNode) -> None:
+    """Check the books of a node after a turn. Raises `Violation`, or what its own checks raise."""
+    node.scheduler.check()
+    flow, pool = node.flow, node.scheduler.pool
+    held = node.scheduler.prefix_transfers.held_block_ids
+    owned = {block for one in flow.attempts.all() for block in one.sequence.block_table}
+    for blocks in node.kv.sent.values():
+        if not blocks <= owned | held:
+            raise Violation(f"{node.me} sends blocks that nobody holds for it")
+    for landing in node.kv.receiver.landings.all():
+        token = landing.ticket.lease_token
+        targets = set(landing.ticket.target_block_ids)
+        uses = {pool._use.get(block) for block in targets}
+        if uses - {BlockUse.RECEIVING, BlockUse.QUARANTINED}:
+            raise Violation(f"{node.me} has a landing on blocks that are used otherwise")
+        attempt = flow.attempts.of_lease(token)
+        waiting = SequenceStatus.WAITING_FOR_KV
+        is_awaited = attempt is not None and attempt.sequence.status is waiting
+        is_awaited = is_awaited or token in flow.pulls
+        if not is_awaited:
+            raise Violation(f"{node.me} has a landing that nobody waits for")
+
+
+def check_end(
+    asked: AskedRequest, answered: Answered, right: tuple[int, ...], *, has_faults: bool
+) -> None:
+    """Check how one request ended; `right` is its answer in an undisturbed run.
+
+    Raises `Violation`.
+    """
+    tokens, outcome = tuple(answered.tokens), answered.outcome
+    if answered.failure and not has_faults:
+        raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
+    if tokens != right[: len(tokens)]:
+        raise Violation(f"{asked.name} was answered {tokens}: right is {right}")
+    if outcome in FINISHED:
+        reason = "stop" if right[-1] == STOP_TOKEN_ID else "length"
+        if tokens != right or outcome != reason:
+            raise Violation(f"{asked.name} ends by {outcome} after {tokens}: right is {right}")
+        return
+    if outcome == LEFT and asked.leaves_at_s is not None:
+        return
+    if outcome not in (BY_FAULTS if has_faults else WITHOUT_FAULTS):
+        raise Violation(f"{asked.name} ended by {outcome}")
+
+
+def check_time(asked: AskedRequest, answered: Answered, slack_s: float) -> None:
+    """Check that a request ended by its deadline; `slack_s`: how long its router stood still.
+
+    Raises `Violation`.
+    """
+    late_s = answered.ended_at_s - asked.at_s - asked.deadline_s
+    if late_s > LATE_S + slack_s:
+        raise Violation(f"{asked.name} ended {late_s:.3f} s after its deadline")
+
+
+def why_busy(nodes: Iterable[FaultyNode], router: FaultyRouter) -> str:
+    """Return what is held although nothing runs any more; empty: nothing."""
+    for node in nodes:
+        if not node.is_empty():
+            return f"{node.me} holds something"
+        if not node.kv.is_idle:
+            return f"{node.me} has a transfer or a landing"
+    if router.num_calls:
+        return "the router waits for an answer"
+    return router.why_held()
+
+
+def check_cache(node: FaultyNode, right: Mapping[BlockHash, Numbers]) -> None:
+    """Check that every cached block holds what its hash says. Raises `Violation`."""
+    pool = node.scheduler.pool
+    for block in filter(pool.prefix_cache.holds, range(pool.num_blocks)):
+        found = right.get(pool.prefix_cache.hash_of(block))
+        if found is None:
+            raise Violation(f"{node.me} has a cached block of tokens that nobody asked for")
+        if not (node.memory.slots[:, block] == found).all():
+            raise Violation(f"{node.me} has a cached block with something else in it")
+
+
+def right_blocks(
+    texts: Iterable[tuple[int, ...]], block_size: int, fingerprint: str
+) -> dict[BlockHash, Numbers]:
+    """Return what every full block of these texts holds, `[layer, slot]`, by its hash."""
+    found: dict[BlockHash, Numbers] = {}
+    for text in texts:
+        names = hash_full_blocks(text, block_size, fingerprint)
+        if all(name in found for name in names):
+            continue
+        values = values_of(states_of(text))
+        for index, name in enumerate(names):
+            found[name] = values[:, index * block_size : (index + 1) * block_size]
+    return found

@@ -1,0 +1,157 @@
+"""A history from its seed. What is drawn depends on the seed and the wishes alone: pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.faults.history import (
+    BETWEEN_TWO,
+    ROUTER,
+    STORE,
+    WAYS,
+    AskedRequest,
+    Fault,
+    FaultKind,
+    History,
+)
+from simulator.faults.shape import Shape, node_names
+
+MOST_FAULTS = 6
+LEAST_TOKENS_PER_SEAT = 5
+"""Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
+_LATER = (2.0, 4.0, 10.0, 30.0)
+_PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the histories are to have. `num_prefill` and `num_decode` None: drawn too."""
+
+    kinds: tuple[FaultKind, ...]
+    num_requests: int
+    num_prefill: int | None = None
+    num_decode: int | None = None
+
+
+def draw_history(seed: int, wishes: Wishes) -> History:
+    """Return the history of this seed."""
+    rng = random.Random(seed)
+    shape = _shape(rng, wishes)
+    arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
+    unit_s = 4 * shape.message_s + shape.step_s  # until a request is computed, if nobody waits
+    requests = [
+        _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
+    ]
+    faults = []
+    if wishes.kinds:
+        names = node_names(shape)
+        faults = [
+            _fault(rng, wishes.kinds, names, rng.choice(requests).at_s, unit_s)
+            for _ in range(rng.randint(1, MOST_FAULTS))
+        ]
+    return History(
+        seed=seed,
+        shape=shape,
+        requests=tuple(sorted(requests, key=lambda one: one.at_s)),
+        faults=tuple(sorted(faults, key=lambda one: one.at_s)),
+    )
+
+
+def _shape(rng: random.Random, wishes: Wishes) -> Shape:
+    is_mixed = wishes.num_prefill is None and rng.random() < 0.1
+    num_prefill = rng.choice((1, 1, 2)) if wishes.num_prefill is None else wishes.num_prefill
+    num_decode = rng.choice((1, 2, 2)) if wishes.num_decode is None else wishes.num_decode
+    max_num_seqs = rng.choice((2, 4, 8, 8))
+    return Shape(
+        num_prefill=0 if is_mixed else num_prefill,
+        num_decode=0 if is_mixed else num_decode,
+        num_mixed=rng.choice((1, 2)) if is_mixed else 0,
+        num_blocks=rng.choice((16, 18, 24, 40)),
+        num_host_blocks=rng.choice((0, 8, 30)),
+        block_size=4,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),
+        local_prefill_threshold=rng.choice((0, 0, 4, 8)),
+        preemption_mode=rng.choice(("recompute", "swap")),
+        reservation_policy=rng.choice(("learned", "none", "token_ratio")),
+        speculative_method=rng.choice(("none", "ngram")),
+        placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
+        lease_s=rng.choice((2.0, 4.0)),
+        message_s=rng.choice((0.2e-3, 1e-3, 5e-3)),
+        kv_message_s=rng.choice((0.1e-3, 1e-3, 4e-3, 15e-3)),
+        step_s=rng.choice((2e-3, 10e-3, 30e-3)),
+    )
+
+
+def _request(rng: random.Random, name: str, arrivals_end_s: float, unit_s: float) -> AskedRequest:
+    num_prompt = rng.choice(_PROMPTS)
+    at_s = round(rng.random() * arrivals_end_s, 4)
+    leaves_s = rng.choice(_LATER) * rng.random() * unit_s
+    return AskedRequest(
+        at_s=at_s,
+        name=name,
+        num_prompt=num_prompt,
+        group=rng.randrange(3),
+        num_shared=min(num_prompt, rng.choice((0, 4, 8, 12, 30))),
+        max_tokens=rng.choice((1, 2, 3, 5, 9, 24)),
+        seed=rng.randrange(4),
+        deadline_s=rng.choice((round(rng.choice(_LATER) * unit_s, 4), 2.0, *(60.0,) * 8)),
+        leaves_at_s=round(at_s + leaves_s, 4) if rng.random() < 0.15 else None,
+    )
+
+
+def _fault(
+    rng: random.Random,
+    kinds: Sequence[FaultKind],
+    names: Sequence[str],
+    around_s: float,
+    unit_s: float,
+) -> Fault:
+    """Return a fault soon after `around_s`, when a request has come: then something is going on."""
+    kind = rng.choice(kinds)
+    target, other = rng.choice(names), ""
+    if kind is FaultKind.STORE:
+        target = STORE
+    elif kind is FaultKind.CLOCK:
+        target = rng.choice((*names, STORE))
+    elif kind in BETWEEN_TWO:
+        target, other = rng.choice(_pairs(names))
+    elif rng.random() < 0.1:
+        target = ROUTER
+    ways = WAYS[kind]
+    if target == ROUTER and kind is FaultKind.CRASH:
+        ways = ("known", "silent")
+    return Fault(
+        at_s=round(around_s + rng.choice(_LATER) * rng.random() * unit_s, 4),
+        kind=kind,
+        target=target,
+        other=other,
+        span_s=round(_span_s(rng, kind, target), 4),
+        how=rng.choice(ways),
+    )
+
+
+def _span_s(rng: random.Random, kind: FaultKind, target: str) -> float:
+    spans_s: tuple[float, ...]
+    match kind:
+        case FaultKind.LOSS | FaultKind.REPEAT:
+            spans_s = (0.0,)
+        case FaultKind.CRASH:
+            spans_s = (0.05, 0.5, 3.0) if target == ROUTER else (0.0, 0.05, 0.5, 3.0)
+        case FaultKind.STORE:
+            spans_s = (1.0, 5.0, 12.0)
+        case _:
+            spans_s = (0.005, 0.05, 0.4, 2.0, 7.0)
+    return rng.choice(spans_s)
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return who talks to whom: the router to every node, and nodes that send KV to others."""
+    pairs = [(ROUTER, name) for name in names]
+    for one in names:
+        others = [other for other in names if other != one and not other.startswith("prefill")]
+        if one.startswith("prefill"):
+            pairs += 2 * [(one, other) for other in others]
+    return pairs

@@ -1,0 +1,206 @@
+"""What happens to a cluster: its shape, its requests and its faults, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from simulator.faults.shape import Shape, node_names, problems_of
+
+FORMAT = 1
+MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
+ROUTER = "router"
+STORE = "store"
+
+
+class FaultKind(Enum):
+    """What is broken. `how` of a fault says in which way, where there are several.
+
+    crash      a process ends, and starts again after `span_s` (0: never). `known`: its host says
+               so at once; `silent`: the host is gone too; `renamed`: as `known`, and what starts
+               has another name. A router loses its requests with it.
+    freeze     a process stands still for `span_s`, and then goes on
+    partition  messages between two wait for `span_s`: `both` ways, or `to` the second, or `from`
+    loss       the connections between two break; what is on its way is lost
+    repeat     the connections between two break; what is on its way to the second one arrives, and
+               nobody knows, so that it is sent again
+    clock      the clock of a process jumps ahead by `span_s`; of the store: leases expire earlier
+    store      the store is `away` for `span_s`, or `empty` from now on
+    """
+
+    CRASH = "crash"
+    FREEZE = "freeze"
+    PARTITION = "partition"
+    LOSS = "loss"
+    REPEAT = "repeat"
+    CLOCK = "clock"
+    STORE = "store"
+
+
+WAYS: Mapping[FaultKind, tuple[str, ...]] = {
+    FaultKind.CRASH: ("known", "silent", "renamed"),
+    FaultKind.FREEZE: ("",),
+    FaultKind.PARTITION: ("both", "to", "from"),
+    FaultKind.LOSS: ("",),
+    FaultKind.REPEAT: ("",),
+    FaultKind.CLOCK: ("",),
+    FaultKind.STORE: ("away", "empty"),
+}
+BETWEEN_TWO = (FaultKind.PARTITION, FaultKind.LOSS, FaultKind.REPEAT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault, at `at_s`, of `target` (a node's name, `router` or `store`) and maybe `other`."""
+
+    at_s: float
+    kind: FaultKind
+    target: str
+    other: str = ""
+    span_s: float = 0.0
+    how: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRequest:
+    """One request. Requests of one `group` begin with the same `num_shared` tokens.
+
+    Its client leaves at `leaves_at_s`; None: it stays.
+    """
+
+    at_s: float
+    name: str
+    num_prompt: int
+    group: int
+    num_shared: int
+    max_tokens: int
+    seed: int
+    deadline_s: float
+    priority: int = 0
+    leaves_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All that happens to one cluster, in order of time."""
+
+    seed: int
+    shape: Shape
+    requests: tuple[AskedRequest, ...]
+    faults: tuple[Fault, ...]
+
+    def __len__(self) -> int:
+        """Return how many requests and faults there are."""
+        return len(self.requests) + len(self.faults)
+
+    def only(self, kept: Sequence[int]) -> History:
+        """Return the history with these of its parts: requests by index, then faults."""
+        wanted, num = set(kept), len(self.requests)
+        return replace(
+            self,
+            requests=tuple(one for i, one in enumerate(self.requests) if i in wanted),
+            faults=tuple(one for i, one in enumerate(self.faults, num) if i in wanted),
+        )
+
+
+def to_json(history: History) -> str:
+    """Return the history as JSON, which `read_history` reads."""
+    found = {"format": FORMAT, **asdict(history)}
+    return json.dumps(found, indent=1, default=lambda value: value.value) + "\n"
+
+
+def read_history(path: Path) -> History:
+    """Read a history. Raises `ConfigError`, which names the file and what is wrong in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"history {path} cannot be read: {error}") from error
+    try:
+        return _history(found)
+    except ValueError as error:
+        raise ConfigError(f"history {path}: {error}") from error
+
+
+def _history(found: object) -> History:
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"wanted an object with format {FORMAT}")
+    missing = {"seed", "shape", "requests", "faults"} - found.keys()
+    if missing:
+        raise ValueError(f"{', '.join(sorted(missing))} is missing")
+    requests, faults = found["requests"], found["faults"]
+    if not isinstance(requests, list) or not isinstance(faults, list):
+        raise ValueError("requests and faults: wanted lists")
+    if type(found["seed"]) is not int:
+        raise ValueError("seed: wanted a whole number")
+    if len(requests) > MOST_REQUESTS:
+        raise ValueError(f"{len(requests)} requests: wanted at most {MOST_REQUESTS}")
+    history = History(
+        seed=found["seed"],
+        shape=Shape(**_fields_of(Shape, found["shape"], "shape")),
+        requests=tuple(
+            AskedRequest(**_fields_of(AskedRequest, one, f"request {i}"))
+            for i, one in enumerate(requests)
+        ),
+        faults=tuple(_fault(one, f"fault {i}") for i, one in enumerate(faults)),
+    )
+    _check(history)
+    return history
+
+
+def _fault(found: object, where: str) -> Fault:
+    values = _fields_of(Fault, found, where)
+    try:
+        values["kind"] = kind = FaultKind(values["kind"])
+    except ValueError:
+        known = ", ".join(one.value for one in FaultKind)
+        raise ValueError(f"{where}: kind is {values['kind']!r}: wanted one of {known}") from None
+    if values["how"] not in WAYS[kind]:
+        known = ", ".join(WAYS[kind])
+        raise ValueError(f"{where}: how is {values['how']!r}: wanted one of {known or 'nothing'}")
+    return Fault(**values)
+
+
+def _fields_of(kind: type[Any], found: object, where: str) -> dict[str, Any]:
+    types = {one.name: str(one.type) for one in fields(kind)}
+    if not isinstance(found, dict) or found.keys() != types.keys():
+        raise ValueError(f"{where}: wanted an object with {', '.join(types)}")
+    for name, value in found.items():
+        if not _is_of(value, types[name]):
+            raise ValueError(f"{where}: {name} is {value!r}: wanted {types[name]}, 0 or more")
+    return dict(found)
+
+
+def _is_of(value: object, kind: str) -> bool:
+    if value is None:
+        return "None" in kind
+    if kind in ("str", "FaultKind"):
+        return isinstance(value, str)
+    if kind == "int":
+        return type(value) is int and abs(value) < 1 << 63
+    return type(value) in (int, float) and 0 <= value <= MOST_SECONDS  # type: ignore[operator]
+
+
+def _check(history: History) -> None:
+    """Raise `ValueError` for a history that no cluster can run."""
+    shape = history.shape
+    problems = problems_of(shape)
+    if problems:
+        raise ValueError("; ".join(problems))
+    most_tokens = (shape.num_blocks - 1) * shape.block_size
+    for asked in history.requests:
+        if not 1 <= asked.num_prompt <= most_tokens - asked.max_tokens or asked.max_tokens < 1:
+            raise ValueError(f"{asked.name}: wanted 2 to {most_tokens} tokens, 1 or more of each")
+        if asked.deadline_s <= 0:
+            raise ValueError(f"{asked.name}: deadline_s is {asked.deadline_s}: wanted more than 0")
+    names = node_names(shape)
+    for fault in history.faults:
+        for name in (fault.target, fault.other):
+            if name and name not in (*names, ROUTER, STORE):
+                raise ValueError(f"no node is called {name!r}: wanted one of {', '.join(names)}")
+    if len({one.name for one in history.requests}) < len(history.requests):
+        raise ValueError("two requests have one name")

@@ -1,0 +1,61 @@
+"""The store's leases: who is alive, as far as the store was told. Pure."""
+
+from __future__ import annotations
+
+from common.ids import Incarnation
+from common.nodes import NodeLoad, NodeRecord
+from placement.store import LiveNode, PlacementUnavailable
+
+
+class Leases:
+    """What the scripts of the real store do, one after the other. `now_s` is the store's time.
+
+    While `is_away` every call raises `PlacementUnavailable`.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._held: dict[str, tuple[LiveNode, float]] = {}
+        self._epoch = 0
+        self.is_away = False
+        self.ahead_s = 0.0
+
+    def next_epoch(self) -> int:
+        """Return an epoch above all earlier ones: also an emptied store goes on, by its clock."""
+        self._check()
+        self._epoch += 1
+        return self._epoch
+
+    def heartbeat(self, record: NodeRecord, load: NodeLoad, now_s: float) -> bool:
+        """Renew a lease; return whether no later incarnation holds it."""
+        self._check()
+        held = self._live(record.node_id, now_s)
+        if held is not None and held.record.epoch > record.epoch:
+            return False
+        ends_s = now_s + self.ahead_s + self._lease_s
+        self._held[record.node_id] = LiveNode(record=record, load=load), ends_s
+        return True
+
+    def leave(self, node: Incarnation) -> None:
+        """Give a lease back."""
+        held = self._held.get(node.node_id)
+        if not self.is_away and held is not None and held[0].record.epoch == node.epoch:
+            del self._held[node.node_id]
+
+    def live_nodes(self, now_s: float) -> list[LiveNode]:
+        """Return the nodes whose leases have not expired, by name."""
+        self._check()
+        found = [self._live(name, now_s) for name in sorted(self._held)]
+        return [one for one in found if one is not None]
+
+    def empty(self) -> None:
+        """Lose everything."""
+        self._held.clear()
+
+    def _live(self, name: str, now_s: float) -> LiveNode | None:
+        held = self._held.get(name)
+        return None if held is None or held[1] <= now_s + self.ahead_s else held[0]
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise PlacementUnavailable("the store does not answer")

@@ -1,0 +1,296 @@
+"""A router in one life: the simulator's router on streams that break, as its dispatcher runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import count
+
+from prometheus_client import CollectorRegistry
+
+from common.errors import InternalError, NodeLost
+from common.ids import Incarnation
+from common.kv.blocks import block_key
+from common.request import GenerationRequest
+from node.flow.messages import Answer, AskBlocks, Message, PullRefused, SendBlocks, Submit
+from placement.store import PlacementUnavailable
+from router.core.generation import TokenChunk
+from router.core.known.block_reports import BlockReport
+from router.core.membership import (
+    MembershipEffect,
+    NodeSuspected,
+    NodeTrusted,
+    StreamLost,
+)
+from router.dispatch.between_nodes import PassedPulls
+from router.dispatch.liveness.silence import TICK_S
+from router.watch.router_metrics import RouterMetrics
+from simulator.faults.hosts import Paths, ProcessClock
+from simulator.faults.leases import Leases
+from simulator.faults.nodes import FaultyNode
+from simulator.faults.shape import MODEL
+from simulator.faults.streams import NodeLink
+from simulator.node import NodeSaid
+from simulator.router import SimulatedRouter, _Choice
+from simulator.timeline import Timeline
+
+_CALLS_PER_LIFE = 1_000_000
+
+
+@dataclass(eq=False)
+class Answered:
+    """What the client of one request has read, and how it ended; see `served.ServedRequest`.
+
+    The router notes times on it, as it does on that one.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    outcome: str = ""
+    failure: str = ""
+    """What ended an attempt of it that was not the last one."""
+    ended_at_s: float = -1.0
+    num_cached_tokens: int = 0
+    story: None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens the client has read."""
+        return len(self.tokens)
+
+    def on_tokens(self, num_tokens: int, at_s: Sequence[float]) -> None:
+        """Have nothing to note: the tokens are taken with their chunk."""
+
+
+@cache
+def _metrics() -> RouterMetrics:
+    """Return metrics that nobody reads; they are slow to make."""
+    return RouterMetrics(CollectorRegistry())
+
+
+class FaultyRouter(SimulatedRouter):
+    """Follows the nodes that the store lists; `nodes` are all lives of all nodes."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        clock: ProcessClock,
+        epoch: int,
+        paths: Paths,
+        leases: Leases,
+        nodes: Mapping[Incarnation, FaultyNode],
+        *,
+        policy: str,
+        lease_s: float,
+        latency_s: float,
+        seed: int,
+        on_end: Callable[[], object],
+    ) -> None:
+        super().__init__(
+            clock,  # type: ignore[arg-type]
+            policy=policy,
+            session_ttl_s=60.0,
+            model=MODEL,
+            lease_s=lease_s,
+            latency_s=latency_s,
+            seed=seed,
+            on_end=on_end,
+            metrics=_metrics(),
+        )
+        self.me = Incarnation("router", epoch)
+        self.clock = clock
+        self._call_ids = count(1 + epoch * _CALLS_PER_LIFE)
+        self._paths = paths
+        self._leases = leases
+        self._nodes = nodes
+        self._lives = timeline
+        self._refresh_s = lease_s / 4
+        self._refreshing = 0
+        self.links: dict[Incarnation, NodeLink] = {}
+        self._passed = PassedPulls()
+        self._refresh(0)
+        self._tick()
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were not answered."""
+        return len(self._calls)
+
+    def why_held(self) -> str:
+        """Return what is counted on a node although nothing runs; empty: nothing."""
+        for view in self._membership.nodes():
+            own = self._membership._members[view.incarnation].own.num_requests
+            if own:
+                return f"the router counts {own} requests on {view.incarnation}, and none runs"
+        return ""
+
+    # Events of the cluster.
+
+    def ask_for(self, request: GenerationRequest, answered: Answered) -> None:
+        """Take a request of a client, and its deadline."""
+        self.ask(request, answered)  # type: ignore[arg-type]
+        choice = self._choices.get(request.id.choice_id)
+        if choice is not None:
+            self.clock.after(request.deadline_s, partial(self._on_deadline, choice))
+
+    def on_client_gone(self, choice_id: str) -> None:
+        """End a request whose client has left."""
+        choice = self._choices.get(choice_id)
+        if choice is not None:
+            self._perform(choice, choice.flow.on_client_gone())
+
+    # Events of links.
+
+    def on_message(self, node: Incarnation, said: NodeSaid, *, is_first: bool) -> None:
+        """Take a message of a node, in the order of `NodeClient`."""
+        for reply_to, answer in said.answers:
+            self._on_answer(node, reply_to, answer)
+        if said.news or is_first:
+            added = tuple(block_key(name) for name, is_there in said.news.items() if is_there)
+            removed = tuple(block_key(name) for name, is_there in said.news.items() if not is_there)
+            self._placer.on_blocks(node, BlockReport(is_first, added, removed))
+        for wanted in said.pulls:
+            self._pull(node, wanted)
+        for refused in said.refused_pulls:
+            self._send(refused.node, PullRefused(refused.lease_token))
+        self.on_heard(node, "")
+        for output in said.outputs:
+            self._on_output(node, output, ())
+
+    def on_heard(self, node: Incarnation, unreached: str) -> None:
+        """Take that a node sent something."""
+        self._follow(self._membership.on_heard(node, unreached=unreached))
+
+    def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
+        """Take the suspicion that a node is gone, or is heard and not reached."""
+        self._follow(self._membership.on_suspected(node, reason, is_heard=is_heard))
+
+    def on_lost(self, node: Incarnation, reason: str) -> None:
+        """Take the end of a stream: nothing that was asked on it is answered any more."""
+        self._follow(self._membership.on_lost(node, reason))
+        self._forget_calls(node)
+
+    # Inside: the store.
+
+    def _refresh(self, number: int) -> None:
+        """Ask the store, unless that was done since this was planned."""
+        if number != self._refreshing:
+            return
+        self._refreshing += 1
+        membership, now_s = self._membership, self.clock.now_s()
+        membership.on_asking()
+        try:
+            listing = self._leases.live_nodes(self._lives.now_s())
+        except PlacementUnavailable:
+            self._follow(membership.on_store_away(now_s))
+        else:
+            self._follow(membership.on_listing(listing, now_s))
+        self._match_links()
+        while membership.has_unread:
+            membership.nodes()
+        self.clock.after(self._refresh_s, partial(self._refresh, self._refreshing))
+
+    def _match_links(self) -> None:
+        wanted = {record.incarnation for record in self._membership.records()}
+        for node in [one for one in self.links if one not in wanted]:
+            self.links.pop(node).close()
+            self._forget_calls(node)
+            self._on_node_lost(node)
+        for node in sorted(wanted - self.links.keys()):
+            life = self._nodes[node]
+            link = NodeLink(self, life, self._lives, self._paths, self._latency_s)
+            self.links[node] = link
+
+    def _tick(self) -> None:
+        for link in list(self.links.values()):
+            link.tick()
+        self.clock.after(TICK_S, self._tick)
+
+    # Inside: what changes for requests.
+
+    def _follow(self, effects: Sequence[MembershipEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case NodeTrusted(node, _):
+                    for choice in list(self._choices.values()):
+                        self._perform(choice, choice.flow.on_node_trusted(node))
+                case NodeSuspected(node, _, is_heard, _):
+                    for choice in list(self._choices.values()):
+                        self._perform(choice, choice.flow.on_node_suspected(node, is_heard))
+                case StreamLost(node):
+                    self._on_node_lost(node)
+                    self.clock.after(0.0, partial(self._refresh, self._refreshing))
+                case _:
+                    pass
+
+    def _pull(self, node: Incarnation, wanted: AskBlocks) -> None:
+        """Pass a pull on, as `BetweenNodes` does; say at once if nobody answers."""
+        token = wanted.ticket.lease_token
+        if self._send(wanted.source, SendBlocks(self.me, wanted.ticket, wanted.block_hashes)):
+            self._passed.add(wanted.source, node, token)
+        else:
+            self._send(node, PullRefused(token))
+
+    def _on_node_lost(self, node: Incarnation) -> None:
+        for puller, token in self._passed.take(node):
+            self._send(puller, PullRefused(token))
+        self._placer.on_lost(node)
+        for choice in list(self._choices.values()):
+            self._perform(choice, choice.flow.on_node_lost(node))
+
+    def _forget_calls(self, node: Incarnation) -> None:
+        lost = [number for number, (_, called, _) in self._calls.items() if called == node]
+        for number in lost:
+            self.clock.after(0.0, partial(self._fail_call, number))
+
+    def _fail_call(self, number: int) -> None:
+        found = self._calls.pop(number, None)
+        if found is not None:
+            choice, node, attempt = found
+            lost = NodeLost(f"{node} was lost")
+            self._perform(choice, choice.flow.on_call_failed(node, attempt, lost))
+
+    def _on_deadline(self, choice: _Choice) -> None:
+        self._perform(choice, choice.flow.on_time(self.clock.now_s()))
+        if not choice.flow.is_done:
+            self.clock.after(0.001, partial(self._on_deadline, choice))
+
+    # Inside: what differs from a cluster without faults.
+
+    def _send(self, node: Incarnation, message: Message) -> bool:
+        """Return whether the message leaves; a call that does not has failed."""
+        link = self.links.get(node)
+        is_sent = link is not None and link.send(message)
+        if not is_sent and isinstance(message, Submit):
+            self.clock.after(0.0, partial(self._fail_call, message.reply_to))
+        return is_sent
+
+    def _on_answer(self, node: Incarnation, reply_to: int, answer: Answer) -> None:
+        if reply_to in self._calls:
+            super()._on_answer(node, reply_to, answer)
+
+    def _on_chunk(self, choice: _Choice, chunk: TokenChunk, times_s: Sequence[float]) -> None:
+        super()._on_chunk(choice, chunk, times_s)
+        answered = _answered(choice)
+        name = choice.flow.attempt.choice_id
+        if answered.outcome:
+            raise InternalError(f"{name} gets tokens after its end")
+        if chunk.first_index != len(answered.tokens):
+            have = len(answered.tokens)
+            raise InternalError(f"{name} gets token {chunk.first_index}, and has {have}")
+        answered.tokens += chunk.token_ids
+
+    def _end(self, choice: _Choice, outcome: str) -> None:
+        answered = _answered(choice)
+        if answered.outcome:
+            raise InternalError(f"{choice.flow.attempt.choice_id} ends twice")
+        answered.ended_at_s = self._lives.now_s()
+        failure = choice.flow.failure
+        answered.failure = "" if failure is None else f"{failure.code}: {failure}"
+        super()._end(choice, outcome)
+
+
+def _answered(choice: _Choice) -> Answered:
+    served: object = choice.served
+    assert isinstance(served, Answered), "requests come by `ask_for`"
+    return served

@@ -1,0 +1,96 @@
+"""The nodes of a cluster in a history, and their settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.nodes import Role
+from common.settings.config import (
+    Config,
+    EngineConfig,
+    HandoffConfig,
+    ModelConfig,
+    PlacementConfig,
+    SchedulingConfig,
+    SpeculationConfig,
+)
+
+MODEL = "modelled"
+MOST_NODES = 16
+MOST_BLOCKS = 4096
+NUM_DRAFTS = 3
+LEASE_S = 30.0
+"""The time until an idle reservation expires."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The nodes of a cluster and their settings. Latencies are in seconds, one way."""
+
+    num_prefill: int
+    num_decode: int
+    num_mixed: int
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    local_prefill_threshold: int
+    preemption_mode: str
+    reservation_policy: str
+    speculative_method: str
+    placement_policy: str
+    lease_s: float
+    message_s: float
+    kv_message_s: float
+    step_s: float
+
+
+def node_names(shape: Shape) -> list[str]:
+    """Return the names of the nodes, those that prefill first."""
+    counts = {"prefill": shape.num_prefill, "decode": shape.num_decode, "mixed": shape.num_mixed}
+    return [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
+
+
+def config_of(shape: Shape, role: Role) -> Config:
+    """Return the settings of a node."""
+    return Config(
+        role=role,
+        model=ModelConfig(model=MODEL),
+        engine=EngineConfig(
+            max_num_seqs=shape.max_num_seqs,
+            max_num_batched_tokens=shape.max_num_batched_tokens,
+            block_size=shape.block_size,
+        ),
+        scheduling=SchedulingConfig(
+            preemption_mode=shape.preemption_mode,
+            reservation_policy=shape.reservation_policy,
+            retract_decode_steps=4,
+        ),
+        speculation=SpeculationConfig(
+            speculative_method=shape.speculative_method,
+            num_speculative_tokens=0 if shape.speculative_method == "none" else NUM_DRAFTS,
+        ),
+        handoff=HandoffConfig(
+            local_prefill_threshold=shape.local_prefill_threshold, lease_s=LEASE_S
+        ),
+        placement=PlacementConfig(
+            placement_policy=shape.placement_policy, node_lease_s=shape.lease_s
+        ),
+    )
+
+
+def problems_of(shape: Shape) -> list[str]:
+    """Return why no cluster can have this shape; nothing if one can."""
+    counts = (shape.num_prefill, shape.num_decode, shape.num_mixed)
+    if min(counts) < 0 or not 0 < sum(counts) <= MOST_NODES:
+        return [f"{sum(counts)} nodes: wanted 1 to {MOST_NODES}, and no negative number of any"]
+    wrong = []
+    if not 2 <= shape.num_blocks <= MOST_BLOCKS or not 0 <= shape.num_host_blocks <= MOST_BLOCKS:
+        wrong.append(f"wanted 2 to {MOST_BLOCKS} blocks, and no more on the host")
+    if min(shape.message_s, shape.kv_message_s, shape.step_s) <= 0:
+        wrong.append("message_s, kv_message_s and step_s: wanted more than 0")
+    names = {name.rpartition("-")[0] for name in node_names(shape)}
+    for role in sorted(names):
+        wrong += [problem.text for problem in config_of(shape, Role(role)).problems()]
+    return wrong

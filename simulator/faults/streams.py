@@ -1,0 +1,288 @@
+"""The stream of a router and a node in one life: what gRPC over TCP does to messages.
+
+Messages of one stream keep their order, in each direction, and wait while their path is cut. A
+stream ends as a whole: what was not read then is never read. A router that was told nothing opens
+it again when its node was silent for too long (`router.dispatch.liveness.silence`); the node learns
+of that when the path to it is open.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from common.ids import Incarnation
+from node.flow.messages import Message, RouterGone, Submit
+from router.dispatch.liveness.echoes import Echoes
+from router.dispatch.liveness.silence import Silence, SilenceVerdict
+from router.dispatch.node_clients import UNREACHED, backoff_s
+from simulator.faults.hosts import Paths, ProcessClock
+from simulator.faults.nodes import FaultyNode
+from simulator.node import NodeSaid
+from simulator.timeline import Timeline
+
+CONNECT_TIMEOUT_S = 1.0
+
+
+class LinkListener(Protocol):
+    """The router of a link."""
+
+    me: Incarnation
+    clock: ProcessClock
+
+    def on_message(self, node: Incarnation, said: NodeSaid, *, is_first: bool) -> None:
+        """Take a message; `is_first` of a new stream."""
+
+    def on_heard(self, node: Incarnation, unreached: str) -> None:
+        """Take that the node sent something, and why nothing reaches it, if so."""
+
+    def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
+        """Take the suspicion that a node is gone, or is heard and not reached."""
+
+    def on_lost(self, node: Incarnation, reason: str) -> None:
+        """Take the end of a stream that was heard; it is opened again."""
+
+
+class NodeLink:
+    """What a router keeps for a node: a stream, opened again whenever it ends."""
+
+    def __init__(
+        self,
+        router: LinkListener,
+        node: FaultyNode,
+        timeline: Timeline,
+        paths: Paths,
+        latency_s: float,
+    ) -> None:
+        self._router = router
+        self.node = node
+        self._timeline = timeline
+        self._paths = paths
+        self._latency_s = latency_s
+        self._silence = Silence()
+        self._echoes = Echoes()
+        self._number = 0
+        self._echoed = 0
+        self._num_failures = 0
+        self._num_taken = 0
+        self.is_heard = False
+        self._is_closed = False
+        self._is_waiting = False
+        """Whether there is no connection: it is opened after a pause."""
+        self._there: deque[tuple[int, Message | None]] = deque()
+        self._back: deque[tuple[int, NodeSaid | None]] = deque()
+        self.connect()
+
+    @property
+    def router(self) -> Incarnation:
+        """The router in the life that this stream is of."""
+        return self._router.me
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return self._router.me.node_id, self.node.me.node_id
+
+    # What the router does.
+
+    def connect(self) -> None:
+        """Open the stream."""
+        if self._is_closed:
+            return
+        self._is_waiting = False
+        self._number += 1
+        self._num_taken = 0
+        self._silence.heard()
+        self._echoes.restart()
+        self._echoed = 0
+        self._timeline.after(self._latency_s, partial(self._reach, self._number))
+
+    def send(self, message: Message) -> bool:
+        """Send a message; return False when there is no stream."""
+        if not self.is_heard:
+            return False
+        self._put_there(message)
+        return True
+
+    def close(self) -> None:
+        """End the stream for good."""
+        self._is_closed, self.is_heard = True, False
+        self._put_there(None)
+        self._number += 1
+
+    def tick(self) -> None:
+        """Count the time in which nothing was heard, as `NodeClient.tick` does, and hear it."""
+        number = self._echoes.tick()
+        is_open = self._is_open_there
+        there, back = self._is_path_open(), self._is_path_back()
+        is_alive = self.node.clock.is_running
+        is_running = self.is_heard and is_alive and there and back
+        verdict = self._silence.tick(is_running=is_running)
+        if self.is_heard and is_open and is_alive and back and not self._back:
+            self._silence.heard()
+            if number and there:
+                self._echoed = number
+            self._echoes.heard(self._echoed)
+            self._router.on_heard(self.node.me, "" if self._echoes.is_reached else UNREACHED)
+        if not self.is_heard:
+            return
+        if verdict is SilenceVerdict.LOST and self._silence.has_begun:
+            self._put_there(None)
+            self._lose(self._silence.reason)
+        elif verdict is SilenceVerdict.SUSPECTED and self._silence.has_begun:
+            self._router.on_suspected(self.node.me, self._silence.reason, is_heard=False)
+        elif self._silence.has_begun:
+            self._echoes.forgive()
+        elif not self._echoes.is_reached:
+            self._router.on_suspected(self.node.me, UNREACHED, is_heard=True)
+
+    # What a node does.
+
+    def say(self, said: NodeSaid) -> None:
+        """Send a message of the node, if its end of the stream is open."""
+        if self._is_open_there:
+            self._back.append((self.node.stream_number, said))
+            self._timeline.after(self._latency_s, self._arrive_back)
+
+    # What the network does.
+
+    def on_break(self, *, arrives: bool) -> None:
+        """Reset the connection; with `arrives` the node reads before that what was sent to it."""
+        while arrives and self._there:
+            self._arrive()
+        self._there.clear()
+        self._back.clear()
+        if self._is_open_there:
+            self.node.clock.run(partial(self._end_there, self.node.stream_number))
+        self._router.clock.run(partial(self._on_reset, self._number))
+
+    def on_node_dead(self, *, is_known: bool) -> None:
+        """Take the death of the node's process; its host says so if `is_known`."""
+        self._there.clear()
+        if is_known:
+            self._back.append((self._number, None))
+            self._timeline.after(self._latency_s, self._arrive_back)
+
+    def on_router_dead(self, *, is_known: bool) -> None:
+        """Take the death of the router's process."""
+        self._is_closed, self.is_heard = True, False
+        self._back.clear()
+        self._there.clear()
+        span_s = self._latency_s if is_known else CONNECT_TIMEOUT_S
+        ends = partial(self._end_there, self.node.stream_number)
+        self._timeline.after(span_s, partial(self.node.clock.run, ends))
+
+    def flush(self) -> None:
+        """Let what waits go on: a path is open again."""
+        for _ in self._there:
+            self._timeline.after(self._latency_s, self._arrive)
+        for _ in self._back:
+            self._timeline.after(self._latency_s, self._arrive_back)
+
+    # Inside: opening.
+
+    def _reach(self, number: int) -> None:
+        if number != self._number or self._is_closed:
+            return
+        node = self.node
+        if not node.clock.is_alive or not self._is_path_open():
+            is_told = node.is_death_known and self._is_path_open() and self._is_path_back()
+            span_s = self._latency_s if is_told else CONNECT_TIMEOUT_S
+            failed = partial(self._on_failed, number)
+            self._router.clock.after(span_s, failed)
+            return
+        node.clock.run(partial(self._open_there, number))
+
+    def _on_failed(self, number: int) -> None:
+        if number == self._number and not self._is_closed:
+            self._try_again()
+
+    def _try_again(self) -> None:
+        pause_s = backoff_s(self._num_failures)
+        self._num_failures += 1
+        self._number += 1
+        self._is_waiting = True
+        self._router.clock.after(pause_s, self.connect)
+
+    def _open_there(self, number: int) -> None:
+        node = self.node
+        if node.link is not None:
+            node.link._end_there(node.stream_number)
+        node.link, node.stream_number = self, number
+        self.say(NodeSaid(node.me, news=dict.fromkeys(node.cached, True)))
+
+    # Inside: both ends.
+
+    @property
+    def _is_open_there(self) -> bool:
+        return self.node.link is self
+
+    def _is_path_open(self) -> bool:
+        router, node = self._names
+        return self._paths.is_open(router, node)
+
+    def _is_path_back(self) -> bool:
+        router, node = self._names
+        return self._paths.is_open(node, router)
+
+    def _put_there(self, message: Message | None) -> None:
+        self._there.append((self._number, message))
+        self._timeline.after(self._latency_s, self._arrive)
+
+    def _arrive(self) -> None:
+        if self._there and self._is_path_open():
+            number, message = self._there.popleft()
+            self.node.clock.run(partial(self._take_there, number, message))
+
+    def _take_there(self, number: int, message: Message | None) -> None:
+        node = self.node
+        if not self._is_open_there or node.stream_number != number:
+            return
+        if message is None:
+            self._end_there(number)
+        elif isinstance(message, Submit):
+            node.open_calls.add(message.reply_to)
+            node.put(replace(message, received_at_s=node.clock.now_s()))
+        else:
+            node.put(message)
+
+    def _end_there(self, number: int) -> None:
+        node = self.node
+        if self._is_open_there and node.stream_number == number:
+            node.link = None
+            node.open_calls.clear()
+            node.put(RouterGone(self._router.me))
+
+    def _arrive_back(self) -> None:
+        if self._back and self._is_path_back():
+            number, said = self._back.popleft()
+            self._router.clock.run(partial(self._take_back, number, said))
+
+    def _take_back(self, number: int, said: NodeSaid | None) -> None:
+        if number != self._number or self._is_closed:
+            return
+        if said is None:
+            self._on_reset(number)
+            return
+        self._silence.heard()
+        self.is_heard = True
+        is_first = self._num_taken == 0
+        self._num_taken += 1
+        self._router.on_message(self.node.me, said, is_first=is_first)
+
+    def _on_reset(self, number: int) -> None:
+        if number != self._number or self._is_closed or self._is_waiting:
+            return
+        if self.is_heard:
+            self._lose("the connection was reset")
+        else:
+            self._try_again()
+
+    def _lose(self, reason: str) -> None:
+        self.is_heard = False
+        self._num_failures = 0
+        self._number += 1
+        self._router.on_lost(self.node.me, reason)
+        if not self._is_closed:
+            self._try_again()

@@ -1,0 +1,211 @@
+"""Bugs in the code that serves, each a piece of its source and what stands there instead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simulator.faults.history import FaultKind
+
+
+class Bug(NamedTuple):
+    """In `module`, `new` instead of `old`, which stands there once. `name` says what goes wrong.
+
+    Histories with `faults` are to find it; empty: with faults of all kinds.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str
+    faults: tuple[FaultKind, ...] = ()
+
+
+ROUTER = [
+    Bug(
+        "a chunk of tokens is emitted twice",
+        "router.core.request_flow",
+        "        self._out.append(chunk)\n        other",
+        "        self._out += [chunk, chunk]\n        other",
+    ),
+    Bug(
+        "a continued attempt goes on after other tokens than those that were emitted",
+        "router.core.token_ledger",
+        "        after.emitted = list(self.emitted)\n",
+        "        after.emitted = [0 for _ in self.emitted]\n",
+    ),
+    Bug(
+        "the loss of a node is not told to its requests",
+        "router.core.request_flow",
+        "        for attempt in self._attempts.on(node):\n",
+        "        for attempt in ():\n",
+    ),
+    Bug(
+        "an attempt that ends does not abort its nodes",
+        "router.core.attempt",
+        "                effects += (SendAbort(node, self.id), self.close_leg(node))",
+        "                effects += (self.close_leg(node),)",
+    ),
+    Bug(
+        "a leg that ends is counted on",
+        "router.core.attempt",
+        "        if is_last:\n            effects.append(self.close_leg(node))",
+        "        if is_last:\n            self.close_leg(node)",
+    ),
+    Bug(
+        "a planned prefill node is counted on after it was not needed",
+        "router.core.attempt",
+        "        return [] if planned is None else [LegClosed(planned, is_prefill=True)]",
+        "        return []",
+    ),
+    Bug(
+        "the newer life of a node counts as replaced, and not the older one",
+        "router.core.membership",
+        "if incarnation.epoch < latest.get(incarnation.node_id, 0):",
+        "if incarnation.epoch >= latest.get(incarnation.node_id, 0):",
+    ),
+    Bug(
+        "the deadline of a request is not held",
+        "router.core.request_flow",
+        "if not self.is_done and now_s >= self._deadline_at_s:",
+        "if not self.is_done and now_s >= 3 * self._deadline_at_s + 60:",
+    ),
+]
+
+NODE = [
+    Bug(
+        "the attempts of a router that is gone are kept",
+        "node.flow.node_flow",
+        "e for one in self.attempts.of_router(message.router) for e in self._drop(one)",
+        "e for one in self.attempts.of_router(message.router)[:0] for e in self._drop(one)",
+    ),
+    Bug(
+        "an abort releases nothing",
+        "node.flow.node_flow",
+        "            elif attempt.router == message.router:\n",
+        "            elif attempt.router != message.router:\n",
+    ),
+    Bug(
+        "an aborted call gets no reply",
+        "node.flow.node_flow",
+        "*(AnswerCall(reply_to, gone) for reply_to in waiting), *self._release(attempt)",
+        "*(AnswerCall(reply_to, gone) for reply_to in waiting[1:]), *self._release(attempt)",
+    ),
+    Bug(
+        "a landing that is given up is not closed",
+        "node.flow.decode",
+        "        return [CloseLanding(lease_token)]\n",
+        "        return []\n",
+    ),
+    Bug(
+        "blocks in quarantine are not freed when their writer has stopped",
+        "node.flow.decode",
+        "            self._scheduler.end_quarantine(sequence)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "decoding begins with another token than the one that was drawn",
+        "node.flow.decode",
+        "        first = self._scheduler.land(sequence, commit.first_token_id, draft",
+        "        first = self._scheduler.land(sequence, commit.first_token_id ^ 2, draft",
+    ),
+    Bug(
+        "a finished sequence stays in the table",
+        "node.flow.decode",
+        "            self._attempts.remove(attempt)\n        return [emit_tokens",
+        "            pass\n        return [emit_tokens",
+    ),
+    Bug(
+        "blocks are kept when their transfer has ended",
+        "node.flow.prefill",
+        "            self._scheduler.release(attempt.sequence)\n"
+        "        attempt.outcome = attempt.outcome or HANDED_OFF",
+        "            pass\n        attempt.outcome = attempt.outcome or HANDED_OFF",
+    ),
+    Bug(
+        "a prompt is not committed",
+        "node.flow.prefill",
+        "        return [*effects, CommitTransfer(attempt.lease_token, commit)]",
+        "        return effects",
+    ),
+]
+
+ENGINE = [
+    Bug(
+        "blocks are findable before they are computed",
+        "engine.core.sequences.prefix_index",
+        "        num_full = sequence.num_computed // self.block_size\n",
+        "        num_full = sequence.num_known // self.block_size\n",
+    ),
+    Bug(
+        "a cached block stays evictable while it is used",
+        "engine.core.blocks.block_pool",
+        "                del self._evictable[block_id]\n                self._set_use",
+        "                self._set_use",
+    ),
+    Bug(
+        "an evicted block can still be found",
+        "engine.core.blocks.block_pool",
+        "        self.prefix_cache.forget(block_id)\n        return block_id",
+        "        return block_id",
+    ),
+    Bug(
+        "received blocks are not quarantined",
+        "engine.core.holdings",
+        "            block_ids = [b for b in block_ids if b not in written]\n",
+        "            block_ids = [b for b in block_ids if b not in written][:-1]\n",
+    ),
+    Bug(
+        "KV of a wrong draft is kept",
+        "engine.core.step.step_results",
+        "        sequence.num_computed = sequence.num_known - 1\n        sequence.take_drafts",
+        "        sequence.num_computed = sequence.num_known\n        sequence.take_drafts",
+    ),
+    Bug(
+        "an answer may have one token too many",
+        "engine.core.sequences.stop_rules",
+        "num_output >= max_tokens or",
+        "num_output > max_tokens or",
+    ),
+]
+
+KV = [
+    Bug(
+        "the sender counts pieces as sent that were lost with the connection",
+        "kv_transfer.sending.transfer",
+        "            self.pending.extendleft(reversed(parts))",
+        "            self.pending.extendleft(reversed(parts[1:]))",
+    ),
+    Bug(
+        "the sender names the wrong generation",
+        "kv_transfer.sending.machine",
+        "begin = frames.Begin(transfer.token, transfer.ticket.generation)",
+        "begin = frames.Begin(transfer.token, transfer.ticket.generation + 1)",
+    ),
+    Bug(
+        "a peer that is silent is waited for",
+        "kv_transfer.sending.link",
+        "return self.asked_at_s is not None and now_s >= self.asked_at_s + limit_s",
+        "return self.asked_at_s is not None and now_s >= self.asked_at_s + 100 * limit_s",
+    ),
+    Bug(
+        "an acknowledgement that is due is not sent",
+        "kv_transfer.receiving.sessions",
+        "return is_much or self.num_acknowledged < self.num_wanted <= self.num_finished",
+        "return is_much",
+    ),
+    Bug(
+        "blocks of a landing that failed are not released",
+        "kv_transfer.receiving.landings",
+        "        return [*ended, Emit(Released(landing.token))]",
+        "        return ended",
+    ),
+    Bug(
+        "a connection that lost its session is not opened again",
+        "kv_transfer.sending.machine",
+        "                if code == frames.NO_SESSION:\n"
+        "                    return self.on_link_lost(link.peer, now_s)",
+        "                if code == frames.NO_SESSION:\n                    return []",
+    ),
+]
+
+BUGS = [*ROUTER, *NODE, *ENGINE, *KV]

@@ -1,0 +1,130 @@
+"""`pdserve simulate`: flags, what it prints, and what it says of nonsense."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from pdserve.cli import main
+from pdserve.configuration.config_sources import SettingsError
+from pdserve.simulating.simulate_command import lines_of, run_simulation, simulation_of
+from simulator.faults.history import FaultKind, History, read_history
+from simulator.faults.search import history_of
+from tests.support.clocks.manual_clock import ManualClock
+
+
+def wrong_with_two(history: History) -> str:
+    """Play a cluster in which two requests together are wrong."""
+    names = {asked.name for asked in history.requests}
+    return "Violation: r1 ended twice" if {"r1", "r5"} <= names else ""
+
+
+def test_flags_become_wishes() -> None:
+    wanted = simulation_of(
+        {
+            "seed": "7",
+            "histories": "3",
+            "requests": "11",
+            "nodes": "2:3",
+            "faults": "crash,store,crash",
+            "json": True,
+        }
+    )
+    assert (wanted.seed, wanted.num_histories, wanted.is_json) == (7, 3, True)
+    assert wanted.wishes.kinds == (FaultKind.CRASH, FaultKind.STORE)
+    assert (wanted.wishes.num_requests, wanted.wishes.num_prefill) == (11, 2)
+    assert wanted.wishes.num_decode == 3
+    assert simulation_of({}).wishes.kinds == tuple(FaultKind)
+    assert simulation_of({"faults": "none"}).wishes.kinds == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"seed": "-1"}, "--seed is '-1': wanted a whole number from 0"),
+        ({"histories": "0"}, "--histories is '0': wanted a whole number from 1"),
+        ({"requests": "1001"}, "--requests is '1001'"),
+        ({"requests": "٣"}, "--requests"),
+        ({"faults": "crush"}, "--faults is 'crush': wanted all, none, or some of crash, freeze"),
+        ({"faults": ""}, "--faults is ''"),
+        ({"nodes": "2"}, "--nodes is '2': wanted P:D"),
+        ({"nodes": "1:0"}, "--nodes is '1:0': wanted P:D"),
+        ({"nodes": "9:9"}, "16 nodes at most"),
+    ],
+)
+def test_nonsense_is_named(flags: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        simulation_of(flags)
+    assert says in "; ".join(refused.value.problems)
+
+
+def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--seed", "x", "--nodes", "y"]) == 2
+    said = capsys.readouterr().err
+    assert "--seed" in said
+    assert "--nodes" in said
+
+
+def test_good_histories_end_with_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--histories", "2", "--requests", "3"]) == 0
+    assert "2 histories, none is wrong" in capsys.readouterr().out
+
+
+def test_a_wrong_history_is_shortened_written_and_replayed(tmp_path: Path) -> None:
+    out, path = io.StringIO(), tmp_path / "wrong.json"
+    wanted = simulation_of({"seed": "3", "output": str(path)})
+    assert not run_simulation(wanted, out, ManualClock(), wrong_with_two)
+    said = out.getvalue()
+    assert "seed 3: Violation: r1 ended twice" in said
+    assert f"run it again: pdserve simulate --replay {path}" in said
+    history = read_history(path)
+    assert {asked.name for asked in history.requests} == {"r1", "r5"}
+    assert not history.faults
+    out = io.StringIO()
+    assert not run_simulation(simulation_of({"replay": str(path)}), out, None, wrong_with_two)
+    assert "wrong: Violation: r1 ended twice" in out.getvalue()
+    assert run_simulation(simulation_of({"replay": str(path)}), io.StringIO())
+
+
+def test_json_is_one_object(tmp_path: Path) -> None:
+    out, path = io.StringIO(), tmp_path / "wrong.json"
+    wanted = simulation_of({"output": str(path), "json": True})
+    assert not run_simulation(wanted, out, ManualClock(), wrong_with_two)
+    found: dict[str, Any] = json.loads(out.getvalue())
+    assert found["wrong"] == "Violation: r1 ended twice"
+    assert found["history"] == json.loads(path.read_text())
+    out = io.StringIO()
+    assert run_simulation(simulation_of({"histories": "4", "json": True}), out, None, lambda _: "")
+    assert json.loads(out.getvalue()) == {"histories": 4, "wrong": ""}
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    clock, out = ManualClock(), io.StringIO()
+
+    def run(_: History) -> str:
+        clock.advance(2.0)
+        return ""
+
+    assert run_simulation(simulation_of({"histories": "7"}), out, clock, run)
+    assert "3 histories, none is wrong; 0.5 a second" in out.getvalue()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    wanted = simulation_of({"output": str(tmp_path / "none" / "wrong.json")})
+    with pytest.raises(ConfigError, match=r"wrong\.json cannot be written"):
+        run_simulation(wanted, io.StringIO(), ManualClock(), wrong_with_two)
+    assert main(["simulate", "--replay", str(tmp_path / "none.json")]) == 2
+
+
+def test_a_history_is_told_in_the_order_of_time() -> None:
+    history = history_of(1, simulation_of({}).wishes)
+    lines = lines_of(history)
+    assert len(lines) == 1 + len(history)
+    assert lines[0].startswith("nodes: ")
+    times = [float(line.split()[0]) for line in lines[1:]]
+    assert times == sorted(times)

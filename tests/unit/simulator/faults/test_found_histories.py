@@ -1,0 +1,38 @@
+"""Short histories in which something was wrong once, in the simulator or in what it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.faults.cluster import FaultyCluster
+from simulator.faults.history import AskedRequest, Fault, FaultKind
+from simulator.faults.search import ALL, history_of, quiet
+
+
+def an_asked_request(at_s: float, name: str, deadline_s: float = 60.0) -> AskedRequest:
+    return AskedRequest(
+        at_s=at_s,
+        name=name,
+        num_prompt=30,
+        group=0,
+        num_shared=0,
+        max_tokens=2,
+        seed=1,
+        deadline_s=deadline_s,
+    )
+
+
+def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> None:
+    # It was opened twice, and the calls on the first one were never answered.
+    shape = replace(history_of(127, ALL).shape, num_prefill=0, num_decode=0, num_mixed=1)
+    breaks = [
+        Fault(at_s=at_s, kind=FaultKind.REPEAT, target="router", other="mixed-0")
+        for at_s in (0.4613, 0.5360)
+    ]
+    asked = [an_asked_request(0.55 + 0.01 * i, f"r{i}") for i in range(30)]
+    history = replace(history_of(127, ALL), shape=shape)
+    history = replace(history, requests=tuple(asked), faults=tuple(breaks))
+    with quiet():
+        cluster = FaultyCluster(history)
+        cluster.run()
+    assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}

@@ -1,0 +1,124 @@
+"""Histories: written and read again, drawn from seeds, and refused where they are nonsense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from simulator.faults.drawing import Wishes, draw_history
+from simulator.faults.history import FaultKind, History, read_history, to_json
+from simulator.faults.shape import problems_of
+
+WISHES = Wishes(kinds=tuple(FaultKind), num_requests=20)
+
+
+def a_history(seed: int = 1) -> History:
+    return draw_history(seed, WISHES)
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    for seed in range(20):
+        path.write_text(to_json(a_history(seed)), encoding="utf-8")
+        assert read_history(path) == a_history(seed)
+
+
+def test_a_seed_has_one_history_and_other_seeds_have_others() -> None:
+    assert a_history(3) == a_history(3)
+    assert len({to_json(a_history(seed)) for seed in range(50)}) == 50
+
+
+def test_every_drawn_shape_can_be_had() -> None:
+    for seed in range(200):
+        assert not problems_of(a_history(seed).shape)
+
+
+def test_what_is_wished_for_is_drawn() -> None:
+    kinds = (FaultKind.FREEZE, FaultKind.LOSS)
+    wishes = Wishes(kinds=kinds, num_requests=7, num_prefill=3, num_decode=2)
+    histories = [draw_history(seed, wishes) for seed in range(30)]
+    assert {fault.kind for one in histories for fault in one.faults} == set(kinds)
+    for one in histories:
+        assert (len(one.requests), one.shape.num_prefill, one.shape.num_decode) == (7, 3, 2)
+        assert [asked.at_s for asked in one.requests] == sorted(a.at_s for a in one.requests)
+    calm = draw_history(1, Wishes(kinds=(), num_requests=1))
+    assert calm.faults == ()
+
+
+def test_every_kind_and_every_way_is_drawn() -> None:
+    drawn = {(f.kind, f.how) for seed in range(300) for f in a_history(seed).faults}
+    assert {kind for kind, _ in drawn} == set(FaultKind)
+    assert len(drawn) == 3 + 1 + 3 + 1 + 1 + 1 + 2
+
+
+def test_parts_are_requests_and_then_faults() -> None:
+    history = a_history()
+    num = len(history.requests)
+    part = history.only([2, num])
+    assert part.requests == history.requests[2:3]
+    assert part.faults == history.faults[:1]
+    assert len(part) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": 7}, "format 1"),
+        ({"seed": "x"}, "seed: wanted a whole number"),
+        ({"requests": {}}, "wanted lists"),
+        ({"shape": {}}, "shape: wanted an object with num_prefill"),
+        ({"requests": [{}]}, "request 0: wanted an object with at_s"),
+    ],
+)
+def test_nonsense_is_refused_by_name(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps({**json.loads(to_json(a_history())), **change}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=says) as refused:
+        read_history(path)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("kind", "crush", "kind is 'crush': wanted one of crash, freeze"),
+        ("how", "hard", "how is 'hard': wanted one of"),
+        ("at_s", -1.0, "at_s is -1.0"),
+        ("at_s", float("nan"), "at_s is nan"),
+        ("target", "decode-77", "no node is called 'decode-77'"),
+        ("span_s", True, "span_s is True"),
+    ],
+)
+def test_a_fault_of_nonsense_is_refused(
+    tmp_path: Path, field: str, value: object, says: str
+) -> None:
+    found = json.loads(to_json(a_history()))
+    found["faults"][0][field] = value
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps(found), encoding="utf-8")
+    with pytest.raises(ConfigError, match=says):
+        read_history(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
+def test_what_is_no_history_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "history.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="history"):
+        read_history(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_history(tmp_path / "none.json")
+
+
+def test_a_shape_without_sense_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    for field, value in (("num_decode", 999), ("block_size", 0), ("placement_policy", "best")):
+        found = json.loads(to_json(a_history()))
+        found["shape"][field] = value
+        path.write_text(json.dumps(found), encoding="utf-8")
+        with pytest.raises(ConfigError, match=rf"history\.json: .*{value}|1000 nodes"):
+            read_history(path)
