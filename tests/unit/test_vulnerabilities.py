@@ -119,7 +119,8 @@ def test_nothing_that_is_served_changes_weights_models_or_code() -> None:
     }
     assert changing == {
         *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-        *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/cluster/drain"),
+        *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
+        *("/v1/cluster/drain", "/v1/cluster/role"),
     }
     service = pb.DESCRIPTOR.services_by_name["Node"]
-    assert [method.name for method in service.methods] == ["Stream", "Drain"]
+    assert [method.name for method in service.methods] == ["Stream", "Drain", "SetRole"]
