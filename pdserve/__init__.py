@@ -5,6 +5,7 @@ configuration/  flags, environment variables and TOML to one frozen `Config`
 roles/          from a configuration to a running router or node
 local_cluster/  `pdserve up`: a whole cluster on one machine
 profiling/      `pdserve profile`: what this machine does with a model, measured
+planning/       `pdserve plan`: how many nodes a load wants, and of which role
 commands/       status and drain: commands that talk to a running router
 keys/           certificates, KV keys, Redis users and API keys
 checkpoints/    from what `--model` names to a folder on this machine

@@ -198,16 +198,14 @@ class NodeClient:
     ) -> None:
         """Ask a decode or mixed node for a reservation; `source` has more of the prompt than it."""
 
-        def call() -> pb.Call:
-            call = pb.Call()
+        def write(call: pb.Call) -> None:
             request_to_proto(request, call.reserve.request)
             call.reserve.must_prefill_locally = must_prefill_locally
             call.reserve.may_wait = may_wait
             if source is not None:
                 call.reserve.source.CopyFrom(source_to_proto(source))
-            return call
 
-        self._ask(call, request, caller, read_reservation)
+        self._ask(write, request, caller, read_reservation)
 
     def prefill_nowait(
         self,
@@ -218,16 +216,14 @@ class NodeClient:
     ) -> None:
         """Ask a prefill node to take a prompt, of which `source` has more than it."""
 
-        def call() -> pb.Call:
-            call = pb.Call()
+        def write(call: pb.Call) -> None:
             request_to_proto(request, call.prefill.request)
             if ticket is not None:
                 call.prefill.ticket.CopyFrom(ticket)
             if source is not None:
                 call.prefill.source.CopyFrom(source_to_proto(source))
-            return call
 
-        self._ask(call, request, caller, read_acceptance)
+        self._ask(write, request, caller, read_acceptance)
 
     def pull_nowait(self, pull: pb.Pull) -> bool:
         """Queue what another node wants of the node's cache; False: the node does not get it."""
@@ -260,7 +256,7 @@ class NodeClient:
 
     def _ask(
         self,
-        make_call: Callable[[], pb.Call],
+        write: Callable[[pb.Call], None],
         request: GenerationRequest,
         caller: Caller[Any],
         read: ReadReply,
@@ -272,12 +268,11 @@ class NodeClient:
                 raise NodeLost(f"{self._node} is not heard")
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise Overloaded(f"{len(self._waiting)} calls wait for replies of {self._node}")
-            call = make_call()
+            call = self._unsent.add_call(write)
         except PdserveError as failed:
             self._loop.call_soon(caller.on_failed, failed)
             return
         call.id = self._waiting.add(caller, read, request.deadline_s)
-        self._unsent.add_call(call)
 
     def _forget_all(self, reason: str) -> None:
         """Fail every call, and drop what is queued."""

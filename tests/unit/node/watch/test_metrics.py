@@ -254,7 +254,8 @@ async def test_the_record_says_where_and_what() -> None:
     ("role", "method", "said"),
     [
         (Role.DECODE, "mtp", "16 blocks, sequences of up to 1024 tokens, at most 5 drafts by mtp"),
-        (Role.PREFILL, "ngram", "1024 tokens, no drafts"),
+        # It can become a decode node.
+        (Role.PREFILL, "ngram", "1024 tokens, at most 8 drafts by ngram"),
         (Role.MIXED, "none", "1024 tokens, no drafts"),
     ],
 )
