@@ -17,6 +17,7 @@ from common.kv.blocks import BlockHash
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
 from kv_transfer.contract import Commit, Ticket, TransferEnded
+from kv_transfer.sending.transfer_errors import TransferAborted
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.messages import (
     AbortTransfer,
@@ -105,7 +106,8 @@ class PrefixSends:
         token, send = event.lease_token, self._sends[event.lease_token]
         send.has_ended = True
         self._release(token, send)
-        if event.error is None:
+        # An abort is told by the transfer itself: the other node knows why nothing comes.
+        if event.error is None or isinstance(event.error, TransferAborted):
             return []
         return [RefusePull(send.router, send.ticket.decode_node, token)]
 

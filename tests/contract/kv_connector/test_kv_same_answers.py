@@ -54,6 +54,8 @@ LIMITS = StepLimits(
     max_model_len=NUM_BLOCKS * BLOCK_SIZE,
     num_speculative_tokens=0,
 )
+LEASE_TOKENS = count(101)
+"""No two nodes draw the same one."""
 FLOW_LIMITS = FlowLimits(
     vocab_size=VOCAB_SIZE,
     max_model_len=LIMITS.max_model_len,
@@ -157,7 +159,7 @@ def make_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
     return NodeFlow(
         scheduler,
         FLOW_LIMITS,
-        tickets=Tickets(landing_place(node), partial(next, count(10_001))),
+        tickets=Tickets(landing_place(node), partial(next, LEASE_TOKENS)),
         needs_staging=True,
         local_prefill_threshold=0,
         pull_cost=PullCost(1.0, float),
