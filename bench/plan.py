@@ -11,6 +11,7 @@ hit_rate                 share of the prompts' tokens that no node computed
 pool_hit_rate            the same, in one pool as large as all nodes' pools together
 prefill_pool_hit_rate    the same, in one as large as the pools of nodes that prefill: what decode
                          nodes cache are mostly copies of it
+all_hit_rate             the same, in one as large as all pools and the nodes' host memory
 sim.hit_share_of_pool    hit_rate / pool_hit_rate
 ttft_s, tpot_s, gap_s    p50 and p99: `common/observing/latency.py`; the longest gap of each request
 goodput_rps              requests a second within `--ttft` and `--tpot`
@@ -28,7 +29,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
-from common.settings.config import Config
+from common.settings.config import Config, EngineConfig
 from simulator.clients import client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.generated_trace import generated_trace
@@ -51,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--prefill", type=int, default=8, help="prefill nodes")
     flags.add_argument("--decode", type=int, default=8, help="decode nodes")
     flags.add_argument("--mixed", type=int, default=0, help="mixed nodes")
+    flags.add_argument(
+        "--host-memory", type=int, default=0, help="GiB of a node, for prefixes (default: none)"
+    )
     flags.add_argument("--profile", type=Path, default=FOLDER / "8b_h100.json")
     flags.add_argument("--ttft", type=float, default=2.0, help="target in seconds")
     flags.add_argument("--tpot", type=float, default=0.05, help="target in seconds")
@@ -83,11 +87,15 @@ def _requests(arguments: argparse.Namespace) -> list[TraceRequest]:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Serve the trace; return the content of the JSON line. Raises `ConfigError`."""
     requests, nodes = _requests(arguments), _nodes(arguments)
+    if arguments.host_memory < 0:
+        raise ConfigError(f"--host-memory is {arguments.host_memory}: wanted 0 or more")
     targets = LatencyTargets(ttft_s=arguments.ttft, tpot_s=arguments.tpot)
     setup = ClusterSetup(
         profile=read_profile(arguments.profile),
         num_nodes=nodes,
-        config=Config(role=Role.DECODE),
+        config=Config(
+            role=Role.DECODE, engine=EngineConfig(prefix_host_memory=arguments.host_memory << 30)
+        ),
         seed=arguments.seed,
     )
     began_s = time.process_time()
@@ -101,9 +109,13 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     num_computed = sum(one.num_chunk_tokens - one.num_recomputed_tokens for one in counters)
     block_size = setup.config.engine.block_size
 
-    def found_in_one_pool(pooled: Sequence[SimulatedNode]) -> int:
-        num_slots = sum(node.scheduler.pool.num_blocks for node in pooled) * block_size
-        return num_found_tokens((client.trace for client in clients), num_slots, block_size)
+    def found_in_one_pool(pooled: Sequence[SimulatedNode], *, has_host: bool = False) -> int:
+        num_blocks = sum(
+            node.scheduler.pool.num_blocks + has_host * node.scheduler.host_pool.num_blocks
+            for node in pooled
+        )
+        traces = (client.trace for client in clients)
+        return num_found_tokens(traces, num_blocks * block_size, block_size)
 
     found = found_in_one_pool(cluster.nodes)
     prefilling = [node for node in cluster.nodes if cluster.role_of(node.me) is Role.PREFILL]
@@ -121,6 +133,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "hit_rate": round(1 - num_computed / num_prompt, 4),
         "pool_hit_rate": round(found / num_prompt, 4),
         "prefill_pool_hit_rate": round(found_by_prefilling / num_prompt, 4),
+        "all_hit_rate": round(found_in_one_pool(cluster.nodes, has_host=True) / num_prompt, 4),
         "sim.hit_share_of_pool": round((num_prompt - num_computed) / found, 4) if found else 1.0,
         **latency_figures(served, targets, simulated_s),
     }

@@ -63,7 +63,9 @@ class SimulatedCluster:
         self.timeline = Timeline()
         self._lease_tokens = count(1)
         config, profile = setup.config, setup.profile
-        self._facts = facts_of(profile, config.engine.block_size)
+        facts = facts_of(profile, config.engine.block_size)
+        num_host_blocks = config.engine.prefix_host_memory // facts.layout.block_bytes
+        self._facts = replace(facts, num_host_blocks=num_host_blocks)
         self.network = ModelledNetwork(
             self.timeline,
             self._facts.layout,
@@ -245,6 +247,7 @@ class SimulatedCluster:
             fingerprint=facts.layout.fingerprint,
             block_size=config.engine.block_size,
             num_blocks=facts.num_blocks,
+            num_host_blocks=facts.num_host_blocks,
             max_num_seqs=config.engine.max_num_seqs,
             max_model_len=facts.max_model_len,
             sends_blocks=True,

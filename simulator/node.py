@@ -28,7 +28,7 @@ class NodeSaid:
     """What a node tells its router in one message: answers come before outputs.
 
     `step_ends_s` are the times at which the tokens of each output of several tokens were drawn.
-    `news` are blocks that entered (true) or left the prefix cache.
+    `news` are blocks that entered (true) or left the prefix cache, `host_news` host memory.
     """
 
     node: Incarnation
@@ -38,6 +38,7 @@ class NodeSaid:
     pulls: list[AskBlocks] = field(default_factory=list)
     """What it wants of other nodes' caches."""
     news: dict[BlockHash, bool] = field(default_factory=dict)
+    host_news: dict[BlockHash, bool] = field(default_factory=dict)
 
 
 class SimulatedNode:
@@ -69,6 +70,7 @@ class SimulatedNode:
         self._turn_at_s = -1.0
         self._inbox = Inbox(max_requests=max_queued_requests)
         self.scheduler.pool.prefix_cache.keep_news()
+        self.scheduler.host_pool.keep_news()
         effects = NodeEffects(
             network.join(self.me, self.put),
             self,
@@ -172,7 +174,8 @@ class SimulatedNode:
     def _flush(self) -> None:
         said = self._said
         said.news = self.scheduler.pool.prefix_cache.take_news()
-        if said.answers or said.outputs or said.pulls or said.news:
+        said.host_news = self.scheduler.host_pool.take_news()
+        if said.answers or said.outputs or said.pulls or said.news or said.host_news:
             said.step_ends_s = self.execution.ended_s
             self._said = NodeSaid(self.me)
             self._tell(said)

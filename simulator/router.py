@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import block_key
+from common.kv.tiers import Tier
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
@@ -140,10 +141,12 @@ class SimulatedRouter:
             self._on_output(said.node, output, said.step_ends_s)
         for wanted in said.pulls:
             self._send(wanted.source, SendBlocks(wanted.ticket, wanted.block_hashes))
-        if said.news:
-            added = tuple(block_key(name) for name, is_there in said.news.items() if is_there)
-            removed = tuple(block_key(name) for name, is_there in said.news.items() if not is_there)
-            self._placer.on_blocks(said.node, BlockReport(False, added, removed))
+        for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
+            if not news:
+                continue
+            added = tuple(block_key(name) for name, is_there in news.items() if is_there)
+            removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+            self._placer.on_blocks(said.node, BlockReport(False, added, removed, tier))
 
     # Inside: events.
 

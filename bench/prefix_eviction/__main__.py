@@ -5,6 +5,8 @@ A trace whose requests name their content (Mooncake's format), or without one ag
 blocks of 512 tokens and, below it, host memory of `--below` times as many, for each order:
 
     lru                what was used least recently goes first
+    segmented          what the pool has again goes first, then what was used once as far as it is
+                       more than a tenth, then what was used least recently
     s3_fifo            three queues: what is used once passes through a short one
     cost_times_chance  what is cheapest to compute again, times how often it was used, ages
     known_future       what is used again last: nobody can know it
@@ -13,6 +15,7 @@ once for each rule of what is kept there of the blocks that the pool gives up:
 
     found              those that a prompt found
     used_twice         those that a prompt found, or computed again not long after they were gone
+    paid               those, and of the others as many as uses of blocks pay for
     all                all of them
 
 Figures: shares of the tokens of prompts that were found, and of the cost of computing

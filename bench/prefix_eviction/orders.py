@@ -7,13 +7,18 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
+from engine.core.blocks.eviction import Segments
+from engine.core.blocks.host_pool import ONCE_SHARE
+
 
 class Use(NamedTuple):
     """A use of a block: the most that one of its chain's blocks from it on costs, times how often
-    that was used; and the number of the request that will use it next."""
+    that was used; the number of the request that will use it next; and whether it is known to have
+    been used before."""
 
     worth: float
     next_use: float
+    is_again: bool = True
 
 
 class Order(Protocol):
@@ -26,12 +31,25 @@ class Order(Protocol):
     def use(self, block: int, use: Use) -> None:
         """Add a block, or note its use. Of a prompt, the last block comes first."""
 
+    def copy_back(self, block: int, use: Use) -> None:
+        """Note the use of a block that the pool has from here on too."""
+
     def evict(self) -> int:
         """Remove a block and return it."""
 
 
-class LeastRecent:
-    """The block that was not used for longest goes first: as the product does."""
+class _Copying:
+    """An order in which a block that is copied back is used as any other."""
+
+    def use(self, block: int, use: Use) -> None:
+        raise NotImplementedError
+
+    def copy_back(self, block: int, use: Use) -> None:
+        self.use(block, use)
+
+
+class LeastRecent(_Copying):
+    """The block that was not used for longest goes first."""
 
     def __init__(self, capacity: int) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -50,7 +68,37 @@ class LeastRecent:
         return self._blocks.popitem(last=False)[0]
 
 
-class S3Fifo:
+class Segmented:
+    """In segments, what was copied back first: as the product does."""
+
+    def __init__(self, capacity: int) -> None:
+        self._segments: Segments[int] = Segments(int(ONCE_SHARE * capacity))
+        self._held: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._held
+
+    def use(self, block: int, use: Use) -> None:
+        if use.is_again or block in self._held:
+            self._segments.use(block)
+        else:
+            self._segments.add(block)
+        self._held.add(block)
+
+    def copy_back(self, block: int, use: Use) -> None:
+        self._segments.use_elsewhere(block)
+
+    def evict(self) -> int:
+        block = next(self._segments.in_order())
+        self._segments.forget(block)
+        self._held.remove(block)
+        return block
+
+
+class S3Fifo(_Copying):
     """Three queues (Yang et al., SOSP '23): a tenth for what is new, the rest for what was used
     there, and the names of what has left the first one."""
 
@@ -102,7 +150,7 @@ class S3Fifo:
             self._main.append(block)
 
 
-class _Ranked:
+class _Ranked(_Copying):
     """The block with the lowest rank goes first; of equal ones, the one that was used first."""
 
     def __init__(self) -> None:
@@ -164,6 +212,7 @@ class KnownFuture(_Ranked):
 
 ORDERS: dict[str, Callable[[int], Order]] = {
     "lru": LeastRecent,
+    "segmented": Segmented,
     "s3_fifo": S3Fifo,
     "cost_times_chance": CostTimesChance,
     "known_future": KnownFuture,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bench.prefix_eviction.chains import BLOCK_TOKENS, Chain
 from bench.prefix_eviction.orders import Order, Use
-from engine.core.kept_prefixes import REMEMBERED
+from engine.core.kept_prefixes import REMEMBERED, USE_PAYS
 
 LINEAR_TOKENS = 30_000
 """The position at which attention costs as much as all matrices together, in a model of 8B."""
@@ -28,6 +28,8 @@ class Kept(Enum):
     """Those that a prompt found."""
     USED_TWICE = "used_twice"
     """Those that a prompt found, or computed again not long after the pool gave them up."""
+    PAID = "paid"
+    """Those as well, and of the others as many as uses of blocks pay for: as the product does."""
     ALL = "all"
 
 
@@ -67,6 +69,8 @@ class Tiers:
         self._num_uses: dict[int, int] = {}
         self._use: dict[int, Use] = {}
         """The latest use of each block of the pool."""
+        self._num_paid = 0
+        """So many blocks that were used once may be kept."""
 
     def ask(self, chain: Chain, next_use: Sequence[float]) -> int:
         """Take a prompt; return how many leading blocks of it were found."""
@@ -77,18 +81,22 @@ class Tiers:
             num_found += 1
         self._note(chain, next_use)
         for block in reversed(chain[:num_found]):
-            self._reused.add(block)
-            if block not in self._pool:  # it is copied back, and stays where it is
-                self._below.use(block, self._use[block])
+            self._note_again(block)
+            if block not in self._pool:
+                self._below.copy_back(block, self._use[block])
         for block in reversed(chain):
             if block in self._gone:
                 del self._gone[block]
-                self._reused.add(block)
+                self._note_again(block)
             self._pool[block] = None
             self._pool.move_to_end(block)
         while len(self._pool) > self._num_blocks:
             self._give_up(self._pool.popitem(last=False)[0])
         return num_found
+
+    def _note_again(self, block: int) -> None:
+        self._reused.add(block)
+        self._num_paid = min(self._num_paid + USE_PAYS, self._num_blocks + self._num_below)
 
     def _note(self, chain: Chain, next_use: Sequence[float]) -> None:
         worth = 0.0
@@ -99,12 +107,16 @@ class Tiers:
             self._use[block] = Use(worth, next_use[depth])
 
     def _give_up(self, block: int) -> None:
-        use = self._use.pop(block)
-        if self._kept is Kept.USED_TWICE:
+        is_again = block in self._reused
+        use = self._use.pop(block)._replace(is_again=is_again)
+        if self._kept is not Kept.FOUND:
             self._gone[block] = None
             if len(self._gone) > REMEMBERED * (self._num_blocks + self._num_below):
                 self._gone.popitem(last=False)
-        if self._kept is Kept.ALL or block in self._reused:
+        is_new = not is_again and block not in self._below
+        is_paid = self._kept is Kept.PAID and self._num_paid > 0
+        self._num_paid -= is_new and is_paid
+        if is_again or is_paid or self._kept is Kept.ALL:
             self._reused.discard(block)
             self._below.use(block, use)
             if len(self._below) > self._num_below:

@@ -1,10 +1,12 @@
 """Prefixes that are kept in host memory when the cache evicts them, and copied back for a hit.
 
 A block is copied out ahead of its eviction, so that no allocation waits for a copy: when a step is
-planned, blocks near the end of the order of eviction that were used at least twice. It is copied
-back before the sequence that needs it is admitted, and then is a cached block like any other. So
-admissions, handoffs and transfers know nothing of host memory, and a copy that fails, or comes too
-late, means computing.
+planned, those that the next steps are about to evict. How far ahead that is follows from what was
+evicted lately: what is copied too early takes room there while it is here. What was used once is
+copied as far as uses of other blocks pay for it: where nothing is asked for again, nothing is
+copied. A block is copied back before the sequence that needs it is admitted, and then is a cached
+block like any other. So admissions, handoffs and transfers know nothing of host memory, and a copy
+that fails, or comes too late, means computing.
 
 Where steps compute in host memory, copies are made before the step, and both ends of them can be
 found in the plan of that step. On a device the copies are late, as swapped ones are: until one has
@@ -13,7 +15,9 @@ ended, its blocks and host blocks are held, and what it writes cannot be found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Set
+from itertools import islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
@@ -26,12 +30,16 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.statistics import StepCounters
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
 
-LOOK_AHEAD_BLOCKS = 256
-"""How many allocations ahead of its eviction a block is copied out."""
-MOST_BLOCKS_OUT = 16
-"""The most blocks that one step copies out. Further ones follow with the next steps."""
+LEAST_AHEAD, MOST_AHEAD = 16, 256
+"""How many allocations ahead of its eviction a block is copied out, at least and at most."""
+STEPS_AHEAD = 3
+"""So many steps ahead, of those that have evicted most lately."""
+_FORGOTTEN = 0.999
+"""What was evicted in a step counts so much less with each one that follows."""
 
-
+USE_PAYS = 16
+"""A use of a block that was used before pays for copying so many that were used once. Computing a
+block takes a hundred times as long as copying it, and one use shows that there will be others."""
 REMEMBERED = 4
 """So many times the blocks of both pools are remembered by their hashes when they are evicted: what
 is computed again was used again. Turns of a conversation are further apart than a pool holds."""
@@ -52,9 +60,16 @@ class KeptPrefixes:
         self._pool, self._host_pool, self._prefixes = prefixes.pool, host_pool, prefixes
         self._counters = counters
         self.is_enabled, self.is_late = is_enabled, is_late
+        self._num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
         if is_enabled:
-            num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
-            prefixes.pool.prefix_cache.remember(REMEMBERED * num_blocks)
+            prefixes.pool.prefix_cache.remember(REMEMBERED * self._num_blocks)
+        self._most_evicted = 0.0
+        """Blocks that a step has evicted, the most of late."""
+        self._num_evicted = self._num_used_again = 0
+        self._num_paid = 0
+        """So many blocks that were used once may be copied: no more than both pools have."""
+        self._ahead: list[int] = []
+        """What was to be evicted next when blocks were last copied out, in this order."""
         self._planned: list[PrefixCopy] = []
         """Copies of the step that is being planned."""
         self._under_way: list[PrefixCopy] = []
@@ -165,8 +180,7 @@ class KeptPrefixes:
             sequence.num_host_tokens = num_host * block_size
             sequence.num_disk_tokens = num_read * block_size
         sequence.fetched = None
-        if self.is_enabled:
-            self._pool.prefix_cache.reused.update(cached_block_ids)
+        self._pool.prefix_cache.note_use(cached_block_ids)
 
     # --- when a late copy has ended -------------------------------------------------------------
 
@@ -180,6 +194,10 @@ class KeptPrefixes:
         else:
             self._host_pool.release(copy.host_block_ids)
         self._pool.release(copy.block_ids)
+        if copy.is_out:
+            # What nobody used since is evicted when it would have been.
+            unsaved = self._pool.prefix_cache.unsaved
+            self._pool.evict_next(one for one in self._ahead if one not in unsaved)
 
     def check(self) -> None:
         """Raise `AssertionError` if a late copy wrote what can be found, or holds too little."""
@@ -206,36 +224,53 @@ class KeptPrefixes:
 
     def _copy_out(self) -> PrefixCopy | None:
         """Choose blocks to be copied out and allocate host blocks for them."""
-        reused, host_pool = self._pool.prefix_cache.reused, self._host_pool
-        if not reused:
+        cache, host_pool = self._pool.prefix_cache, self._host_pool
+        if not cache.unsaved:
             return None
-        most = min(MOST_BLOCKS_OUT, host_pool.num_available)
+        num_ahead = self._look_ahead()
+        # Seldom and many at a time: no more is looked at until one of them is half as far away.
+        if cache.unsaved.isdisjoint(self._pool.next_evicted(num_ahead // 2)):
+            return None
+        most = host_pool.num_available
         if self.is_late:
             # One copy at a time, and never more than half of what others could allocate.
-            is_under_way = any(copy.is_out for copy in self._under_way)
-            most = 0 if is_under_way else min(most, self._pool.num_available // 2)
-        if most == 0:
+            if any(copy.is_out for copy in self._under_way):
+                return None
+            most = min(most, self._pool.num_available // 2)
+        ahead = self._pool.next_evicted(num_ahead)
+        chosen = list(islice(filter(cache.unsaved.__contains__, ahead), most))
+        if not chosen:
             return None
-        candidates = self._pool.next_evicted(LOOK_AHEAD_BLOCKS)
-        if reused.isdisjoint(candidates):  # the usual case, in a tenth of the time of the loop
-            return None
-        block_ids: list[int] = []
-        hashes: list[BlockHash] = []
-        for block_id in candidates:
-            if block_id not in reused:
-                continue
-            reused.remove(block_id)  # once for each use
-            block_hash = self._pool.prefix_cache.hash_of(block_id)
-            if not host_pool.note_use(block_hash):
-                block_ids.append(block_id)
-                hashes.append(block_hash)
-                if len(block_ids) == most:
-                    break
+        self._ahead = ahead[: ahead.index(chosen[-1]) + 1]
+        cache.unsaved.difference_update(chosen)  # once for each use
+        block_ids = [one for one in chosen if not host_pool.note_use(cache.hash_of(one))]
+        once = [one for one in block_ids if one not in cache.reused]
+        # They would make room for each other: the last ones stay.
+        most_once = min(host_pool.num_room_once, self._earn())
+        dropped = set(once[: max(len(once) - most_once, 0)])
+        # What is evicted last comes first, as in a sequence: both pools release in that order.
+        block_ids = [one for one in reversed(block_ids) if one not in dropped]
         if not block_ids:
             return None
-        # What is evicted last comes first, as in a sequence: both pools release in that order.
-        host_block_ids = host_pool.allocate(len(block_ids))
-        return PrefixCopy(block_ids[::-1], host_block_ids, hashes[::-1], is_out=True)
+        num_once = len(once) - len(dropped)
+        self._num_paid -= num_once
+        host_block_ids = host_pool.allocate(len(block_ids), num_once=num_once)
+        hashes = list(map(cache.hash_of, block_ids))
+        return PrefixCopy(block_ids, host_block_ids, hashes, is_out=True)
+
+    def _earn(self) -> int:
+        """Return how many blocks that were used once may be copied now."""
+        num_uses = self._pool.prefix_cache.num_used_again - self._num_used_again
+        self._num_used_again += num_uses
+        self._num_paid = min(self._num_paid + USE_PAYS * num_uses, self._num_blocks)
+        return self._num_paid
+
+    def _look_ahead(self) -> int:
+        """Return how many allocations ahead of its eviction a block is to be copied out."""
+        num_evicted = self._pool.num_evicted - self._num_evicted
+        self._num_evicted += num_evicted
+        self._most_evicted = max(_FORGOTTEN * self._most_evicted, num_evicted)
+        return min(max(math.ceil(STEPS_AHEAD * self._most_evicted), LEAST_AHEAD), MOST_AHEAD)
 
     def _fetch(self, sequence: Sequence, num_cached: int, held: list[int]) -> bool:
         """Begin to copy back what a sequence lacks, up to the first block that is nowhere."""
@@ -292,5 +327,8 @@ class KeptPrefixes:
         self._counters.num_prefix_blocks_in += len(copy.block_ids)
 
     def _keep(self, copy: PrefixCopy) -> None:
-        self._host_pool.keep(copy.host_block_ids[::-1], copy.hashes[::-1])
+        reused = self._pool.prefix_cache.reused
+        blocks = zip(copy.block_ids, copy.hashes, strict=True)
+        once = {block_hash for block_id, block_hash in blocks if block_id not in reused}
+        self._host_pool.keep(copy.host_block_ids[::-1], copy.hashes[::-1], once)
         self._counters.num_prefix_blocks_out += len(copy.block_ids)

@@ -173,6 +173,8 @@ class Placer:
         return self._pick(pairs, query, query.last.prefill) if pairs else None
 
     def _pick(self, nodes: Sequence[NodeView], query: Query, last: Incarnation | None) -> NodeView:
+        if len(nodes) == 1:
+            return nodes[0]
         kept = session_node(nodes, last, query)
         if kept is not None:
             return kept

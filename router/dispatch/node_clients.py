@@ -197,14 +197,12 @@ class NodeClient:
     ) -> None:
         """Ask a decode or mixed node for a reservation."""
 
-        def call() -> pb.Call:
-            call = pb.Call()
+        def write(call: pb.Call) -> None:
             request_to_proto(request, call.reserve.request)
             call.reserve.must_prefill_locally = must_prefill_locally
             call.reserve.may_wait = may_wait
-            return call
 
-        self._ask(call, request, caller, read_reservation)
+        self._ask(write, request, caller, read_reservation)
 
     def prefill_nowait(
         self,
@@ -215,8 +213,7 @@ class NodeClient:
     ) -> None:
         """Ask a prefill node to take a prompt, of which `source` has more than it."""
 
-        def call() -> pb.Call:
-            call = pb.Call()
+        def write(call: pb.Call) -> None:
             request_to_proto(request, call.prefill.request)
             if ticket is not None:
                 call.prefill.ticket.CopyFrom(ticket)
@@ -224,9 +221,8 @@ class NodeClient:
                 call.prefill.source.node_id = source.node.node_id
                 call.prefill.source.epoch = source.node.epoch
                 call.prefill.source.num_tokens = source.num_tokens
-            return call
 
-        self._ask(call, request, caller, read_acceptance)
+        self._ask(write, request, caller, read_acceptance)
 
     def pull_nowait(self, pull: pb.Pull) -> None:
         """Queue what another node wants of the node's cache."""
@@ -250,7 +246,7 @@ class NodeClient:
 
     def _ask(
         self,
-        make_call: Callable[[], pb.Call],
+        write: Callable[[pb.Call], None],
         request: GenerationRequest,
         caller: Caller[Any],
         read: ReadReply,
@@ -262,12 +258,11 @@ class NodeClient:
                 raise NodeLost(f"{self._node} is not heard")
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise Overloaded(f"{len(self._waiting)} calls wait for replies of {self._node}")
-            call = make_call()
+            call = self._unsent.add_call(write)
         except PdserveError as failed:
             self._loop.call_soon(caller.on_failed, failed)
             return
         call.id = self._waiting.add(caller, read, request.deadline_s)
-        self._unsent.add_call(call)
 
     def _forget_all(self, reason: str) -> None:
         """Fail every call, and drop what is queued."""

@@ -54,21 +54,33 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.prefix_cache = PrefixCache()
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._evictable: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # the one released longest ago first
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """The one released longest ago first."""
         self._references = [0] * num_blocks
         self._use: dict[int, BlockUse] = {}
         self._num_used = dict.fromkeys(BlockUse, 0)
+        self.num_evicted = 0
+        """Cached blocks that made room since the start."""
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out now."""
         return len(self._free) + len(self._evictable)
 
+    @property
+    def num_free(self) -> int:
+        """Blocks without owner that hold nothing."""
+        return len(self._free)
+
     def next_evicted(self, num_allocated: int) -> list[int]:
         """Return the blocks that would be evicted if so many were allocated, the first first."""
         return list(islice(self._evictable, max(num_allocated - len(self._free), 0)))
+
+    def evict_next(self, block_ids: Iterable[int]) -> None:
+        """Let those of these blocks that may be evicted be the next ones, in this order."""
+        for block_id in reversed(list(block_ids)):
+            if block_id in self._evictable:
+                self._evictable.move_to_end(block_id, last=False)
 
     def latest(self, count: int) -> list[BlockHash]:
         """Return the hashes of at most `count` cached blocks, those that were used last first.
@@ -190,5 +202,6 @@ class BlockPool:
         if self._free:
             return self._free.pop()
         block_id, _ = self._evictable.popitem(last=False)
+        self.num_evicted += 1
         self.prefix_cache.forget(block_id)
         return block_id

@@ -2,17 +2,21 @@
 
 Holds ids only; the runner copies the data. A block is free, *used* (it holds a sequence's KV, or is
 being written) or a *prefix*, which is found by its hash. A prefix that no copy reads gives way to
-whatever else needs the room.
+whatever else needs the room: first what was copied back, and is in the cache; then what was used
+once, as far as that is more than a tenth of all; then what was not used for longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import islice
 
 from common.kv.blocks import BlockHash
-from engine.core.blocks.eviction import LeastRecentlyUsed
+from engine.core.blocks.eviction import Segments
 from engine.core.blocks.prefix_cache import PrefixCache
+
+ONCE_SHARE = 0.1
+"""What was used once takes so much of host memory from what was used again, and no more."""
 
 
 class HostPool:
@@ -23,13 +27,13 @@ class HostPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._used: set[int] = set()
         self._prefixes = PrefixCache()
-        self._evictable: LeastRecentlyUsed[int] = LeastRecentlyUsed()
+        self._evictable: Segments[int] = Segments(int(ONCE_SHARE * num_blocks))
         """The prefixes that no copy reads."""
         self._readers: dict[int, int] = {}
         """How many copies read each of the others."""
         self._pinned: set[int] = set()
         self.unsaved: set[int] = set()
-        """Prefixes that were used since a lower tier was offered them."""
+        """Prefixes that were used again since a lower tier was offered them."""
 
     @property
     def num_free(self) -> int:
@@ -62,12 +66,22 @@ class HostPool:
         num_kept = sum(one not in self._readers for one in self._pinned)
         return len(self._free) + len(self._evictable) - num_kept
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` host blocks, free ones first; `ValueError` when fewer are available."""
+    @property
+    def num_room_once(self) -> int:
+        """The most host blocks for what was used once that take few from what was used again."""
+        segments = self._evictable
+        return len(self._free) + segments.num_elsewhere + segments.most_once
+
+    def allocate(self, count: int, *, num_once: int = 0) -> list[int]:
+        """Take `count` host blocks, free ones first; `ValueError` when fewer are available.
+
+        `num_once` of them are for what was used once.
+        """
         if count > self.num_available:
             raise ValueError(f"asked for {count} host blocks, {self.num_available} are free")
         num_evicted = max(count - len(self._free), 0)
-        following = (one for one in self._evictable if one not in self._pinned)
+        num_new = min(num_once, num_evicted)
+        following = (one for one in self._evictable.in_order(num_new) if one not in self._pinned)
         for given_way in list(islice(following, num_evicted)):
             self._evict(given_way)
         taken = [self._free.pop() for _ in range(count)]
@@ -97,7 +111,7 @@ class HostPool:
         return self._prefixes.take_news()
 
     def note_use(self, block_hash: BlockHash) -> bool:
-        """Note that a prefix was used, wherever; return whether it is here."""
+        """Note that a prefix was used again, wherever; return whether it is here."""
         host_block_id = self._prefixes.find(block_hash)
         if host_block_id is not None:
             self.unsaved.add(host_block_id)
@@ -116,18 +130,27 @@ class HostPool:
         """Return the hash of a prefix; `KeyError` for any other host block."""
         return self._prefixes.hash_of(host_block_id)
 
-    def keep(self, host_block_ids: Iterable[int], hashes: Iterable[BlockHash]) -> None:
+    def keep(
+        self,
+        host_block_ids: Iterable[int],
+        hashes: Iterable[BlockHash],
+        once: Container[BlockHash] = (),
+    ) -> None:
         """Make used blocks, now completely written, findable; the last is evicted last.
 
-        One whose hash is known already is freed. Raises `ValueError` for one that is not in use.
+        Those of `once` were used once. One whose hash is known already is freed. Raises
+        `ValueError` for one that is not in use.
         """
         for host_block_id, block_hash in zip(host_block_ids, hashes, strict=True):
             self.release([host_block_id])
             if self._prefixes.find(block_hash) is None:
                 self._free.pop()
                 self._prefixes.insert(block_hash, host_block_id)
-                self.unsaved.add(host_block_id)
-                self._evictable.use(host_block_id)
+                if block_hash in once:
+                    self._evictable.add(host_block_id)
+                else:
+                    self.unsaved.add(host_block_id)
+                    self._evictable.use(host_block_id)
 
     def begin_reading(self, host_block_ids: Iterable[int]) -> None:
         """Keep these prefixes until as many calls of `end_reading`."""
@@ -138,12 +161,15 @@ class HostPool:
             self._readers[host_block_id] = num_readers + 1
 
     def end_reading(self, host_block_ids: Iterable[int], *, is_good: bool = True) -> None:
-        """Let these prefixes give way again, the first one last; at once if reading has failed."""
+        """Let these prefixes give way again, the first one last; at once if reading has failed.
+
+        They do so before others, since they are in the cache now.
+        """
         for host_block_id in reversed(list(host_block_ids)):
             self._readers[host_block_id] -= 1
             if self._readers[host_block_id] == 0:
                 del self._readers[host_block_id]
-                self._evictable.use(host_block_id)
+                self._evictable.use_elsewhere(host_block_id)
                 if not is_good and host_block_id not in self._pinned:
                     self._evict(host_block_id)
 

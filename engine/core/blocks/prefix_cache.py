@@ -31,6 +31,10 @@ class PrefixCache:
         self._hash_of: dict[int, BlockHash] = {}
         self.reused: set[int] = set()
         """Findable blocks that were used again, as far as their user notes it."""
+        self.unsaved: set[int] = set()
+        """Findable blocks that were used since a lower tier was offered them, if there is one."""
+        self.num_used_again = 0
+        """How often blocks were used again since the start, if there is a lower tier."""
         self._most_remembered = 0
         self._left: OrderedDict[BlockHash, None] = OrderedDict()
         self._news: dict[BlockHash, bool] | None = None
@@ -54,8 +58,16 @@ class PrefixCache:
         return news
 
     def remember(self, num_left: int) -> None:
-        """Take one of the last `num_left` that have left, when it comes again, as used again."""
+        """Keep `unsaved`, and take one of the last `num_left` that have left as used again."""
         self._most_remembered = num_left
+
+    def note_use(self, block_ids: Iterable[int]) -> None:
+        """Note that findable blocks were used again, if there is a lower tier."""
+        if self._most_remembered:
+            used = set(block_ids)
+            self.reused |= used
+            self.unsaved |= used
+            self.num_used_again += len(used)
 
     def match(self, block_hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest cached prefix, in order."""
@@ -80,9 +92,12 @@ class PrefixCache:
         if block_hash not in self._block_of and block_id not in self._hash_of:
             self._block_of[block_hash] = block_id
             self._hash_of[block_id] = block_hash
+            if self._most_remembered:
+                self.unsaved.add(block_id)
             if block_hash in self._left:
                 del self._left[block_hash]
                 self.reused.add(block_id)
+                self.num_used_again += 1
             if self._news is not None:
                 self._news[block_hash] = True
 
@@ -95,6 +110,7 @@ class PrefixCache:
         block_hash = self._hash_of.pop(block_id)
         del self._block_of[block_hash]
         self.reused.discard(block_id)
+        self.unsaved.discard(block_id)
         if self._most_remembered:
             self._left[block_hash] = None
             if len(self._left) > self._most_remembered:

@@ -7,6 +7,7 @@ device_memory      memory that the processor is not given to read
 fake_card          a pool on a card, in memory, its work under the test's control
 hash_grammars      grammars over the tokens of `hash_runner`
 hash_runner        a runner without a model that notices every KV mistake
+keeping            a small engine with prefixes in host memory
 mirrored_cache     a KV cache that plays to be on a device
 planner_views      sequences and pools for the planner, and `plan`
 policy_views       sequences as policies see them

@@ -27,7 +27,16 @@ def test_an_excerpt_is_served_and_all_figures_are_there() -> None:
         assert found[key] > 0  # type: ignore[operator]
     assert 0 < found["hit_rate"] <= found["pool_hit_rate"]  # type: ignore[operator]
     assert 0 < found["prefill_pool_hit_rate"] <= found["pool_hit_rate"]  # type: ignore[operator]
+    assert found["all_hit_rate"] == found["pool_hit_rate"]
     assert found["runs"] < found["steps"]  # type: ignore[operator]
+
+
+def test_nodes_can_have_host_memory() -> None:
+    found = run(parsed("--requests", "10", "--host-memory", "4", "--decode", "1", "--prefill", "1"))
+    assert (found["requests"], found["failed"]) == (10, 0)
+    assert found["hit_rate"] <= found["pool_hit_rate"] <= found["all_hit_rate"]  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="--host-memory is -1: wanted 0 or more"):
+        run(parsed("--host-memory", "-1"))
 
 
 def test_without_a_trace_conversations_are_made_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import asdict, astuple, replace
 
@@ -10,9 +11,10 @@ import pytest
 from common.errors import InternalError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
-from common.settings.config import HandoffConfig, SchedulingConfig
+from common.settings.config import EngineConfig, HandoffConfig, SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
 from simulator.cluster import ClusterSetup, SimulatedCluster
+from simulator.profile import facts_of
 from simulator.served import ServedRequest, latency_figures
 from simulator.trace_file import TraceRequest
 from tests.unit.simulator.clusters import (
@@ -145,6 +147,28 @@ def test_a_prefill_node_that_lacks_a_prefix_pulls_it_from_one_that_has_it() -> N
     counters = [node.scheduler.statistics().counters for node in cluster.nodes]
     assert sum(one.num_pulled_tokens for one in counters) > 0
     assert all(one.outcome == "stop" for one in cluster.served)
+
+
+def test_host_memory_keeps_what_small_pools_evict_and_routers_know_it() -> None:
+    """Conversations take turns, and their prompts are three times what the pools hold."""
+    rng = random.Random(1)
+    requests = [
+        TraceRequest(20.0 * turn + 0.05 * place, 2000, 2, tuple(talk * 10 + n for n in range(4)))
+        for turn in range(4)
+        for place, talk in enumerate(rng.sample(range(16), 16))
+    ]
+    num_computed = {}
+    for num_host_blocks in (0, 600):
+        size = num_host_blocks * facts_of(PROFILE, 64).layout.block_bytes
+        engine = EngineConfig(max_num_seqs=16, max_num_batched_tokens=1024, prefix_host_memory=size)
+        cluster = run(setup_of({MIXED: 2}, num_blocks=80, engine=engine), requests)
+        counters = [node.scheduler.statistics().counters for node in cluster.nodes]
+        num_computed[num_host_blocks] = sum(one.num_chunk_tokens for one in counters)
+        assert {node.scheduler.host_pool.num_blocks for node in cluster.nodes} == {num_host_blocks}
+    num_prompt = sum(one.num_prompt for one in requests)
+    assert num_computed[0] > 0.9 * num_prompt
+    # The first two times. Half of the third and fourth are elsewhere, for routers who do not know.
+    assert num_computed[600] < 0.55 * num_prompt
 
 
 def test_few_uncached_tokens_are_computed_by_the_decode_node() -> None:

@@ -13,6 +13,7 @@ from bench.prefix_eviction.__main__ import measure
 from bench.prefix_eviction.chains import BLOCK_TOKENS, Chain, of_agents, of_trace
 from bench.prefix_eviction.orders import ORDERS, Order, Use
 from bench.prefix_eviction.tiers import Kept, Tiers, cost, next_uses, replay
+from engine.core.kept_prefixes import USE_PAYS
 from simulator.trace_file import TraceRequest
 
 WORTHLESS = Use(1.0, math.inf)
@@ -59,6 +60,12 @@ def test_the_orders_differ_in_what_they_keep() -> None:
     assert fifo.evict() == 1, "what was used there passes through the short queue"
     fifo.use(1, WORTHLESS)
     assert emptied(fifo)[-3:] == [0, 1, 19], "what comes back soon is not new"
+    segmented = ORDERS["segmented"](10)
+    for block in range(10):
+        segmented.use(block, Use(1.0, math.inf, is_again=block < 7))
+    segmented.copy_back(5, WORTHLESS)
+    segmented.use(8, Use(1.0, math.inf, is_again=False))
+    assert emptied(segmented) == [5, 7, 0, 1, 2, 3, 4, 6, 8, 9]
     costly = ORDERS["cost_times_chance"](3)
     for block, worth in ((1, 9.0), (2, 1.0), (3, 2.0)):
         costly.use(block, Use(worth, math.inf))
@@ -86,6 +93,8 @@ A, B, C = (1, 2, 3), (11, 12, 13), (21, 22, 23)
         (Kept.FOUND, (A, B, C, A, B, C, A), [0, 0, 0, 0, 0, 0, 0]),
         (Kept.USED_TWICE, (A, B, C, A, B, C, A), [0, 0, 0, 0, 0, 0, 3]),
         (Kept.ALL, (A, B, A), [0, 0, 3]),
+        (Kept.PAID, (A, B, A), [0, 0, 0]),
+        (Kept.PAID, (A, A, B, C, B, A), [0, 3, 0, 0, 3, 3]),
         (Kept.ALL, ((1, 2, 3), (1, 2, 4), (1, 2, 3)), [0, 2, 3]),
     ],
 )
@@ -93,6 +102,16 @@ def test_a_tier_keeps_what_its_rule_says(
     kept: Kept, chains: Sequence[Chain], found: list[int]
 ) -> None:
     assert hits(chains, Tiers(3, 30, ORDERS["lru"](30), kept)) == found
+
+
+def test_a_use_pays_for_keeping_some_blocks_that_were_used_once() -> None:
+    tiers = Tiers(3, 300, ORDERS["lru"](300), Kept.PAID)
+    once = [(100 + 3 * n, 101 + 3 * n, 102 + 3 * n) for n in range(2 * USE_PAYS)]
+    hits((A, A, *once), tiers)
+    assert sum(hits([one], tiers)[0] > 0 for one in once[:USE_PAYS]) == USE_PAYS
+    again = Tiers(3, 300, ORDERS["lru"](300), Kept.PAID)
+    hits((A, A, *once), again)
+    assert hits([once[USE_PAYS + 2]], again) == [0]
 
 
 def test_a_prefix_is_found_up_to_its_first_missing_block() -> None:

@@ -235,3 +235,15 @@ def test_the_checker_notices_damage(damage: Callable[[BlockPool], None]) -> None
     damage(pool)
     with pytest.raises(AssertionError):
         pool.check()
+
+
+def test_blocks_that_are_to_be_evicted_next_are_and_others_stay_as_they_are() -> None:
+    pool, (a, b, c, d) = cached_pool(5, [b"a", b"b", b"c", b"d"])
+    (free,) = pool.allocate(1, BlockUse.RUNNING)
+    pool.acquire_cached([b])
+    pool.evict_next([d, b, free, c])
+    assert pool.next_evicted(5) == [d, c, a]
+    assert (pool.num_free, pool.num_evicted) == (0, 0)
+    pool.allocate(2, BlockUse.RUNNING)
+    assert (pool.next_evicted(1), pool.num_evicted) == ([a], 2)
+    pool.check()

@@ -92,6 +92,57 @@ def test_what_could_not_be_read_is_found_no_more() -> None:
     pool.check()
 
 
+def test_what_was_copied_back_gives_way_before_all_else_until_it_is_used_again() -> None:
+    pool = HostPool(3)
+    a, b, c = kept(pool, A, B, C)
+    pool.begin_reading([b, c])
+    pool.end_reading([b, c])
+    assert pool.next_evicted(3) == [c, b, a]
+    pool.note_use(C)
+    assert pool.next_evicted(3) == [b, a, c]
+    pool.check()
+
+
+def once(pool: HostPool, *hashes: bytes) -> list[int]:
+    taken = pool.allocate(len(hashes), num_once=len(hashes))
+    pool.keep(taken, hashes, hashes)
+    pool.check()
+    return taken
+
+
+def test_what_was_used_once_takes_a_tenth_from_what_was_used_again() -> None:
+    pool = HostPool(20)
+    again = kept(pool, *(bytes([n]) * 16 for n in range(20)))
+    first = once(pool, b"x")
+    assert first == again[:1]
+    second = once(pool, b"y")
+    assert second == again[1:2]
+    assert once(pool, b"z") == first, "it makes room for what else comes once"
+    assert pool.num_room_once == 2
+    pool.note_use(b"y")
+    assert once(pool, b"w") == again[2:3], "what is used again is no more counted"
+    assert pool.next_evicted(20)[-3:] == [*second, *first, *again[2:3]]
+
+
+def test_what_was_used_once_is_kept_while_there_is_room_and_no_longer() -> None:
+    pool = HostPool(20)
+    kept(pool, *(bytes([n]) * 16 for n in range(10)))
+    many = once(pool, *(bytes([n]) * 16 for n in range(100, 110)))
+    assert pool.num_prefixes == 20
+    assert pool.next_evicted(8) == many[:8]
+    pool.allocate(9)
+    assert pool.find(bytes([0]) * 16) is None
+    assert [pool.find(bytes([n]) * 16) is None for n in range(100, 110)] == [True] * 8 + [False] * 2
+
+
+def test_what_was_used_once_is_offered_to_no_lower_tier_before_it_is_used_again() -> None:
+    pool = HostPool(10)
+    [a] = once(pool, A)
+    assert pool.unsaved == set()
+    pool.note_use(A)
+    assert pool.unsaved == {a}
+
+
 def test_the_start_of_what_was_read_gives_way_last() -> None:
     pool = HostPool(3)
     block_ids = kept(pool, A, B, C)

@@ -100,3 +100,22 @@ def test_a_hash_that_comes_again_was_used_again_while_it_is_remembered() -> None
     assert cache.reused == {1}
     cache.insert(b"a", 3)
     assert cache.reused == {1, 3}
+
+
+def test_what_was_used_is_unsaved_until_it_is_offered_or_gone_where_there_is_a_lower_tier() -> None:
+    cache, alone = PrefixCache(), PrefixCache()
+    cache.remember(2)
+    for one in (cache, alone):
+        one.insert(b"a", 0)
+        one.insert(b"b", 1)
+        one.insert(b"b", 2)
+    assert (cache.unsaved, alone.unsaved) == ({0, 1}, set())
+    cache.unsaved.clear()
+    for one in (cache, alone):
+        one.note_use([1])
+    assert (cache.unsaved, cache.reused, cache.num_used_again) == ({1}, {1}, 1)
+    assert (alone.unsaved, alone.reused, alone.num_used_again) == (set(), set(), 0)
+    cache.forget(1)
+    assert (cache.unsaved, cache.reused) == (set(), set())
+    cache.insert(b"b", 1)
+    assert (cache.unsaved, cache.reused, cache.num_used_again) == ({1}, {1}, 2)
