@@ -14,6 +14,7 @@ from common.errors import InvalidRequest, Overloaded, PdserveError, PeerProtocol
 from common.errors import error_from_code as _error_from_code
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.observing.tracing import is_traceparent
 from common.request import GenerationRequest, SamplingParams
 from common.token_rules import NO_RULES, TokenRules
@@ -231,6 +232,19 @@ def attempts_from_proto(message: pb.Attempts) -> tuple[AttemptId, ...]:
     if num_ids != num_attempts:
         raise InvalidRequest(f"{num_ids} request ids with {num_attempts} attempts: wanted as many")
     return tuple(map(attempt_from_proto, message.request_ids, message.attempts))
+
+
+def source_to_proto(source: PrefixSource) -> pb.PrefixSource:
+    """Return who has the start of a prompt, as a message."""
+    node = source.node
+    return pb.PrefixSource(node_id=node.node_id, epoch=node.epoch, num_tokens=source.num_tokens)
+
+
+def source_from_proto(source: pb.PrefixSource) -> PrefixSource:
+    """Return who has the start of a prompt. Raises `InvalidRequest` for one without a name."""
+    if not 0 < len(source.node_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(f"the source's node_id has {len(source.node_id)} characters")
+    return PrefixSource(Incarnation(source.node_id, source.epoch), source.num_tokens)
 
 
 def refusal_to_proto(

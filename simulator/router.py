@@ -27,6 +27,7 @@ from node.flow.messages import (
     CallRefused,
     Message,
     PromptAccepted,
+    PullRefused,
     Reserved,
     SendBlocks,
     StartedLocally,
@@ -140,7 +141,9 @@ class SimulatedRouter:
         for output in said.outputs:
             self._on_output(said.node, output, said.step_ends_s)
         for wanted in said.pulls:
-            self._send(wanted.source, SendBlocks(wanted.ticket, wanted.block_hashes))
+            self._send(wanted.source, SendBlocks(self.me, wanted.ticket, wanted.block_hashes))
+        for refused in said.refused_pulls:
+            self._send(refused.node, PullRefused(refused.lease_token))
         for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
             if not news:
                 continue
@@ -257,6 +260,7 @@ class SimulatedRouter:
             router=self.me,
             reply_to=self._call(choice, effect.node, effect.request.id),
             received_at_s=self._timeline.now_s() + self._latency_s,
+            source=effect.source,
             must_prefill_locally=effect.must_prefill_locally,
             may_wait=effect.may_wait,
         )

@@ -20,7 +20,9 @@ CALLS_PER_MESSAGE = 512
 BYTES_PER_MESSAGE = 1 << 20
 """Calls of so many bytes get no further one in their message: far less than a node takes."""
 ABORTS_PER_MESSAGE = 512
+REFUSED_PER_MESSAGE = 512
 MOST_PULLS = 512
+MOST_REFUSED = 4096
 PULLS_PER_MESSAGE = 32
 """Each has at most 8192 blocks, and so some 150 KiB."""
 
@@ -40,6 +42,8 @@ class UnsentCalls:
         """Bytes of all calls in the last message but its last one."""
         self._pulls: list[pb.Pull] = []
         self._fetches: list[pb.Fetch] = []
+        self._refused: list[int] = []
+        self._new_nodes: list[pb.NewNode] = []
         self._aborts: dict[AttemptId, None] = {}
         self._echo = 0
         self._wants_blocks = False
@@ -49,7 +53,7 @@ class UnsentCalls:
 
     def __bool__(self) -> bool:
         """Return whether a message is due."""
-        wants = self._echo or self._wants_blocks
+        wants = self._echo or self._wants_blocks or self._refused or self._new_nodes
         return bool(self._messages or self._pulls or self._fetches or self._aborts or wants)
 
     def add_call(self, write: Callable[[pb.Call], None]) -> pb.Call:
@@ -68,16 +72,30 @@ class UnsentCalls:
         self._on_added()
         return calls[-1]
 
-    def add_pull(self, pull: pb.Pull) -> None:
-        """Queue a pull; it is dropped where too many wait, and its prompt is then computed."""
-        if len(self._pulls) < MOST_PULLS:
+    def add_pull(self, pull: pb.Pull) -> bool:
+        """Queue a pull; return whether there was room for it."""
+        has_room = len(self._pulls) < MOST_PULLS
+        if has_room:
             self._pulls.append(pull)
+            self._on_added()
+        return has_room
+
+    def add_refused_pull(self, lease_token: int) -> None:
+        """Queue that nobody answers a pull of the node; where too many wait, it finds out late."""
+        if len(self._refused) < MOST_REFUSED:
+            self._refused.append(lease_token)
             self._on_added()
 
     def add_fetch(self, fetch: pb.Fetch) -> None:
-        """Queue blocks of a node that leaves; they are dropped where too many wait."""
+        """Queue blocks of another node; they are dropped where too many wait."""
         if len(self._fetches) < PULLS_PER_MESSAGE:
             self._fetches.append(fetch)
+            self._on_added()
+
+    def add_new_node(self, new: pb.NewNode) -> None:
+        """Queue which new node wants the node's blocks; where too many wait, it starts cold."""
+        if len(self._new_nodes) < PULLS_PER_MESSAGE:
+            self._new_nodes.append(new)
             self._on_added()
 
     def add_abort(self, attempt: AttemptId) -> None:
@@ -110,6 +128,8 @@ class UnsentCalls:
         self._messages.clear()
         self._pulls.clear()
         self._fetches.clear()
+        self._refused.clear()
+        self._new_nodes.clear()
         self._aborts.clear()
         self._all_sent.set()
 
@@ -140,6 +160,12 @@ class UnsentCalls:
         if self._fetches:
             message.fetches.extend(self._fetches)
             self._fetches.clear()
+        if self._refused:
+            message.refused_pulls.extend(self._refused[:REFUSED_PER_MESSAGE])
+            del self._refused[:REFUSED_PER_MESSAGE]
+        if self._new_nodes:
+            message.new_nodes.extend(self._new_nodes)
+            self._new_nodes.clear()
         self._echo = 0
         self._wants_blocks = False
         if self._aborts and not self._messages:  # after all calls: an abort may end one of them

@@ -43,10 +43,10 @@ def outcome(one: ServedRequest) -> tuple[object, ...]:
 def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
     cluster = run(setup_of({P: 1, D: 1}), [])
     flow = cluster.nodes[0].flow
-    guessed_s = flow.prompts.pulls.cost.expected_s(8192)
+    guessed_s = flow.pulls.cost.expected_s(8192)
     cluster = run(setup_of({P: 1, D: 1}), trace())
     flow = cluster.nodes[0].flow
-    assert flow.prompts.pulls.cost.expected_s(8192) < guessed_s / 5
+    assert flow.pulls.cost.expected_s(8192) < guessed_s / 5
 
 
 def num_steps(cluster: SimulatedCluster) -> int:
