@@ -167,7 +167,7 @@ class TrialPlanner:
         best = answer.best
         load = (best.carries or 1.0) * OVERLOAD
         over = self._trial(wanted.config, best.shape, load, 0, wanted=0.0)
-        advised = self._advised(best.shape, load, over)
+        advised = self._advised(best, load, over)
         curve = {
             shape: sorted(
                 (at, max(0.0, score)) for (tried, at), score in search.tried.items()
@@ -240,9 +240,12 @@ class TrialPlanner:
         prompt_s = prefill * split.lasted_s / len(some)
         return max(1, min(MOST_NODES, int(rate * prompt_s * _ALL_BUSY)))
 
-    def _advised(self, shape: Shape, load: float, base: PlanTrial) -> Advised:
-        """Try settings where the cluster is overloaded, and the good ones together."""
-        wanted = self._wanted
+    def _advised(self, found: Candidate, load: float, base: PlanTrial) -> Advised:
+        """Try settings where the cluster is overloaded, and the good ones together.
+
+        What helps there and carries no more within the targets is no advice.
+        """
+        wanted, shape = self._wanted, found.shape
         best: dict[str, tuple[float, Change]] = {}
         for change in changes(wanted.config, shape):
             trial = self._trial(change.config, shape, load, 0, wanted=0.0)
@@ -254,6 +257,8 @@ class TrialPlanner:
         config = with_changes(wanted.config, [change for _, change in best.values()])
         search = self._search(config)
         carries, total = search.carried(shape), shape.total
+        if carries <= found.carries:
+            return Advised()
         while total > 1 and carries > 1 and search.least(total - 1, total - 1):
             total -= 1
         gains = tuple((change.flag, gain) for gain, change in best.values())

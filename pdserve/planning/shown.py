@@ -130,7 +130,7 @@ def _limit(answer: PlannedNodes) -> str:
 def _advice(answer: PlannedNodes) -> str:
     advised = answer.advised
     if not advised.gains:
-        return "No setting that was tried helps under more load."
+        return "No setting that was tried makes it carry more."
     gains = ", ".join(f"{flag} (+{100 * gain:.0f} % within)" for flag, gain in advised.gains)
     carries = f"{advised.carries:.2f}x" if advised.carries else "not even"
     text = f"Worth changing: {gains}; together they carry {carries} this load"

@@ -80,7 +80,7 @@ def test_the_answer_has_its_margin_its_limit_and_its_advice() -> None:
          0.4, 0.4), "needed": 6},
          "4 nodes cannot meet the targets: 55 % of the requests are within both targets"),
         ({"gives_way": ()}, "Nothing gives way"),
-        ({"advised": Advised()}, "No setting that was tried helps"),
+        ({"advised": Advised()}, "No setting that was tried makes it carry more"),
     ],
 )  # fmt: skip
 def test_other_answers_are_said_in_words(changed: dict[str, object], said: str) -> None:
