@@ -42,7 +42,7 @@ compiled-kernels: env demo-model
 test: compiled-kernels  ## run the everyday tests, some 10 minutes
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations=15 $(ARGS)
 
-test-quick: env  ## run the unit tests without those of kernels and benchmarks
+test-quick: env  ## run the unit tests without those of kernels, training and benchmarks
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/unit --quick $(ARGS)
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
@@ -129,6 +129,7 @@ protos: env  ## generate the Python stubs of protos/*.proto
 
 docs: env  ## write the generated tables of docs/, and pdserve.example.toml
 	$(BIN)/python tools/generate_metrics_table.py
+	$(BIN)/python -m tools.generate_profiles
 	$(BIN)/python tools/generate_example_file.py
 
 # Keeps the versions that are there while they fit: delete a package's lines to get its newest. Not after

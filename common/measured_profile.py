@@ -1,8 +1,10 @@
-"""What one machine does with one model, measured: the file that `pdserve profile` writes.
+"""What one machine does with one model: the file that `pdserve profile` writes.
 
-A planner reads it. All times are in seconds and all sizes in bytes; `UNITS` is written into the
-file, for people. A reader takes files of its own `FORMAT_VERSION`, and no field that it does not
-know: a file of another format is refused with what is wrong in it, and not half understood.
+`pdserve plan` reads it. Files in this format come with the simulator for devices that nobody has at
+hand: `source` says which of both a file is. All times are in seconds and all sizes in bytes;
+`UNITS` is written into the file, for people. A reader takes files of its own `FORMAT_VERSION`, and
+no field that it does not know: a file of another format is refused with what is wrong in it, and
+not half understood.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,6 +20,7 @@ from common.errors import ConfigError
 
 FORMAT = "pdserve profile"
 FORMAT_VERSION = 1
+MEASURED = "measured by pdserve profile"
 MAX_FILE_BYTES = 4 << 20
 UNITS = {
     "step_s": "seconds of a step",
@@ -103,6 +106,8 @@ class MeasuredProfile:
     chunks: tuple[ChunkTime, ...]
     verified: tuple[VerifiedTime, ...]
     transfers: tuple[TransferTime, ...]
+    source: str = MEASURED
+    """The origin of the times, in words."""
 
 
 def encode_profile(profile: MeasuredProfile) -> str:
@@ -165,19 +170,21 @@ T = TypeVar("T")
 
 
 def _decoded(kind: type[T], found: object, where: str) -> T:
-    """Return a dataclass from a JSON object that has each of its fields and no other one."""
+    """Return a dataclass from a JSON object with its fields, all without defaults, and no other."""
     prefix = f"{where}." if where else ""
     if not isinstance(found, Mapping):
         raise ValueError(f"{where} is {_shown(found)}: wanted an object")
     names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    for name in names:
+    required = [one.name for one in fields(kind) if one.default is MISSING]  # type: ignore[arg-type]
+    for name in required:
         if name not in found:
             raise ValueError(f"{prefix}{name} is missing")
     for name in found:
         if name not in names:
             raise ValueError(f"{prefix}{name} is unknown: wanted {', '.join(names)}")
     hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], found[name], prefix + name) for name in names})
+    values = {name: _value(hints[name], found[name], prefix + name) for name in found}
+    return kind(**values)
 
 
 def _value(hint: Any, found: object, where: str) -> Any:

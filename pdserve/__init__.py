@@ -6,6 +6,7 @@ roles/          from a configuration to a running router or node
 local_cluster/  `pdserve up`: a whole cluster on one machine
 profiling/      `pdserve profile`: what this machine does with a model, measured
 simulating/     `pdserve simulate`: histories with faults on a simulated cluster
+planning/       `pdserve plan`: how many nodes a load wants, and of which role
 commands/       status and drain: commands that talk to a running router
 keys/           certificates, KV keys, Redis users and API keys
 checkpoints/    from what `--model` names to a folder on this machine

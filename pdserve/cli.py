@@ -14,6 +14,7 @@ from common.files.cache_folder import full_path
 from common.nodes import Role
 from common.settings.setting import without_passwords
 from pdserve.configuration.config_sources import (
+    PLAN,
     PROFILE,
     SERVE,
     UP,
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "up": _up,
             "check-config": _check_config,
             "profile": _profile,
+            "plan": _plan,
         }
         if parsed.command in with_settings:
             return with_settings[parsed.command](parsed, unknown)
@@ -134,6 +136,13 @@ def _profile(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
     loaded = _load(parsed, unknown, PROFILE, Role.MIXED)
     run_profile(loaded.config, parsed.file, loaded_runner)
+    return EXIT_OK
+
+
+def _plan(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from pdserve.planning.plan_command import run_plan
+
+    run_plan(parsed, _load(parsed, unknown, PLAN, Role.DECODE).config)
     return EXIT_OK
 
 

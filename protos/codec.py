@@ -14,6 +14,7 @@ from common.errors import InvalidRequest, Overloaded, PdserveError, PeerProtocol
 from common.errors import error_from_code as _error_from_code
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.observing.tracing import is_traceparent
 from common.request import GenerationRequest, SamplingParams
 from common.token_rules import NO_RULES, TokenRules
@@ -63,23 +64,27 @@ def check_envelope(envelope: pb.Envelope, receiver: Incarnation) -> Incarnation:
     return Incarnation(envelope.sender_id, envelope.sender_epoch)
 
 
-def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
-    """Return the message; `InvalidRequest` for a number that the wire's integers cannot hold."""
+def sampling_to_proto(
+    params: SamplingParams, message: pb.SamplingParams | None = None
+) -> pb.SamplingParams:
+    """Return the message: `message`, an empty part of a larger one, where it is given.
+
+    Raises `InvalidRequest` for a number that the wire's integers cannot hold.
+    """
+    message = pb.SamplingParams() if message is None else message
     try:
-        message = pb.SamplingParams(
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            seed=params.seed,
-            stop_token_ids=params.stop_token_ids,
-            ignore_eos=params.ignore_eos,
-            min_tokens=params.min_tokens,
-        )
+        message.max_tokens = params.max_tokens
+        message.temperature = params.temperature
+        message.top_k = params.top_k
+        message.top_p = params.top_p
+        message.min_p = params.min_p
+        message.repetition_penalty = params.repetition_penalty
+        message.presence_penalty = params.presence_penalty
+        message.frequency_penalty = params.frequency_penalty
+        message.seed = params.seed
+        message.stop_token_ids.extend(params.stop_token_ids)
+        message.ignore_eos = params.ignore_eos
+        message.min_tokens = params.min_tokens
     except (ValueError, TypeError, OverflowError) as wrong:
         raise InvalidRequest(f"sampling parameters do not fit the wire: {wrong}") from wrong
     if params.logprobs is not None:
@@ -161,7 +166,7 @@ def request_to_proto(
     Raises `InvalidRequest` for a number that the wire's integers cannot hold.
     """
     message = pb.GenerationRequest() if message is None else message
-    message.sampling.CopyFrom(sampling_to_proto(request.sampling))
+    sampling_to_proto(request.sampling, message.sampling)
     try:
         message.request_id, message.attempt = request.id
         message.prompt_token_ids.extend(request.prompt_token_ids)
@@ -227,6 +232,19 @@ def attempts_from_proto(message: pb.Attempts) -> tuple[AttemptId, ...]:
     if num_ids != num_attempts:
         raise InvalidRequest(f"{num_ids} request ids with {num_attempts} attempts: wanted as many")
     return tuple(map(attempt_from_proto, message.request_ids, message.attempts))
+
+
+def source_to_proto(source: PrefixSource) -> pb.PrefixSource:
+    """Return who has the start of a prompt, as a message."""
+    node = source.node
+    return pb.PrefixSource(node_id=node.node_id, epoch=node.epoch, num_tokens=source.num_tokens)
+
+
+def source_from_proto(source: pb.PrefixSource) -> PrefixSource:
+    """Return who has the start of a prompt. Raises `InvalidRequest` for one without a name."""
+    if not 0 < len(source.node_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(f"the source's node_id has {len(source.node_id)} characters")
+    return PrefixSource(Incarnation(source.node_id, source.epoch), source.num_tokens)
 
 
 def refusal_to_proto(

@@ -129,14 +129,16 @@ class Ticket(_message.Message):
     def __init__(self, decode_node_id: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., kv_endpoint: _Optional[str] = ..., lease_token: _Optional[int] = ..., generation: _Optional[int] = ..., target_block_ids: _Optional[_Iterable[int]] = ..., num_cached_tokens: _Optional[int] = ..., fingerprint: _Optional[str] = ..., lease_ms: _Optional[int] = ..., kv_description: _Optional[str] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request", "must_prefill_locally", "may_wait")
+    __slots__ = ("request", "must_prefill_locally", "may_wait", "source")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     MUST_PREFILL_LOCALLY_FIELD_NUMBER: _ClassVar[int]
     MAY_WAIT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     request: GenerationRequest
     must_prefill_locally: bool
     may_wait: bool
-    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., must_prefill_locally: _Optional[bool] = ..., may_wait: _Optional[bool] = ...) -> None: ...
+    source: PrefixSource
+    def __init__(self, request: _Optional[_Union[GenerationRequest, _Mapping]] = ..., must_prefill_locally: _Optional[bool] = ..., may_wait: _Optional[bool] = ..., source: _Optional[_Union[PrefixSource, _Mapping]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message", "retry_after_ms", "free_blocks", "free_seats")
@@ -212,6 +214,16 @@ class Pull(_message.Message):
     block_hashes: bytes
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., source_id: _Optional[str] = ..., source_epoch: _Optional[int] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
 
+class RefusedPull(_message.Message):
+    __slots__ = ("node_id", "epoch", "lease_token")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    epoch: int
+    lease_token: int
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., lease_token: _Optional[int] = ...) -> None: ...
+
 class Fetch(_message.Message):
     __slots__ = ("source_id", "source_epoch", "block_hashes")
     SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -222,8 +234,16 @@ class Fetch(_message.Message):
     block_hashes: bytes
     def __init__(self, source_id: _Optional[str] = ..., source_epoch: _Optional[int] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
 
+class NewNode(_message.Message):
+    __slots__ = ("node_id", "epoch")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    epoch: int
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class RouterMessage(_message.Message):
-    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks", "fetches")
+    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks", "fetches", "refused_pulls", "new_nodes")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +251,8 @@ class RouterMessage(_message.Message):
     PULLS_FIELD_NUMBER: _ClassVar[int]
     RESEND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FETCHES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PULLS_FIELD_NUMBER: _ClassVar[int]
+    NEW_NODES_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     aborts: Attempts
@@ -238,7 +260,9 @@ class RouterMessage(_message.Message):
     pulls: _containers.RepeatedCompositeFieldContainer[Pull]
     resend_blocks: bool
     fetches: _containers.RepeatedCompositeFieldContainer[Fetch]
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ..., fetches: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ...) -> None: ...
+    refused_pulls: _containers.RepeatedScalarFieldContainer[int]
+    new_nodes: _containers.RepeatedCompositeFieldContainer[NewNode]
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ..., fetches: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., refused_pulls: _Optional[_Iterable[int]] = ..., new_nodes: _Optional[_Iterable[_Union[NewNode, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -339,7 +363,7 @@ class BlockReport(_message.Message):
     def __init__(self, number: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks", "pulls", "offered_hashes")
+    __slots__ = ("replies", "outputs", "stuck_ms", "echo", "blocks", "pulls", "offered_hashes", "refused_pulls", "warm_from", "offered_to")
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STUCK_MS_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +371,9 @@ class NodeMessage(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PULLS_FIELD_NUMBER: _ClassVar[int]
     OFFERED_HASHES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PULLS_FIELD_NUMBER: _ClassVar[int]
+    WARM_FROM_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_TO_FIELD_NUMBER: _ClassVar[int]
     replies: _containers.RepeatedCompositeFieldContainer[Reply]
     outputs: OutputBatch
     stuck_ms: int
@@ -354,7 +381,10 @@ class NodeMessage(_message.Message):
     blocks: BlockReport
     pulls: _containers.RepeatedCompositeFieldContainer[Pull]
     offered_hashes: bytes
-    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., offered_hashes: _Optional[bytes] = ...) -> None: ...
+    refused_pulls: _containers.RepeatedCompositeFieldContainer[RefusedPull]
+    warm_from: str
+    offered_to: NewNode
+    def __init__(self, replies: _Optional[_Iterable[_Union[Reply, _Mapping]]] = ..., outputs: _Optional[_Union[OutputBatch, _Mapping]] = ..., stuck_ms: _Optional[int] = ..., echo: _Optional[int] = ..., blocks: _Optional[_Union[BlockReport, _Mapping]] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., offered_hashes: _Optional[bytes] = ..., refused_pulls: _Optional[_Iterable[_Union[RefusedPull, _Mapping]]] = ..., warm_from: _Optional[str] = ..., offered_to: _Optional[_Union[NewNode, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("envelope",)

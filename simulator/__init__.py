@@ -8,9 +8,10 @@ drawing       the tokens of a model that is not there
 kv_network    connectors over a modelled network
 shared_links  how long bytes take on links that flows share: pure
 timeline      the virtual clock and its heap of events
-step_cost     the time of a step
+step_cost     the time of a step by a roofline, for replays that compare policies
 shared_pool   what one pool for the whole cluster would find: pure
-profile       a device with a model on it, read from a file; profiles/: those that come with this
+profile       a device with a model on it, from a file of `pdserve profile`; profiles/: those that
+              come with this, and the time of a step by measured points
 trace_file    published traces of requests; generated_trace: conversations that are made up
 clients       a trace's requests as a cluster sees them
 faults/       histories with faults: processes, networks, clocks and the store break, all is checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -40,7 +40,9 @@ class ClusterSetup:
     """How many nodes of each role, on which device, with which settings (those of a decode node).
 
     A message between a router and a node takes `message_s`. Without `may_repeat` every step is
-    planned by itself, which changes nothing but how long the simulation takes.
+    planned by itself, which changes nothing but how long the simulation takes. `told` are the
+    indices of the requests whose story is kept. Where all nodes share a machine that runs
+    `at_once` of them at full speed, steps of more nodes at once take longer; 0: each has its own.
     """
 
     profile: DeviceProfile
@@ -49,6 +51,8 @@ class ClusterSetup:
     message_s: float = 0.5e-3
     seed: int = 0
     may_repeat: bool = True
+    told: frozenset[int] = frozenset()
+    at_once: int = 0
 
 
 class SimulatedCluster:
@@ -96,12 +100,23 @@ class SimulatedCluster:
         """Return the longest prompt and answer together that a node takes, in tokens."""
         return self._facts.max_model_len
 
-    def run(self, clients: Sequence[ClientRequest]) -> list[ServedRequest]:
+    def run(
+        self,
+        clients: Sequence[ClientRequest],
+        has_to_stop: Callable[[Sequence[ServedRequest], float], bool] | None = None,
+    ) -> list[ServedRequest]:
         """Serve all requests to their ends; check that nothing is left on the nodes.
+
+        `has_to_stop` is asked after each event, with all requests and the time: where it says so,
+        what has happened until then is returned.
 
         Raises `InternalError` when a request does not end, or a node is not empty afterwards.
         """
-        self.served = [ServedRequest(one, one.trace.arrival_s) for one in clients]
+        told = self._setup.told
+        self.served = [
+            ServedRequest(one, one.trace.arrival_s, story=[] if one.index in told else None)
+            for one in clients
+        ]
         self._num_open = len(clients)
         self._list()
         rng = random.Random(self._setup.seed)
@@ -110,7 +125,17 @@ class SimulatedCluster:
             self.timeline.at(first_s, partial(self._renew, node))
         self.timeline.at(self._renewal_s, self._list)
         self._admit(iter(self.served))
-        self.timeline.run(until=lambda: self._num_open == 0)
+        is_stopped = False
+
+        def until() -> bool:
+            nonlocal is_stopped
+            if has_to_stop is not None and has_to_stop(self.served, self.timeline.now_s()):
+                is_stopped = True
+            return is_stopped or self._num_open == 0
+
+        self.timeline.run(until)
+        if is_stopped:
+            return self.served
         if self._num_open:
             raise InternalError(f"{self._num_open} requests wait, and nothing happens any more")
         self.timeline.run()
@@ -190,8 +215,9 @@ class SimulatedCluster:
             setup.profile.step,
             scheduler,
             num_layers=facts.layout.num_layers,
-            may_repeat=setup.may_repeat,
+            may_repeat=setup.may_repeat and not setup.at_once,
             next_due_s=flow.next_deadline_s,
+            slowdown=self._slowdown if setup.at_once else None,
         )
         self._records[me] = self._record(config, me)
         return SimulatedNode(
@@ -204,6 +230,11 @@ class SimulatedCluster:
             max_queued_requests=config.handoff.max_queued_requests,
             tell=self._tell,
         )
+
+    def _slowdown(self) -> float:
+        """Return how many times longer a step takes that begins now, for want of cores."""
+        num_running = sum(node.execution.is_running for node in self.nodes)
+        return max(1.0, num_running / self._setup.at_once)
 
     def _record(self, config: Config, me: Incarnation) -> NodeRecord:
         facts = self._facts

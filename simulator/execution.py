@@ -17,7 +17,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.execution import Batch
 from simulator.drawing import drawn, num_left
-from simulator.step_cost import StepCost
+from simulator.profile import StepTimes
 from simulator.timeline import Timeline
 
 
@@ -25,7 +25,7 @@ class ModelledExecution:
     """The `Execution` of a node's step loop. The loop's turn at `ends_at_s` takes the results.
 
     With `may_repeat`, equal steps are run at once. `next_due_s` says when the node has something to
-    do besides steps.
+    do besides steps, and `slowdown` how many times longer a step takes that begins now.
     """
 
     is_beside, plans_ahead = True, False
@@ -33,12 +33,13 @@ class ModelledExecution:
     def __init__(
         self,
         timeline: Timeline,
-        cost: StepCost,
+        cost: StepTimes,
         scheduler: Scheduler,
         *,
         num_layers: int,
         may_repeat: bool,
         next_due_s: Callable[[], float | None],
+        slowdown: Callable[[], float] | None = None,
     ) -> None:
         self._timeline = timeline
         self._cost = cost
@@ -46,6 +47,7 @@ class ModelledExecution:
         self._num_layers = num_layers
         self._may_repeat = may_repeat
         self._next_due_s = next_due_s
+        self._slowdown = slowdown
         self._batch: StepBatch | None = None
         self._began_s = 0.0
         self._ends_s: list[float] = []
@@ -76,10 +78,10 @@ class ModelledExecution:
         self.num_runs += 1
         num_copied, self._num_copied = self._num_copied, 0
         if on_layer is None and not num_copied and batch.is_decode.all() and batch.is_plain:
-            self._ends_s = self._ends_of_decodes(batch)
+            self._ends_s = self._slowed(self._ends_of_decodes(batch))
             return
-        end_s = self._began_s + self._cost.step_s(batch, num_copied)
-        self._ends_s = [end_s]
+        self._ends_s = self._slowed([self._began_s + self._cost.step_s(batch, num_copied)])
+        end_s = self._ends_s[0]
         if on_layer is not None:
             for layer in range(self._num_layers):
                 share = (layer + 1) / self._num_layers
@@ -109,6 +111,12 @@ class ModelledExecution:
 
     def close(self) -> None:
         """Have nothing to close."""
+
+    def _slowed(self, ends_s: list[float]) -> list[float]:
+        if self._slowdown is None:
+            return ends_s
+        times = self._slowdown()
+        return [self._began_s + (end_s - self._began_s) * times for end_s in ends_s]
 
     def _ends_of_decodes(self, batch: StepBatch) -> list[float]:
         """Return the ends of a step of decodes and of those that would follow it unchanged."""

@@ -15,7 +15,16 @@ from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
 from engine.step_loop import StepLoop
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, AskBlocks, CallRefused, Effect, Message, OfferBlocks, Submit
+from node.flow.messages import (
+    Answer,
+    AskBlocks,
+    CallRefused,
+    Effect,
+    Message,
+    OfferBlocks,
+    RefusePull,
+    Submit,
+)
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from simulator.execution import ModelledExecution
@@ -36,6 +45,7 @@ class NodeSaid:
     outputs: list[RequestOutput] = field(default_factory=list)
     step_ends_s: Sequence[float] = ()
     pulls: list[AskBlocks] = field(default_factory=list)
+    refused_pulls: list[RefusePull] = field(default_factory=list)
     """What it wants of other nodes' caches."""
     news: dict[BlockHash, bool] = field(default_factory=dict)
     host_news: dict[BlockHash, bool] = field(default_factory=dict)
@@ -123,6 +133,10 @@ class SimulatedNode:
     def ask(self, wanted: AskBlocks) -> None:
         """Want cached blocks of another node."""
         self._said.pulls.append(wanted)
+
+    def refuse(self, refused: RefusePull) -> None:
+        """Not answer the pull of another node."""
+        self._said.refused_pulls.append(refused)
 
     def offer(self, offered: OfferBlocks) -> None:
         """Raise `RuntimeError`: no simulated node leaves."""

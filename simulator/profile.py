@@ -1,21 +1,21 @@
-"""A device with a model on it: what steps cost, what fits, how fast KV travels. Read from JSON.
+"""A device with a model on it, as the simulator needs it: made from a profile.
 
-`profiles/` has the files that come with the simulator. Each says in `source` where its numbers are
-from: measured on such a device, or worked out from published figures.
+`profiles/` has files that come with the simulator, in the format of `pdserve profile`
+(`common/measured_profile.py`). Each says in `source` where its numbers are from.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
+from common.measured_profile import MeasuredProfile, read_measured_profile
 from engine.core.runner_contract import StepCosts
-from simulator.step_cost import StepCost
+from engine.core.step.step_batch import StepBatch
+from simulator.profiles.measured_steps import MeasuredSteps, transfer_line
 
 FOLDER = Path(__file__).parent / "profiles"
 PUSHED_PARTS = 4
@@ -25,6 +25,24 @@ the time of a quarter of its last step."""
 VOCAB_SIZE = 1 << 31
 _NUM_PLANES, _NUMBER_BYTES = 2, 2
 _ROWS = (1, 64, 512, 8192)
+BETWEEN_MACHINES = ("rdma", "zmq")
+"""Transports that lead to another machine, the better one first."""
+
+
+class StepTimes(Protocol):
+    """How long steps take."""
+
+    @property
+    def pairs_per_token(self) -> int:
+        """Pairs of attention that cost as much as the products of one token; 0: none do."""
+
+    def step_s(self, batch: StepBatch, num_copied_blocks: int = 0) -> float:
+        """Return the seconds of a step that runs `batch` and copies blocks from or to the host."""
+
+    def ends_of_decodes(
+        self, began_s: float, count: int, context: int, num_steps: int
+    ) -> list[float]:
+        """Return when each of so many steps of `count` decodes ends, one right after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +55,7 @@ class DeviceProfile:
     model: str
     device: str
     source: str
-    step: StepCost
+    step: StepTimes
     kv_bytes_per_token: int
     kv_memory_bytes: int
     max_model_len: int
@@ -84,37 +102,53 @@ def facts_of(profile: DeviceProfile, block_size: int) -> ModelledFacts:
         num_blocks=num_blocks,
         max_model_len=min(profile.max_model_len, (num_blocks - 1) * block_size),
         pairs_per_token=cost.pairs_per_token,
-        step_costs=StepCosts(_ROWS, tuple(cost.seconds(rows, 0) for rows in _ROWS)),
+        step_costs=StepCosts(
+            _ROWS, tuple(cost.ends_of_decodes(0.0, rows, 0, 1)[0] for rows in _ROWS)
+        ),
     )
 
 
-def read_profile(path: Path) -> DeviceProfile:
-    """Read a profile. Raises `ConfigError`, which names the file and what is wrong in it."""
+def profile_names() -> list[str]:
+    """Return the names of the profiles that come with the simulator."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def read_profile(path: Path, *, model: str = "", transport: str = "") -> DeviceProfile:
+    """Read a profile for `model` (empty: any); KV travels over `transport` (empty: the best one
+    that leads to another machine).
+
+    Raises `ConfigError`, which names the file and what is wrong in it.
+    """
+    measured = read_measured_profile(path, model=model)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"profile {path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"profile {path}: wanted a JSON object")
-    try:
-        step = StepCost(**_checked(StepCost, found.pop("step", {})))
-        return DeviceProfile(step=step, **_checked(DeviceProfile, found, but=("step",)))
+        return device_of(measured, transport)
     except ValueError as error:
         raise ConfigError(f"profile {path}: {error}") from error
 
 
-def _checked(kind: type[Any], found: object, but: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """Return the fields of `kind`, all of them and no others; `ValueError` says what is wrong."""
-    kinds = {one.name: one.type for one in fields(kind) if one.name not in but}
-    if not isinstance(found, dict) or found.keys() != kinds.keys():
-        raise ValueError(f"wanted an object with {', '.join(sorted(kinds))}")
-    for name, value in found.items():
-        if kinds[name] == "str":
-            is_good, wanted = isinstance(value, str), "a text"
-        else:
-            is_good = type(value) in (int, float) and 0 <= value < 1e18
-            is_good &= kinds[name] != "int" or (type(value) is int and value > 0)
-            wanted = "a number above 0" if kinds[name] == "int" else "a number, 0 or more"
-        if not is_good:
-            raise ValueError(f"{name} is {value!r}: wanted {wanted}")
-    return found
+def device_of(measured: MeasuredProfile, transport: str = "") -> DeviceProfile:
+    """Return what the simulator needs of a profile. Raises `ValueError` for what cannot serve."""
+    model, machine = measured.model, measured.machine
+    sizes = (model.kv_bytes_per_token, model.block_size, model.max_model_len, machine.num_blocks)
+    if not all(sizes):
+        raise ValueError(
+            "the model and the machine have a size of 0: wanted kv_bytes_per_token, block_size, "
+            "max_model_len and num_blocks above 0"
+        )
+    lanes = {one.transport for one in measured.transfers}
+    if not transport:
+        transport = next((one for one in BETWEEN_MACHINES if one in lanes), BETWEEN_MACHINES[-1])
+    bytes_per_s, latency_s = transfer_line(measured, transport)
+    block_bytes = model.kv_bytes_per_token * model.block_size
+    quickest = max(transfer_line(measured, lane)[0] for lane in lanes)
+    return DeviceProfile(
+        model=model.name,
+        device=machine.device or machine.processor,
+        source=measured.source,
+        step=MeasuredSteps(measured, block_copy_s=block_bytes / quickest),
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        kv_memory_bytes=machine.num_blocks * block_bytes,
+        max_model_len=model.max_model_len,
+        network_bytes_per_s=bytes_per_s,
+        network_latency_s=latency_s,
+    )

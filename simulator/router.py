@@ -27,6 +27,7 @@ from node.flow.messages import (
     CallRefused,
     Message,
     PromptAccepted,
+    PullRefused,
     Reserved,
     SendBlocks,
     StartedLocally,
@@ -141,7 +142,9 @@ class SimulatedRouter:
         for output in said.outputs:
             self._on_output(said.node, output, said.step_ends_s)
         for wanted in said.pulls:
-            self._send(wanted.source, SendBlocks(wanted.ticket, wanted.block_hashes))
+            self._send(wanted.source, SendBlocks(self.me, wanted.ticket, wanted.block_hashes))
+        for refused in said.refused_pulls:
+            self._send(refused.node, PullRefused(refused.lease_token))
         for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
             if not news:
                 continue
@@ -160,14 +163,18 @@ class SimulatedRouter:
             case PromptAccepted():
                 effects = flow.on_prefill_reply(node, attempt, PrefillGrant())
             case CallRefused(error) if node == flow.prefill:
+                self._note(choice, f"{node} refuses the prompt: {error.code}")
                 effects = flow.on_prefill_reply(node, attempt, error)
             case Reserved(ticket):
+                self._note_grant(choice, f"{node} has a place for it", ticket.num_cached_tokens)
                 reply = DecodeGrant(ticket, ticket.num_cached_tokens)
                 effects = flow.on_reserve_reply(node, attempt, reply, now_s)
             case StartedLocally(num_cached_tokens):
+                self._note_grant(choice, f"{node} computes the prompt itself", num_cached_tokens)
                 reply = DecodeGrant(None, num_cached_tokens)
                 effects = flow.on_reserve_reply(node, attempt, reply, now_s)
             case CallRefused(error):
+                self._note(choice, f"{node} refuses it: {error.code}")
                 effects = flow.on_reserve_reply(node, attempt, error, now_s)
         self._perform(choice, effects)
 
@@ -177,6 +184,12 @@ class SimulatedRouter:
         choice = self._choices.get(output.id.choice_id)
         if choice is None:
             return
+        details = output.details
+        if details.compute_s:
+            served = choice.served
+            served.queue_s, served.compute_s = details.queue_s, details.compute_s
+            spans = f"{details.queue_s:.4f} s queued, {details.compute_s:.4f} s computed"
+            self._note(choice, f"token 0 of {node}: {spans}")
         times_s = [self._timeline.now_s()]
         if len(output.token_ids) == len(step_ends_s) > 1:
             times_s = [end_s + self._latency_s for end_s in step_ends_s]
@@ -238,6 +251,8 @@ class SimulatedRouter:
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
         now_s = self._timeline.now_s()
+        nodes = f"decode {chosen.decode}, prefill {chosen.prefill or 'none'}"
+        self._note(choice, f"placed by {chosen.reason}: {nodes}")
         return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
 
     def _reserve(self, choice: _Choice, effect: SendReserve) -> None:
@@ -246,6 +261,7 @@ class SimulatedRouter:
             router=self.me,
             reply_to=self._call(choice, effect.node, effect.request.id),
             received_at_s=self._timeline.now_s() + self._latency_s,
+            source=effect.source,
             must_prefill_locally=effect.must_prefill_locally,
             may_wait=effect.may_wait,
         )
@@ -271,7 +287,16 @@ class SimulatedRouter:
     def _send(self, node: Incarnation, message: Message) -> None:
         self._timeline.after(self._latency_s, partial(self._deliver[node], message))
 
+    def _note_grant(self, choice: _Choice, what: str, num_cached: int) -> None:
+        choice.served.granted_at_s = self._timeline.now_s()
+        self._note(choice, f"{what}: {num_cached} of {choice.num_prompt_tokens} tokens cached")
+
+    def _note(self, choice: _Choice, what: str) -> None:
+        if choice.served.story is not None:
+            choice.served.story.append((self._timeline.now_s(), what))
+
     def _end(self, choice: _Choice, outcome: str) -> None:
+        self._note(choice, f"ended: {outcome}, {choice.served.num_tokens} tokens")
         choice.served.outcome = outcome
         if self._choices.pop(choice.flow.attempt.choice_id, None) is not None:
             self._on_end()

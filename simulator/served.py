@@ -27,6 +27,16 @@ class ServedRequest:
     """Tokens of the prompt that its decode node had."""
     outcome: str = ""
     """Its finish reason, or the code of its error; empty: it has not ended."""
+    granted_at_s: float = -1.0
+    """Time at which a decode or mixed node had a place for it; below 0: none had yet."""
+    queue_s: float = 0.0
+    """Seconds that the prompt waited for its first step, on the node that computed it."""
+    compute_s: float = 0.0
+    """Seconds from there to token 0."""
+    second_at_s: float = -1.0
+    """Time of the second token: with a handoff, KV has landed before."""
+    story: list[tuple[float, str]] | None = None
+    """What happened to it, and when, if somebody wants to know: placements, answers, its end."""
 
     @property
     def ttft_s(self) -> float:
@@ -43,7 +53,10 @@ class ServedRequest:
         first_s, last_s = at_s[0], at_s[-1]
         if self.num_tokens == 0:
             self.first_at_s = first_s
+            self.second_at_s = at_s[1] if len(at_s) > 1 else -1.0
         else:
+            if self.second_at_s < 0:
+                self.second_at_s = first_s
             self.longest_gap_s = max(self.longest_gap_s, first_s - self.last_at_s)
         if len(at_s) > 1:
             gaps_s = (after - before for before, after in pairwise(at_s))

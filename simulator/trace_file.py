@@ -71,7 +71,7 @@ def _parsed(
 ) -> TraceRequest:
     try:
         return parse(line)
-    except ValueError as error:  # what json, int and datetime raise, and this module itself
+    except (ValueError, RecursionError) as error:  # of json, int, datetime, and this module itself
         raise ConfigError(f"trace {path}, line {number}: {error}") from error
 
 

@@ -15,8 +15,13 @@ from xdist.scheduler import LoadFileScheduling
 from tests.support.stores.redis_server import RedisServer, redis_server
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_QUICK = ("tests/unit/engine/runner/", "tests/unit/bench/")
-"""Folders of unit tests that compute with kernels, or replay benchmarks."""
+NOT_QUICK = ("tests/unit/engine/runner/", "tests/unit/bench/", "tests/unit/tools/test_train_mtp.py")
+"""Unit tests that compute with kernels, train a layer with Paddle, or replay benchmarks."""
+
+# Thousands of collected tests, and whatever the tests of a process have imported, are looked at in
+# each full collection of garbage. With Python's threshold of 700 objects these are a third of the
+# time of a test that parses the tree.
+gc.set_threshold(50_000)
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:
@@ -69,8 +74,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore what a quick run leaves out, before its modules are imported."""
-    folder = f"{collection_path.relative_to(ROOT).as_posix()}/"
-    return True if config.getoption("--quick") and folder.startswith(NOT_QUICK) else None
+    place = collection_path.relative_to(ROOT).as_posix()
+    place = place if collection_path.is_file() else f"{place}/"
+    return True if config.getoption("--quick") and place.startswith(NOT_QUICK) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 HASH_BYTES = 16
 BlockHash = bytes
@@ -29,6 +30,7 @@ def block_key(block_hash: BlockHash) -> BlockKey:
     return int.from_bytes(block_hash[:KEY_BYTES])
 
 
+@lru_cache(maxsize=1024)
 def root_hash(fingerprint: str, salt: str = "") -> BlockHash:
     """Return the parent of every first block of one model, layout and salt."""
     root = b"pdserve/1 " + fingerprint.encode()

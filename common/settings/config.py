@@ -17,6 +17,7 @@ from common.kv.token_budget import num_speculative_tokens, tokens_per_seq
 from common.model_names import MOST_NAMES, are_model_names
 from common.nodes import Role
 from common.settings.api_config import ApiConfig
+from common.settings.handoff_config import NODE_ID, HandoffConfig
 from common.settings.redis_url import parse_redis_url
 from common.settings.scheduling_config import SchedulingConfig, SpeculationConfig
 from common.settings.setting import POWER_OF_TWO, SHARE, FormRule, Problem, Section, setting
@@ -56,7 +57,6 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 MOST_DRAIN_S = 3600
 _PORTS = (0, 65535)
 _ADVERTISED = FormRule("a host name or an IP address, without port and brackets", _is_host)
-_NODE_ID = FormRule("at most 128 characters", lambda name: len(name) <= 128)
 _MODEL_NAMES = FormRule(
     f"at most {MOST_NAMES} different names, separated by commas", are_model_names
 )
@@ -108,7 +108,7 @@ class ServerConfig(Section):
         0, "HTTP port of a node's Prometheus metrics", note="0: any free port", between=_PORTS
     )
     node_id: str = setting(
-        "", "stable name of this node", note="default: role, host and port", form=_NODE_ID
+        "", "stable name of this node", note="default: role, host and port", form=NODE_ID
     )
     log_level: str = setting(
         "info", "least severe level that is logged", one_of=("debug", "info", "warning", "error")
@@ -241,52 +241,6 @@ class EngineConfig(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandoffConfig(Section):
-    """How prompts move from a prefill node to a decode node."""
-
-    local_prefill_threshold: int = setting(
-        64,
-        "a decode node computes prompts itself up to this many uncached tokens",
-        note="0: none; its steps and its memory are then planned for decoding alone",
-        at_least=0,
-    )
-    lease_s: float = setting(
-        30.0, "time until an idle reservation expires", unit="seconds", between=(0.1, 3600)
-    )
-    kv_window: int = setting(
-        32 << 20,
-        "maximum unacknowledged KV of each connection of a node pair",
-        unit="bytes",
-        at_least=1 << 16,
-    )
-    kv_lanes: int = setting(
-        1,
-        "connections of a node pair over zmq, and threads that hash and copy KV",
-        note="of two nodes that differ the smaller number counts",
-        between=(1, 16),
-    )
-    kv_transport: str = setting(
-        "auto",
-        "how KV travels",
-        note="auto: on one host ipc between GPUs, else shm, else rdma where both have it, else zmq",
-        one_of=("auto", "ipc", "shm", "rdma", "zmq"),
-    )
-    kv_verify: str = setting(
-        "auto",
-        "checksums of KV",
-        note="commit: one per transfer; block: one per block; auto: block, but off over rdma",
-        one_of=("auto", "off", "commit", "block"),
-    )
-    rdma_devices: str = setting("", "RDMA devices, separated by commas", note="default: all")
-    kv_key: str = setting(
-        "", "file made by `pdserve kv-key`, the same on all nodes: encrypts KV over zmq"
-    )
-    max_queued_requests: int = setting(
-        256, "maximum number of requests that wait on a node; it refuses more", at_least=1
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementConfig(Section):
     """Which node runs a request."""
 
@@ -352,7 +306,7 @@ class Config:
         """Return every broken rule; none when the configuration can start."""
         sections = [getattr(self, one.name) for one in fields(self) if one.name != "role"]
         wrong = [problem for section in sections for problem in section.problems()]
-        return wrong + self._port_problems() + self._budget_problems()
+        return wrong + self._port_problems() + self._warm_problems() + self._budget_problems()
 
     def _port_problems(self) -> list[Problem]:
         """Return the ports of a node that are the same on one address: the second cannot open."""
@@ -372,6 +326,12 @@ class Config:
                 text = f"{key} is {port}, as {first} is: wanted another port, or 0 for any free one"
                 wrong.append(Problem((key, first), text))
         return wrong
+
+    def _warm_problems(self) -> list[Problem]:
+        if not self.handoff.warm_from or self.engine.enable_prefix_caching:
+            return []
+        text = "warm_from is set: wanted empty, with enable_prefix_caching = False"
+        return [Problem(("warm_from", "enable_prefix_caching"), text)]
 
     def _budget_problems(self) -> list[Problem]:
         """Return the broken rules between sections. Values that enter them must be right first."""

@@ -62,9 +62,14 @@ class PrefixTransfers:
         """Blocks of failed prefixes that another node may still write."""
         return sum(len(prefix.block_ids) for prefix in self._failed)
 
-    def count(self, outcome: PullOutcome, num_tokens: int) -> None:
+    @property
+    def are_of_use(self) -> bool:
+        """Whether prompts look for cached prefixes at all."""
+        return self._prefixes.is_enabled
+
+    def count(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool = False) -> None:
         """Count what became of a prefix of so many tokens that another node has cached."""
-        self._counters.on_pull(outcome, num_tokens)
+        self._counters.on_pull(outcome, num_tokens, is_fetched=is_fetched)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> tuple[list[int], list[BlockHash]]:
         """Return the cached blocks of a sequence, and the hashes of those behind them that are

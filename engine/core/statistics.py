@@ -62,7 +62,8 @@ class StepCounters:
     verified a draft in it. `num_prefix_blocks_…` were copied to host memory or back.
     `prefix_blocks_found` are those of prompts that were admitted, by where they were: in the cache,
     or copied back for them from host memory, where some had been read from disk. `disk` counts by
-    event. `pulls` are by their outcome, and `num_pulled_tokens` came with those that landed.
+    event. `pulls` are by their outcome, and `num_pulled_tokens` came with those that landed, of
+    which no prompt waited for `num_fetched_tokens`.
     `preemptions` are by reason, `stops` by the rule that ended admissions, `plans_ahead` by whether
     the plan was made while the step before ran, or what prevented that.
     """
@@ -81,6 +82,7 @@ class StepCounters:
     num_accepted: int = 0
     num_speculative_steps: int = 0
     num_pulled_tokens: int = 0
+    num_fetched_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
     plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
@@ -139,11 +141,12 @@ class StepCounters:
         self.prefix_blocks_found["host"] += host
         self.prefix_blocks_found["disk"] += disk
 
-    def on_pull(self, outcome: PullOutcome, num_tokens: int) -> None:
+    def on_pull(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool) -> None:
         """Count a prefix of so many tokens that another node has cached."""
         self.pulls[outcome.value] += 1
         if outcome is PullOutcome.LANDED:
             self.num_pulled_tokens += num_tokens
+            self.num_fetched_tokens += num_tokens * is_fetched
 
     def on_verified(self, num_drafted: int, num_accepted: int) -> None:
         """Count one sequence's drafts that were verified in a step."""

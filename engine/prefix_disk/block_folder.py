@@ -24,6 +24,10 @@ from engine.prefix_disk.file_calls import FileCalls
 
 MOST_FOLDERS = 64
 """Nodes of a host that share a path; a further one only reads."""
+ABANDONED_NS = 7 * 24 * 3600 * 10**9
+"""A folder that no node had for so long is emptied by another one."""
+MOST_EMPTIED = 4096
+"""Files that are removed for that at once."""
 MOST_BLOCKS_SEEN = 1_000_000
 """Blocks of other nodes that one node knows of."""
 _BLOCK, _NEW, _LOCK = ".kv", ".new", ".lock"
@@ -62,6 +66,8 @@ class BlockFolder:
                 own, strangers = self._scan_own()
             except OSError as error:
                 failure, why = DiskFailure.ERROR, str(error)
+        self._note_that_it_lives()
+        self._empty_abandoned()
         others = self._scan_others()
         return DiskResult(scan=DiskScan(own, strangers, others), failure=failure, why=why)
 
@@ -125,6 +131,57 @@ class BlockFolder:
                 self._calls.make_folder(self._folder_path(name))
                 return
         raise NoFolder(f"{MOST_FOLDERS} nodes have a folder in {self._path}")
+
+    def _note_that_it_lives(self) -> None:
+        if self._lock is not None:
+            with suppress(OSError):
+                self._calls.note_use(self._lock)
+
+    def _empty_abandoned(self) -> None:
+        """Remove files of nodes that are gone for good, whose folders nobody else would bound.
+
+        The node that has the lock of a folder notes it with each look, so the age of the lock file
+        says for how long there was none. The lock is held meanwhile: a node that starts takes
+        another folder. Where nothing is left in it, the folder counts as new.
+        """
+        num_left = MOST_EMPTIED
+        with suppress(OSError):
+            for name in self._calls.folders(self._path):
+                if name != self._own and num_left > 0 and self._is_abandoned(name):
+                    num_left -= self._empty(name, num_left)
+
+    def _is_abandoned(self, name: str) -> bool:
+        since_ns = self._calls.now_ns() - ABANDONED_NS
+        locks = [one for one in self._calls.files(self._path / name) if one.name == _LOCK]
+        return any(one.used_at_ns < since_ns for one in locks)
+
+    def _empty(self, name: str, most: int) -> int:
+        """Remove at most so many files of a folder that nobody has; return how many."""
+        top = self._path / name
+        lock = self._calls.lock(top / _LOCK)
+        if lock is None:
+            return 0
+        try:
+            if not self._is_abandoned(name):
+                return 0  # another node had it since
+            names = [
+                top / one / seen
+                for one in self._calls.folders(top)
+                for seen in self._blocks(top / one)
+            ]
+            for path in names[:most]:
+                with suppress(FileNotFoundError):
+                    self._calls.remove(path)
+            if len(names) <= most:
+                self._calls.note_use(lock)
+            return min(len(names), most)
+        finally:
+            self._calls.close(lock)
+
+    def _blocks(self, folder: Path) -> list[str]:
+        """Return the names of what this program has written into a folder."""
+        names = self._calls.names(folder)
+        return [one for one in names if any(_hash_in(one, kind) for kind in (_BLOCK, _NEW))]
 
     def _scan_own(self) -> tuple[tuple[BlockHash, ...], tuple[tuple[str, int], ...]]:
         """Return this node's blocks by use, and what else is there; remove what is no whole file.

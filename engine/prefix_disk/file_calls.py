@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,6 +91,10 @@ class FileCalls:
     def note_use(self, fd: int) -> None:
         """Set when a file was used last to now."""
         os.utime(fd)
+
+    def now_ns(self) -> int:
+        """Return the time, as files have it."""
+        return time.time_ns()
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""

@@ -19,7 +19,7 @@ MAX_CALLS_PER_CONNECTION = 64
 MAX_METADATA_BYTES = 16 << 10
 HANDSHAKE_TIMEOUT_MS = 10_000
 MIN_PING_INTERVAL_MS = 250
-"""Half of what routers keep to (`router/dispatch/pings.py`)."""
+"""Half of what routers keep to (`router/dispatch/liveness/pings.py`)."""
 IDLE_MS = 3_600_000
 """A router's pings are no calls. While this node's Python is busy, a router whose connection for
 pings is closed cannot open another, and suspects the node."""

@@ -26,6 +26,7 @@ from common.observing.clock import Clock
 from node.control.drain import NodeDrain
 from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams, RouterStream
+from node.control.pulls import add_offer
 from node.control.role import NodeRole
 from node.control.router_calls import PrepareGrammar, Replies, RouterCalls
 from node.control.tickets import ticket_to_proto
@@ -104,16 +105,21 @@ class ControlService(pb_grpc.NodeServicer):
         )
         listening = asyncio.create_task(self._listen(messages, calls, stream))
         try:
-            async for replies, outputs, pulls, offered in self._streams.read(stream):
-                yield pb.NodeMessage(
+            async for batch in self._streams.read(stream):
+                replies, outputs, pulls, offered, warm_from, refused = batch
+                message = pb.NodeMessage(
                     replies=replies,
                     outputs=outputs_to_proto(outputs) if outputs else None,
                     stuck_ms=round(1000 * self._progress.stuck_s),
                     echo=stream.echo,
                     blocks=stream.reports.next(),
                     pulls=pulls,
-                    offered_hashes=offered,
+                    warm_from=warm_from,
+                    refused_pulls=refused,
                 )
+                if offered is not None:
+                    add_offer(message, offered)
+                yield message
         finally:
             listening.cancel()
             calls.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from common.ids import Incarnation
@@ -20,8 +20,8 @@ from common.kv.tiers import Tier
 from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from node.control.block_reports import BlockReports, CachedBlocks, News
-from node.control.pulls import pull_to_proto
-from node.flow.messages import AskBlocks, OfferBlocks
+from node.control.pulls import pull_to_proto, refused_to_proto
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull
 from protos import pdserve_node_pb2 as pb
 
 log = logging.getLogger("pdserve.node")
@@ -30,6 +30,7 @@ MAX_PENDING = 65536
 """Unread replies, outputs and pulls of one router."""
 PULLS_PER_MESSAGE = 32
 """Each has at most 8192 blocks, and so some 150 KiB."""
+MOST_OFFERS = 16
 HEARTBEAT_S = 0.25
 """A message without content goes to a router that was sent nothing for this long."""
 
@@ -42,20 +43,25 @@ class Batch(NamedTuple):
     replies: list[pb.Reply]
     outputs: list[RequestOutput]
     pulls: list[pb.Pull]
-    offered: bytes = b""
-    """Hashes of cached blocks, for a node that stays."""
+    offered: OfferBlocks | None = None
+    """Cached blocks, for a node that stays or a new one."""
+    warm_from: str = ""
+    """Whose blocks this node wants, which has started."""
+    refused: Sequence[pb.RefusedPull] = ()
 
 
 class RouterStream:
     """Replies and outputs that wait for one router. Belongs to the event loop."""
 
-    def __init__(self, router: Incarnation, reports: BlockReports) -> None:
+    def __init__(self, router: Incarnation, reports: BlockReports, warm_from: str) -> None:
         self.router = router
         self.reports = reports
         self.replies: list[pb.Reply] = []
         self.outputs: list[RequestOutput] = []
         self.pulls: list[pb.Pull] = []
-        self.offered = b""
+        self.refused: list[pb.RefusedPull] = []
+        self.offers: list[OfferBlocks] = []
+        self.warm_from = warm_from
         self._has_prompt_logprobs = False
         self.wake = asyncio.Event()
         self.is_cut = False
@@ -65,7 +71,7 @@ class RouterStream:
     @property
     def num_pending(self) -> int:
         """The number of replies, outputs and pulls that were not sent yet."""
-        return len(self.replies) + len(self.outputs) + len(self.pulls)
+        return len(self.replies) + len(self.outputs) + len(self.pulls) + len(self.refused)
 
     def add(self, output: RequestOutput) -> None:
         """Queue an output."""
@@ -80,10 +86,12 @@ class RouterStream:
         `PULLS_PER_MESSAGE`: a message has a bound.
         """
         end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
-        batch = Batch(
-            self.replies, self.outputs[:end], self.pulls[:PULLS_PER_MESSAGE], self.offered
-        )
-        self.offered = b""
+        pulls = self.pulls[:PULLS_PER_MESSAGE]
+        offered = self.offers.pop(0) if self.offers else None
+        refused, warm_from = tuple(self.refused), self.warm_from
+        batch = Batch(self.replies, self.outputs[:end], pulls, offered, warm_from, refused)
+        self.warm_from = ""
+        self.refused.clear()
         self.replies, self.outputs = [], self.outputs[end:]
         del self.pulls[:PULLS_PER_MESSAGE]
         self._has_prompt_logprobs = bool(self.outputs)
@@ -106,6 +114,8 @@ class OutputStreams:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: OnGone) -> None:
         self._loop = loop
         self._on_gone = on_gone
+        self.warm_from = ""
+        """Streams that are opened say that this node wants the blocks of that one, or of any."""
         self._streams: dict[Incarnation, RouterStream] = {}
         self._lock = threading.Lock()
         self._unflushed: list[tuple[Incarnation, RequestOutput]] = []
@@ -125,9 +135,17 @@ class OutputStreams:
         """Send a pull to a router, which passes it on; at once, because a prompt waits for it."""
         self._loop.call_soon_threadsafe(self._add_pull, wanted)
 
+    def refuse(self, refused: RefusePull) -> None:
+        """Say that a pull is not answered, to the router that passed it on; at once, as above."""
+        self._loop.call_soon_threadsafe(self._add_refused, refused)
+
     def offer(self, offered: OfferBlocks) -> None:
-        """Offer cached blocks through one of the routers, if there is any."""
-        self._loop.call_soon_threadsafe(self._add_offer, b"".join(offered.block_hashes))
+        """Offer cached blocks, through the router of a new node or any, if there is one."""
+        self._loop.call_soon_threadsafe(self._add_offer, offered)
+
+    def start_is_over(self) -> None:
+        """Tell routers that are met from now on of no wish to be warmed."""
+        self.warm_from = ""
 
     def add_news(self, news: News) -> None:
         """Keep what tiers have gained and lost since the last flush for the next one."""
@@ -152,7 +170,8 @@ class OutputStreams:
     def open(self, router: Incarnation) -> RouterStream:
         """Return a new stream for this router; its earlier stream, if any, ends."""
         self._end(self._streams.get(router))
-        stream = self._streams[router] = RouterStream(router, BlockReports(self._cached))
+        reports = BlockReports(self._cached)
+        stream = self._streams[router] = RouterStream(router, reports, self.warm_from)
         return stream
 
     def reply(self, stream: RouterStream, reply: pb.Reply) -> None:
@@ -176,7 +195,7 @@ class OutputStreams:
         try:
             yield stream.take()  # at once: a router chooses only nodes that have sent something
             while not stream.is_cut:
-                if not (stream.num_pending or stream.offered or stream.reports.is_behind):
+                if not (stream.num_pending or stream.offers or stream.reports.is_behind):
                     # Even while stopping the loop must run once: outputs may be in transit.
                     await _wait(stream.wake, 0.0 if self._is_stopping else HEARTBEAT_S)
                 stream.wake.clear()
@@ -206,10 +225,18 @@ class OutputStreams:
             stream.pulls.append(pull_to_proto(wanted))
             self._on_added(stream)
 
-    def _add_offer(self, packed: bytes) -> None:
-        stream = next(iter(self._streams.values()), None)
+    def _add_refused(self, refused: RefusePull) -> None:
+        stream = self._streams.get(refused.router)
         if stream is not None:
-            stream.offered = packed
+            stream.refused.append(refused_to_proto(refused))
+            self._on_added(stream)
+
+    def _add_offer(self, offered: OfferBlocks) -> None:
+        stream = next(iter(self._streams.values()), None)
+        if offered.new_node is not None:
+            stream = self._streams.get(offered.new_node.router)
+        if stream is not None and len(stream.offers) < MOST_OFFERS:
+            stream.offers.append(offered)
             stream.wake.set()
 
     def _on_added(self, stream: RouterStream) -> None:
@@ -227,6 +254,7 @@ class OutputStreams:
         stream.outputs.clear()
         stream.replies.clear()
         stream.pulls.clear()
+        stream.refused.clear()
         del self._streams[stream.router]
         self._on_gone(stream.router)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from common.errors import InvalidRequest
 from common.ids import Incarnation
 from common.kv.blocks import HASH_BYTES, BlockHash
-from common.kv.prefix_source import PrefixSource
 from node.control.tickets import ticket_from_proto, ticket_to_proto
-from node.flow.messages import AskBlocks, FetchBlocks, SendBlocks
+from node.flow.messages import AskBlocks, FetchBlocks, OfferBlocks, RefusePull, SendBlocks, WarmNode
 from node.flow.pulls.hand_over import MOST_BLOCKS
 from protos import pdserve_node_pb2 as pb
 from protos.codec import MAX_ID_LENGTH, attempt_from_proto
@@ -26,7 +25,13 @@ def pull_to_proto(wanted: AskBlocks) -> pb.Pull:
     )
 
 
-def send_blocks_from_proto(pull: pb.Pull) -> SendBlocks:
+def refused_to_proto(refused: RefusePull) -> pb.RefusedPull:
+    """Return the message that a router passes on to the node that asked."""
+    node = refused.node
+    return pb.RefusedPull(node_id=node.node_id, epoch=node.epoch, lease_token=refused.lease_token)
+
+
+def send_blocks_from_proto(pull: pb.Pull, router: Incarnation) -> SendBlocks:
     """Return what is asked of this node. Raises `InvalidRequest` unless each block has a hash."""
     ticket = ticket_from_proto(pull.ticket, attempt_from_proto(pull.request_id, pull.attempt))
     packed, num_blocks = pull.block_hashes, len(ticket.target_block_ids)
@@ -35,11 +40,26 @@ def send_blocks_from_proto(pull: pb.Pull) -> SendBlocks:
             f"a pull of {num_blocks} blocks has {len(packed)} bytes of hashes: "
             f"wanted {HASH_BYTES} for each"
         )
-    return SendBlocks(ticket, _hashes(packed))
+    return SendBlocks(router, ticket, _hashes(packed))
+
+
+def add_offer(message: pb.NodeMessage, offered: OfferBlocks) -> None:
+    """Let a message offer blocks."""
+    message.offered_hashes = b"".join(offered.block_hashes)
+    if offered.new_node is not None:
+        new = offered.new_node.node
+        message.offered_to.CopyFrom(pb.NewNode(node_id=new.node_id, epoch=new.epoch))
+
+
+def warm_node_from_proto(new: pb.NewNode, router: Incarnation) -> WarmNode:
+    """Return which node wants blocks. Raises `InvalidRequest` for one without a name."""
+    if not 0 < len(new.node_id) <= MAX_ID_LENGTH:
+        raise InvalidRequest(f"the new node's node_id has {len(new.node_id)} characters")
+    return WarmNode(router, Incarnation(new.node_id, new.epoch))
 
 
 def fetch_from_proto(fetch: pb.Fetch, router: Incarnation) -> FetchBlocks:
-    """Return what a node that leaves has. Raises `InvalidRequest` for too much, or no name."""
+    """Return what another node has. Raises `InvalidRequest` for too much, or no name."""
     packed = fetch.block_hashes
     if len(packed) % HASH_BYTES or len(packed) > HASH_BYTES * MOST_BLOCKS:
         raise InvalidRequest(
@@ -53,10 +73,3 @@ def fetch_from_proto(fetch: pb.Fetch, router: Incarnation) -> FetchBlocks:
 def _hashes(packed: bytes) -> tuple[BlockHash, ...]:
     starts = range(0, len(packed), HASH_BYTES)
     return tuple(packed[start : start + HASH_BYTES] for start in starts)
-
-
-def source_from_proto(source: pb.PrefixSource) -> PrefixSource:
-    """Return who has the start of a prompt. Raises `InvalidRequest` for one without a name."""
-    if not 0 < len(source.node_id) <= MAX_ID_LENGTH:
-        raise InvalidRequest(f"the source's node_id has {len(source.node_id)} characters")
-    return PrefixSource(Incarnation(source.node_id, source.epoch), source.num_tokens)

@@ -26,12 +26,19 @@ from common.ids import Incarnation
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from node.control.ignored_priorities import IgnoredPriorities
-from node.control.pulls import fetch_from_proto, send_blocks_from_proto, source_from_proto
+from node.control.pulls import fetch_from_proto, send_blocks_from_proto, warm_node_from_proto
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import AbortAttempt, Answer, CallRefused, Compiled, Submit
+from node.flow.messages import (
+    AbortAttempt,
+    Answer,
+    CallRefused,
+    Compiled,
+    PullRefused,
+    Submit,
+)
 from protos import pdserve_node_pb2 as pb
-from protos.codec import attempts_from_proto, request_from_proto
+from protos.codec import attempts_from_proto, request_from_proto, source_from_proto
 
 log = logging.getLogger("pdserve.node.attempts")
 
@@ -116,6 +123,7 @@ class RouterCalls:
         Raises `PeerProtocolError` for a message that must end the stream.
         """
         num_calls = len(message.calls) + len(message.pulls) + len(message.fetches)
+        num_calls += len(message.refused_pulls) + len(message.new_nodes)
         num_aborts = len(message.aborts.request_ids)
         if num_calls > MAX_CALLS_PER_MESSAGE or num_aborts > MAX_ABORTS_PER_MESSAGE:
             raise PeerProtocolError(
@@ -128,6 +136,10 @@ class RouterCalls:
             self._take_pull(pull)
         for fetch in message.fetches:
             self._take_fetch(fetch)
+        for lease_token in message.refused_pulls:
+            self._inbox.put(PullRefused(lease_token))
+        for new in message.new_nodes:
+            self._take_new_node(new)
         if message.HasField("aborts"):
             await self._abort(AbortAttempt(self._router, attempts_from_proto(message.aborts)))
 
@@ -154,16 +166,22 @@ class RouterCalls:
     def _take_pull(self, pull: pb.Pull) -> None:
         """Queue a pull; one that cannot be read or taken is dropped: its prompt is computed."""
         try:
-            self._inbox.put(send_blocks_from_proto(pull))
+            self._inbox.put(send_blocks_from_proto(pull, self._router))
         except (InvalidRequest, Overloaded) as error:
             log.warning("a pull of %s is dropped: %s", self._router, error)
 
     def _take_fetch(self, fetch: pb.Fetch) -> None:
-        """Queue blocks to be pulled from a node that leaves; it loses them if that goes wrong."""
+        """Queue blocks to be pulled that no prompt waits for; none if that goes wrong."""
         try:
             self._inbox.put(fetch_from_proto(fetch, self._router))
         except (InvalidRequest, Overloaded) as error:
-            log.warning("blocks of a node that leaves are not pulled: %s", error)
+            log.warning("blocks of another node are not pulled: %s", error)
+
+    def _take_new_node(self, new: pb.NewNode) -> None:
+        try:
+            self._inbox.put(warm_node_from_proto(new, self._router))
+        except InvalidRequest as error:
+            log.warning("a new node is offered nothing: %s", error)
 
     def _take_call(self, call: pb.Call) -> None:
         call_id = call.id
@@ -208,11 +226,13 @@ class RouterCalls:
 
     def _reservation(self, message: pb.ReserveRequest, reply_to: int) -> Submit:
         """Make a message that reserves blocks and a seat, or starts a short prompt at once."""
+        has_source = message.HasField("source")
         return Submit(
             request=request_from_proto(message.request),
             router=self._router,
             reply_to=reply_to,
             received_at_s=self._clock.now_s(),
+            source=source_from_proto(message.source) if has_source else None,
             must_prefill_locally=message.must_prefill_locally,
             may_wait=message.may_wait,
         )

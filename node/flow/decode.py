@@ -1,10 +1,13 @@
 """The life of a reservation, to the last token. Pure.
 
 Reserve ──► refused
-   ├──────► StartedLocally ────────────────────► tokens 0, 1, … ──► finished
+   ├──────► StartedLocally ──► (pulled) ───────► tokens 0, 1, … ──► finished
    └──────► (waits) ──► Reserved ──► landed ──► staged ──► tokens 1, 2, … ──► finished
                             └──────────┴──► failed, expired, aborted: the seat is free at once; the
                                             blocks are quarantined until nobody can write them
+
+What another node has cached of a prompt that is computed here can be pulled from there while the
+prompt waits; see `prefix_pulls`.
 
 KV is staged when steps read other memory than the one it landed in (on a GPU); elsewhere a sequence
 starts as soon as it has landed.
@@ -65,6 +68,7 @@ class Reservations:
         self._attempts = shared.attempts
         self._queue = shared.queue
         self._copies = shared.copies
+        self._pulls = shared.pulls
         self._limits = shared.limits
         self._fail = shared.fail
         self._local_prefill_threshold = local_prefill_threshold
@@ -98,8 +102,10 @@ class Reservations:
         ):
             attempt.answer = StartedLocally(num_cached)
             self._attempts.add(attempt)
-            effects = self._queue.put(attempt, message, now_s)
-            return [AnswerCall(message.reply_to, attempt.answer), *effects]
+            effects: list[Effect] = [AnswerCall(message.reply_to, attempt.answer)]
+            if message.source is not None:
+                effects += self._pulls.begin(attempt, message.source, now_s)
+            return effects + self._queue.put(attempt, message, now_s)
         sequence.has_remote_kv = True
         full = self.why_not_queued(sequence, message)
         if full is not None:
@@ -234,7 +240,7 @@ class Reservations:
         self._queue.finish(attempt)
         self._attempts.remove(attempt)
         if lease_token is None:
-            return []
+            return self._pulls.leave(attempt)
         self._quarantined[lease_token] = attempt.sequence
         if lease_token in self._staging:
             return []  # the landing is closed, and the blocks are free when their copy has ended

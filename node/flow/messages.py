@@ -60,15 +60,34 @@ class AbortAttempt:
 
 @dataclass(frozen=True, slots=True)
 class SendBlocks:
-    """Another node wants cached blocks with these hashes, into those of `ticket`."""
+    """Another node wants cached blocks with these hashes, into those of `ticket`.
 
+    `router` passed it on.
+    """
+
+    router: Incarnation
     ticket: Ticket
     block_hashes: tuple[BlockHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class PullRefused:
+    """Nobody will answer this node's pull with that lease token."""
+
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmNode:
+    """A node that has started wants what this one has used last."""
+
+    router: Incarnation
+    node: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class FetchBlocks:
-    """A router wants this node to pull cached blocks of `source`, which leaves."""
+    """A router wants this node to pull cached blocks of `source`, which leaves, or warms it."""
 
     router: Incarnation
     source: Incarnation
@@ -115,6 +134,8 @@ Message = (
     | Compiled
     | AbortAttempt
     | SendBlocks
+    | PullRefused
+    | WarmNode
     | FetchBlocks
     | RouterGone
     | Drain
@@ -195,10 +216,23 @@ class AskBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusePull:
+    """Tell `node`, through a router, that its pull is not answered: `PullRefused` there."""
+
+    router: Incarnation
+    node: Incarnation
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class OfferBlocks:
-    """Offer cached blocks, through any router, to a node that stays: `FetchBlocks` there."""
+    """Offer cached blocks to a node: `FetchBlocks` there.
+
+    `new_node` wants them, through that router; None: one that stays, through any router.
+    """
 
     block_hashes: tuple[BlockHash, ...]
+    new_node: WarmNode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +320,7 @@ Effect = (
     AnswerCall
     | SendOutput
     | AskBlocks
+    | RefusePull
     | OfferBlocks
     | OpenLanding
     | BeginCopy

@@ -48,13 +48,16 @@ from node.flow.messages import (
     FetchBlocks,
     Message,
     NodeStatistics,
+    PullRefused,
     RoleChanged,
     RouterGone,
     SendBlocks,
     Submit,
+    WarmNode,
 )
 from node.flow.prefill import SentPrompts
 from node.flow.pulls.hand_over import HandOver
+from node.flow.pulls.prefix_pulls import PrefixPulls
 from node.flow.pulls.prefix_sends import PrefixSends
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.shared_parts import SharedParts
@@ -93,10 +96,13 @@ class NodeFlow:
         self._queue = AttemptQueue(scheduler, disk_cost)
         self._disk = self._queue.disk
         self._hand_over_of_cache = hand_over
-        fingerprint = tickets.place.fingerprint
-        self.sends = PrefixSends(scheduler, fingerprint, self._copies if needs_staging else None)
+        copies = self._copies if needs_staging else None
+        self.sends = PrefixSends(scheduler, tickets.place.fingerprint, copies)
+        self.pulls = PrefixPulls(
+            scheduler, tickets, pull_cost, copies=copies, resume=self._queue.add_if_ready
+        )
         shared = SharedParts(
-            scheduler, self.attempts, self._queue, self._copies, limits, self._fail
+            scheduler, self.attempts, self._queue, self._copies, self.pulls, limits, self._fail
         )
         self.reservations = Reservations(
             shared,
@@ -104,18 +110,14 @@ class NodeFlow:
             tickets=tickets,
             needs_staging=needs_staging,
         )
-        self.prompts = SentPrompts(
-            shared, needs_staging=needs_staging, tickets=tickets, pull_cost=pull_cost
-        )
-        self.statistics = self._current_statistics()
-        self.load = self._current_load()
+        self.prompts = SentPrompts(shared, needs_staging=needs_staging, place=tickets.place)
+        self._publish_snapshots()
 
     # --- events -------------------------------------------------------------------------------
 
     def on_message(self, message: Message, now_s: float) -> list[Effect]:
         """Handle one message. Raises `InternalError` after a bug in the KV connector."""
-        effects = self.report()
-        return effects + self._on_message(message, now_s)
+        return self.report() + self._on_message(message, now_s)
 
     def _on_message(self, message: Message, now_s: float) -> list[Effect]:
         match message:
@@ -125,22 +127,23 @@ class NodeFlow:
                 return self._on_compiled(message)
             case AbortAttempt():
                 return self._on_abort(message)
-            case RouterGone():
-                return [
-                    e for one in self.attempts.of_router(message.router) for e in self._drop(one)
-                ]
+            case RouterGone(router):
+                return [e for one in self.attempts.of_router(router) for e in self._drop(one)]
             case Drain(timeout_s):
                 return self._on_drain(timeout_s, now_s)
-            case SendBlocks(ticket):
+            case SendBlocks(_, ticket):
                 self._on_asked(now_s)
                 is_used = self.attempts.of_lease(ticket.lease_token) is not None
                 return [] if is_used else self.sends.begin(message)
             case TransferEnded(lease_token) if lease_token in self.sends:
                 self._on_asked(now_s)
-                self.sends.on_ended(lease_token)
-                return []
+                return self.sends.on_ended(message)
+            case PullRefused(lease_token):
+                return self.pulls.on_refused(lease_token, now_s)
+            case WarmNode():
+                return [] if self.is_draining else self.sends.offer(message)
             case FetchBlocks():
-                return [] if self.is_draining else self.prompts.pulls.fetch(message, now_s)
+                return [] if self.is_draining else self.pulls.fetch(message, now_s)
             case RoleChanged():
                 self._shedding = Shedding()
                 return []
@@ -152,8 +155,8 @@ class NodeFlow:
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error
-            case _ if message.lease_token in self.prompts.pulls:
-                return self.prompts.pulls.on_event(message, now_s)
+            case _ if message.lease_token in self.pulls:
+                return self.pulls.on_event(message, now_s)
             case TransferEnded():
                 return self.prompts.on_transfer_ended(message)
             case _:
@@ -180,8 +183,7 @@ class NodeFlow:
 
     def next_deadline_s(self) -> float | None:
         """Return when `on_time` must be called next; None: nothing is due."""
-        copies_s, disk_s = self._copies.next_check_s(), self._disk.next_due_s()
-        return _earliest(self._next_due_s(), copies_s, disk_s)
+        return _earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())
 
     def _next_due_s(self) -> float | None:
         leaving = self._hand_over_of_cache
@@ -337,8 +339,7 @@ class NodeFlow:
         num_waiting = len(self.scheduler.waiting) + len(self._queue)
         if num_waiting >= self._limits.max_queued_requests:
             full = Overloaded(
-                f"{num_waiting} requests wait on this node",
-                retry_after_s=RETRY_AFTER_S,
+                f"{num_waiting} requests wait on this node", retry_after_s=RETRY_AFTER_S
             )
             return [self._refuse(message, full)]
         late = self._shedding.refusal(
@@ -354,7 +355,7 @@ class NodeFlow:
 
     def _is_in_use(self, lease_token: int) -> bool:
         is_attempts = self.attempts.of_lease(lease_token) is not None
-        return is_attempts or lease_token in self.sends or lease_token in self.prompts.pulls
+        return is_attempts or lease_token in self.sends or lease_token in self.pulls
 
     def _on_compiled(self, message: Compiled) -> list[Effect]:
         held = self._queue.waiting_for(message)
@@ -413,13 +414,10 @@ class NodeFlow:
 
     def _publish_snapshots(self) -> None:
         """Replace the load and statistics that other threads read."""
-        self.statistics = self._current_statistics()
-        self.load = self._current_load()
-
-    def _current_statistics(self) -> NodeStatistics:
-        return NodeStatistics(
+        self.statistics = NodeStatistics(
             scheduler=self.scheduler.statistics(), num_transfers=self.attempts.num_leases
         )
+        self.load = self._current_load()
 
     def _current_load(self) -> NodeLoad:
         return current_load(

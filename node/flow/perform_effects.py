@@ -31,6 +31,7 @@ from node.flow.messages import (
     OpenLanding,
     OpenTransfer,
     PushBlocks,
+    RefusePull,
     SendOutput,
 )
 
@@ -52,6 +53,9 @@ class Outputs(Protocol):
 
     def ask(self, wanted: AskBlocks) -> None:
         """Take what is to be passed on to another node."""
+
+    def refuse(self, refused: RefusePull) -> None:
+        """Take that another node's pull is not answered."""
 
 
 class StagedModel(Protocol):
@@ -109,6 +113,8 @@ class NodeEffects:
                 self._streams.add(router, output)
             case AskBlocks():
                 self._streams.ask(effect)
+            case RefusePull():
+                self._streams.refuse(effect)
             case OfferBlocks():
                 self._streams.offer(effect)
             case AnswerCall(reply_to, answer):

@@ -35,7 +35,7 @@ from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from node.flow.attempt_outputs import emit_tokens, refused
 from node.flow.attempt_table import HANDED_OFF, NodeAttempt
-from node.flow.landing_place import Tickets
+from node.flow.landing_place import LandingPlace
 from node.flow.messages import (
     AbortTransfer,
     AnswerCall,
@@ -46,8 +46,6 @@ from node.flow.messages import (
     PushBlocks,
     Submit,
 )
-from node.flow.pulls.prefix_pulls import PrefixPulls
-from node.flow.pulls.pull_cost import PullCost
 from node.flow.shared_parts import SharedParts
 
 _Span = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -66,19 +64,14 @@ class _Staging:
 class SentPrompts:
     """The prompts of a node that are sent on; what others have cached of them may be pulled."""
 
-    def __init__(
-        self, shared: SharedParts, *, needs_staging: bool, tickets: Tickets, pull_cost: PullCost
-    ) -> None:
+    def __init__(self, shared: SharedParts, *, needs_staging: bool, place: LandingPlace) -> None:
         self._scheduler = shared.scheduler
         self._attempts = shared.attempts
         self._queue = shared.queue
         self._copies = shared.copies
+        self._pulls = shared.pulls
         self._fail = shared.fail
-        self._landing_place = tickets.place
-        copies = self._copies if needs_staging else None
-        self.pulls = PrefixPulls(
-            self._scheduler, tickets, pull_cost, copies=copies, resume=self._queue.add_if_ready
-        )
+        self._landing_place = place
         self._needs_staging = needs_staging
         self._staging: dict[int, _Staging] = {}
         """Copies out, by lease token, of blocks that are to be pushed."""
@@ -106,7 +99,7 @@ class SentPrompts:
         self._attempts.add(attempt)
         effects: list[Effect] = []
         if message.source is not None:
-            effects = self.pulls.begin(attempt, message.source, now_s)
+            effects = self._pulls.begin(attempt, message.source, now_s)
         attempt.answer = PromptAccepted()
         effects += self._queue.put(attempt, message, now_s)
         effects.append(AnswerCall(message.reply_to, attempt.answer))
@@ -252,7 +245,7 @@ class SentPrompts:
         attempt.transfer = event.timing
         if event.error is None and event.timing is not None:
             num_tokens = len(ticket.target_block_ids) * self._scheduler.limits.block_size
-            self.pulls.cost.on_sent(num_tokens, event.timing.sending_s)
+            self._pulls.cost.on_sent(num_tokens, event.timing.sending_s)
         error = event.error
         if error is None and attempt.sequence.status is not SequenceStatus.EXPORTING:
             error = PeerProtocolError("the transfer was acknowledged before it was committed")
@@ -269,11 +262,11 @@ class SentPrompts:
         if attempt.lease_token is None:
             self._end_sequence(attempt)
             self._attempts.remove(attempt)
-            return self.pulls.leave(attempt)
+            return self._pulls.leave(attempt)
         attempt.is_over = True
         if attempt.sequence.status is not SequenceStatus.EXPORTING:
             self._queue.finish(attempt, keep_blocks=True)
-        return [AbortTransfer(attempt.lease_token), *self.pulls.leave(attempt)]
+        return [AbortTransfer(attempt.lease_token), *self._pulls.leave(attempt)]
 
     def _end_sequence(self, attempt: NodeAttempt) -> None:
         if attempt.sequence.status is SequenceStatus.EXPORTING:

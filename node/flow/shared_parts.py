@@ -12,6 +12,7 @@ from node.flow.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.flow_limits import FlowLimits
 from node.flow.messages import Effect
+from node.flow.pulls.prefix_pulls import PrefixPulls
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +23,6 @@ class SharedParts:
     attempts: AttemptTable
     queue: AttemptQueue
     copies: CopiesUnderWay
+    pulls: PrefixPulls
     limits: FlowLimits
     fail: Callable[[NodeAttempt, PdserveError], list[Effect]]

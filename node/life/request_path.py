@@ -29,6 +29,9 @@ from node.life.step_thread import StepThread
 from node.watch.attempt_watch import AttemptWatch
 from node.watch.kv_metrics import kv_links
 
+WARM_WISH_S = 30.0
+"""A router that is met later is not asked by which node this one warms itself."""
+
 
 class RequestPath:
     """The parts of a node that a request passes, connected. Belongs to the event loop.
@@ -70,6 +73,8 @@ class RequestPath:
         self._is_async = plans_ahead(config, model)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector)
         self._streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
+        self._streams.warm_from = config.handoff.warm_from
+        loop.call_later(WARM_WISH_S, self._streams.start_is_over)
         replies = Replies(loop)
         self.service = ControlService(
             incarnation=incarnation,

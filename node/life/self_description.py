@@ -90,8 +90,7 @@ def sends_blocks(config: Config) -> bool:
 
     Where shared memory or the lane between cards is all there is, none is.
     """
-    has_both_ways = config.handoff.kv_transport not in ("shm", "ipc")
-    return config.role in (Role.PREFILL, Role.DECODE) and has_both_ways
+    return config.handoff.kv_transport not in ("shm", "ipc")
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:

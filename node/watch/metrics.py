@@ -251,6 +251,12 @@ def _preemptions(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "Prompt tokens whose KV was pulled from another node",
         counted.num_pulled_tokens,
     )
+    yield counter(
+        "prefix_fetched_tokens",
+        "Those of them for which no prompt waited: what a node had that left, or that warmed this "
+        "one when it started",
+        counted.num_fetched_tokens,
+    )
     yield counter("swapped_out_blocks", "Blocks copied to host memory", counted.num_swapped_out)
     yield gauge(
         "swapped_blocks",

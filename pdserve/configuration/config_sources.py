@@ -71,6 +71,7 @@ class Command:
 
 SERVE = Command(name="pdserve serve", defaults={}, rules=serve_problems)
 PROFILE = Command(name="pdserve profile", defaults={})
+PLAN = Command(name="pdserve plan", defaults={"model": "demo"})
 UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP, rules=up_problems)
 
 

@@ -17,8 +17,9 @@ from pdserve.configuration.help_text import (
     option_help,
     section_title,
 )
-from pdserve.configuration.options import ROLE, SECTIONS, Option, options_of
+from pdserve.configuration.options import ROLE, SECTIONS, Option, all_options, options_of
 from pdserve.configuration.parser import Parser
+from pdserve.configuration.plan_flags import PLAN_FLAGS, plan_grammar
 
 NO_VALUE = object()
 """The value of a flag that was given without one."""
@@ -53,6 +54,16 @@ UP_DEFAULTS: dict[str, str | int | float] = {
 PROFILED_SECTIONS = ("model", "engine", "speculation")
 """The groups of settings that change what `profile` measures."""
 
+PLANNED_KEYS = frozenset(
+    {
+        *("max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching"),
+        *(option.key for option in options_of("scheduling")),
+        *("local_prefill_threshold", "max_queued_requests", "placement_policy", "session_ttl_s"),
+    }
+    - {"async_scheduling", "preemption_mode", "swap_space"}
+)
+"""The settings that `plan` simulates."""
+
 EVERYDAY_KEYS = (
     *("model", "served_model_name", "host", "port", "redis_url", "keys", "insecure", "api_key"),
     *("max_model_len", "max_num_seqs", "kv_cache_memory", "memory_fraction", "num_threads"),
@@ -84,6 +95,7 @@ def build_parser() -> Parser:
     check.add_argument("--all", action="store_true", help="print the settings with defaults too")
     _add_profile(commands)
     _add_simulate(commands)
+    _add_plan(commands)
     _add_kv_key(commands)
     _add_api_keys(commands)
     _add_keys(commands)
@@ -236,6 +248,17 @@ def _add_simulate(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
+def _add_plan(commands: Any) -> None:
+    command = _add_command(commands, "plan", "find how many nodes a load wants, of which role")
+    for title, flags in PLAN_FLAGS.items():
+        group = command.add_argument_group(title)
+        for flag, metavar, text in flags:
+            group.add_argument(flag, **plan_grammar(flag, metavar, text))
+    _add_config_file(command)
+    without = frozenset(all_options().keys() - PLANNED_KEYS)
+    _add_sections(command, without=without, defaults={})
+
+
 def _add_kv_key(commands: Any) -> None:
     command = _add_command(commands, "kv-key", "make the key that encrypts KV between nodes")
     command.add_argument("file", metavar="FILE", help="where to write it; must not exist yet")
@@ -297,7 +320,7 @@ def _add_command(commands: Any, name: str, summary: str, parent: str = "") -> Pa
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         epilog=EXAMPLES[parent or name],
-        has_groups=name in ("serve", "up", "check-config", "profile"),
+        has_groups=name in ("serve", "up", "check-config", "profile", "plan"),
     )
     return command
 

@@ -54,6 +54,21 @@ examples:
   pdserve profile smollm2.json --model ./SmolLM2
   pdserve profile demo.json --model demo --speculative-method ngram
 """,
+    "plan": """\
+Tries clusters on a virtual clock, with the router and the schedulers that serve
+and the step times of a profile, and prints the one with the fewest nodes that
+meets the targets: how many prefill and decode nodes, or mixed ones, what gives
+way first, and which settings help. It takes some minutes and one core, and
+needs no model, no GPU and no network. docs/planning.md has the details.
+
+Exit code 0: planned (also where --nodes are too few). Exit code 1: no number of
+nodes meets the targets. Exit code 2: a flag or a file is wrong.
+
+examples:
+  pdserve plan --rate 5 --lengths 2000:200 --ttft 500 --tpot 30
+  pdserve plan --trace conversations.jsonl --ttft 2000 --tpot 50 --page plan.html
+  pdserve plan --trace router.log --profile mine.json --ttft 1000 --tpot 80 --nodes 4
+""",
     "status": """\
 examples:
   pdserve status
@@ -192,7 +207,11 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 def group_list(counts: Mapping[str, int]) -> str:
     """Return how to see each group of settings, with the number of its flags."""
-    lines = [f"  --help={name:<12}  {_meaning(name)} ({count})" for name, count in counts.items()]
+    lines = [
+        f"  --help={name:<12}  {_meaning(name)} ({count})"
+        for name, count in counts.items()
+        if count
+    ]
     return "\n".join(["all settings:", *lines, "  --help=all           everything"])
 
 

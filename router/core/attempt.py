@@ -87,7 +87,7 @@ class Attempt:
         assert self.planned_prefill is None, "its leg would be counted for ever"
         self.state, self.has_asked = State.RESERVING, True
         self.decode, self.planned_prefill = decode, planned_prefill
-        return SendReserve(decode, request, planned_prefill, may_wait)
+        return SendReserve(decode, request, planned_prefill, may_wait, self._source)
 
     def send_prefill(self, prefill: Incarnation, request: GenerationRequest) -> list[Effect]:
         """Ask a prefill node, with the ticket if there is one."""
@@ -106,7 +106,7 @@ class Attempt:
         self.ticket, self._num_cached_tokens = ticket, num_cached_tokens
 
     def choose_source(self, source: PrefixSource | None) -> None:
-        """Take which node has more of the prompt than the prefill node chosen with it."""
+        """Take which node has more of the prompt than the one that is to compute it."""
         self._source = source
 
     def _best_source(self) -> PrefixSource | None:

@@ -36,13 +36,15 @@ class SendReserve:
 
     `prefill` is the node that will compute the prompt; a leg on it counts from now on, so that a
     burst is not sent to one node before the first reply. None: the decode node computes the prompt.
-    With `may_wait` a full node queues the request instead of refusing it.
+    With `may_wait` a full node queues the request instead of refusing it. `source` has more of the
+    prompt than the node, if it computes that itself.
     """
 
     node: Incarnation
     request: GenerationRequest
     prefill: Incarnation | None
     may_wait: bool
+    source: PrefixSource | None = None
 
     @property
     def must_prefill_locally(self) -> bool:

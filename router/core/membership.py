@@ -147,6 +147,8 @@ class Membership:
         self._roster = Roster()
         self._changed: set[Incarnation] = set()
         """Nodes whose view in the roster is old."""
+        self._busier: set[Incarnation] = set()
+        """Those of which only the requests that this router has on them are others."""
         self._reported: set[Incarnation] = set()
         """Those of which only the report is a new one."""
 
@@ -264,14 +266,14 @@ class Membership:
         member = self._members.get(incarnation)
         if member is not None:
             member.own.open(num_tokens)
-            self._changed.add(incarnation)
+            self._busier.add(incarnation)
 
     def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.close(num_tokens)
-            self._changed.add(incarnation)
+            self._busier.add(incarnation)
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen, ordered by id, until the next event.
@@ -279,6 +281,12 @@ class Membership:
         Asked for every request, which changes the views of the two nodes that get it. Of the
         reports of a listing each call reads `MAX_READ`: while `has_unread`, others are old.
         """
+        self._changed |= self._busier
+        self._busier.clear()
+        self._read_changed()
+        return self._roster
+
+    def _read_changed(self) -> None:
         members, changed = self._members, self._changed
         for _ in range(min(len(self._reported), MAX_READ)):
             changed.add(self._reported.pop())
@@ -289,7 +297,6 @@ class Membership:
             else:
                 self._roster.discard(node)
         changed.clear()
-        return self._roster
 
     @property
     def has_unread(self) -> bool:
@@ -299,9 +306,11 @@ class Membership:
     def max_model_len(self) -> int | None:
         """Return the longest prompt and answer that a node which can be chosen now can finish.
 
-        None without such a node.
+        None without such a node. How many requests are on the nodes does not matter, so their views
+        are left as they are.
         """
-        return self.nodes().max_model_len()
+        self._read_changed()
+        return self._roster.max_model_len()
 
     def _view(self, member: _Member) -> NodeView:
         is_listed = self._is_listed(member)

@@ -39,7 +39,7 @@ _DECODE_ROLES = (Role.DECODE, Role.MIXED)
 class ChosenNodes:
     """The nodes for one attempt. `decode` None: the request ends with its first token.
 
-    `source` has more of the prompt than `prefill`, which can pull it.
+    `source` has more of the prompt than the node that is to compute it, which can pull it.
     """
 
     decode: Incarnation | None
@@ -173,6 +173,8 @@ class Placer:
         return self._pick(pairs, query, query.last.prefill) if pairs else None
 
     def _pick(self, nodes: Sequence[NodeView], query: Query, last: Incarnation | None) -> NodeView:
+        if len(nodes) == 1:
+            return nodes[0]
         kept = session_node(nodes, last, query)
         if kept is not None:
             return kept
@@ -190,11 +192,12 @@ class Placer:
         reason: str,
     ) -> ChosenNodes:
         source = None
-        if prefill is not None:
-            held = self._state.blocks.held(query.block_hashes(prefill.record), in_pools=True)
+        receiver = prefill or decode
+        if receiver is not None:
+            held = self._state.blocks.held(query.block_hashes(receiver.record), in_pools=True)
             at = None if decode is None else decode.incarnation
             holders = self._shortlist.holders(nodes, held, at)
-            source = prefix_source(holders, prefill, at, held)
+            source = prefix_source(holders, receiver, at, held)
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)

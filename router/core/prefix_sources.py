@@ -13,31 +13,31 @@ from router.core.policies.query import NodeView
 
 
 def prefix_source(
-    nodes: Sequence[NodeView], prefill: NodeView, decode: Incarnation | None, held: HeldBlocks
+    nodes: Sequence[NodeView], receiver: NodeView, decode: Incarnation | None, held: HeldBlocks
 ) -> PrefixSource | None:
-    """Return the node with the most of a prompt, of those that can send it to `prefill`.
+    """Return the node with the most of a prompt, of those that can send it to `receiver`.
 
-    `held` is what nodes have reported. None: no node has more than `prefill` itself. Of nodes with
+    `held` is what nodes have reported. None: no node has more than `receiver` itself. Of nodes with
     equally much it is `decode`, or else the one with the least to do.
     """
-    num_own = held.on(prefill.incarnation)
+    num_own = held.on(receiver.incarnation)
     if not held.runs or held.runs[0][0] <= num_own:
         return None
     found = [
         (num_blocks, node.incarnation == decode, -pressure(node), node.incarnation)
         for node in nodes
-        if (num_blocks := held.on(node.incarnation)) > num_own and _can_send(node, prefill)
+        if (num_blocks := held.on(node.incarnation)) > num_own and _can_send(node, receiver)
     ]
     if not found:
         return None
     num_blocks, _, _, source = max(found)
-    return PrefixSource(source, num_blocks * prefill.record.block_size)
+    return PrefixSource(source, num_blocks * receiver.record.block_size)
 
 
 def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | None:
-    """Return the prefill node that takes over what a draining node has cached, if there is one.
+    """Return the node that takes over what a draining node has cached, if there is one.
 
-    One is enough: others pull from it.
+    It computes prompts: a prefill node, or else a mixed one. One is enough: others pull from it.
     """
     source = next((node for node in nodes if node.incarnation == leaving), None)
     if source is None:
@@ -45,19 +45,54 @@ def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | No
     heirs = [
         node
         for node in nodes
-        if node.record.role is Role.PREFILL
+        if node.record.role in (Role.PREFILL, Role.MIXED)
         and node.record.sends_blocks
         and node.incarnation != leaving
         and not (node.load.is_draining or node.is_suspected)
         and _reaches(source, node)
     ]
-    best = min(heirs, key=lambda node: (pressure(node), node.incarnation), default=None)
+    best = min(heirs, key=_as_heir, default=None)
     return None if best is None else best.incarnation
 
 
-def _can_send(node: NodeView, prefill: NodeView) -> bool:
+AUTO = "auto"
+"""Any node may warm the one that asks."""
+
+
+def warm_source_of(new: Incarnation, nodes: Sequence[NodeView], wanted: str) -> Incarnation | None:
+    """Return the node that warms a new one: that with the id `wanted`, or any; None: there is none.
+
+    Of any it is one of the new one's role, if one has cached blocks; then that with most of them,
+    as far as the new one has room for them.
+    """
+    receiver = next((node for node in nodes if node.incarnation == new), None)
+    if receiver is None:
+        return None
+    found = [
+        node
+        for node in nodes
+        if node.incarnation != new
+        and _can_send(node, receiver)
+        and (wanted in (node.record.node_id, AUTO))
+        and (node.load.num_cached_blocks or wanted != AUTO)
+    ]
+
+    def fitness(node: NodeView) -> tuple[bool, int, float, Incarnation]:
+        num_blocks = min(node.load.num_cached_blocks, receiver.record.num_blocks // 2)
+        is_alike = node.record.role is receiver.record.role
+        return is_alike, num_blocks, -pressure(node), node.incarnation
+
+    best = max(found, key=fitness, default=None)
+    return None if best is None else best.incarnation
+
+
+def _as_heir(node: NodeView) -> tuple[bool, float, Incarnation]:
+    return node.record.role is Role.MIXED, pressure(node), node.incarnation
+
+
+def _can_send(node: NodeView, receiver: NodeView) -> bool:
     is_staying = not (node.load.is_draining or node.is_suspected)
-    return node.record.sends_blocks and is_staying and _reaches(node, prefill)
+    return node.record.sends_blocks and is_staying and _reaches(node, receiver)
 
 
 def _reaches(source: NodeView, node: NodeView) -> bool:

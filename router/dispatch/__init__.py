@@ -9,19 +9,18 @@ node_clients        the router's end of one node: one stream, both ways
 calls_beside        calls beside that stream: to leave, and to take another role
 node_listener       what that end tells its owner
 fairness            how much of a burst of outputs is passed on before others have a turn
-silence             when a node has been silent for too long
-echoes              whether what is sent to a node arrives there
-pings               whether the process of a silent node still runs
+liveness            whether a node lives, and gets what it is sent
 pair_placer         placements that avoid pairs whose handoffs fail and keep sessions together
 node_pool           the nodes of the cluster: membership, and one client per member
+between_nodes       what nodes say to each other through this router
 placement_recorder  placements written to the store, beside the data path
 
 Decisions:
 
 A node that is heard may not be reached. Where a network loses one direction alone, tokens and
 heartbeats go on arriving, and calls get no reply. So the router sends a number twice a second on
-the stream, and the node repeats the latest one in its messages (`router/dispatch/echoes.py`). A
-node that is heard and has not repeated a number for 1.25 s is suspected: nothing new is placed on
+the stream, and the node repeats the latest one in its messages (`liveness/echoes.py`). A node that
+is heard and has not repeated a number for 1.25 s is suspected: nothing new is placed on
 it, and requests that wait for its first word begin a second attempt. Answers that run there go on,
 because their tokens arrive. The pings do not show this: without keys gRPC counts a connection as
 open before the node has received anything on it, and a ping that is lost only opens another one. A
@@ -29,8 +28,8 @@ node of the release before repeats nothing, and is not judged.
 
 A busy node is not a silent one. Heartbeats come from the node's event loop, which a long call can
 block, in Python or with the interpreter lock held. A router therefore pings each node twice a
-second over a second connection (`router/dispatch/pings.py`). gRPC's own threads answer whatever
-Python does; a process that is stopped answers nothing. A node that answers is suspected after 3 s
+second over a second connection (`liveness/pings.py`). gRPC's own threads answer whatever Python
+does; a process that is stopped answers nothing. A node that answers is suspected after 3 s
 instead of 1.25 s. A new connection would show the same without keys, but the TLS handshake of
 `--keys` requires the node's Python code. The pings to a hundred nodes take 1 % of one core of the
 router. Nodes of protocol version 2 are not pinged: they close a connection with so many pings.

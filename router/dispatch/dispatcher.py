@@ -39,12 +39,12 @@ from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenCh
 from router.core.known.sessions import SessionId
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
+from router.dispatch.liveness.silence import LOSS_S
 from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
 from router.dispatch.pair_placer import PairPlacer
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.running_choice import RunningChoice
-from router.dispatch.silence import LOSS_S
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import RequestWatch
@@ -343,6 +343,7 @@ class Dispatcher:
             call,
             must_prefill_locally=effect.must_prefill_locally,
             may_wait=effect.may_wait,
+            source=self.pool.source_that_sends(effect.source),
         )
 
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
@@ -354,14 +355,11 @@ class Dispatcher:
         if client is None:
             asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
-        source = effect.source
-        if source is not None and not self.pool.sends_blocks(source.node):
-            source = None
         client.prefill_nowait(
             choice.trace.asks(effect.request),
             call,
             cast("pb.Ticket | None", effect.ticket),
-            source,
+            self.pool.source_that_sends(effect.source),
         )
 
     def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:

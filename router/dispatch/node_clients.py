@@ -36,7 +36,7 @@ from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord
 from common.request import GenerationRequest, RequestOutput
 from protos import pdserve_node_pb2 as pb
-from protos.codec import make_envelope, request_to_proto
+from protos.codec import make_envelope, request_to_proto, source_to_proto
 from protos.output_batches import outputs_from_proto
 from protos.pdserve_node_pb2_grpc import NodeStub
 from protos.rpc_errors import error_of
@@ -45,7 +45,6 @@ from router.core.known.block_reports import ReportReader
 from router.core.membership import ENDED_BY_NODE
 from router.core.request_flow import DecodeGrant, PrefillGrant
 from router.dispatch.calls_beside import CallsBeside
-from router.dispatch.echoes import UNREACHED_S, Echoes
 from router.dispatch.fairness import (
     FEW_OUTPUTS,
     TURNS_FOR_OTHERS,
@@ -53,9 +52,10 @@ from router.dispatch.fairness import (
     part_end,
     part_size,
 )
+from router.dispatch.liveness.echoes import UNREACHED_S, Echoes
+from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
+from router.dispatch.liveness.silence import Silence, SilenceVerdict
 from router.dispatch.node_listener import NodeListener
-from router.dispatch.pings import PINGED_SINCE_PROTOCOL, Pings
-from router.dispatch.silence import Silence, SilenceVerdict
 from router.dispatch.unsent_calls import UnsentCalls
 from router.dispatch.waiting_calls import (
     Caller,
@@ -194,17 +194,18 @@ class NodeClient:
         *,
         must_prefill_locally: bool,
         may_wait: bool,
+        source: PrefixSource | None = None,
     ) -> None:
-        """Ask a decode or mixed node for a reservation."""
+        """Ask a decode or mixed node for a reservation; `source` has more of the prompt than it."""
 
-        def call() -> pb.Call:
-            call = pb.Call()
+        def write(call: pb.Call) -> None:
             request_to_proto(request, call.reserve.request)
             call.reserve.must_prefill_locally = must_prefill_locally
             call.reserve.may_wait = may_wait
-            return call
+            if source is not None:
+                call.reserve.source.CopyFrom(source_to_proto(source))
 
-        self._ask(call, request, caller, read_reservation)
+        self._ask(write, request, caller, read_reservation)
 
     def prefill_nowait(
         self,
@@ -215,28 +216,33 @@ class NodeClient:
     ) -> None:
         """Ask a prefill node to take a prompt, of which `source` has more than it."""
 
-        def call() -> pb.Call:
-            call = pb.Call()
+        def write(call: pb.Call) -> None:
             request_to_proto(request, call.prefill.request)
             if ticket is not None:
                 call.prefill.ticket.CopyFrom(ticket)
             if source is not None:
-                call.prefill.source.node_id = source.node.node_id
-                call.prefill.source.epoch = source.node.epoch
-                call.prefill.source.num_tokens = source.num_tokens
-            return call
+                call.prefill.source.CopyFrom(source_to_proto(source))
 
-        self._ask(call, request, caller, read_acceptance)
+        self._ask(write, request, caller, read_acceptance)
 
-    def pull_nowait(self, pull: pb.Pull) -> None:
-        """Queue what another node wants of the node's cache."""
-        if self._is_heard and self.sends_blocks:
-            self._unsent.add_pull(pull)
+    def pull_nowait(self, pull: pb.Pull) -> bool:
+        """Queue what another node wants of the node's cache; False: the node does not get it."""
+        return self._is_heard and self.sends_blocks and self._unsent.add_pull(pull)
+
+    def refuse_pull_nowait(self, lease_token: int) -> None:
+        """Queue that nobody answers a pull of the node."""
+        if self._is_heard:
+            self._unsent.add_refused_pull(lease_token)
 
     def fetch_nowait(self, fetch: pb.Fetch) -> None:
-        """Queue blocks of a node that leaves, which this one may pull."""
+        """Queue blocks of another node, which this one may pull."""
         if self._is_heard:
             self._unsent.add_fetch(fetch)
+
+    def offer_nowait(self, new: Incarnation) -> None:
+        """Queue that a new node wants what this one has used last."""
+        if self._is_heard:
+            self._unsent.add_new_node(pb.NewNode(node_id=new.node_id, epoch=new.epoch))
 
     def abort_nowait(self, attempt: AttemptId) -> None:
         """Queue an abort. Without a stream none is needed: the node aborts by itself what was asked
@@ -250,7 +256,7 @@ class NodeClient:
 
     def _ask(
         self,
-        make_call: Callable[[], pb.Call],
+        write: Callable[[pb.Call], None],
         request: GenerationRequest,
         caller: Caller[Any],
         read: ReadReply,
@@ -262,12 +268,11 @@ class NodeClient:
                 raise NodeLost(f"{self._node} is not heard")
             if len(self._waiting) >= MAX_WAITING_CALLS:
                 raise Overloaded(f"{len(self._waiting)} calls wait for replies of {self._node}")
-            call = make_call()
+            call = self._unsent.add_call(write)
         except PdserveError as failed:
             self._loop.call_soon(caller.on_failed, failed)
             return
         call.id = self._waiting.add(caller, read, request.deadline_s)
-        self._unsent.add_call(call)
 
     def _forget_all(self, reason: str) -> None:
         """Fail every call, and drop what is queued."""
@@ -362,10 +367,6 @@ class NodeClient:
         self._echoes.heard(message.echo)
         if message.HasField("blocks"):
             self._take_blocks(message.blocks)
-        for pull in message.pulls:
-            self._listener.on_pull(pull)
-        if message.offered_hashes:
-            self._listener.on_offer(self._node, message.offered_hashes)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
             self._outputs += outputs
             self._has_outputs.set()
@@ -373,6 +374,7 @@ class NodeClient:
                 self._has_room.clear()
         else:
             self._tell(outputs)
+        self._listener.on_for_others(self._node, message)
 
     def _take_blocks(self, message: pb.BlockReport) -> None:
         report = self._reports.take(message.number, message.tier, message.added, message.removed)

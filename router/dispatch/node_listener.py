@@ -34,11 +34,8 @@ class NodeListener(Protocol):
     def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
         """Take blocks that entered or left the node's prefix cache."""
 
-    def on_pull(self, pull: pb.Pull) -> None:
-        """Take what the node wants of another one's cache, to be passed on unread."""
-
-    def on_offer(self, node: Incarnation, block_hashes: bytes) -> None:
-        """Take the hashes of what the node has cached, which leaves."""
+    def on_for_others(self, node: Incarnation, message: pb.NodeMessage) -> None:
+        """Take a message for what it has for other nodes, after its outputs."""
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node which was heard is gone, or `is_heard` and not reached.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from common.errors import NodeLost
 from common.files.keys_folder import Keys
 from common.ids import Incarnation
+from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
 from common.request import RequestOutput
@@ -28,9 +29,9 @@ from router.core.membership import (
     NodeUnlisted,
     StreamLost,
 )
-from router.core.prefix_sources import heir_of
+from router.dispatch.between_nodes import BetweenNodes
+from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, NodeClient
-from router.dispatch.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.nodes")
@@ -76,6 +77,7 @@ class NodePool:
         self._on_trusted = on_trusted
         self._clients: dict[Incarnation, NodeClient | None] = {}
         """None: it could not be made, and is tried again."""
+        self._between = BetweenNodes(self.client, self.nodes)
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
@@ -89,10 +91,10 @@ class NodePool:
         """Return the client of a node; None when the node is no member any more."""
         return self._clients.get(node)
 
-    def sends_blocks(self, node: Incarnation) -> bool:
-        """Return whether cached blocks can be asked of a node by their hashes."""
-        client = self.client(node)
-        return client is not None and client.sends_blocks
+    def source_that_sends(self, source: PrefixSource | None) -> PrefixSource | None:
+        """Return the source unless its node cannot be asked for cached blocks by their hashes."""
+        client = None if source is None else self.client(source.node)
+        return source if client is not None and client.sends_blocks else None
 
     async def set_role(self, node: Incarnation, role: Role) -> None:
         """Have a node take new work of another role from now on; what it has it finishes.
@@ -192,21 +194,9 @@ class NodePool:
         """Take blocks that entered or left the node's prefix cache."""
         self._on_blocks(node, report)
 
-    def on_pull(self, pull: pb.Pull) -> None:
-        """Pass on what a node wants of another one's cache; see `NodeListener`."""
-        client = self.client(Incarnation(pull.source_id, pull.source_epoch))
-        if client is not None:
-            client.pull_nowait(pull)
-
-    def on_offer(self, node: Incarnation, block_hashes: bytes) -> None:
-        """Let a node that stays pull what a draining one has; see `NodeListener`."""
-        heir = heir_of(node, self.nodes())
-        client = None if heir is None else self.client(heir)
-        if client is not None:
-            log.info("%s leaves, its cached blocks go to %s", node, heir)
-            fetch = pb.Fetch(source_id=node.node_id, source_epoch=node.epoch)
-            fetch.block_hashes = block_hashes
-            client.fetch_nowait(fetch)
+    def on_for_others(self, node: Incarnation, message: pb.NodeMessage) -> None:
+        """Pass on what is for other nodes; see `NodeListener`."""
+        self._between.take(node, message)
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
@@ -215,6 +205,7 @@ class NodePool:
 
     def on_lost(self, node: Incarnation, reason: str) -> None:
         """Take the end of a stream: the store's next listing shows whether the node has left."""
+        self._between.on_lost(node)
         self._perform(self.membership.on_lost(node, reason))
 
     def _perform(self, effects: Sequence[MembershipEffect]) -> None:
@@ -263,6 +254,7 @@ class NodePool:
         """Close the client of one that is no member any more; its stream may be in order, and
         brings reports until it ends."""
         await client.close()
+        self._between.on_lost(node)
         if node not in self._clients:
             self._on_lost(node)
 

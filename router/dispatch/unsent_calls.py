@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Callable
 from itertools import islice
 
 from common.ids import AttemptId, Incarnation
@@ -16,21 +18,32 @@ log = logging.getLogger("pdserve.router.nodes")
 MAX_PENDING_ABORTS = 65_536
 CALLS_PER_MESSAGE = 512
 BYTES_PER_MESSAGE = 1 << 20
-"""Bytes of all calls in a message after its first: far less than a node takes."""
+"""Calls of so many bytes get no further one in their message: far less than a node takes."""
 ABORTS_PER_MESSAGE = 512
+REFUSED_PER_MESSAGE = 512
 MOST_PULLS = 512
+MOST_REFUSED = 4096
 PULLS_PER_MESSAGE = 32
 """Each has at most 8192 blocks, and so some 150 KiB."""
 
 
 class UnsentCalls:
-    """Keeps the order: an abort leaves after the call that it may end."""
+    """Keeps the order: an abort leaves after the call that it may end.
+
+    A call is written into the message in which it leaves: to put it there later would copy its
+    prompt.
+    """
 
     def __init__(self, node: Incarnation) -> None:
         self._node = node
-        self._calls: list[pb.Call] = []
+        self._messages: deque[pb.RouterMessage] = deque()
+        """Those with calls. The last one takes the next call, if it has room."""
+        self._num_bytes = 0
+        """Bytes of all calls in the last message but its last one."""
         self._pulls: list[pb.Pull] = []
         self._fetches: list[pb.Fetch] = []
+        self._refused: list[int] = []
+        self._new_nodes: list[pb.NewNode] = []
         self._aborts: dict[AttemptId, None] = {}
         self._echo = 0
         self._wants_blocks = False
@@ -40,24 +53,49 @@ class UnsentCalls:
 
     def __bool__(self) -> bool:
         """Return whether a message is due."""
-        wants = self._echo or self._wants_blocks
-        return bool(self._calls or self._pulls or self._fetches or self._aborts or wants)
+        wants = self._echo or self._wants_blocks or self._refused or self._new_nodes
+        return bool(self._messages or self._pulls or self._fetches or self._aborts or wants)
 
-    def add_call(self, call: pb.Call) -> None:
-        """Queue a call."""
-        self._calls.append(call)
+    def add_call(self, write: Callable[[pb.Call], None]) -> pb.Call:
+        """Queue the call that `write` writes, and return it. Raises what `write` raises, and then
+        queues nothing."""
+        if not self._has_room():
+            self._messages.append(pb.RouterMessage())
+        calls = self._messages[-1].calls
+        try:
+            write(calls.add())
+        except BaseException:
+            del calls[-1]
+            if not calls:
+                self._messages.pop()
+            raise
         self._on_added()
+        return calls[-1]
 
-    def add_pull(self, pull: pb.Pull) -> None:
-        """Queue a pull; it is dropped where too many wait, and its prompt is then computed."""
-        if len(self._pulls) < MOST_PULLS:
+    def add_pull(self, pull: pb.Pull) -> bool:
+        """Queue a pull; return whether there was room for it."""
+        has_room = len(self._pulls) < MOST_PULLS
+        if has_room:
             self._pulls.append(pull)
+            self._on_added()
+        return has_room
+
+    def add_refused_pull(self, lease_token: int) -> None:
+        """Queue that nobody answers a pull of the node; where too many wait, it finds out late."""
+        if len(self._refused) < MOST_REFUSED:
+            self._refused.append(lease_token)
             self._on_added()
 
     def add_fetch(self, fetch: pb.Fetch) -> None:
-        """Queue blocks of a node that leaves; they are dropped where too many wait."""
+        """Queue blocks of another node; they are dropped where too many wait."""
         if len(self._fetches) < PULLS_PER_MESSAGE:
             self._fetches.append(fetch)
+            self._on_added()
+
+    def add_new_node(self, new: pb.NewNode) -> None:
+        """Queue which new node wants the node's blocks; where too many wait, it starts cold."""
+        if len(self._new_nodes) < PULLS_PER_MESSAGE:
+            self._new_nodes.append(new)
             self._on_added()
 
     def add_abort(self, attempt: AttemptId) -> None:
@@ -87,9 +125,11 @@ class UnsentCalls:
         """Drop everything."""
         self._echo = 0
         self._wants_blocks = False
-        self._calls.clear()
+        self._messages.clear()
         self._pulls.clear()
         self._fetches.clear()
+        self._refused.clear()
+        self._new_nodes.clear()
         self._aborts.clear()
         self._all_sent.set()
 
@@ -112,30 +152,39 @@ class UnsentCalls:
 
     def next_message(self) -> pb.RouterMessage:
         """Take what the next message has room for."""
-        num_calls = num_bytes = 0
-        for call in self._calls[:CALLS_PER_MESSAGE]:
-            num_bytes += call.ByteSize()
-            if num_calls and num_bytes > BYTES_PER_MESSAGE:
-                break
-            num_calls += 1
-        message = pb.RouterMessage(
-            calls=self._calls[:num_calls], echo=self._echo, resend_blocks=self._wants_blocks
-        )
+        message = self._messages.popleft() if self._messages else pb.RouterMessage()
+        message.echo, message.resend_blocks = self._echo, self._wants_blocks
         if self._pulls:
             message.pulls.extend(self._pulls[:PULLS_PER_MESSAGE])
             del self._pulls[:PULLS_PER_MESSAGE]
         if self._fetches:
             message.fetches.extend(self._fetches)
             self._fetches.clear()
-        del self._calls[:num_calls]
+        if self._refused:
+            message.refused_pulls.extend(self._refused[:REFUSED_PER_MESSAGE])
+            del self._refused[:REFUSED_PER_MESSAGE]
+        if self._new_nodes:
+            message.new_nodes.extend(self._new_nodes)
+            self._new_nodes.clear()
         self._echo = 0
         self._wants_blocks = False
-        if self._aborts and not self._calls:  # after all calls: an abort may end one of them
+        if self._aborts and not self._messages:  # after all calls: an abort may end one of them
             aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))
             for attempt in aborts:
                 del self._aborts[attempt]
             message.aborts.CopyFrom(attempts_to_proto(aborts))
         return message
+
+    def _has_room(self) -> bool:
+        """Return whether the next call may leave in the last message. A lone call is not measured,
+        which takes as long as sending it."""
+        if not self._messages:
+            return False
+        calls = self._messages[-1].calls
+        if len(calls) == 1:
+            self._num_bytes = 0
+        self._num_bytes += calls[-1].ByteSize()
+        return len(calls) < CALLS_PER_MESSAGE and self._num_bytes < BYTES_PER_MESSAGE
 
     def _on_added(self) -> None:
         self._all_sent.clear()

@@ -58,7 +58,7 @@ def check_node(node: FaultyNode) -> None:
         attempt = flow.attempts.of_lease(token)
         waiting = SequenceStatus.WAITING_FOR_KV
         is_awaited = attempt is not None and attempt.sequence.status is waiting
-        is_awaited = is_awaited or token in flow.prompts.pulls
+        is_awaited = is_awaited or token in flow.pulls
         if not is_awaited:
             raise Violation(f"{node.me} has a landing that nobody waits for")
 

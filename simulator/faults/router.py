@@ -13,7 +13,7 @@ from common.errors import InternalError, NodeLost
 from common.ids import Incarnation
 from common.kv.blocks import block_key
 from common.request import GenerationRequest
-from node.flow.messages import Answer, Message, SendBlocks, Submit
+from node.flow.messages import Answer, Message, PullRefused, SendBlocks, Submit
 from placement.store import PlacementUnavailable
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
@@ -23,7 +23,7 @@ from router.core.membership import (
     NodeTrusted,
     StreamLost,
 )
-from router.dispatch.silence import TICK_S
+from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
@@ -32,24 +32,20 @@ from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
 from simulator.router import SimulatedRouter, _Choice
+from simulator.served import ServedRequest
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
-class Answered:
-    """What the client of one request has read, and how it ended; see `served.ServedRequest`."""
+class Answered(ServedRequest):
+    """What the client of one request has read, and how it ended."""
 
     tokens: list[int] = field(default_factory=list)
-    outcome: str = ""
     failure: str = ""
     """What ended an attempt of it that was not the last one."""
     ended_at_s: float = -1.0
-    num_cached_tokens: int = 0
-
-    def on_tokens(self, num_tokens: int, at_s: Sequence[float]) -> None:
-        """Have nothing to note: the tokens are taken with their chunk."""
 
 
 @cache
@@ -117,7 +113,7 @@ class FaultyRouter(SimulatedRouter):
 
     def ask_for(self, request: GenerationRequest, answered: Answered) -> None:
         """Take a request of a client, and its deadline."""
-        self.ask(request, answered)  # type: ignore[arg-type]
+        self.ask(request, answered)
         choice = self._choices.get(request.id.choice_id)
         if choice is not None:
             self.clock.after(request.deadline_s, partial(self._on_deadline, choice))
@@ -139,7 +135,9 @@ class FaultyRouter(SimulatedRouter):
             removed = tuple(block_key(name) for name, is_there in said.news.items() if not is_there)
             self._placer.on_blocks(node, BlockReport(is_first, added, removed))
         for wanted in said.pulls:
-            self._send(wanted.source, SendBlocks(wanted.ticket, wanted.block_hashes))
+            self._send(wanted.source, SendBlocks(self.me, wanted.ticket, wanted.block_hashes))
+        for refused in said.refused_pulls:
+            self._send(refused.node, PullRefused(refused.lease_token))
         self.on_heard(node, "")
         for output in said.outputs:
             self._on_output(node, output, ())
@@ -266,6 +264,5 @@ class FaultyRouter(SimulatedRouter):
 
 
 def _answered(choice: _Choice) -> Answered:
-    served: object = choice.served
-    assert isinstance(served, Answered), "requests come by `ask_for`"
-    return served
+    assert isinstance(choice.served, Answered), "requests come by `ask_for`"
+    return choice.served

@@ -2,8 +2,8 @@
 
 Messages of one stream keep their order, in each direction, and wait while their path is cut. A
 stream ends as a whole: what was not read then is never read. A router that was told nothing opens
-it again when its node was silent for too long (`router.dispatch.silence`); the node learns of that
-when the path to it is open.
+it again when its node was silent for too long (`router.dispatch.liveness.silence`); the node learns
+of that when the path to it is open.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Protocol
 
 from common.ids import Incarnation
 from node.flow.messages import Message, RouterGone, Submit
-from router.dispatch.echoes import Echoes
+from router.dispatch.liveness.echoes import Echoes
+from router.dispatch.liveness.silence import Silence, SilenceVerdict
 from router.dispatch.node_clients import UNREACHED, backoff_s
-from router.dispatch.silence import Silence, SilenceVerdict
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.nodes import FaultyNode
 from simulator.node import NodeSaid

@@ -66,6 +66,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.aborted: list[AttemptId] = []
         self.pulls: list[pb.Pull] = []
         self.fetches: list[pb.Fetch] = []
+        self.refused_pulls: list[int] = []
+        self.new_nodes: list[pb.NewNode] = []
         self.sources: list[pb.PrefixSource | None] = []
         """What it was told of each prompt."""
         self.num_messages = 0
@@ -133,6 +135,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
                 self.echo = max(self.echo, message.echo)
             self.pulls += message.pulls
             self.fetches += message.fetches
+            self.refused_pulls += message.refused_pulls
+            self.new_nodes += message.new_nodes
             for call in message.calls:
                 answering = asyncio.create_task(self._answer(call, stream))
                 self._answering.add(answering)
@@ -149,6 +153,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.asked.append(values)
         self.news.set()
         if call.HasField("reserve"):
+            named = call.reserve.HasField("source")
+            self.sources.append(call.reserve.source if named else None)
             reply = await self.on_reserve(values, call.reserve.must_prefill_locally)
         else:
             ticket = call.prefill.ticket if call.prefill.HasField("ticket") else None

@@ -23,15 +23,15 @@ from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
 from router.dispatch import node_clients, unsent_calls
-from router.dispatch.echoes import ECHO_EVERY_TICKS
 from router.dispatch.fairness import (
     OUTPUTS_AT_ONCE,
     PARTS,
     TURNS_FOR_OTHERS,
     part_size,
 )
+from router.dispatch.liveness.echoes import ECHO_EVERY_TICKS
+from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, SUSPICION_TICKS, TICK_S
 from router.dispatch.node_clients import NodeClient
-from router.dispatch.silence import BUSY_TICKS, LOSS_TICKS, SUSPICION_TICKS, TICK_S
 from tests.integration.fake_node import FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.key_folders import (
@@ -124,11 +124,9 @@ class Log:
     def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
         self.blocks.append(report)
 
-    def on_pull(self, _pull: pb.Pull) -> None:
-        raise AssertionError("no node of these tests pulls")
-
-    def on_offer(self, _node: Incarnation, _block_hashes: bytes) -> None:
-        raise AssertionError("no node of these tests leaves")
+    def on_for_others(self, _node: Incarnation, message: pb.NodeMessage) -> None:
+        words = (message.pulls, message.refused_pulls, message.offered_hashes, message.warm_from)
+        assert not any(words), "no node of these tests has anything for others"
 
     def has_more_than(self, num_messages: int) -> bool:
         return self.num_messages > num_messages
@@ -486,7 +484,7 @@ async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.Mon
         client.reserve_nowait(long, askers[-1], must_prefill_locally=False, may_wait=False)
         await asyncio.gather(*(asker.outcome for asker in askers))
         assert len(node.asked) == 7
-        assert node.num_messages > 4
+        assert node.num_messages == 4, "two calls in each of three, and the long one"
 
 
 async def test_a_large_message_lets_others_have_their_turn_and_arrives_in_order() -> None:

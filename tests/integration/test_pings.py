@@ -16,9 +16,9 @@ import pytest
 from common.files.keys_folder import Keys
 from node.control.control_port import SERVER_OPTIONS
 from pdserve.keys.keys_init import HOLDERS
-from router.dispatch import pings as router_pings
+from router.dispatch.liveness import pings as router_pings
+from router.dispatch.liveness.pings import PING_INTERVAL_MS, Pings
 from router.dispatch.node_clients import CHANNEL_OPTIONS
-from router.dispatch.pings import PING_INTERVAL_MS, Pings
 from tests.support.key_folders import expired, issue, make_keys, put, router_keys, with_certificate
 
 # A loaded machine may answer a ping late. With this time for an answer the connection of a process

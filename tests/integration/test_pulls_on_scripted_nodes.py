@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.ids import Incarnation
 from common.kv.blocks import hash_full_blocks
 from common.nodes import Role
@@ -90,14 +92,72 @@ async def test_a_pull_is_passed_on_to_its_source_alone(cluster: Cluster) -> None
     old = await add(cluster, "old", Role.PREFILL, sends_blocks=False)
     await cluster.router()
     wanted = [
-        pb.Pull(request_id="r", attempt=1, source_id=name, source_epoch=epoch, block_hashes=b"h")
-        for name, epoch in (("p1", 2), ("nobody", 1), ("old", 1), ("p1", 1))
+        pull_of(token, name, epoch)
+        for token, (name, epoch) in enumerate((("p1", 2), ("nobody", 1), ("old", 1), ("p1", 1)))
     ]
-    for stream in nodes[0].streams:
-        stream.put_nowait(pb.NodeMessage(pulls=wanted))
+    say(nodes[0], pb.NodeMessage(pulls=wanted))
     await wait_until(lambda: bool(nodes[1].pulls), "it is passed on")
     assert nodes[1].pulls == [wanted[3]], "and what is for an earlier life is not"
     assert nodes[0].pulls == old.pulls == []
+    await wait_until(lambda: len(nodes[0].refused_pulls) == 3, "the others are not waited for")
+    assert nodes[0].refused_pulls == [0, 1, 2]
+    assert nodes[1].refused_pulls == old.refused_pulls == []
+
+
+async def test_a_pull_that_its_source_refuses_is_not_waited_for(cluster: Cluster) -> None:
+    nodes = [await add(cluster, name, Role.PREFILL, sends_blocks=True) for name in ("p0", "p1")]
+    await cluster.router()
+    refused = [pb.RefusedPull(node_id=name, epoch=1, lease_token=7) for name in ("p0", "nobody")]
+    say(nodes[1], pb.NodeMessage(refused_pulls=refused))
+    await wait_until(lambda: bool(nodes[0].refused_pulls), "it is told")
+    assert (nodes[0].refused_pulls, nodes[1].refused_pulls) == ([7], [])
+
+
+async def test_a_pull_from_a_node_that_is_lost_is_not_waited_for(cluster: Cluster) -> None:
+    """Also where it comes back under its name."""
+    nodes = [await add(cluster, name, Role.PREFILL, sends_blocks=True) for name in ("p0", "p1")]
+    await cluster.router()
+    say(nodes[0], pb.NodeMessage(pulls=[pull_of(7, "p1", 1)]))
+    await wait_until(lambda: bool(nodes[1].pulls), "it is passed on")
+    await nodes[1].die()
+    await wait_until(lambda: bool(nodes[0].refused_pulls), "it is told")
+    assert nodes[0].refused_pulls == [7]
+    say(nodes[0], pb.NodeMessage(pulls=[pull_of(8, "p1", 1)]))
+    await wait_until(lambda: len(nodes[0].refused_pulls) == 2, "it is told")
+    assert nodes[0].refused_pulls == [7, 8]
+
+
+def pull_of(lease_token: int, source_id: str, epoch: int) -> pb.Pull:
+    pull = pb.Pull(request_id="r", attempt=1, source_id=source_id, source_epoch=epoch)
+    pull.ticket.lease_token = lease_token
+    return pull
+
+
+def say(node: FakeNode, message: pb.NodeMessage) -> None:
+    for stream in node.streams:
+        stream.put_nowait(message)
+
+
+@pytest.mark.parametrize("role", [Role.MIXED, Role.DECODE])
+async def test_a_node_that_computes_the_prompt_hears_of_another_one_that_has_it(
+    cluster: Cluster, role: Role
+) -> None:
+    nodes = [await add(cluster, name, role, sends_blocks=True) for name in ("n0", "n1")]
+    router = await cluster.router()
+    for number, node in enumerate(nodes):
+        added = b"".join(one[:8] for one in BLOCKS[: number + 1])
+        say(node, pb.NodeMessage(blocks=pb.BlockReport(number=1, added=added)))
+    name = "pdserve_router_known_blocks"
+    await wait_until(
+        lambda: cluster.registry.get_sample_value(name) == len(BLOCKS), "the blocks are known"
+    )
+    answers = [start(router), start(router)]
+    for node in nodes:
+        await asked(node)
+    for answer in answers:
+        answer.cancel()
+    assert nodes[0].sources == [pb.PrefixSource(node_id="n1", epoch=1, num_tokens=32)]
+    assert nodes[1].sources == [None], "no node has more than it has"
 
 
 async def test_what_a_node_offers_is_passed_on_to_one_that_stays(cluster: Cluster) -> None:
@@ -114,10 +174,28 @@ async def test_what_a_node_offers_is_passed_on_to_one_that_stays(cluster: Cluste
     assert leaving.fetches == old.fetches == []
 
 
+async def test_a_new_node_is_offered_what_the_one_that_it_names_has(cluster: Cluster) -> None:
+    names = ("d0", "d1", "d2")
+    nodes = [await add(cluster, name, Role.DECODE, sends_blocks=True) for name in names]
+    await cluster.router()
+    say(nodes[2], pb.NodeMessage(warm_from="nobody"))
+    say(nodes[2], pb.NodeMessage(warm_from="d1"))
+    await wait_until(lambda: bool(nodes[1].new_nodes), "it is asked for")
+    assert nodes[1].new_nodes == [pb.NewNode(node_id="d2", epoch=1)]
+    offer = pb.NodeMessage(offered_hashes=b"".join(BLOCKS), offered_to=nodes[1].new_nodes[0])
+    say(nodes[1], offer)
+    await wait_until(lambda: bool(nodes[2].fetches), "it is passed on")
+    [fetch] = nodes[2].fetches
+    assert (fetch.source_id, fetch.source_epoch) == ("d1", 1)
+    assert fetch.block_hashes == b"".join(BLOCKS)
+    assert nodes[0].new_nodes == nodes[2].new_nodes == []
+    assert nodes[0].fetches == nodes[1].fetches == []
+
+
 async def test_a_message_has_no_more_pulls_than_a_node_reads() -> None:
     unsent = UnsentCalls(Incarnation("p1", 1))
-    for number in range(MOST_PULLS + 1):
-        unsent.add_pull(pb.Pull(attempt=number + 1))
+    taken = [unsent.add_pull(pb.Pull(attempt=number + 1)) for number in range(MOST_PULLS + 1)]
+    assert taken == [*[True] * MOST_PULLS, False], "its node is told that it is refused"
     sizes = []
     while unsent:
         sizes.append(len(unsent.next_message().pulls))

@@ -109,6 +109,7 @@ class ScriptedRouter:
             router=self.me,
             reply_to=self._new_call(asked, self.decode),
             received_at_s=self._clock.now_s(),
+            source=self.source,
             must_prefill_locally=self.prefill is None,
             may_wait=asked.may_wait,
         )

@@ -187,15 +187,18 @@ def test_two_routers_fetch_once() -> None:
     world.leave(world.p)
 
 
-def test_no_more_than_half_of_what_is_free_is_filled_at_once() -> None:
+@pytest.mark.parametrize("part", [1, 2, 256])
+def test_no_more_than_half_of_what_is_free_is_filled(
+    monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """What came first, and is used most, would be evicted for what comes last."""
+    monkeypatch.setattr(prefix_pulls, "PART_BLOCKS", part)
     world = Leaving(num_blocks=6)
     first(world)
     world.fetch(world.p, world.drain(world.p))
-    world.step_until(lambda: bool(world.q.connector.landings), frames=False)
-    [landing] = world.q.connector.landings.values()
-    assert len(landing.ticket.target_block_ids) == 3
     world.settle()
-    assert pulls(world.q) == {"landed": 2}
+    assert pulls(world.q) == {"landed": -(-3 // part)}
+    assert world.q.scheduler.pool.counts().cached == 3
 
 
 def test_a_block_that_is_gone_ends_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
-from node.flow.messages import AbortAttempt, Drain, Message, SendBlocks
+from node.flow.messages import AbortAttempt, Drain, Message, PullRefused, SendBlocks
 from node.flow.pulls import prefix_sends
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
@@ -73,6 +73,7 @@ def num_computed(node: Node) -> int:
     return node.scheduler.statistics().counters.num_chunk_tokens
 
 
+@pytest.mark.covers("F135")
 @pytest.mark.parametrize("is_one_sided", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prefill_node_pulls_from_another_one(way: dict[str, Any], is_one_sided: bool) -> None:
@@ -166,8 +167,9 @@ def test_no_other_block_is_sent_for_a_wrong_hash(place: int, byte: int) -> None:
     assert pulls(world.q) == {"missed": 1}
 
 
+@pytest.mark.covers("F135")
 @pytest.mark.parametrize("change", ["fingerprint", "fewer hashes", "within a block"])
-def test_a_pull_that_does_not_fit_is_not_answered(change: str) -> None:
+def test_a_pull_that_does_not_fit_is_refused_at_once(change: str) -> None:
     world = Three()
     world.the_first()
     asked = world.the_next(1, 2)
@@ -181,8 +183,7 @@ def test_a_pull_that_does_not_fit_is_not_answered(change: str) -> None:
     world.to_nodes.append((PREFILL, wrong))
     world.settle()
     assert not world.p.connector.transfers
-    world.advance(6.0)
-    assert_finished(world, asked)
+    assert_finished(world, asked)  # no time has passed
     assert pulls(world.q) == {"failed": 1}
 
 
@@ -203,16 +204,76 @@ def test_a_node_is_not_told_to_pull_from_itself() -> None:
     assert pulls(world.q) == {}
 
 
-def test_a_source_that_does_not_exist_is_waited_for_a_moment() -> None:
+@pytest.mark.parametrize("source", [Incarnation("p", 7), Incarnation("nobody", 1)])
+def test_a_source_that_the_router_does_not_know_is_not_waited_for(source: Incarnation) -> None:
+    """It has started again under its name, or was never there."""
     world = Three()
     world.the_first()
-    world.router.source = PrefixSource(Incarnation("p", 7), 20)
-    asked = world.the_next(1)
-    world.settle()
-    assert not asked.tokens
-    world.advance(6.0)
-    assert_finished(world, asked)
+    world.router.source = PrefixSource(source, 20)
+    assert_finished(world, world.the_next(1))  # no time has passed
     assert pulls(world.q) == {"failed": 1}
+    assert_finished(world, world.the_next(1, 2, name="again"))
+    assert pulls(world.q) == {"failed": 1}, "what was computed is cached"
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+@pytest.mark.parametrize("num_steps", range(9))
+def test_a_source_whose_loss_the_router_notices_is_not_waited_for(
+    num_steps: int, is_one_sided: bool
+) -> None:
+    world = Three()
+    world.network.is_one_sided = is_one_sided
+    world.the_first()
+    asked = world.the_next(1, 2)
+    world.step_until_asked()
+    for _ in range(num_steps):
+        world.step(frames=False)
+    world.kill(world.p, is_noticed=False)
+    world.notice(PREFILL)
+    world.settle()
+    for token in list(world.q.connector.quarantined):
+        world.q.connector.fence(token)
+    assert_finished(world, asked)  # no time has passed
+    assert pulls(world.q) == {"failed": 1}
+
+
+def test_a_source_that_does_not_reach_the_other_node_says_so_at_once() -> None:
+    """A firewall lets KV through one way only, and the source knows by now."""
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1, 2)
+    world.step_until(lambda: bool(world.p.connector.transfers), frames=False)
+    world.network.frames.clear()
+    world.p.connector.on_peer_lost(OTHER)
+    assert_finished(world, asked)  # no time has passed
+    assert pulls(world.q) == {"failed": 1}
+
+
+def test_a_refusal_that_comes_late_or_twice_changes_nothing() -> None:
+    world = Three()
+    world.the_first()
+    asked = world.the_next(1)
+    token = world.step_until_asked().ticket.lease_token
+    assert_finished(world, asked)
+    world.to_nodes += 2 * [(OTHER, PullRefused(token))]
+    assert_finished(world, world.the_next(1, 2, name="after"))
+    assert pulls(world.q) == {"landed": 1}
+
+
+@pytest.mark.parametrize("num_steps", range(9))
+def test_a_refusal_at_any_moment_leaves_nothing(num_steps: int) -> None:
+    """Also while what has landed is copied to where steps read it."""
+    world = Three()
+    world.q.runner.num_copy_polls = 3
+    world.the_first()
+    asked = world.the_next(1, 2)
+    token = world.step_until_asked().ticket.lease_token
+    for _ in range(num_steps):
+        world.step(frames=num_steps % 2 == 0)
+    world.to_nodes.append((OTHER, PullRefused(token)))
+    world.settle()
+    world.advance(30.0)
+    assert_finished(world, asked)
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])
@@ -330,7 +391,7 @@ def test_a_pull_for_nobody_is_refused() -> None:
     for gone in asked:
         world.router.abort(gone)
     world.step(frames=False)
-    assert not [t for t in world.q.connector.landings if t in world.q.flow.prompts.pulls]
+    assert not [t for t in world.q.connector.landings if t in world.q.flow.pulls]
     world.settle()
     world.check_closed()
 

@@ -38,8 +38,11 @@ from node.flow.messages import (
     AskBlocks,
     CallRefused,
     Effect,
+    FetchBlocks,
     Message,
     OfferBlocks,
+    PullRefused,
+    RefusePull,
     SendBlocks,
     Submit,
 )
@@ -47,6 +50,7 @@ from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
+from router.dispatch.between_nodes import PassedPulls
 from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.disk.faulty_files import FaultyCalls
@@ -87,7 +91,7 @@ class AskToRouter:
     wanted: AskBlocks
 
 
-ToRouter = ReplyToRouter | OutputToRouter | AskToRouter
+ToRouter = ReplyToRouter | OutputToRouter | AskToRouter | RefusePull
 
 
 class Node:
@@ -150,10 +154,17 @@ class Node:
 
     def offer(self, offered: OfferBlocks) -> None:
         self.world.offered.append((self.me, offered.block_hashes))
+        if offered.new_node is not None:
+            fetch = FetchBlocks(ROUTER, self.me, offered.block_hashes)
+            self.world.to_nodes.append((offered.new_node.node, fetch))
 
     def ask(self, wanted: AskBlocks) -> None:
         assert wanted.router == ROUTER
         self.world.to_router.append(AskToRouter(self.me, wanted))
+
+    def refuse(self, refused: RefusePull) -> None:
+        assert refused.router == ROUTER
+        self.world.to_router.append(refused)
 
     def execute(
         self, batch: Any, on_layer: OnLayer | None = None, on_queued: OnQueued | None = None
@@ -211,7 +222,7 @@ class Node:
                 assert use in (BlockUse.RECEIVING, BlockUse.QUARANTINED), "reused under a writer"
         for token, landing in self.connector.landings.items():
             attempt = self.flow.attempts.of_lease(token)
-            if token in self.flow.prompts.pulls:
+            if token in self.flow.pulls:
                 held = self.scheduler.prefix_transfers.held_block_ids
                 assert set(landing.ticket.target_block_ids) <= held
                 continue
@@ -302,6 +313,9 @@ class World:
         self.to_nodes: list[tuple[Incarnation, Message]] = []
         self.to_router: list[ToRouter] = []
         self.nodes: dict[Incarnation, Node] = {}
+        self.listed: set[Incarnation] = set()
+        """The nodes that the router knows, until it notices that they are gone."""
+        self.passed_pulls = PassedPulls()
         self.offered: list[tuple[Incarnation, tuple[BlockHash, ...]]] = []
         """What draining nodes have, and nobody has passed on."""
         self.token_s = 1.0
@@ -322,7 +336,12 @@ class World:
     def _add(self, me: Incarnation, size: NodeSize, make_flow: MakeFlow) -> Node:
         node = Node(self, me, size, make_flow)
         self.nodes[me] = node
+        self.listed.add(me)
         return node
+
+    def join(self, me: Incarnation, size: NodeSize) -> Node:
+        """Another prefill node."""
+        return self._add(me, size, self._flow(me=me))
 
     def _flow(self, threshold: int | None = 0, me: Incarnation = DECODE) -> MakeFlow:
         def make(scheduler: Scheduler, size: NodeSize) -> NodeFlow:
@@ -379,9 +398,20 @@ class World:
                 self.router.on_reply(node, reply_to, answer)
             case OutputToRouter(node, output):
                 self.router.on_output(node, output)
-            case AskToRouter(_, wanted):
-                message = SendBlocks(wanted.ticket, wanted.block_hashes)
+            case AskToRouter(node, wanted) if wanted.source not in self.listed:
+                self.to_nodes.append((node, PullRefused(wanted.ticket.lease_token)))
+            case AskToRouter(node, wanted):
+                self.passed_pulls.add(wanted.source, node, wanted.ticket.lease_token)
+                message = SendBlocks(wanted.router, wanted.ticket, wanted.block_hashes)
                 self.to_nodes.append((wanted.source, message))
+            case RefusePull(_, node, lease_token):
+                self.to_nodes.append((node, PullRefused(lease_token)))
+
+    def notice(self, node: Incarnation) -> None:
+        """The router notices that a node is gone, and says so to those that pull from it."""
+        self.listed.discard(node)
+        for asker, lease_token in self.passed_pulls.take(node):
+            self.to_nodes.append((asker, PullRefused(lease_token)))
 
     def turn(self, node: Node | None = None) -> bool:
         """Each node (or one) takes a turn."""
@@ -438,6 +468,7 @@ class World:
         if is_noticed:
             for connector in self.network.connectors.values():
                 connector.on_peer_lost(node.me)
+            self.notice(node.me)
             self.router.on_node_lost(node.me)
 
     # --- the closing checks -------------------------------------------------------------------
@@ -450,7 +481,7 @@ class World:
             assert node.flow.attempts.num_leases == 0
             assert not node.flow.prompts, "a ticket is left"
             assert not node.flow.sends, "a pull is still answered"
-            assert not node.flow.prompts.pulls, "a pull is waited for"
+            assert not node.flow.pulls, "a pull is waited for"
             assert not node.connector.transfers, f"{node.me} has open transfers"
             assert not node.connector.landings, f"{node.me} has open landings"
             assert not node.connector.quarantined, f"{node.me} has blocks in quarantine"

@@ -13,7 +13,8 @@ With `--small-pools` they have conversations, whose prompts are mostly cached, a
 host memory for prefixes and pools that hold two conversations of twelve; whatever another node has
 is pulled. What is right was computed without any of it. Flags after `--` go to every node, such as
 those of further tiers. The exit status is 1 as well if a tier has moved nothing, if the routers do
-not know of the same blocks at the end, or of more or less than the nodes hold.
+not know of the same blocks at the end, or of more or less than the nodes hold; and with a
+`--prefix-disk` if a file is left that no index names, or that is not whole.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pathlib import Path
 from tests.soak.clients import MAX_TOKENS, Client, Ended, Right, last_answers, right_answers
 from tests.soak.cluster import ROLES, ROOMY, SMALL, soak_cluster
 from tests.soak.conversations import Turn, following, right_turns
+from tests.soak.files import file_complaints, folder_of
 from tests.soak.injection import Injector, Undo
 from tests.soak.questions import Shape
 from tests.soak.report import Done, Held, as_json, held_by, summary
@@ -112,6 +114,10 @@ class Soak:
                 figures, complaints = self._run(cluster, injector, right, following(turns))
                 tiers = moved(cluster)
                 complaints += [*still_complaints(tiers), *index_complaints(cluster)]
+            disk = folder_of(self.flags)
+            if disk is not None:
+                last = {name: one.in_own_files for name, one in tiers.items()}
+                complaints += file_complaints(disk, last)
         figures["moved"] = {name: asdict(one) for name, one in tiers.items()}
         return figures, [*complaints, *unbalanced(self.folder)]
 

@@ -14,7 +14,7 @@ from tests.support.cluster.cluster import Cluster
 
 AGREE_TIMEOUT_S = 30.0
 _MOST_SHOWN = 600
-_MAY_BE_NONE = ("pulls_failed", "on_disk")
+_MAY_BE_NONE = ("pulls_failed", "on_disk", "in_own_files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Moved:
     in_pool: int
     in_host_memory: int
     on_disk: int
+    in_own_files: int
 
 
 def moved(cluster: Cluster) -> dict[str, Moved]:
@@ -55,6 +56,7 @@ def _moved(samples: Mapping[tuple[str, str], int]) -> Moved:
         pulls_failed=samples["prefix_pulls_total", "failed"],
         in_pool=samples["kv_blocks", "cached"],
         in_host_memory=samples["prefix_host_blocks", ""],
+        in_own_files=samples["prefix_disk_blocks", "this"],
         on_disk=sum(value for (name, _), value in samples.items() if name == "prefix_disk_blocks"),
     )
 

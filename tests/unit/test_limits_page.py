@@ -221,6 +221,9 @@ CONTROL = {
 }
 DISK = {
     "bytes of prefixes in a node's files, in blocks of 4 KiB": "none (`--prefix-disk-size`)",
+    "time that files stay in the folder of a node that is gone": (
+        f"{block_folder.ABANDONED_NS // (24 * 3600 * 10**9)} days"
+    ),
     "nodes of a host that write below one path": str(block_folder.MOST_FOLDERS),
     "blocks of other nodes that a node knows of": f"{block_folder.MOST_BLOCKS_SEEN:,}",
     "host blocks that reads hold at once": "half of those there are",

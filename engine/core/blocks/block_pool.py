@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
+from itertools import chain, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.prefix_cache import PrefixCache
@@ -83,11 +83,12 @@ class BlockPool:
                 self._evictable.move_to_end(block_id, last=False)
 
     def latest(self, count: int) -> list[BlockHash]:
-        """Return the hashes of at most `count` cached blocks, those that were used last first.
+        """Return the hashes of at most `count` findable blocks, those that were used last first.
 
-        A block comes behind those before it in its prefix.
+        Those that run are in use now. A block comes behind those before it in its prefix.
         """
-        latest = islice(reversed(self._evictable), count)
+        running = filter(self._use.__contains__, self.prefix_cache.block_ids())
+        latest = islice(chain(running, reversed(self._evictable)), count)
         return [self.prefix_cache.hash_of(block_id) for block_id in latest]
 
     def is_evictable(self, block_id: int) -> bool:

@@ -79,6 +79,10 @@ class PrefixCache:
             found.append(block_id)
         return found
 
+    def block_ids(self) -> Iterable[int]:
+        """Return the findable blocks, those that became so first first."""
+        return self._hash_of
+
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the block with this hash, if there is one."""
         return self._block_of.get(block_hash)

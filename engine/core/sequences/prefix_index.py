@@ -24,7 +24,7 @@ class PrefixIndex:
         self.block_size = block_size
         self._fingerprint = fingerprint
         self._root_hash = root_hash(fingerprint)
-        self._is_enabled = is_enabled
+        self.is_enabled = is_enabled
 
     def match(self, sequence: Sequence) -> list[int]:
         """Return the cached blocks that hold the start of the sequence's known tokens, in order.
@@ -36,7 +36,7 @@ class PrefixIndex:
 
     def hashes_behind(self, sequence: Sequence, num_blocks: int) -> Iterable[BlockHash]:
         """Return the hashes of the blocks behind the first `num_blocks` that `match` looks for."""
-        if not self._is_enabled or sequence.needs_prompt_rows:
+        if not self.is_enabled or sequence.needs_prompt_rows:
             return ()
         num_hashes = (sequence.num_known - 1) // self.block_size
         self._extend_hashes(sequence, num_hashes)
@@ -45,7 +45,7 @@ class PrefixIndex:
     def publish(self, sequence: Sequence) -> None:
         """Make every block findable whose tokens are all known and computed."""
         num_full = sequence.num_computed // self.block_size
-        if num_full <= sequence.num_hashed_blocks or not self._is_enabled:
+        if num_full <= sequence.num_hashed_blocks or not self.is_enabled:
             return
         self._extend_hashes(sequence, num_full)
         block_ids = sequence.block_table

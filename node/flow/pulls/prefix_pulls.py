@@ -11,7 +11,7 @@ never changes an answer and fails no request. Prompts that lack the same blocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,7 +33,9 @@ LEAST_PATIENCE_S = 5.0
 TIMES_EXPECTED = 4.0
 """A pull may take so much longer than expected before the prompt is computed."""
 PART_BLOCKS = 256
-"""How many blocks of a node that leaves are pulled at once."""
+"""How many blocks of a node that leaves, or that warms this one, are pulled at once."""
+FETCH_S = 60.0
+"""How long such parts follow each other."""
 MOST_ID_LENGTH = 64
 MOST_BLOCKS = 8192
 """The most blocks of one pull. What is behind them is computed."""
@@ -78,6 +80,7 @@ class PrefixPulls:
         self._copies = copies
         self._resume = resume
         self._pauses = Pauses()
+        self._fetch_until_s = 0.0
         self._pulls: dict[int, _Pull] = {}
 
     def __len__(self) -> int:
@@ -119,13 +122,25 @@ class PrefixPulls:
 
     def fetch(self, message: FetchBlocks, now_s: float) -> list[Effect]:
         """Pull what is not cached here, a part at a time, into no more than half of what is free or
-        can be evicted. It ends with the first part that does not land."""
+        can be evicted. It ends with the first part that does not land, and after `FETCH_S`."""
+        is_fetching = any(one.rest and not one.is_over for one in self._pulls.values())
+        is_of_use = self._transfers.are_of_use and message.source != self._tickets.place.node
+        if is_fetching or not is_of_use:
+            return []
+        most = self._scheduler.pool.num_available // 2
+        wanted = self._lacking(message.block_hashes)[:most]
+        self._fetch_until_s = now_s + FETCH_S
+        return self._fetch_part(replace(message, block_hashes=tuple(wanted)), now_s)
+
+    def _lacking(self, block_hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        find = self._scheduler.pool.prefix_cache.find
+        return [one for one in block_hashes if find(one) is None]
+
+    def _fetch_part(self, message: FetchBlocks, now_s: float) -> list[Effect]:
         scheduler, source = self._scheduler, message.source
-        find, size = scheduler.pool.prefix_cache.find, scheduler.limits.block_size
-        wanted = [one for one in message.block_hashes if find(one) is None]
+        size, wanted = scheduler.limits.block_size, self._lacking(message.block_hashes)
         part = wanted[: min(PART_BLOCKS, scheduler.pool.num_available // 2)]
-        is_fetching = any(pull.rest is not None for pull in self._pulls.values())
-        if not part or is_fetching or source == self._tickets.place.node:
+        if not part or now_s >= self._fetch_until_s:
             return []
         coming = self._transfers.begin([], part)
         if coming is None:
@@ -151,6 +166,15 @@ class PrefixPulls:
             return []
         pull.is_over = True
         return [CloseLanding(token)]
+
+    def on_refused(self, lease_token: int, now_s: float) -> list[Effect]:
+        """Wait no more for a pull that nobody will answer."""
+        pull = self._pulls.get(lease_token)
+        if pull is None or pull.is_over:
+            return []
+        self._pauses.on_failed(pull.source, now_s)
+        self._end(pull, PullOutcome.FAILED)
+        return [CloseLanding(lease_token)]
 
     def on_event(self, event: KVEvent, now_s: float) -> list[Effect]:
         """Take an event of a pull."""
@@ -191,8 +215,9 @@ class PrefixPulls:
         self._transfers.land(pull.coming)
         self.cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
         self._pauses.on_landed(pull.source)
+        rest = None if pull.is_over else pull.rest
         self._end(pull, PullOutcome.LANDED)
-        return [] if pull.rest is None else self.fetch(pull.rest, now_s)
+        return [] if rest is None else self._fetch_part(rest, now_s)
 
     def _free(self, token: int, now_s: float) -> None:
         """Fail a pull whose blocks nobody can write any more."""
@@ -211,7 +236,7 @@ class PrefixPulls:
         if pull.is_over:
             return
         pull.is_over = True
-        self._transfers.count(outcome, pull.num_tokens)
+        self._transfers.count(outcome, pull.num_tokens, is_fetched=pull.rest is not None)
         for attempt in pull.waiting:
             attempt.pull_token = None
             if outcome is PullOutcome.LANDED:

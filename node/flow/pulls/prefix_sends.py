@@ -3,7 +3,8 @@
 Blocks are asked for by their whole hashes, which cover all tokens before them, the salt and the
 layout: what is found under a hash is what was asked for. All of them are sent, or none. They are
 kept until the transfer has ended. Where one of them is not cached any more the transfer is aborted
-at once, so that the other node does not wait for it.
+at once, so that the other node does not wait for it. Where no transfer can say so, because the node
+is not reached or its ticket does not fit, a router does.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from common.ids import Incarnation
 from common.kv.blocks import BlockHash
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.scheduler import Scheduler
-from kv_transfer.contract import Commit
+from kv_transfer.contract import Commit, Ticket, TransferEnded
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.messages import (
     AbortTransfer,
     CommitTransfer,
     Effect,
+    OfferBlocks,
     OpenTransfer,
     PushBlocks,
+    RefusePull,
     SendBlocks,
+    WarmNode,
 )
+from node.flow.pulls.hand_over import MOST_BLOCKS
 
 MOST_SENDS = 64
 """Pulls that are answered at the same time; further ones are refused, and computed."""
@@ -31,6 +37,8 @@ MOST_SENDS = 64
 
 @dataclass(slots=True)
 class _Send:
+    router: Incarnation
+    ticket: Ticket
     block_ids: tuple[int, ...]
     """Empty: the transfer is aborted."""
     commit: Commit
@@ -48,7 +56,7 @@ class PrefixSends:
     def __init__(
         self, scheduler: Scheduler, fingerprint: str, copies: CopiesUnderWay | None
     ) -> None:
-        self._transfers = scheduler.prefix_transfers
+        self._pool, self._transfers = scheduler.pool, scheduler.prefix_transfers
         self._block_size = scheduler.limits.block_size
         self._fingerprint = fingerprint
         self._copies = copies
@@ -62,18 +70,20 @@ class PrefixSends:
         return lease_token in self._sends
 
     def begin(self, message: SendBlocks) -> list[Effect]:
-        """Send cached blocks; nothing if the ticket does not fit this node or the hashes."""
+        """Send cached blocks; refuse it if the ticket does not fit this node or the hashes."""
         ticket, token = message.ticket, message.ticket.lease_token
         num_kept, count = ticket.num_cached_tokens, len(ticket.target_block_ids)
-        is_fit = ticket.fingerprint == self._fingerprint and not num_kept % self._block_size
-        if not is_fit or token in self._sends or count != len(message.block_hashes):
+        if token in self._sends:
             return []
+        is_fit = ticket.fingerprint == self._fingerprint and not num_kept % self._block_size
+        if not is_fit or count != len(message.block_hashes):
+            return [RefusePull(message.router, ticket.decode_node, token)]
         opened = OpenTransfer(ticket, ticket.lease_s)
         # Nothing is drawn: the other node reads no token from it.
         commit = Commit(num_tokens=num_kept + count * self._block_size, first_token_id=0)
         block_ids = self._pin(message.block_hashes)
-        send = _Send(block_ids, commit, is_copied=self._copies is None or not block_ids)
-        self._sends[token] = send
+        is_copied = self._copies is None or not block_ids
+        self._sends[token] = _Send(message.router, ticket, block_ids, commit, is_copied)
         if not block_ids:
             return [opened, AbortTransfer(token)]
         push = PushBlocks(token, None, tuple(range(count)), block_ids)
@@ -82,11 +92,22 @@ class PrefixSends:
         copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
         return [opened, self._copies.begin(copy, partial(self._on_copied, token), push)]
 
-    def on_ended(self, lease_token: int) -> None:
-        """Release the blocks of a transfer that is over, when no copy uses them."""
-        send = self._sends[lease_token]
+    def offer(self, wanted: WarmNode) -> list[Effect]:
+        """Offer a new node what was used last; nothing if nothing is cached."""
+        block_hashes = tuple(self._pool.latest(MOST_BLOCKS))
+        return [OfferBlocks(block_hashes, wanted)] if block_hashes else []
+
+    def on_ended(self, event: TransferEnded) -> list[Effect]:
+        """Release the blocks of a transfer that is over, when no copy uses them.
+
+        A node that it could not reach hears from the router that nothing comes.
+        """
+        token, send = event.lease_token, self._sends[event.lease_token]
         send.has_ended = True
-        self._release(lease_token, send)
+        self._release(token, send)
+        if event.error is None:
+            return []
+        return [RefusePull(send.router, send.ticket.decode_node, token)]
 
     def _pin(self, block_hashes: tuple[BlockHash, ...]) -> tuple[int, ...]:
         if len(self._sends) >= MOST_SENDS:

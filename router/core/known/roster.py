@@ -125,6 +125,8 @@ class Roster(Sequence[NodeView]):
         node, record = view.incarnation, view.record
         earlier = self._views.get(node)
         self._views[node] = view
+        if earlier is not None and _is_only_busier(earlier, view):
+            return
         if earlier is None:
             insort(self._order, node)
         is_staying = not view.load.is_draining
@@ -176,6 +178,16 @@ def _list_in_kind(node: Incarnation, standing: Standing) -> None:
     _keep(standing.kind.staying, node, is_in=standing.is_staying)
     _keep(standing.kind.ready, node, is_in=standing.is_ready)
     _keep(standing.kind.free, node, is_in=standing.is_free)
+
+
+def _is_only_busier(earlier: NodeView, view: NodeView) -> bool:
+    """Return whether nothing else is new about a node, as with almost every request."""
+    return (
+        view.load is earlier.load
+        and view.record is earlier.record
+        and view.is_suspected is earlier.is_suspected
+        and view.is_full is earlier.is_full
+    )
 
 
 def _kind_key(record: NodeRecord) -> _KindKey:

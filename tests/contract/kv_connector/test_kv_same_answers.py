@@ -24,7 +24,15 @@ from engine.step_loop import StepLoop, start_step_thread
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
-from node.flow.messages import Answer, AskBlocks, Effect, Message, SendBlocks
+from node.flow.messages import (
+    Answer,
+    AskBlocks,
+    Effect,
+    Message,
+    PullRefused,
+    RefusePull,
+    SendBlocks,
+)
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
 from node.flow.pulls.pull_cost import PullCost
@@ -137,8 +145,12 @@ class _Ears:
         self._put(lambda router: router.on_output(self._node, output))
 
     def ask(self, wanted: AskBlocks) -> None:
-        message = SendBlocks(wanted.ticket, wanted.block_hashes)
+        message = SendBlocks(wanted.router, wanted.ticket, wanted.block_hashes)
         self._put(lambda router: router.send(wanted.source, message))
+
+    def refuse(self, refused: RefusePull) -> None:
+        message = PullRefused(refused.lease_token)
+        self._put(lambda router: router.send(refused.node, message))
 
 
 def make_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:

@@ -24,6 +24,7 @@ def node(
     has_token_rules: bool = False,
     has_prompt_logprobs: bool = False,
     sends_blocks: bool = True,
+    num_cached_blocks: int = 0,
     kv_unreachable: tuple[Incarnation, ...] = (),
 ) -> NodeView:
     record = NodeRecord(
@@ -50,6 +51,7 @@ def node(
         num_waiting=0,
         queued_tokens=queued_tokens,
         is_draining=is_draining,
+        num_cached_blocks=num_cached_blocks,
         kv_unreachable=kv_unreachable,
     )
     return NodeView(

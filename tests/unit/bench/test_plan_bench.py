@@ -51,7 +51,7 @@ def test_without_a_trace_conversations_are_made_up() -> None:
         (("--prefill", "-1"), "--prefill is -1: wanted 0 or more"),
         (("--decode", "0"), "no node that decodes"),
         (("--trace", "nowhere.csv"), r"trace nowhere\.csv cannot be read"),
-        (("--profile", "nowhere.json", "--requests", "1"), r"profile nowhere\.json cannot be read"),
+        (("--profile", "nowhere.json", "--requests", "1"), r"profile nowhere\.json: No such file"),
     ],
 )
 def test_what_it_refuses(flags: tuple[str, ...], said: str) -> None:

@@ -47,7 +47,9 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("profile", [PROFILE, replace(PROFILE, verified=(), transfers=())])
+@pytest.mark.parametrize(
+    "profile", [PROFILE, replace(PROFILE, verified=(), transfers=(), source="published figures")]
+)
 def test_what_is_written_is_read(tmp_path: Path, profile: MeasuredProfile) -> None:
     path = written(tmp_path, encode_profile(profile))
     assert read_measured_profile(path) == profile
@@ -78,6 +80,7 @@ def changed(*where: str | int, to: Any) -> str:
         (changed("format", to=...), "another format"),
         (changed("format_version", to=2), "format_version is 2: wanted 1; measure again"),
         (changed("model", to=...), "model is missing"),
+        (changed("source", to=5), "source is 5: wanted a text"),
         (changed("model", to=[]), r"model is \[\]: wanted an object"),
         (changed("model", "name", to=7), "model.name is 7: wanted a text"),
         (changed("machine", "num_cores", to=-1), "num_cores is -1: wanted an integer, 0 or more"),

@@ -10,10 +10,15 @@ from common.settings.config import Config, EngineConfig
 from simulator.clients import ClientRequest, client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.profile import FOLDER, read_profile
+from simulator.step_cost import StepCost
 from simulator.trace_file import TraceRequest
 
 P, D, MIXED = Role.PREFILL, Role.DECODE, Role.MIXED
-PROFILE = read_profile(FOLDER / "8b_h100.json")
+COST = StepCost(
+    overhead_s=2.24e-3, weights_s=5.03e-3, token_s=25e-6, context_s=49e-9, pair_s=1.5e-9,
+    block_copy_s=190e-6,
+)  # fmt: skip
+PROFILE = replace(read_profile(FOLDER / "8b_h100.json"), step=COST)
 BLOCK = PROFILE.kv_bytes_per_token * 64
 
 

@@ -17,7 +17,17 @@ from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.profile import facts_of
 from simulator.served import ServedRequest, latency_figures
 from simulator.trace_file import TraceRequest
-from tests.unit.simulator.clusters import BLOCK, MIXED, PROFILE, D, P, clients_of, setup_of, trace
+from tests.unit.simulator.clusters import (
+    BLOCK,
+    COST,
+    MIXED,
+    PROFILE,
+    D,
+    P,
+    clients_of,
+    setup_of,
+    trace,
+)
 
 
 def run(setup: ClusterSetup, requests: list[TraceRequest]) -> SimulatedCluster:
@@ -33,10 +43,10 @@ def outcome(one: ServedRequest) -> tuple[object, ...]:
 def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
     cluster = run(setup_of({P: 1, D: 1}), [])
     flow = cluster.nodes[0].flow
-    guessed_s = flow.prompts.pulls.cost.expected_s(8192)
+    guessed_s = flow.pulls.cost.expected_s(8192)
     cluster = run(setup_of({P: 1, D: 1}), trace())
     flow = cluster.nodes[0].flow
-    assert flow.prompts.pulls.cost.expected_s(8192) < guessed_s / 5
+    assert flow.pulls.cost.expected_s(8192) < guessed_s / 5
 
 
 def num_steps(cluster: SimulatedCluster) -> int:
@@ -97,7 +107,7 @@ def test_one_request_alone_takes_what_the_profile_says() -> None:
     """A prompt in one step, its KV behind it, and a step for every further token."""
     cluster = run(setup_of({P: 1, D: 1}), [TraceRequest(1.0, 1000, 5)])
     (served,) = cluster.served
-    cost, message_s = PROFILE.step, 0.5e-3
+    cost, message_s = COST, 0.5e-3
     prefill_s = cost.seconds(1000, 0, 1000 * 1001 // 2)
     # To the decode node and back, and to the prefill node and back.
     assert served.first_at_s == pytest.approx(1.0 + 4 * message_s + prefill_s)
@@ -132,7 +142,7 @@ def test_a_prefill_node_that_lacks_a_prefix_pulls_it_from_one_that_has_it() -> N
         requests.append(TraceRequest(5.0 + index * 1e-3, 512 * 32, 5, ids + own))
     setup = setup_of({P: 2, D: 2}, num_blocks=2000)
     # Nodes expect 0.5 GB/s of the first pull: computing must be slow for that to pay.
-    slow = replace(setup.profile, step=replace(PROFILE.step, token_s=1e-3))
+    slow = replace(setup.profile, step=replace(COST, token_s=1e-3))
     cluster = run(replace(setup, profile=slow), requests)
     counters = [node.scheduler.statistics().counters for node in cluster.nodes]
     assert sum(one.num_pulled_tokens for one in counters) > 0
@@ -203,3 +213,15 @@ def test_what_is_left_on_a_node_is_found() -> None:
     cluster.nodes[1].scheduler.pool.allocate(1, BlockUse.RUNNING)
     with pytest.raises(InternalError, match="decode-0#1 holds something"):
         cluster.check_empty()
+
+
+@pytest.mark.parametrize(("at_once", "times"), [(0, 1.0), (2, 1.0), (1, 2.0)])
+def test_nodes_that_share_cores_slow_each_other_down(at_once: int, times: float) -> None:
+    """Two prompts at the same time on two nodes: a step of the second takes twice as long."""
+    requests = [TraceRequest(0.0, 1000, 1), TraceRequest(0.0, 1000, 1)]
+    cluster = run(replace(setup_of({MIXED: 2}), at_once=at_once), requests)
+    assert {node.execution.num_runs for node in cluster.nodes} == {1}
+    step_s = COST.seconds(1000, 0, 1000 * 1001 // 2)
+    first, second = sorted(node.execution.busy_s for node in cluster.nodes)
+    assert first == pytest.approx(step_s)
+    assert second == pytest.approx(times * step_s)

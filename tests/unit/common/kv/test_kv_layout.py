@@ -58,6 +58,7 @@ def test_the_fingerprint_is_that_of_earlier_releases() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.covers("F136")
 def test_every_field_is_in_the_fingerprint() -> None:
     for name, value in LAYOUT.fields.items():
         other: Any = "float16" if name == "dtype" else value * 2

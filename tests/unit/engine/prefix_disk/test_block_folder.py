@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from engine.core.blocks.disk_jobs import (
     DiskScan,
     DiskWrite,
 )
+from engine.prefix_disk import block_folder
 from engine.prefix_disk.block_file import HEADER_BYTES, CorruptFile, check_file, file_header
 from engine.prefix_disk.block_folder import BlockFolder
 from tests.support.disk.faulty_files import WRITING, FaultyCalls, sometimes
@@ -228,6 +230,90 @@ def test_two_nodes_have_a_folder_each_and_read_both(tmp_path: Path) -> None:
     assert opened(tmp_path, host()).look(LOOK).scan.own == (hash_of(0),)
 
 
+def gone(path: Path, memory: np.ndarray, *numbers: int, days: float = 8.0) -> Path:
+    """A node wrote these blocks and was seen last so many days ago; return its folder."""
+    old = opened(path, memory)
+    write(old, *numbers)
+    own = path / "d" / f"node-{len(list((path / 'd').iterdir())) - 1}"
+    old.close()
+    at_s = time.time() - days * 24 * 3600
+    os.utime(own / ".lock", (at_s, at_s))
+    return own
+
+
+def blocks_in(own: Path) -> int:
+    return len(list(own.glob("*/*.kv")))
+
+
+def test_what_a_node_left_that_is_gone_for_good_is_removed_by_another_one(tmp_path: Path) -> None:
+    memory = host()
+    living = opened(tmp_path, memory)
+    write(living, 5)
+    left = gone(tmp_path, memory, 0, 1, 2)
+    (left / "mine").mkdir()
+    (left / "mine" / "notes.txt").write_text("not a block")
+    half = left / ("f" * 16) / (hash_of(7).hex() + ".new")
+    half.write_bytes(b"half")
+    scan = living.look(DiskLook(is_all=False)).scan
+    assert scan is not None
+    assert scan.others == {}, "what was removed is not seen"
+    assert blocks_in(left) == 0
+    assert not half.exists()
+    assert (left / "mine" / "notes.txt").exists(), "what is not a block is nobody's to remove"
+    assert len(files(tmp_path)) == 2
+    write(opened(tmp_path, memory), 4)
+    assert blocks_in(left) == 1, "the next node takes the folder"
+
+
+@pytest.mark.parametrize("days", [0.0, 6.9])
+def test_what_a_node_left_that_may_return_stays(days: float, tmp_path: Path) -> None:
+    memory = host()
+    living = opened(tmp_path, memory)
+    left = gone(tmp_path, memory, 0, 1, days=days)
+    living.look(LOOK)
+    assert blocks_in(left) == 2
+
+
+def test_a_node_that_lives_is_not_robbed_however_old_its_folder_is(tmp_path: Path) -> None:
+    memory = host()
+    first, second = opened(tmp_path, memory), opened(tmp_path, memory)
+    write(second, 0)
+    lock = tmp_path / "d" / "node-1" / ".lock"
+    os.utime(lock, (0, 0))
+    first.look(DiskLook(is_all=False))
+    assert blocks_in(lock.parent) == 1, "it is locked"
+    second.look(DiskLook(is_all=False))
+    second.close()
+    first.look(DiskLook(is_all=False))
+    assert blocks_in(lock.parent) == 1, "it was there a moment ago"
+
+
+def test_many_files_are_removed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_folder, "MOST_EMPTIED", 2)
+    memory = host()
+    living = opened(tmp_path, memory)
+    left = gone(tmp_path, memory, 0, 1, 2, 3, 4)
+    counts = []
+    for _ in range(4):
+        living.look(DiskLook(is_all=False))
+        counts.append(blocks_in(left))
+    assert counts == [3, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["lock", "files", "names", "folders", "remove", "close"])
+def test_a_folder_that_cannot_be_emptied_costs_nothing_else(name: str, tmp_path: Path) -> None:
+    memory, calls = host(), FaultyCalls()
+    living = BlockFolder(tmp_path / "d", "f" * 16, memory, calls)
+    assert living.look(LOOK).failure is None
+    write(living, 5)
+    gone(tmp_path, memory, 0)
+    calls.fault = lambda called: errno.EIO if called == name else None
+    assert living.look(DiskLook(is_all=False)).failure is None
+    calls.fault = lambda called: None
+    assert read(living, 5, 6) == DiskResult(1)
+
+
+@pytest.mark.covers("F136")
 def test_nodes_of_another_layout_are_not_seen(tmp_path: Path) -> None:
     write(opened(tmp_path, host(), "a"), 0)
     assert opened(tmp_path, host(), "b").look(LOOK).scan == DiskScan()

@@ -14,7 +14,7 @@ from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import OutputDetails, RequestOutput
 from node.control import output_streams
 from node.control.output_streams import PULLS_PER_MESSAGE, Batch, OutputStreams, RouterStream
-from node.flow.messages import AskBlocks, OfferBlocks
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull, WarmNode
 from protos import pdserve_node_pb2 as pb
 from tests.support.nodes.control_server import TICKET
 
@@ -131,18 +131,61 @@ async def test_pulls_that_nobody_reads_end_the_stream(
     assert world.gone == [R1]
 
 
+async def test_that_a_pull_is_not_answered_goes_to_the_router_that_passed_it_on(
+    world: Streams,
+) -> None:
+    first, second = await subscribed(world, R1), await subscribed(world, R2)
+    for router in (R2, Incarnation("gone", 1)):
+        world.streams.refuse(RefusePull(router, Incarnation("q", 3), 77))
+    await delivered()
+    assert (await anext(second)).refused == (pb.RefusedPull(node_id="q", epoch=3, lease_token=77),)
+    world.say(R1, 1)
+    await delivered()
+    assert await anext(first) == Batch([], [output(1)], [])
+
+
 async def test_what_is_offered_leaves_at_once_through_one_router(world: Streams) -> None:
     world.streams.offer(OfferBlocks((bytes(16),)))
     await delivered()  # there is no router
     first, second = await subscribed(world, R1), await subscribed(world, R2)
     world.streams.offer(OfferBlocks((b"a" * 16, b"b" * 16)))
     await delivered()
-    assert await anext(first) == Batch([], [], [], b"a" * 16 + b"b" * 16)
+    assert await anext(first) == Batch([], [], [], OfferBlocks((b"a" * 16, b"b" * 16)))
     world.say(R1, 1)
     world.say(R2, 2)
     await delivered()
     assert await anext(first) == Batch([], [output(1)], [])
     assert await anext(second) == Batch([], [output(2)], [])
+
+
+async def test_what_a_new_node_may_pull_goes_to_its_router(world: Streams) -> None:
+    first, second = await subscribed(world, R1), await subscribed(world, R2)
+    offers = [
+        OfferBlocks((bytes([number]) * 16,), WarmNode(R2, Incarnation("new", number)))
+        for number in (1, 2)
+    ]
+    gone = WarmNode(Incarnation("gone", 1), Incarnation("new", 1))
+    for offered in (*offers, OfferBlocks((bytes(16),), gone)):
+        world.streams.offer(offered)
+    world.say(R1, 1)
+    await delivered()
+    assert [(await anext(second)).offered, (await anext(second)).offered] == offers
+    assert await anext(first) == Batch([], [output(1)], [])
+
+
+async def test_a_node_that_has_started_says_once_to_each_router_who_is_to_warm_it(
+    world: Streams,
+) -> None:
+    world.streams.warm_from = "auto"
+    for router in (R1, R2):
+        reader = world.streams.read(world.streams.open(router))
+        assert (await anext(reader)).warm_from == "auto"
+        world.say(router, 1)
+        await delivered()
+        assert await anext(reader) == Batch([], [output(1)], [])
+    world.streams.start_is_over()
+    late = world.streams.read(world.streams.open(Incarnation("late", 1)))
+    assert (await anext(late)).warm_from == ""
 
 
 async def test_each_router_gets_its_own(world: Streams) -> None:

@@ -23,8 +23,10 @@ from node.flow.messages import (
     Compiled,
     FetchBlocks,
     PromptAccepted,
+    PullRefused,
     SendBlocks,
     Submit,
+    WarmNode,
 )
 from node.flow.pulls.hand_over import MOST_BLOCKS
 from protos import pdserve_node_pb2 as pb
@@ -101,9 +103,23 @@ async def test_pulls_are_queued_with_their_attempt_and_hashes(
     bare = pb.Pull(request_id="r", attempt=1)
     await calls.calls.take(pb.RouterMessage(pulls=[pull, bare, short]))
     (taken,) = calls.inbox.take_all()
-    assert taken == SendBlocks(ticket, hashes)
+    assert taken == SendBlocks(ROUTER, ticket, hashes)
     assert "a pull of router#1 is dropped: the ticket names no decode node" in caplog.text
     assert "a pull of router#1 is dropped: a pull of" in caplog.text
+
+
+async def test_that_nobody_answers_a_pull_is_queued() -> None:
+    calls = Calls()
+    await calls.calls.take(pb.RouterMessage(refused_pulls=[7, 9]))
+    assert calls.inbox.take_all() == [PullRefused(7), PullRefused(9)]
+
+
+async def test_which_new_node_wants_blocks_is_queued(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls()
+    named = [pb.NewNode(node_id="m1", epoch=3), pb.NewNode()]
+    await calls.calls.take(pb.RouterMessage(new_nodes=named))
+    assert calls.inbox.take_all() == [WarmNode(ROUTER, Incarnation("m1", 3))]
+    assert "a new node is offered nothing" in caplog.text
 
 
 async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +133,7 @@ async def test_what_a_node_that_leaves_has_is_queued(caplog: pytest.LogCaptureFi
     await calls.calls.take(pb.RouterMessage(fetches=[good, *bad]))
     (taken,) = calls.inbox.take_all()
     assert taken == FetchBlocks(ROUTER, Incarnation("d0", 7), (b"a" * 16, b"b" * 16))
-    assert caplog.text.count("blocks of a node that leaves are not pulled") == 3
+    assert caplog.text.count("blocks of another node are not pulled") == 3
 
 
 async def test_a_prompt_comes_with_the_node_that_has_its_start() -> None:

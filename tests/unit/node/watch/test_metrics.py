@@ -51,6 +51,7 @@ STATISTICS = NodeStatistics(
             disk={"written": 50, "late": 51},
             pulls={"landed": 41, "failed": 42},
             num_pulled_tokens=43,
+            num_fetched_tokens=17,
         ),
         method="suffix",
         blocks=BlockCounts(free=1, cached=2, running=3, reserved=4, receiving=5, quarantined=24),
@@ -150,6 +151,7 @@ SHOWN = {
     'pdserve_prefix_pulls_total{outcome="landed"}': 41,
     'pdserve_prefix_pulls_total{outcome="failed"}': 42,
     "pdserve_prefix_pulled_tokens_total": 43,
+    "pdserve_prefix_fetched_tokens_total": 17,
     'pdserve_draft_tokens_total{method="suffix"}': 19,
     'pdserve_accepted_tokens_total{method="suffix"}': 12,
     'pdserve_speculative_steps_total{method="suffix"}': 8,
@@ -252,7 +254,8 @@ async def test_the_record_says_where_and_what() -> None:
     ("role", "method", "said"),
     [
         (Role.DECODE, "mtp", "16 blocks, sequences of up to 1024 tokens, at most 5 drafts by mtp"),
-        (Role.PREFILL, "ngram", "1024 tokens, no drafts"),
+        # It can become a decode node.
+        (Role.PREFILL, "ngram", "1024 tokens, at most 8 drafts by ngram"),
         (Role.MIXED, "none", "1024 tokens, no drafts"),
     ],
 )

@@ -14,7 +14,7 @@ from router.core.known.block_index import BlockIndex
 from router.core.known.block_reports import BlockReport
 from router.core.placement import Placer
 from router.core.policies.query import NodeView
-from router.core.prefix_sources import heir_of, prefix_source
+from router.core.prefix_sources import heir_of, prefix_source, warm_source_of
 from tests.support.nodes.node_views import node, prefill, query
 
 P0, P1, D0, D1 = (Incarnation(name, 1) for name in ("p0", "p1", "d0", "d1"))
@@ -101,15 +101,33 @@ def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
     placer.on_blocks(P1, BlockReport(is_first=True, added=keys))
     one = placer.choose(nodes, query(num_tokens=40, max_tokens=1), frozenset())
     assert (one.decode, one.prefill, one.source) == (None, P0, PrefixSource(P1, 40))
-    mixed = placer.choose([node("m0", Role.MIXED)], PROMPT, frozenset())
-    assert (mixed.prefill, mixed.source) == (None, None)
+
+
+@pytest.mark.parametrize("role", [Role.MIXED, Role.DECODE])
+def test_a_node_that_computes_the_prompt_itself_has_a_source_too(role: Role) -> None:
+    placer = Placer("least_loaded")
+    alone = node("m0", role)
+    assert placer.choose([alone], PROMPT, frozenset()).source is None
+    draining = node("d9", role, is_suspected=True)
+    holder = draining.incarnation
+    keys = tuple(block_key(one) for one in PROMPT.block_hashes(alone.record))
+    placer.on_blocks(holder, BlockReport(is_first=True, added=keys))
+    chosen = placer.choose([alone, draining], PROMPT, frozenset())
+    assert (chosen.decode, chosen.prefill, chosen.source) == (alone.incarnation, None, None)
+    busy = node("d9", role, queued_tokens=10_000)
+    chosen = placer.choose([alone, busy], PROMPT, frozenset())
+    assert (chosen.decode, chosen.prefill) == (alone.incarnation, None)
+    size = alone.record.block_size
+    assert chosen.source == PrefixSource(holder, len(keys) * size)
 
 
 @pytest.mark.parametrize(
     ("nodes", "heir"),
     [
         ([], None),
-        ([node("d1"), node("m0", Role.MIXED)], None),
+        ([node("d1")], None),
+        ([node("d1"), node("m0", Role.MIXED)], "m0"),
+        ([prefill("p0", queued_tokens=900), node("m0", Role.MIXED)], "p0"),
         ([prefill("p0", queued_tokens=900), prefill("p1")], "p1"),
         ([prefill("p0"), prefill("p1")], "p0"),
         ([prefill("p0", is_draining=True), prefill("p1", queued_tokens=900)], "p1"),
@@ -119,12 +137,41 @@ def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
     ],
 )
 @pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
-def test_one_prefill_node_takes_over_what_a_node_has(
+def test_one_node_that_computes_prompts_takes_over_what_a_node_has(
     nodes: list[NodeView], heir: str | None, role: Role
 ) -> None:
     leaving = node("leaving", role, is_draining=True)
     found = heir_of(leaving.incarnation, [*nodes, leaving])
     assert (None if found is None else found.node_id) == heir
+
+
+NEW = prefill("p9")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "source"),
+    [
+        ([], "auto", None),
+        ([prefill("p0")], "auto", None),
+        ([prefill("p0", num_cached_blocks=1)], "auto", "p0"),
+        ([prefill("p0", num_cached_blocks=1), prefill("p1", num_cached_blocks=9)], "auto", "p1"),
+        ([prefill("p0", num_cached_blocks=1), node("d1", num_cached_blocks=9)], "auto", "p0"),
+        ([prefill("p0"), node("d1", num_cached_blocks=9)], "auto", "d1"),
+        ([prefill("p0", num_cached_blocks=9, is_draining=True)], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, is_suspected=True)], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, sends_blocks=False)], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, fingerprint="other")], "auto", None),
+        ([prefill("p0", num_cached_blocks=9, kv_unreachable=(NEW.incarnation,))], "auto", None),
+        ([prefill("p0"), prefill("p1", num_cached_blocks=9)], "p0", "p0"),
+        ([prefill("p0", fingerprint="other"), prefill("p1")], "p0", None),
+        ([prefill("p1")], "p0", None),
+        ([prefill("p1")], "p9", None),
+    ],
+)
+def test_which_node_warms_a_new_one(nodes: list[NodeView], wanted: str, source: str | None) -> None:
+    found = warm_source_of(NEW.incarnation, [*nodes, NEW], wanted)
+    assert (None if found is None else found.node_id) == source
+    assert warm_source_of(NEW.incarnation, nodes, wanted) is None, "it has left again"
 
 
 def test_a_node_that_does_not_reach_it_leaves_it_nothing() -> None:

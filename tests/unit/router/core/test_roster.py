@@ -27,6 +27,12 @@ def any_view(rng: random.Random, node_id: str) -> NodeView:
     return dataclasses.replace(view, load=dataclasses.replace(view.load, kv_unreachable=silent))
 
 
+def busier(view: NodeView, rng: random.Random) -> NodeView:
+    """A view of the same report and record, as between two listings."""
+    num_requests, is_suspected = rng.choice([0, 9, 10, 11]), rng.random() < 0.2
+    return dataclasses.replace(view, num_requests=num_requests, is_suspected=is_suspected)
+
+
 def described(roster: Roster) -> object:
     """What a roster says, without the order in which it learned it."""
     kinds = []
@@ -43,6 +49,8 @@ def test_whatever_happened_it_is_that_of_its_views() -> None:
     views: dict[Incarnation, NodeView] = {}
     for _ in range(3000):
         one = any_view(rng, f"n{rng.randrange(40)}")
+        if one.incarnation in views and rng.random() < 0.4:
+            one = busier(views[one.incarnation], rng)
         if rng.random() < 0.3:
             roster.discard(one.incarnation)
             views.pop(one.incarnation, None)

@@ -15,7 +15,14 @@ from tests.soak.conversations import Drawn, Turn, following
 from tests.soak.tiers import Moved, still_complaints, unbalanced
 
 BUSY = Moved(
-    copied_out=3, copied_in=2, pulled=1, pulls_failed=0, in_pool=4, in_host_memory=5, on_disk=0
+    copied_out=3,
+    copied_in=2,
+    pulled=1,
+    pulls_failed=0,
+    in_pool=4,
+    in_host_memory=5,
+    on_disk=0,
+    in_own_files=0,
 )
 
 

@@ -97,6 +97,7 @@ def test_kv_bytes_are_the_cache_itself(folder: Path) -> None:
     np.testing.assert_array_equal(here, there)
 
 
+@pytest.mark.covers("F136")
 def test_the_layout_names_weights_and_config(tmp_path: Path) -> None:
     llama = CONFIGS["llama"]
     kinds = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.dispatch.echoes import ECHO_EVERY_TICKS, UNREACHED_TICKS, Echoes
-from router.dispatch.silence import TICK_S
+from router.dispatch.liveness.echoes import ECHO_EVERY_TICKS, UNREACHED_TICKS, Echoes
+from router.dispatch.liveness.silence import TICK_S
 
 
 def tick(echoes: Echoes, num_ticks: int, *, is_repeated: bool) -> list[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.dispatch.silence import (
+from router.dispatch.liveness.silence import (
     BUSY_TICKS,
     LOSS_TICKS,
     SUSPICION_TICKS,

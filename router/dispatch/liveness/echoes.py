@@ -10,7 +10,7 @@ A node of an earlier release repeats nothing, and is not judged.
 
 from __future__ import annotations
 
-from router.dispatch.silence import TICK_S
+from router.dispatch.liveness.silence import TICK_S
 
 ECHO_EVERY_TICKS = 2
 UNREACHED_TICKS = 5

@@ -1,0 +1,105 @@
+"""What nodes say to each other through this router: pulls, refusals of pulls, offers of blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from common.ids import Incarnation
+from protos import pdserve_node_pb2 as pb
+from router.core.policies.query import NodeView
+from router.core.prefix_sources import heir_of, warm_source_of
+from router.dispatch.node_clients import NodeClient
+
+log = logging.getLogger("pdserve.router.nodes")
+
+MOST_PER_SOURCE = 64
+"""As many as a node answers at once; one passed on before these has ended, or is refused."""
+
+
+class PassedPulls:
+    """The latest pulls of each source: who asked, and with which lease token.
+
+    Whether one of them has ended is not known here: a node ignores what it does not wait for.
+    """
+
+    def __init__(self) -> None:
+        self._pulls: dict[Incarnation, deque[tuple[Incarnation, int]]] = {}
+
+    def add(self, source: Incarnation, node: Incarnation, lease_token: int) -> None:
+        """Take that a pull of `node` was passed on to `source`."""
+        latest = self._pulls.setdefault(source, deque(maxlen=MOST_PER_SOURCE))
+        latest.append((node, lease_token))
+
+    def take(self, source: Incarnation) -> list[tuple[Incarnation, int]]:
+        """Return and forget the pulls of a source that is lost."""
+        return list(self._pulls.pop(source, ()))
+
+
+class BetweenNodes:
+    """Passes on what nodes have for each other. `client` returns that of a member."""
+
+    def __init__(
+        self,
+        client: Callable[[Incarnation], NodeClient | None],
+        nodes: Callable[[], Sequence[NodeView]],
+    ) -> None:
+        self._client = client
+        self._roster = nodes
+        self._passed = PassedPulls()
+
+    def take(self, node: Incarnation, message: pb.NodeMessage) -> None:
+        """Take a message of a node for what it has for others."""
+        for pull in message.pulls:
+            self._pull(node, pull)
+        for refused in message.refused_pulls:
+            self._refuse(Incarnation(refused.node_id, refused.epoch), refused.lease_token)
+        if message.offered_hashes:
+            to = message.offered_to
+            new = Incarnation(to.node_id, to.epoch) if message.HasField("offered_to") else None
+            self._offer(node, message.offered_hashes, new)
+        if message.warm_from:
+            self._warm(node, message.warm_from)
+
+    def on_lost(self, source: Incarnation) -> None:
+        """Tell those that pull from a node that it is lost."""
+        for node, lease_token in self._passed.take(source):
+            self._refuse(node, lease_token)
+
+    def _pull(self, node: Incarnation, pull: pb.Pull) -> None:
+        """Pass a pull on to its source, unread; say at once if nobody answers."""
+        source, token = Incarnation(pull.source_id, pull.source_epoch), pull.ticket.lease_token
+        client = self._client(source)
+        if client is not None and client.pull_nowait(pull):
+            self._passed.add(source, node, token)
+        else:
+            self._refuse(node, token)
+
+    def _refuse(self, node: Incarnation, lease_token: int) -> None:
+        client = self._client(node)
+        if client is not None:
+            client.refuse_pull_nowait(lease_token)
+
+    def _warm(self, node: Incarnation, wanted: str) -> None:
+        """Ask another node what a new one may pull of it."""
+        source = warm_source_of(node, self._roster(), wanted)
+        client = None if source is None else self._client(source)
+        if client is None:
+            log.info("%s starts cold: warm_from is %r, and no such node can send it", node, wanted)
+        else:
+            client.offer_nowait(node)
+
+    def _offer(self, node: Incarnation, block_hashes: bytes, new: Incarnation | None) -> None:
+        """Let a new node, or one that stays, pull what this one has."""
+        heir = new or heir_of(node, self._roster())
+        client = None if heir is None else self._client(heir)
+        if client is not None:
+            log.info("cached blocks of %s, which %s, go to %s", node, _why(new), heir)
+            fetch = pb.Fetch(source_id=node.node_id, source_epoch=node.epoch)
+            fetch.block_hashes = block_hashes
+            client.fetch_nowait(fetch)
+
+
+def _why(new: Incarnation | None) -> str:
+    return "leaves" if new is None else "warms it"

@@ -1,0 +1,6 @@
+"""Whether a node lives, and gets what it is sent.
+
+silence  when a node has been silent for too long
+echoes   whether what is sent to a node arrives there
+pings    whether the process of a silent node still runs
+"""

@@ -1,0 +1,181 @@
+"""The time of a step by what was measured: points of a profile, and straight lines between them.
+
+A decode takes what its rows take at their mean context. A chunk takes what its tokens take at the
+context that has as many pairs of attention. A step with both runs the tokens of both through the
+weights once:
+
+    step_s = chunk(tokens and rows) + attention of the decodes
+           + what the rows cost above as many tokens of a prompt (drawing, short products)
+
+Noise of a machine that does something else makes times longer, never shorter. So a step that took
+longer than one with more rows and more context takes what that one took: `unevenness` is the
+largest part that was cut off, and says how far a profile can be believed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+from common.measured_profile import MeasuredProfile
+from engine.core.step.step_batch import StepBatch
+
+Point = tuple[int, int, float]
+"""Rows or tokens, context, seconds."""
+
+
+class StepTable:
+    """Seconds by size and context, linear between points and beyond them. Never below zero."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        """Take at least one point; no two have the same size and context."""
+        found = sorted(points)
+        self.unevenness = 0.0
+        by_size: dict[int, list[tuple[int, float]]] = {}
+        for size, context, seconds in found:
+            least_s = min(s for n, c, s in found if n >= size and c >= context)
+            self.unevenness = max(self.unevenness, 1 - least_s / seconds)
+            by_size.setdefault(size, []).append((context, least_s))
+        self.sizes = list(by_size)
+        slope = 0.0
+        self._lines: list[tuple[list[int], list[float]]] = []
+        for size, line in by_size.items():
+            if len(line) > 1:
+                slope = (line[-1][1] - line[0][1]) / (line[-1][0] - line[0][0]) / size
+            else:  # attention costs what it costs at the size before, for each row
+                context, seconds = line[0]
+                line.append((context + 1, seconds + slope * size))
+            self._lines.append(([place for place, _ in line], [took_s for _, took_s in line]))
+
+    def seconds(self, size: float, context: float) -> float:
+        """Return the seconds of a step of this size at this context."""
+        if len(self.sizes) == 1:
+            return self._at(0, context) * max(1.0, size / self.sizes[0])
+        lower, share = _place(self.sizes, size)
+        below_s, above_s = self._at(lower, context), self._at(lower + 1, context)
+        return max(0.0, below_s + (above_s - below_s) * share)
+
+    def rising(self, size: float, context: float, num_steps: int) -> list[float]:
+        """Return the seconds of so many steps of one size, each at one more token of context.
+
+        They are those of `seconds`; points are looked up once for all steps between them.
+        """
+        found: list[float] = []
+        while len(found) < num_steps:
+            now = context + len(found)
+            found.append(self.seconds(size, now))
+            if len(self.sizes) == 1 or len(found) == num_steps:
+                continue
+            lower, share = _place(self.sizes, size)
+            lines = self._segment(lower, now), self._segment(lower + 1, now)
+            ends = min(until for *_, until in lines)
+            (below, rise, at, span, _), (above, other, start, width, _) = lines
+            while len(found) < num_steps and (now := context + len(found)) < ends:
+                below_s = below + rise * ((now - at) / span)
+                above_s = above + other * ((now - start) / width)
+                found.append(max(0.0, below_s + (above_s - below_s) * share))
+        return found
+
+    def _at(self, index: int, context: float) -> float:
+        below_s, rise_s, place, span, _ = self._segment(index, context)
+        return below_s + rise_s * ((context - place) / span)
+
+    def _segment(self, index: int, context: float) -> tuple[float, float, int, int, float]:
+        """Return the line around a context: seconds and how they rise, its begin, length and end.
+
+        The last one goes on for ever.
+        """
+        contexts, seconds = self._lines[index]
+        lower = max(0, min(bisect_right(contexts, context) - 1, len(contexts) - 2))
+        begin, end = contexts[lower], contexts[lower + 1]
+        until = math.inf if lower == len(contexts) - 2 else end
+        return seconds[lower], seconds[lower + 1] - seconds[lower], begin, end - begin, until
+
+
+def _place(places: Sequence[int], wanted: float) -> tuple[int, float]:
+    """Return the index of the place below, never the last, and the part of the way to the next."""
+    lower = max(0, min(bisect_right(places, wanted) - 1, len(places) - 2))
+    return lower, (wanted - places[lower]) / (places[lower + 1] - places[lower])
+
+
+class MeasuredSteps:
+    """`StepTimes` of a profile. `block_copy_s` is the time of a block from or to the host."""
+
+    def __init__(self, profile: MeasuredProfile, block_copy_s: float) -> None:
+        self._decodes = StepTable((p.rows, p.context, p.step_s) for p in profile.decodes)
+        self._chunks = StepTable((p.tokens, p.context, p.step_s) for p in profile.chunks)
+        self._block_copy_s = block_copy_s
+
+    @property
+    def unevenness(self) -> float:
+        """The largest part of a measured time that cannot be right; 0: all of them can be."""
+        return max(self._decodes.unevenness, self._chunks.unevenness)
+
+    @property
+    def pairs_per_token(self) -> int:
+        """Pairs of attention that cost as much as the matrix products of one token; 0: none do."""
+        sizes, chunks = self._chunks.sizes, self._chunks
+        most = sizes[-1]
+        pair_s = (chunks.seconds(most, 1024) - chunks.seconds(most, 0)) / (1024 * most)
+        token_s = (chunks.seconds(most, 0) - chunks.seconds(sizes[0], 0)) / max(1, most - sizes[0])
+        return round(token_s / pair_s) if pair_s > 0 else 0
+
+    def step_s(self, batch: StepBatch, num_copied_blocks: int = 0) -> float:
+        """Return the seconds of a step that runs `batch` and copies blocks from or to the host."""
+        counts, starts = batch.num_tokens, batch.starts
+        is_one = counts == 1
+        rows, context = int(is_one.sum()), int((starts[is_one] + 1).sum())
+        pairs = int((counts * (2 * starts + counts + 1) // 2)[~is_one].sum())
+        num_tokens = int(counts.sum()) - rows
+        copy_s = self._block_copy_s * num_copied_blocks
+        return copy_s + self.seconds(rows, context, num_tokens, pairs)
+
+    def seconds(self, rows: int, context: int, num_tokens: int = 0, pairs: int = 0) -> float:
+        """Return the seconds of `rows` decodes that attend to `context` tokens in all, and chunks
+        of `num_tokens` with so many `pairs`."""
+        if not num_tokens:
+            return self._decodes.seconds(rows, context / rows) if rows else 0.0
+        at_context = pairs / num_tokens - (num_tokens + 1) / 2
+        chunk_s = max(
+            self._chunks.seconds(num_tokens, at_context), self._chunks.seconds(1, 0) / 2
+        )  # many short prompts together attend to less than one of their length
+        if not rows:
+            return chunk_s
+        base_s = self._decodes.seconds(rows, 0)
+        more_s = self._chunks.seconds(num_tokens + rows, 0) - self._chunks.seconds(num_tokens, 0)
+        attention_s = self._decodes.seconds(rows, context / rows) - base_s
+        drawing_s = max(0.0, base_s - self._chunks.seconds(rows, 0))
+        return chunk_s + more_s + attention_s + drawing_s
+
+    def ends_of_decodes(
+        self, began_s: float, count: int, context: int, num_steps: int
+    ) -> list[float]:
+        """Return when each of so many steps of `count` decodes ends, one right after the other.
+
+        They attend to `context` tokens in the first step, and to `count` more in each further one.
+        """
+        took_s = self._decodes.rising(count, context / count, num_steps)
+        return list(accumulate(took_s, initial=began_s))[1:]
+
+
+def transfer_line(profile: MeasuredProfile, transport: str) -> tuple[float, float]:
+    """Return the bytes per second of a transport and the seconds before the first byte.
+
+    Raises `ValueError` where the profile has no transfer over it.
+    """
+    points = sorted((p.num_bytes, p.seconds) for p in profile.transfers if p.transport == transport)
+    if not points:
+        raise ValueError(f"there is no transfer over {transport}: measure with `pdserve profile`")
+    seconds = [min(s for n, s in points if n >= num_bytes) for num_bytes, _ in points]
+    num_bytes = [n for n, _ in points]
+    rates = [
+        (after - before) / (later_s - sooner_s)
+        for (before, after), (sooner_s, later_s) in zip(
+            pairwise(num_bytes), pairwise(seconds), strict=True
+        )
+        if later_s > sooner_s
+    ]
+    rate = rates[-1] if rates else num_bytes[-1] / seconds[-1]
+    return rate, max(0.0, seconds[0] - num_bytes[0] / rate)

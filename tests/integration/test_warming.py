@@ -1,0 +1,133 @@
+"""A new node warms itself with what the other one has cached, and answers with it.
+
+Two mixed nodes share the prompts of a cluster; a third one alone is the reference. The new node is
+the second one in its next life.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from common.nodes import Role
+from pdserve.checkpoints.demo_model import demo_model_folder
+from router.text.text_model import TextModel
+from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.api import Api
+from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.stores.redis_server import RedisServer
+
+PROSE_PATH = Path(__file__).parents[2] / "LICENSE"
+MODEL = "SmolLM2-135M-Instruct"
+BLOCK_SIZE = 64
+NUM_PROMPT = 600
+FLAGS = (
+    *("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "1"),
+    *("--max-num-batched-tokens", "256", "--max-num-seqs", "4"),
+)
+FETCHED = "pdserve_prefix_fetched_tokens_total"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[Cluster]:
+    spec = ClusterSpec(
+        name="warming",
+        model=demo_model_folder(),
+        nodes=(
+            NodeSpec("mixed-1", Role.MIXED),
+            NodeSpec("mixed-2", Role.MIXED, ("--warm-from", "auto")),
+            NodeSpec("other-layout", Role.MIXED, ("--warm-from", "mixed-1", "--block-size", "32")),
+        ),
+        flags=FLAGS,
+    )
+    with running([spec], cluster_redis, cluster_folder) as (started,):
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _settled(cluster: Cluster) -> Iterator[None]:
+    yield
+    cluster.mend()
+    cluster.check_settled()
+
+
+def num_fetched(cluster: Cluster, node_id: str) -> int:
+    """How many tokens a node has fetched in its present life; 0 until it answers."""
+    records = {node.record.node_id: node.record for node in cluster.live_nodes()}
+    if node_id not in records:
+        return 0
+    try:
+        text = httpx.get(f"http://{records[node_id].metrics_address}/metrics", timeout=5.0).text
+    except httpx.TransportError:
+        return 0
+    found = re.search(rf"^{FETCHED} (\S+)$", text, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
+
+
+def start(cluster: Cluster, *node_ids: str) -> None:
+    for node_id in node_ids:
+        cluster.processes[node_id].start()
+    wait_until(
+        lambda: cluster.chosen_nodes(cluster.url).keys() >= set(node_ids),
+        f"the router can choose {node_ids}",
+        timeout_s=200.0,
+    )
+
+
+def complete(cluster: Cluster, prompt: list[int]) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many of its prompt were found in a cache."""
+    body = {"model": MODEL, "return_token_ids": True, "prompt": prompt, "max_tokens": 8}
+    with Api(cluster.url, MODEL) as api:
+        whole = {**body, "temperature": 0, "ignore_eos": True}
+        reply = api.http.post("/v1/completions", json=whole).raise_for_status().json()
+    details: dict[str, Any] = reply["usage"]["prompt_tokens_details"]
+    return reply["choices"][0]["token_ids"], details["cached_tokens"]
+
+
+def kill(cluster: Cluster, *node_ids: str) -> None:
+    for node_id in node_ids:
+        cluster.processes[node_id].kill()
+    wait_until(
+        lambda: not cluster.chosen_nodes(cluster.url).keys() & set(node_ids),
+        f"the router knows that {node_ids} are gone",
+    )
+
+
+def prompt_of(first: int) -> list[int]:
+    text_model = TextModel.load(demo_model_folder(), MODEL, 0)
+    prose = text_model.encode(PROSE_PATH.read_text(), add_special_tokens=False, param="prompt")
+    return list(prose)[first:][:NUM_PROMPT]
+
+
+def test_a_new_node_answers_with_what_it_has_not_computed(cluster: Cluster) -> None:
+    prompt = prompt_of(0)
+    num_whole = (NUM_PROMPT - 1) // BLOCK_SIZE * BLOCK_SIZE
+    kill(cluster, "mixed-2", "other-layout")
+    wanted, _ = complete(cluster, prompt)
+    start(cluster, "mixed-2", "other-layout")
+    wait_until(lambda: num_fetched(cluster, "mixed-2") >= num_whole, "it is warm")
+    (router,) = (one for name, one in cluster.processes.items() if "router" in name)
+    cold = "starts cold: warm_from is 'mixed-1', and no such node can send it"
+    wait_until(lambda: re.search(rf"other-layout#\d+ {cold}", router.log()), "it is refused")
+    assert num_fetched(cluster, "other-layout") == 0
+    kill(cluster, "mixed-1", "other-layout")
+    found, num_cached = complete(cluster, prompt)
+    assert (found, num_cached) == (wanted, num_whole)
+
+
+def test_a_source_that_is_killed_meanwhile_costs_nothing_but_its_blocks(cluster: Cluster) -> None:
+    prompt = prompt_of(700)
+    kill(cluster, "mixed-2", "other-layout")
+    wanted, _ = complete(cluster, prompt)
+    start(cluster, "mixed-2")
+    kill(cluster, "mixed-1")
+    found, num_cached = complete(cluster, prompt)
+    assert found == wanted
+    assert num_cached <= num_fetched(cluster, "mixed-2")
