@@ -21,9 +21,8 @@ from simulator.faults.history import (
     read_history,
     to_json,
 )
-from simulator.faults.search import WrongHistory, quiet, wrong_histories
+from simulator.faults.search import WrongHistory, quiet, shortened, wrong_histories
 from simulator.faults.shape import MOST_NODES
-from simulator.faults.shorten import shortened
 
 MOST_HISTORIES = 1_000_000_000
 PROGRESS_S = 5.0

@@ -1,7 +1,6 @@
 """Histories with faults: a cluster on a virtual clock that is broken on purpose, and watched.
 
-search        many histories from their seeds, until one is wrong
-shorten       a wrong history made short, with the same thing wrong: pure
+search        many histories from their seeds, until one is wrong, which is made short
 history       what happens to a cluster, as a list that can be written, read and shortened
 shape         the nodes of a cluster and their settings
 drawing       a history from its seed: pure

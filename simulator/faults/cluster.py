@@ -10,6 +10,7 @@ from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
 from placement.store import PlacementUnavailable
+from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
@@ -21,6 +22,7 @@ from simulator.faults.nodes import FaultyNode, layout_of
 from simulator.faults.router import Answered, FaultyRouter
 from simulator.faults.shape import node_names
 from simulator.timeline import Timeline
+from simulator.trace_file import TraceRequest
 
 LOOK_S = 0.5
 """How often it is looked whether all has ended."""
@@ -243,7 +245,9 @@ def _request(asked: AskedRequest) -> _Request:
     own = int(asked.name.lstrip("r") or 0) if asked.name.lstrip("r").isdigit() else 0
     prompt = prompt_of(asked.group, asked.num_shared, asked.num_prompt, own)
     right = right_answer(prompt, asked.seed, asked.max_tokens)
-    return _Request(asked, prompt, right, Answered())
+    trace = TraceRequest(asked.at_s, asked.num_prompt, len(right))
+    client = ClientRequest(trace, own, asked.max_tokens, asked.priority)
+    return _Request(asked, prompt, right, Answered(client, asked.at_s))
 
 
 def _generation_request(request: _Request) -> GenerationRequest:

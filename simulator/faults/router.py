@@ -33,33 +33,20 @@ from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
 from simulator.router import SimulatedRouter, _Choice
+from simulator.served import ServedRequest
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
 
 
-@dataclass(eq=False)
-class Answered:
-    """What the client of one request has read, and how it ended; see `served.ServedRequest`.
-
-    The router notes times on it, as it does on that one.
-    """
+@dataclass(slots=True, eq=False)
+class Answered(ServedRequest):
+    """What the client of one request has read, and how it ended."""
 
     tokens: list[int] = field(default_factory=list)
-    outcome: str = ""
     failure: str = ""
     """What ended an attempt of it that was not the last one."""
     ended_at_s: float = -1.0
-    num_cached_tokens: int = 0
-    story: None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Return how many tokens the client has read."""
-        return len(self.tokens)
-
-    def on_tokens(self, num_tokens: int, at_s: Sequence[float]) -> None:
-        """Have nothing to note: the tokens are taken with their chunk."""
 
 
 @cache
@@ -128,7 +115,7 @@ class FaultyRouter(SimulatedRouter):
 
     def ask_for(self, request: GenerationRequest, answered: Answered) -> None:
         """Take a request of a client, and its deadline."""
-        self.ask(request, answered)  # type: ignore[arg-type]
+        self.ask(request, answered)
         choice = self._choices.get(request.id.choice_id)
         if choice is not None:
             self.clock.after(request.deadline_s, partial(self._on_deadline, choice))
@@ -291,6 +278,5 @@ class FaultyRouter(SimulatedRouter):
 
 
 def _answered(choice: _Choice) -> Answered:
-    served: object = choice.served
-    assert isinstance(served, Answered), "requests come by `ask_for`"
-    return served
+    assert isinstance(choice.served, Answered), "requests come by `ask_for`"
+    return choice.served

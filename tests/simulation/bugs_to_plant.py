@@ -75,8 +75,8 @@ NODE = [
     Bug(
         "the attempts of a router that is gone are kept",
         "node.flow.node_flow",
-        "e for one in self.attempts.of_router(message.router) for e in self._drop(one)",
-        "e for one in self.attempts.of_router(message.router)[:0] for e in self._drop(one)",
+        "e for one in self.attempts.of_router(router) for e in self._drop(one)",
+        "e for one in self.attempts.of_router(router)[:0] for e in self._drop(one)",
     ),
     Bug(
         "an abort releases nothing",

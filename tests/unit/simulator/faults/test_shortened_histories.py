@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.history import FaultKind, History
-from simulator.faults.shorten import kind_of, shortened
+from simulator.faults.search import kind_of, shortened
 
 HISTORY = draw_history(
     4, Wishes(kinds=(FaultKind.CRASH, FaultKind.FREEZE), num_requests=30, num_prefill=1)
