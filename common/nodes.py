@@ -118,6 +118,10 @@ class NodeLoad:
     now; what follows it counts from the node's start. `uptime_s` are the seconds since the node was
     ready; 0: unknown.
 
+    `num_prompt_tokens` were computed in chunks, in steps that took `prompt_steps_ms` together; the
+    other ones of `num_steps` took `decode_steps_ms`. What a node is able to do is learned from them
+    (`router.core.scaling`).
+
     `kv_unreachable` are the decode nodes that did not answer this node's KV connection and that it
     tries to connect to again; routers place no request on such a pair while another one can be had.
 
@@ -141,6 +145,10 @@ class NodeLoad:
     num_quarantined_blocks: Count = 0
     num_prefix_host_blocks: Count = 0
     num_prefix_disk_blocks: Count = 0
+    num_steps: Count = 0
+    num_prompt_tokens: Count = 0
+    prompt_steps_ms: Count = 0
+    decode_steps_ms: Count = 0
     kv_links: Annotated[tuple[KVLink, ...], Bounds(max_length=MAX_KV_LINKS)] = ()
     kv_unreachable: Annotated[tuple[Incarnation, ...], Bounds(max_length=MAX_KV_UNREACHABLE)] = ()
     uptime_s: Count = 0

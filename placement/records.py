@@ -14,9 +14,9 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from common.ids import AttemptId, Incarnation
-from common.nodes import MAX_KV_LINKS, NodeLoad, NodeRecord
+from common.nodes import MAX_KV_LINKS, NodeLoad, NodeRecord, Role
 from common.wire_types import MAX_TEXT, Count, Name, Text
-from placement.store import LiveNode, Placement
+from placement.store import Leadership, LiveNode, Placement, RoleMove
 
 MAX_VALUE_BYTES = 16_384
 
@@ -38,10 +38,20 @@ class _StoredPlacement:
     reason: Text
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredMove:
+    """The part of a move's value that is not written by the scripts."""
+
+    node: Incarnation
+    role: Role
+
+
 _RECORD = TypeAdapter(NodeRecord)
 _LOAD = TypeAdapter(NodeLoad)
 _STORED_LOAD = TypeAdapter(_StoredLoad)
 _STORED_PLACEMENT = TypeAdapter(_StoredPlacement)
+_STORED_MOVE = TypeAdapter(_StoredMove)
+_ROUTER = TypeAdapter(Incarnation)
 _FIELDS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(hint)
     for facts in (NodeRecord, NodeLoad)
@@ -107,6 +117,32 @@ def decode_placement(value: bytes) -> Placement:
         prefill=stored.prefill,
         reason=stored.reason,
     )
+
+
+def encode_router(router: Incarnation) -> bytes:
+    """Return the value of the leader's lease. The scripts compare it as a whole."""
+    return _dump(router._asdict())
+
+
+def decode_leadership(leader: bytes, last_move: bytes) -> Leadership:
+    """Return what a script found; `last_move` is empty where there was none.
+
+    Raises `ValueError` for anything else.
+    """
+    move = decode_move(last_move) if last_move else None
+    return Leadership(leader=_decoded(_ROUTER, leader), last_move=move)
+
+
+def encode_move(node: Incarnation, role: Role) -> bytes:
+    """Return what a move's value has behind its number and whether it is open."""
+    return _dump({"node": node._asdict(), "role": role.value})
+
+
+def decode_move(value: bytes) -> RoleMove:
+    """Return a move as a script wrote it. Raises `ValueError` for anything else."""
+    number, is_open, what = value.split(b" ", 2)
+    stored = _decoded(_STORED_MOVE, what)
+    return RoleMove(number=int(number), node=stored.node, role=stored.role, is_open=is_open == b"1")
 
 
 def _json(adapter: TypeAdapter[T], value: T) -> dict[str, Any]:

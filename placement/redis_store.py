@@ -7,8 +7,11 @@ braces are written, as a hash tag: all keys are in one slot. Elsewhere they are 
     epoch:{node id}                 the last epoch given to this node
     nodes, placements               indices of the two families
     placement:{request}/{attempt}   where an attempt runs
+    leader                          a lease: the router that decides about roles
+    move                            the last change of a role: number, whether it is open, what
 
-`leave` and `record` remove what they name; the rest expires when its owner stops renewing it.
+`leave`, `record` and `stop_leading` remove what they name; the rest expires when its owner stops
+renewing it.
 """
 
 from __future__ import annotations
@@ -33,25 +36,31 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from common.errors import StaleEpoch
 from common.files.keys_folder import Keys
 from common.ids import AttemptId, Incarnation
-from common.nodes import NodeLoad, NodeRecord
+from common.nodes import NodeLoad, NodeRecord, Role
 from common.settings.redis_url import Topology, parse_redis_url
 from placement import scripts
 from placement.records import (
     MAX_VALUE_BYTES,
+    decode_leadership,
+    decode_move,
     decode_node,
     decode_placement,
+    encode_move,
     encode_node,
     encode_placement,
+    encode_router,
 )
 from placement.redis_primary import RedisPrimary
 from placement.redis_tls import is_untrusted
 from placement.store import (
+    Leadership,
     LiveNode,
     Placement,
     PlacementForbidden,
     PlacementRefused,
     PlacementSlow,
     PlacementUnavailable,
+    RoleMove,
 )
 
 log = logging.getLogger("pdserve.placement")
@@ -141,6 +150,29 @@ class RedisStore:
         named = [entry for name, entry in found if str(entry.attempt) == name]
         return sorted(named, key=lambda placement: placement.attempt)
 
+    async def lead(self, router: Incarnation, *, lease_s: float) -> Leadership:
+        """Take or renew; `PlacementRefused` where something else is stored there."""
+        args = [encode_router(router), _ms(lease_s), _ms(EPOCH_MEMORY_S)]
+        leader, last_move = await self._run(scripts.LEAD, self._move_keys(), args)
+        try:
+            return decode_leadership(leader, last_move)
+        except ValueError as wrong:
+            raise PlacementRefused(f"the leader's lease is not one of pdserve: {wrong}") from wrong
+
+    async def begin_move(
+        self, router: Incarnation, node: Incarnation, role: Role
+    ) -> RoleMove | None:
+        args = [encode_router(router), encode_move(node, role), _ms(EPOCH_MEMORY_S)]
+        written = await self._run(scripts.BEGIN_MOVE, self._move_keys(), args)
+        return decode_move(written) if written else None
+
+    async def end_move(self, router: Incarnation, number: int) -> bool:
+        args = [encode_router(router), number, _ms(EPOCH_MEMORY_S)]
+        return bool(await self._run(scripts.END_MOVE, self._move_keys(), args))
+
+    async def stop_leading(self, router: Incarnation) -> None:
+        await self._run(scripts.STOP_LEADING, self._move_keys()[:1], [encode_router(router)])
+
     async def close(self) -> None:
         await self._primary.close()
 
@@ -167,6 +199,9 @@ class RedisStore:
 
     def _lease_keys(self, node_id: str) -> list[str]:
         return [self._key("node", node_id), self._prefix + "nodes", self._key("epoch", node_id)]
+
+    def _move_keys(self) -> list[str]:
+        return [self._prefix + "leader", self._prefix + "move"]
 
     async def _read(
         self, index: str, family: str, decode: Callable[[bytes], _Entry]

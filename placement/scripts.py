@@ -127,3 +127,64 @@ if #removed > 0 then redis.call('ZREM', KEYS[1], unpack(removed)) end
 return 0
 """
 )
+
+_MOVES = (
+    _SHARED
+    + """
+local function last_move(key)
+  local number, is_open, what = string.match(get(key) or '', '^(%d+) ([01]) (.+)$')
+  return to_epoch(number), is_open == '1', what
+end
+"""
+)
+
+# KEYS: leader, last move. ARGV: this router, lease (ms), how long to remember the move (ms).
+# Returns the router that leads, and the last move or ''. A leader without an expiry is not ours.
+LEAD = (
+    _MOVES
+    + """
+local holder = get(KEYS[1])
+if not holder or holder == ARGV[1] or redis.call('PTTL', KEYS[1]) < 0 then
+  holder = ARGV[1]
+  redis.call('SET', KEYS[1], holder, 'PX', ARGV[2])
+  redis.call('PEXPIRE', KEYS[2], ARGV[3])
+end
+local _, _, what = last_move(KEYS[2])
+return {holder, what and get(KEYS[2]) or ''}
+"""
+)
+
+# KEYS: leader, last move. ARGV: this router, the move, how long to remember it (ms). Returns what
+# was written, or '' where another router leads or a move is open. The clock carries the numbers
+# over an emptied server, as it does epochs.
+BEGIN_MOVE = (
+    _MOVES
+    + """
+local number, is_open = last_move(KEYS[2])
+if get(KEYS[1]) ~= ARGV[1] or is_open then return '' end
+local value = string.format('%.0f', math.max(number + 1, now_us())) .. ' 1 ' .. ARGV[2]
+redis.call('SET', KEYS[2], value, 'PX', ARGV[3])
+return value
+"""
+)
+
+# KEYS: leader, last move. ARGV: this router, the number of the move, how long to remember it (ms).
+# Returns 1, or 0 where another router leads or that was not the last move.
+END_MOVE = (
+    _MOVES
+    + """
+local number, _, what = last_move(KEYS[2])
+if get(KEYS[1]) ~= ARGV[1] or not what or number ~= tonumber(ARGV[2]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[2] .. ' 0 ' .. what, 'PX', ARGV[3])
+return 1
+"""
+)
+
+# KEYS: leader. ARGV: this router.
+STOP_LEADING = (
+    _SHARED
+    + """
+if get(KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 0
+"""
+)

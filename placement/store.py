@@ -14,7 +14,7 @@ from typing import Protocol
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
-from common.nodes import NodeLoad, NodeRecord
+from common.nodes import NodeLoad, NodeRecord, Role
 
 
 class PlacementUnavailable(PdserveError):
@@ -59,8 +59,30 @@ class Placement:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMove:
+    """A node that is to have another role, as the leader of that time was allowed to tell it.
+
+    `number` is higher than that of every earlier move; nodes take none with a lower one. While
+    `is_open`, nobody may begin another move: the node may hear of it at any time.
+    """
+
+    number: int
+    node: Incarnation
+    role: Role
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leadership:
+    """Which router decides about roles now, and the last move that any of them began."""
+
+    leader: Incarnation
+    last_move: RoleMove | None
+
+
 class PlacementStore(Protocol):
-    """Seven methods; the in-memory and the Redis store pass one contract suite."""
+    """Eleven methods; the in-memory and the Redis store pass one contract suite."""
 
     async def next_epoch(self, node_id: str) -> int:
         """Return an epoch higher than any before for `node_id`, also after the store was emptied.
@@ -93,6 +115,24 @@ class PlacementStore(Protocol):
 
     async def placements(self) -> list[Placement]:
         """Return all recorded placements, ordered by attempt."""
+
+    async def lead(self, router: Incarnation, *, lease_s: float) -> Leadership:
+        """Take or renew the lease of the router that decides about roles, unless another has it."""
+
+    async def begin_move(
+        self, router: Incarnation, node: Incarnation, role: Role
+    ) -> RoleMove | None:
+        """Allow the leader one move; None where `router` does not lead, or a move is open.
+
+        The lease and the last move are looked at in the same step that writes this one, so a router
+        that was frozen and believes to lead gets None.
+        """
+
+    async def end_move(self, router: Incarnation, number: int) -> bool:
+        """Close the move of this number; return whether `router` leads and it was the last one."""
+
+    async def stop_leading(self, router: Incarnation) -> None:
+        """Drop the lease, only if this router holds it."""
 
     async def close(self) -> None:
         """Release connections."""

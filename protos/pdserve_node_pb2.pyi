@@ -399,12 +399,14 @@ class DrainReply(_message.Message):
     def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
 
 class RoleRequest(_message.Message):
-    __slots__ = ("envelope", "role")
+    __slots__ = ("envelope", "role", "number")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     role: str
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., role: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class RoleReply(_message.Message):
     __slots__ = ("earlier", "refusal")

@@ -31,6 +31,7 @@ from router.api.tokenization import TokenizationApi, add_tokenization_routes
 from router.cluster.cluster_routes import add_cluster_routes
 from router.cluster.drain import DrainNode, add_drain_route
 from router.cluster.role import GiveRole, add_role_route
+from router.cluster.scaling import add_scaling_route
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
 from router.http.api_docs import add_api_docs
@@ -107,6 +108,7 @@ def create_app(
     add_tokenization_routes(app, TokenizationApi(text_model, api), exchanges)
     add_probe_routes(app, registry)
     add_cluster_routes(app, cluster, live.serving)
+    add_scaling_route(app, cluster)
     add_live_routes(app, live)
     add_drain_route(app, drain_node)
     add_role_route(app, give_role)

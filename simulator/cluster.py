@@ -11,6 +11,7 @@ from itertools import count
 from common.errors import InternalError, InvalidRequest
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.observing.latency import LatencyTargets
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
 from node.flow.flow_limits import FlowLimits
@@ -22,6 +23,8 @@ from node.flow.step_progress import expected_step_s
 from node.life.make_scheduler import make_scheduler
 from node.life.possible_roles import NODE_ROLES, refused_roles
 from placement.store import LiveNode
+from router.core.scaling.moves import Move
+from router.core.scaling.scaling import RoleScaling
 from simulator.clients import ClientRequest
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
@@ -43,6 +46,7 @@ class ClusterSetup:
     planned by itself, which changes nothing but how long the simulation takes. `told` are the
     indices of the requests whose story is kept. Where all nodes share a machine that runs
     `at_once` of them at full speed, steps of more nodes at once take longer; 0: each has its own.
+    With `targets` roles follow the load, as with `--auto-roles`.
     """
 
     profile: DeviceProfile
@@ -53,6 +57,7 @@ class ClusterSetup:
     may_repeat: bool = True
     told: frozenset[int] = frozenset()
     at_once: int = 0
+    targets: LatencyTargets | None = None
 
 
 class SimulatedCluster:
@@ -94,6 +99,9 @@ class SimulatedCluster:
         self._renewal_s = lease_s / RENEWALS_PER_LEASE
         self._num_open = 0
         self.served: list[ServedRequest] = []
+        self._scaling = None if setup.targets is None else RoleScaling(setup.targets)
+        self.moves: list[tuple[float, Move]] = []
+        """The changes of roles that followed the load, with their times."""
 
     @property
     def max_model_len(self) -> int:
@@ -201,7 +209,18 @@ class SimulatedCluster:
                 LiveNode(record=self._records[n.me], load=self._loads[n.me]) for n in self.nodes
             ]
             self.router.on_listing(live)
+            self._follow_load()
             self.timeline.after(self._renewal_s, self._list)
+
+    def _follow_load(self) -> None:
+        now_s = self.timeline.now_s()
+        if self._scaling is None:
+            return
+        move = self._scaling.decide(self.router.nodes(), now_s).choice.move
+        if move is not None:
+            self._scaling.moves.on_moved(move.role, now_s)
+            self.moves.append((now_s, move))
+            self.timeline.after(self._setup.message_s, partial(self.set_role, move.node, move.role))
 
     # Inside: how nodes are made.
 

@@ -47,6 +47,7 @@ from router.core.effects import (
 )
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
+from router.core.known.roster import Roster
 from router.core.membership import Membership
 from router.core.policies.query import Query, query_of
 from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
@@ -120,6 +121,10 @@ class SimulatedRouter:
             self._membership.on_heard(node.record.incarnation)
         while self._membership.has_unread:
             self._membership.nodes()
+
+    def nodes(self) -> Roster:
+        """Return the nodes that can be chosen."""
+        return self._membership.nodes()
 
     def ask(self, request: GenerationRequest, served: ServedRequest) -> None:
         """Take a request of a client."""

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from common.nodes import Role
 from common.observing.clock import MonotonicClock
+from common.observing.latency import LatencyTargets
 from engine.core.blocks.block_pool import BlockCounts
 from engine.core.grammar_statistics import GrammarStatistics
 from engine.core.statistics import DiskSize, SchedulerStatistics, StepCounters
@@ -37,9 +38,11 @@ from node.watch.metrics import (
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.refused_logins import RefusedLogins
+from router.core.scaling.scaling import RoleScaling
 from router.http.server import count_refused
 from router.watch.http_metrics import HttpMetrics
 from router.watch.router_metrics import RouterMetrics
+from router.watch.scaling_report import ScalingReport
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->\n)", re.DOTALL)
@@ -74,6 +77,8 @@ def described_metrics() -> dict[str, list[DescribedMetric]]:
     process.register(CertificateEnd(None))
     HttpMetrics(router)
     RouterMetrics(router)
+    targets = LatencyTargets(ttft_s=1.0, tpot_s=1.0)
+    ScalingReport(router, RoleScaling(targets).decide([], 0.0), auto_roles=False)
     router.register(ApiKeyCollector(ApiKeyBook(MonotonicClock())))
     RefusedLogins(MonotonicClock(), router)
     count_refused(router)

@@ -19,6 +19,7 @@ from common.nodes import Role
 from common.settings.api_config import ApiConfig
 from common.settings.handoff_config import NODE_ID, HandoffConfig
 from common.settings.redis_url import parse_redis_url
+from common.settings.scaling_config import ScalingConfig
 from common.settings.scheduling_config import SchedulingConfig, SpeculationConfig
 from common.settings.setting import POWER_OF_TWO, SHARE, FormRule, Problem, Section, setting
 from common.settings.tracing_config import TracingConfig
@@ -30,6 +31,7 @@ __all__ = [
     "HandoffConfig",
     "ModelConfig",
     "PlacementConfig",
+    "ScalingConfig",
     "SchedulingConfig",
     "SecurityConfig",
     "ServerConfig",
@@ -298,6 +300,7 @@ class Config:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)

@@ -64,6 +64,8 @@ class StepCounters:
     or copied back for them from host memory, where some had been read from disk. `disk` counts by
     event. `pulls` are by their outcome, and `num_pulled_tokens` came with those that landed, of
     which no prompt waited for `num_fetched_tokens`.
+    `prompt_steps_s` is the time of steps that computed any part of a prompt, `decode_steps_s` that
+    of all others.
     `preemptions` are by reason, `stops` by the rule that ended admissions, `plans_ahead` by whether
     the plan was made while the step before ran, or what prevented that.
     """
@@ -83,6 +85,8 @@ class StepCounters:
     num_speculative_steps: int = 0
     num_pulled_tokens: int = 0
     num_fetched_tokens: int = 0
+    prompt_steps_s: float = 0.0
+    decode_steps_s: float = 0.0
     preemptions: dict[str, int] = field(default_factory=lambda: _counts(PreemptionReason))
     stops: dict[str, int] = field(default_factory=lambda: _counts(StopRule))
     plans_ahead: dict[str, int] = field(default_factory=lambda: _counts(AheadRule))
@@ -134,6 +138,13 @@ class StepCounters:
         self.num_decode_tokens += num_tokens * num_times
         self.stops[StopRule.NOTHING_WAITS.value] += num_times
         self.plans_ahead[AheadRule.NO_STEP.value] += num_times
+
+    def on_ran(self, took_s: float, *, has_prompts: bool) -> None:
+        """Count the time of a step, or of a step that was run several times."""
+        if has_prompts:
+            self.prompt_steps_s += took_s
+        else:
+            self.decode_steps_s += took_s
 
     def on_prefix_found(self, *, pool: int, host: int, disk: int) -> None:
         """Count the cached blocks of an admitted prompt, by where they were."""

@@ -19,6 +19,7 @@ from common.errors import (
     Overloaded,
     PdserveError,
     PeerProtocolError,
+    StaleEpoch,
 )
 from common.ids import Incarnation
 from common.nodes import Role
@@ -174,8 +175,10 @@ class ControlService(pb_grpc.NodeServicer):
         """Take new work of another role; the reply comes when the placement store was told."""
         try:
             check_envelope(request.envelope, self._incarnation)
-            return pb.RoleReply(earlier=(await self._role.change(_role(request.role))).value)
-        except (Draining, InvalidRequest) as refused:
+            return pb.RoleReply(
+                earlier=(await self._role.change(_role(request.role), request.number)).value
+            )
+        except (Draining, InvalidRequest, StaleEpoch) as refused:
             return pb.RoleReply(refusal=refusal_to_proto(refused))
         except PdserveError as error:
             await context.abort(status_of(error), str(error))

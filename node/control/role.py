@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from common.errors import Draining, InvalidRequest
+from common.errors import Draining, InvalidRequest, StaleEpoch
 from common.nodes import Role
 from common.observing.logs import name_role
 from node.control.drain import NodeDrain
@@ -29,6 +29,7 @@ class NodeRole:
         self._tell_flow: Callable[[], object] = lambda: None
         self._announce: Announce | None = None
         self._changing = asyncio.Lock()
+        self._last_number = 0
 
     @property
     def possible(self) -> tuple[Role, ...]:
@@ -40,15 +41,25 @@ class NodeRole:
         """Have the flow told of each change, and then the placement store by `announce`."""
         self._tell_flow, self._announce = tell_flow, announce
 
-    async def change(self, role: Role) -> Role:
+    async def change(self, role: Role, number: int = 0) -> Role:
         """Take new work of `role` from now on; return the role until now.
 
-        Raises `InvalidRequest` for a role that this node cannot have, `Draining` when it leaves,
-        and what `announce` raises: the node has the role nevertheless.
+        `number` is that of a change which routers make by themselves: it is made once, and not
+        after one with a higher number. Where it was made already, a person may have changed the
+        role since.
+
+        Raises `InvalidRequest` for a role that this node cannot have, `StaleEpoch` for a number
+        below the last one, `Draining` when it leaves, and what `announce` raises: the node has the
+        role nevertheless.
         """
         async with self._changing:
             earlier = self.current
-            if role is earlier:
+            if number and number < self._last_number:
+                raise StaleEpoch(
+                    f"change {number} of this node's role is older than change {self._last_number}"
+                )
+            if role is earlier or (number and number == self._last_number):
+                self._last_number = max(number, self._last_number)
                 return earlier
             if role in self._refused:
                 raise InvalidRequest(
@@ -58,6 +69,7 @@ class NodeRole:
             if self._drain.is_on:
                 raise Draining("this node is draining: it takes no new work of any role")
             self.current = role
+            self._last_number = max(number, self._last_number)
             name_role(role.value)
             log.info("takes new work as a %s node, until now %s", role.value, earlier.value)
             self._tell_flow()

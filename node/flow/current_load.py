@@ -32,5 +32,9 @@ def current_load(
         num_quarantined_blocks=seen.blocks.quarantined,
         num_prefix_host_blocks=seen.num_prefix_host_blocks,
         num_prefix_disk_blocks=seen.disk.num_blocks,
+        num_steps=counted.num_steps,
+        num_prompt_tokens=counted.num_chunk_tokens,
+        prompt_steps_ms=round(1000 * counted.prompt_steps_s),
+        decode_steps_ms=round(1000 * counted.decode_steps_s),
         is_draining=is_draining,
     )

@@ -207,6 +207,12 @@ def _steps(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         "kind",
         tokens,
     )
+    yield counters(
+        "step_seconds",
+        "Seconds of steps that computed a part of a prompt (prompts), and of all others (decodes)",
+        "computes",
+        {"prompts": counted.prompt_steps_s, "decodes": counted.decode_steps_s},
+    )
     yield gauge("last_step_tokens", "Tokens planned into the latest step", counted.last_step_tokens)
     budget = scheduler.max_num_batched_tokens
     yield gauge("step_budget_tokens", "Most tokens one step may compute", budget)

@@ -28,6 +28,8 @@ class ClusterStatus:
     is_store_away: bool
     warnings: tuple[str, ...]
     nodes: tuple[Facts, ...]
+    scaling: str
+    """What the load wants of the roles, as a sentence; '' where the router does not say."""
     serving: Mapping[str, float]
     """Numbers of `serving` in the answer, by name; those that it does not have are left out."""
 
@@ -47,6 +49,7 @@ def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> Clu
         router_id=str(router_id or ""),
         is_store_away=reply.get("placement_store") == "away",
         warnings=tuple(map(str, warnings)) if isinstance(warnings, list) else (),
+        scaling=_scaling(reply.get("scaling")),
         serving=_numbers(reply.get("serving")),
         nodes=tuple(sorted(nodes, key=lambda node: (role_of(node), node["node_id"]))),
     )
@@ -55,6 +58,25 @@ def fetch_cluster(url: str, *, api_key: str = "", timeout_s: float = 5.0) -> Clu
 def role_of(node: Facts) -> str:
     """Return the role's name; '' where the router did not send it."""
     return node["role"].value if "role" in node else ""
+
+
+def _scaling(told: Any) -> str:
+    roles = told.get("roles") if isinstance(told, dict) else None
+    if not isinstance(roles, dict):
+        return ""
+    parts = [
+        f"{role} {found['desired']} ({found['nodes']} there)"
+        for role, found in roles.items()
+        if isinstance(found, dict) and (found.get("nodes") or found.get("desired"))
+        if {"nodes", "desired"} <= found.keys()
+    ]
+    if not parts:
+        return ""
+    who = ""
+    if told.get("auto_roles"):
+        leader = told.get("leader")
+        who = f" {leader} changes roles." if leader else " No router changes roles now."
+    return f"For this load: {', '.join(parts)}.{who}"
 
 
 def _numbers(told: Any) -> dict[str, float]:

@@ -84,6 +84,7 @@ def _title(cluster: ClusterStatus) -> str:
     serving = f" serving {', '.join(models)}" if models else ""
     lines = [f"{cluster.url}: {count} node{'' if count == 1 else 's'}{serving}"]
     lines += [_router(cluster)] if cluster.router_id or cluster.serving else []
+    lines += [cluster.scaling] if cluster.scaling else []
     lines += _devices(cluster.nodes)
     if cluster.is_store_away:
         lines.append("The placement store is away: no node can join until it is back.")

@@ -17,6 +17,7 @@ from common.files.keys_folder import Keys
 from common.model_names import model_names
 from common.nodes import Role
 from common.observing.clock import MonotonicClock
+from common.observing.latency import LatencyTargets
 from common.observing.logs import name_node
 from common.observing.tracing import NO_TRACING, Tracing
 from common.settings.config import Config, ModelConfig
@@ -33,6 +34,7 @@ from router.api.planning.process import PlanningProcess, planning_command
 from router.app import create_app
 from router.cluster.drain import drain_node
 from router.cluster.role import give_role
+from router.cluster.role_keeper import RoleKeeper
 from router.cluster.view import DispatcherView
 from router.dispatch.dispatcher import Dispatcher
 from router.http.server import bind_http, count_refused, router_limits, serve_http
@@ -81,7 +83,9 @@ async def run_router_role(
     trials = _trials(model, text_model)
     try:
         name_node(dispatcher.incarnation.node_id)
-        cluster = DispatcherView(dispatcher, shutdown.drain)
+        roles = _make_role_keeper(config, store, dispatcher, registry)
+        dispatcher.add_task(roles.run(dispatcher.incarnation), "roles")
+        cluster = DispatcherView(dispatcher, roles.scaling, shutdown.drain)
         live = LiveFeed(cluster, MonotonicClock(), quotes_requests=keys is None)
         app = create_app(
             config=config,
@@ -163,6 +167,21 @@ def _make_dispatcher(
         on_failed=shutdown.end_now,
         clock=MonotonicClock(),
         keys=keys,
+    )
+
+
+def _make_role_keeper(
+    config: Config, store: PlacementStore, dispatcher: Dispatcher, registry: CollectorRegistry
+) -> RoleKeeper:
+    wanted = config.scaling
+    return RoleKeeper(
+        store,
+        dispatcher.pool,
+        LatencyTargets(ttft_s=wanted.target_ttft_s, tpot_s=wanted.target_tpot_s),
+        registry=registry,
+        lease_s=config.placement.node_lease_s,
+        clock=MonotonicClock(),
+        auto_roles=wanted.auto_roles,
     )
 
 

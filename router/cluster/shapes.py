@@ -17,6 +17,7 @@ from router.http.described import (
     good_response,
 )
 from router.live.shapes import Serving
+from router.watch.scaling_report import ScalingAnswer
 
 
 class ReadyAnswer(TypedDict):
@@ -75,6 +76,7 @@ class ClusterAnswer(TypedDict):
     placement_store: Literal["ok", "away"]
     warnings: list[str]
     nodes: list[NodeFacts]
+    scaling: ScalingAnswer
     recent_placements: Annotated[list[PlacementFacts], Field(description="The latest first.")]
 
 

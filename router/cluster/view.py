@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ from router.core.policies.query import NodeView
 from router.dispatch.dispatcher import Dispatcher
 from router.live.reading import Reading, live_requests
 from router.watch.recent_placements import RecentPlacement
+from router.watch.scaling_report import ScalingAnswer
 
 NUM_LISTED_PLACEMENTS = 32
 
@@ -23,9 +24,16 @@ NUM_LISTED_PLACEMENTS = 32
 class DispatcherView:
     """A `ClusterView` of a running dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, drain: asyncio.Event | None = None) -> None:
-        """Make a view; `drain` is set when this router has to drain."""
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        scaling: Callable[[], ScalingAnswer],
+        drain: asyncio.Event | None = None,
+    ) -> None:
+        """Make a view; `scaling` says what the load wants, `drain` is set when this router has to
+        drain."""
         self._dispatcher = dispatcher
+        self.scaling = scaling
         self._drain = drain or asyncio.Event()
 
     def is_ready(self) -> bool:
@@ -72,6 +80,7 @@ class DispatcherView:
             nodes=list(dispatcher.pool.nodes()),
             requests=live_requests(dispatcher.flows()),
             placements=dispatcher.recent_placements,
+            scaling=self.scaling(),
         )
 
     def scrape_targets(self) -> list[ScrapeTarget]:
@@ -95,6 +104,7 @@ class DispatcherView:
             "placement_store": "away" if is_store_away else "ok",
             "warnings": self.warnings(),
             "nodes": [node_json(node) for node in dispatcher.pool.nodes()],
+            "scaling": self.scaling(),
             "recent_placements": [placement_json(p) for p in latest_first],
         }
 

@@ -15,6 +15,7 @@ prefix_sources what has more of a prompt than the prefill node that is chosen fo
 shortlist      which nodes of a wide cluster a choice looks at
 known/         what is known of nodes: those that can be chosen, blocks, sessions, pairs that fail
 policies/      placement policies by name
+scaling/       how many nodes of each role the load wants, and which node changes its role
 generation     the seam between the HTTP edge (text) and dispatch (nodes)
 cluster_view   the seam between the HTTP edge and the cluster behind it
 

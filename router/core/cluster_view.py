@@ -27,5 +27,8 @@ class ClusterView(Protocol):
     def scrape_targets(self) -> Sequence[Mapping[str, Any]]:
         """Return where the nodes serve their metrics, as Prometheus' HTTP discovery wants it."""
 
+    def scaling(self) -> Mapping[str, Any]:
+        """Return `/v1/scaling` as JSON values: how many nodes of each role the load wants."""
+
     def describe(self) -> dict[str, Any]:
         """Return `/v1/cluster` as JSON values: this router, the nodes, their roles and load."""

@@ -35,13 +35,14 @@ class CallsBeside:
         reply: pb.DrainReply = await self._called(self._stub().Drain, message)
         return reply.timeout_ms / 1000
 
-    async def set_role(self, role: Role) -> None:
+    async def set_role(self, role: Role, number: int) -> None:
         """Have the node take new work of another role.
 
-        Raises what the node refuses it with: `InvalidRequest` where it cannot have this role, and
-        `Draining`; otherwise as `drain`.
+        Raises what the node refuses it with: `InvalidRequest` where it cannot have this role,
+        `StaleEpoch` where it knows of a change with a higher number, and `Draining`; otherwise as
+        `drain`.
         """
-        message = pb.RoleRequest(envelope=self._envelope, role=role.value)
+        message = pb.RoleRequest(envelope=self._envelope, role=role.value, number=number)
         reply: pb.RoleReply = await self._called(self._stub().SetRole, message)
         if reply.HasField("refusal"):
             raise refusal_to_error(reply.refusal)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVarTuple, cast
+from typing import Any, TypeVarTuple, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -128,6 +128,12 @@ class Dispatcher:
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
+
+    def add_task(self, task: Coroutine[Any, Any, None], name: str) -> None:
+        """Run what serves the cluster beside requests, from `start` until `close`."""
+        added = asyncio.create_task(task, name=name)
+        added.add_done_callback(self._on_task_end)
+        self._tasks.append(added)
 
     async def wait_for_nodes(self, unless: asyncio.Event) -> None:
         """Return when every node there is was heard, or `unless` is set. A silent one is waited for

@@ -96,23 +96,28 @@ class NodePool:
         client = None if source is None else self.client(source.node)
         return source if client is not None and client.sends_blocks else None
 
-    async def set_role(self, node: Incarnation, role: Role) -> None:
+    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
         """Have a node take new work of another role from now on; what it has it finishes.
 
         The role that it has already is fine. When this returns, the store and this router know it;
         other routers learn it from the store. Which roles a node can be given says
-        `NodeRecord.can_become`.
+        `NodeRecord.can_become`. `number` is that of a change that the placement store allowed the
+        leader; 0: a person asks.
 
         Raises `InvalidRequest` where the node cannot have the role, `Draining` when it leaves,
-        `StaleEpoch` when it has restarted, and `NodeLost` or `DeadlineExceeded` when it has left or
-        does not answer.
+        `StaleEpoch` when it has restarted or was told a higher number, and `NodeLost` or
+        `DeadlineExceeded` when it has left or does not answer.
         """
         client = self.client(node)
         if client is None:
             raise NodeLost(f"{node} has left")
-        await client.beside.set_role(role)
+        await client.beside.set_role(role, number)
         self.membership.on_role(node, role)
         self._should_refresh.set()
+
+    def is_member(self, node: Incarnation) -> bool:
+        """Return whether a node may be heard, now or again."""
+        return node in self._clients
 
     async def run(self, router: Incarnation) -> None:
         """Refresh, and watch the nodes, until cancelled."""

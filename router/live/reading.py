@@ -11,6 +11,7 @@ from router.core.attempt import State
 from router.core.policies.query import NodeView
 from router.core.request_flow import RequestFlow
 from router.watch.recent_placements import RecentPlacements
+from router.watch.scaling_report import ScalingAnswer
 
 
 class Phase(Enum):
@@ -50,6 +51,7 @@ class Reading:
     nodes: Sequence[NodeView]
     requests: Sequence[LiveRequest]
     placements: RecentPlacements
+    scaling: ScalingAnswer
 
 
 def live_requests(flows: Iterable[RequestFlow]) -> list[LiveRequest]:

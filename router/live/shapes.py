@@ -8,6 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from common.wire_types import Count
+from router.watch.scaling_report import ScalingAnswer
 
 _Number = Annotated[float, Field(ge=0)]
 _Row = Annotated[list[float | None], Field(description="In the order of columns.")]
@@ -77,6 +78,7 @@ class SnapshotEvent(TypedDict):
     num_nodes: Count
     nodes: list[dict[str, Any]]
     pairs: list[dict[str, Any]]
+    scaling: ScalingAnswer
     requests: list[ShownRequest]
     placements: list[LivePlacement]
     errors: list[LiveError]

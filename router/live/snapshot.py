@@ -97,6 +97,7 @@ def _cluster_json(reading: Reading, history: LiveHistory) -> dict[str, Any]:
         "num_nodes": len(reading.nodes),
         "nodes": [_node(node, history) for node in nodes],
         "pairs": pairs[:MAX_PAIRS_SHOWN],
+        "scaling": reading.scaling,
         "requests": [_request(request) for request in _shown(reading)],
     }
 

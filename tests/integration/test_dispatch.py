@@ -47,6 +47,7 @@ from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
 from tests.support.http.read_answer import QueueSink, read
+from tests.support.observing.live_readings import scaling
 
 
 async def test_prefill_then_decode(cluster: Cluster) -> None:
@@ -152,7 +153,7 @@ async def test_nobody_is_there(cluster: Cluster) -> None:
     router = await cluster.router()
     with pytest.raises(Overloaded, match="no decode or mixed node is heard"):
         await start(router)
-    view = DispatcherView(router)
+    view = DispatcherView(router, scaling)
     assert not view.is_ready()
     missing = "no decode or mixed node is heard, the placement store lists none"
     assert view.why_not_ready() == missing
@@ -440,7 +441,7 @@ async def test_the_cluster_described(cluster: Cluster) -> None:
     d = await cluster.add("d0", Role.DECODE)
     await cluster.add("p0", Role.PREFILL)
     router = await cluster.router()
-    view = DispatcherView(router)
+    view = DispatcherView(router, scaling)
     assert view.is_ready()
     assert view.why_not_ready() == ""
     answer = start(router)

@@ -26,6 +26,7 @@ from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_edge import make_edge, never_ends
 from tests.support.http.http_server import eventually, raw_request
 from tests.support.http.read_answer import read
+from tests.support.observing.live_readings import scaling
 from tests.support.stores.memory_store import MemoryStore
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -63,7 +64,7 @@ class World:
             registry=CollectorRegistry(),
             on_failed=self.failed.set,
         )
-        self.view = DispatcherView(self.router)
+        self.view = DispatcherView(self.router, scaling)
 
     def add_record(self, node_id: str, **changes: Any) -> None:
         record = record_of(Incarnation(node_id, 1), Role.DECODE, "127.0.0.1:1")

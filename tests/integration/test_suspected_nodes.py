@@ -11,6 +11,7 @@ from tests.integration.scripted_cluster import Cluster, asked, start, tokens, wa
 from tests.integration.scripted_cluster import (
     scripted_cluster as scripted_cluster,
 )
+from tests.support.observing.live_readings import scaling
 
 
 def suspected(router: Dispatcher) -> list[str]:
@@ -25,7 +26,7 @@ async def test_a_silent_node_is_given_nothing_new_until_it_is_heard(cluster: Clu
     await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
     count = "pdserve_router_nodes_suspected_total"
     assert cluster.registry.get_sample_value(count) == 1
-    assert DispatcherView(router).is_ready()
+    assert DispatcherView(router, scaling).is_ready()
     answers = [start(router) for _ in range(4)]
     await asked(d1, 4)
     assert d0.asked == []
@@ -40,7 +41,7 @@ async def test_the_only_node_is_chosen_although_it_is_suspected(cluster: Cluster
     router = await cluster.router()
     cluster.silent.add("d0")
     await wait_until(lambda: suspected(router) == ["d0#1"], "d0 suspected")
-    assert DispatcherView(router).is_ready()
+    assert DispatcherView(router, scaling).is_ready()
     answer = start(router)
     await asked(d0)
     answer.cancel()

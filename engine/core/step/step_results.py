@@ -65,6 +65,7 @@ class StepResults:
         Decodes that go on are written together first. What happens to any sequence beyond that
         (blocks are published, an output ends, a prompt ends) happens in the order of the batch.
         """
+        self._counters.on_ran(step.took_s, has_prompts=not step.batch.is_decode.all())
         self._observe(step, has_scored=bool(results.prompt_logprobs))
         if results.num_steps > 1:
             self._counters.on_repeated(len(step.sequences), results.num_steps - 1)

@@ -109,6 +109,7 @@ function showSnapshot(snapshot) {
   document.title = running ? `${running} running · pdserve` : "pdserve";
   page.figures(sample);
   showNotices(snapshot);
+  showRoles(snapshot.scaling);
   showSampleRequest(snapshot.model);
   page.nodes.update(snapshot.nodes, snapshot.num_nodes);
   page.flow.update(page.nodes.byNodeId(), snapshot);

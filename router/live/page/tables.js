@@ -142,6 +142,18 @@ function showRows(id, rows) {
   document.getElementById(`no-${id}`).hidden = rows.length > 0;
 }
 
+// How many nodes of each role the load wants, who changes roles, and the last change.
+function showRoles(scaling) {
+  const roles = Object.entries(scaling.roles).filter(([, role]) => role.nodes || role.desired);
+  const parts = roles.map(([name, role]) => `${name} ${role.desired} (${role.nodes} there)`);
+  const texts = [`For this load: ${parts.join(", ")}.`];
+  if (scaling.auto_roles) texts.push(scaling.leader ? `${scaling.leader} changes roles.` : "No router changes roles now.");
+  const last = scaling.changes[0];
+  if (last) texts.push(`${last.node_id} became ${last.role} ${shownAge(last.age_s)} ago.`);
+  byId("roles").hidden = parts.length === 0;
+  setText(byId("roles"), texts.join(" "));
+}
+
 function showNotices({ trouble, warnings, is_store_away: isAway }) {
   const notices = [];
   if (trouble) notices.push(`Requests have nowhere to run: ${trouble}.`);

@@ -46,8 +46,9 @@ from router.http.routes import Access
 from router.live.feed import LiveFeed
 from router.live.reading import Reading
 from router.text.text_model import TextModel
+from router.watch.scaling_report import ScalingAnswer
 from tests.support.clocks.stopped_time import StoppedTime
-from tests.support.observing.live_readings import reading
+from tests.support.observing.live_readings import reading, scaling
 
 MODEL_NAME = "tiny"
 CONTEXT = 256
@@ -321,6 +322,9 @@ class FakeCluster:
 
     def scrape_targets(self) -> list[dict[str, Any]]:
         return [{"targets": ["10.0.0.7:9100"], "labels": {"role": "decode", "node_id": "d"}}]
+
+    def scaling(self) -> ScalingAnswer:
+        return scaling()
 
     def describe(self) -> dict[str, Any]:
         return {"nodes": [], "router": "r0"}

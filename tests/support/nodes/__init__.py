@@ -2,6 +2,7 @@
 
 control_server  the control service, with an inbox that answers by itself
 drained_node    a node that is drained while a router asks it
+fluid_cluster   nodes that report what flows through them
 node_caller     a router's stream to a node
 node_outputs    outputs of nodes
 node_views      nodes as placement sees them

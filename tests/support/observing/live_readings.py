@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from common.ids import AttemptId, Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from common.observing.latency import LatencyTargets
 from router.core.policies.query import NodeView
+from router.core.scaling.scaling import RoleScaling
 from router.live.reading import Reading
 from router.watch.recent_placements import RecentPlacement, RecentPlacements
+from router.watch.scaling_report import ScalingAnswer, ScalingReport
 
 
 def node(
@@ -40,6 +45,13 @@ def node(
     )
 
 
+def scaling(*nodes: NodeView) -> ScalingAnswer:
+    """What these nodes' load wants of a cluster without automatic roles."""
+    targets = LatencyTargets(ttft_s=2.0, tpot_s=0.1)
+    found = RoleScaling(targets).decide(nodes, 0.0)
+    return ScalingReport(CollectorRegistry(), found, auto_roles=False).answer(0.0)
+
+
 def reading(*nodes: NodeView, **changes: Any) -> Reading:
     """A quiet router that knows these nodes, but for `changes`."""
     empty: dict[str, Any] = {
@@ -50,6 +62,7 @@ def reading(*nodes: NodeView, **changes: Any) -> Reading:
         "warnings": (),
         "requests": (),
         "placements": RecentPlacements(),
+        "scaling": scaling(*nodes),
     }
     return Reading(nodes=nodes, **{**empty, **changes})
 

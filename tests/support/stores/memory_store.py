@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from common.errors import StaleEpoch
 from common.ids import AttemptId, Incarnation
-from common.nodes import NodeLoad, NodeRecord
+from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.clock import Clock
-from placement.store import LiveNode, Placement
+from placement.store import Leadership, LiveNode, Placement, RoleMove
 
 
 class MemoryStore:
@@ -19,6 +20,8 @@ class MemoryStore:
         self._last_epoch = 0
         self._nodes: dict[str, tuple[LiveNode, float]] = {}
         self._placements: dict[AttemptId, tuple[Placement, float]] = {}
+        self._leader: tuple[Incarnation, float] | None = None
+        self._move: RoleMove | None = None
 
     async def next_epoch(self, node_id: str) -> int:
         """Return the next epoch; one counter serves all nodes, and `clear` does not reset it."""
@@ -65,6 +68,36 @@ class MemoryStore:
         self._expire()
         return [self._placements[attempt][0] for attempt in sorted(self._placements)]
 
+    async def lead(self, router: Incarnation, *, lease_s: float) -> Leadership:
+        if self._leads(router) or self._leader is None:
+            self._leader = router, self._clock.now_s() + lease_s
+        assert self._leader is not None
+        return Leadership(leader=self._leader[0], last_move=self._move)
+
+    async def begin_move(
+        self, router: Incarnation, node: Incarnation, role: Role
+    ) -> RoleMove | None:
+        if not self._leads(router) or (self._move is not None and self._move.is_open):
+            return None
+        self._last_epoch += 1
+        self._move = RoleMove(number=self._last_epoch, node=node, role=role, is_open=True)
+        return self._move
+
+    async def end_move(self, router: Incarnation, number: int) -> bool:
+        if not self._leads(router) or self._move is None or self._move.number != number:
+            return False
+        self._move = replace(self._move, is_open=False)
+        return True
+
+    async def stop_leading(self, router: Incarnation) -> None:
+        if self._leads(router):
+            self._leader = None
+
+    def _leads(self, router: Incarnation) -> bool:
+        if self._leader is not None and self._leader[1] <= self._clock.now_s():
+            self._leader = None
+        return self._leader is not None and self._leader[0] == router
+
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
@@ -72,6 +105,7 @@ class MemoryStore:
         """Remove everything, like a flushed server."""
         self._nodes.clear()
         self._placements.clear()
+        self._leader = self._move = None
 
     def _expire(self) -> None:
         now_s = self._clock.now_s()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from common.errors import Draining, InvalidRequest
+from common.errors import Draining, InvalidRequest, StaleEpoch
 from common.nodes import Role
 from node.control.drain import NodeDrain
 from node.control.role import NodeRole
@@ -61,3 +61,17 @@ async def test_a_node_that_leaves_takes_no_other_role() -> None:
     with pytest.raises(Draining):
         await world.role.change(Role.MIXED)
     assert (world.role.current, world.told) == (Role.PREFILL, [])
+
+
+async def test_a_numbered_change_is_made_once_and_none_after_a_later_one() -> None:
+    world = World()
+    await world.role.change(Role.DECODE, 5)
+    await world.role.change(Role.PREFILL)
+    await world.role.change(Role.DECODE, 5)
+    assert world.role.current is Role.PREFILL, "a person has changed it since"
+    with pytest.raises(StaleEpoch, match="change 4 of this node's role is older than change 5"):
+        await world.role.change(Role.DECODE, 4)
+    await world.role.change(Role.PREFILL, 7)
+    with pytest.raises(StaleEpoch):
+        await world.role.change(Role.DECODE, 6)
+    assert world.told == ["flow", Role.DECODE, "flow", Role.PREFILL], "it has the role already"

@@ -77,6 +77,32 @@ def test_what_an_operator_looks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("automatic", "leader", "told"),
+    [
+        (False, None, ""),
+        (True, "router-a", " router-a changes roles."),
+        (True, None, " No router changes roles now."),
+    ],
+)
+def test_what_the_load_wants_of_the_roles(
+    automatic: bool, leader: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles = {
+        "prefill": {"nodes": 2, "desired": 3, "needed": 2.4},
+        "decode": {"nodes": 2, "desired": 1, "needed": 0.4},
+        "mixed": {"nodes": 0, "desired": 0, "needed": 0},
+    }
+    scaling = {"auto_roles": automatic, "leader": leader, "roles": roles}
+    shown = fetched({"nodes": [{**NODE, "node_id": "d"}], "scaling": scaling}, monkeypatch)
+    first_lines = " ".join(shown.splitlines()[1:3])
+    assert f"For this load: prefill 3 (2 there), decode 1 (2 there).{told}" in first_lines
+    odd: Any
+    for odd in (None, 5, {}, {"roles": 5}, {"roles": {"decode": 5}}, {"roles": {"decode": {}}}):
+        reply = {"nodes": [{**NODE, "node_id": "d"}], "scaling": odd}
+        assert "For this load" not in fetched(reply, monkeypatch)
+
+
 def test_it_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     most = {
         "max_num_seqs": 4096,

@@ -241,7 +241,7 @@ async def test_what_a_stranger_sees(path: Path) -> None:
         for path_ in ("/", "/health", "/ready"):
             assert (await client.post(path_)).status_code == 401, path_
         token = bearer("prometheus")
-        for path_ in ("/metrics", "/v1/cluster/targets"):
+        for path_ in ("/metrics", "/v1/cluster/targets", "/v1/scaling"):
             assert (await client.get(path_, headers=token)).status_code == 200
             assert (await client.get(path_)).status_code == 401
         for path_ in ("/v1/models", "/v1/cluster"):

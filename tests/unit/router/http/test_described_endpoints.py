@@ -99,6 +99,7 @@ async def test_the_name_of_a_model_is_a_parameter() -> None:
         ("GET", "/v1/models", None),
         ("GET", "/v1/models/tiny", None),
         ("GET", "/v1/cluster/targets", None),
+        ("GET", "/v1/scaling", None),
         ("POST", "/tokenize", {"prompt": "Hello"}),
         ("POST", "/tokenize", {"messages": [{"role": "user", "content": "Hello"}]}),
         ("POST", "/detokenize", {"tokens": [50, 51]}),

@@ -1,0 +1,177 @@
+"""Reads what the load wants of the cluster, and with `--auto-roles` gives nodes other roles.
+
+One router does so at a time: the one that holds the leader's lease in the placement store. It may
+believe so after its lease has ended: it was frozen, or cut off. So a change of a role has three
+steps, and each is safe if the router stops before or after it for any time:
+
+    begin   the store allows it, in the same step in which it sees that this router leads and that
+            no other change is open, and gives it a number
+    tell    the node takes the role, unless it was told of a change with a higher number
+    end     the store closes it, if this router leads still
+
+A leader that finds an open change ends it, before it decides anything: it tells the node the same
+role under the same number, or closes it where the node is no member any more. So what a router that
+wakes still has to tell is what the node has already, or is old and refused.
+
+Without the store nothing is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from common.errors import Draining, InvalidRequest, PdserveError, StaleEpoch
+from common.ids import Incarnation
+from common.nodes import Role
+from common.observing.clock import Clock
+from common.observing.latency import LatencyTargets
+from placement.store import Leadership, PlacementStore, PlacementUnavailable, RoleMove
+from router.core.policies.query import NodeView
+from router.core.scaling.moves import Move
+from router.core.scaling.scaling import RoleScaling
+from router.watch.scaling_report import ScalingAnswer, ScalingReport
+
+log = logging.getLogger("pdserve.router.roles")
+
+READINGS_PER_LEASE = 4
+
+
+class RunningNodes(Protocol):
+    """The nodes of the cluster, and their roles."""
+
+    def nodes(self) -> Sequence[NodeView]:
+        """Return the nodes that can be chosen now."""
+
+    def is_member(self, node: Incarnation) -> bool:
+        """Return whether a node may be heard, now or again."""
+
+    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
+        """Have a node take new work of another role; see `NodePool.set_role`."""
+
+    async def wait_heard(self) -> None:
+        """Return when every node that the store listed first was heard or left."""
+
+
+class RoleKeeper:
+    """Decides at each turn of `run`. With `auto_roles` it takes part in who leads."""
+
+    def __init__(
+        self,
+        store: PlacementStore,
+        nodes: RunningNodes,
+        targets: LatencyTargets,
+        *,
+        registry: CollectorRegistry,
+        lease_s: float,
+        clock: Clock,
+        auto_roles: bool,
+    ) -> None:
+        self._store = store
+        self._nodes = nodes
+        self._scaling = RoleScaling(targets)
+        first = self._scaling.decide([], clock.now_s())
+        self._report = ScalingReport(registry, first, auto_roles=auto_roles)
+        self._lease_s = lease_s
+        self._clock = clock
+        self._auto_roles = auto_roles
+        self._leads = False
+        self._is_store_away = False
+
+    def scaling(self) -> ScalingAnswer:
+        """Return the answer of `/v1/scaling`."""
+        return self._report.answer(self._clock.now_s())
+
+    async def run(self, router: Incarnation) -> None:
+        """Decide until cancelled; then another router may lead at once."""
+        await self._nodes.wait_heard()
+        try:
+            while True:
+                await self.turn(router)
+                await asyncio.sleep(self._lease_s / READINGS_PER_LEASE)
+        finally:
+            if self._leads:
+                with suppress(PlacementUnavailable):
+                    await self._store.stop_leading(router)
+
+    async def turn(self, router: Incarnation) -> None:
+        """Read the nodes once, and make the change that follows, if this router leads."""
+        try:
+            leadership = await self._lead(router) if self._auto_roles else None
+        except PlacementUnavailable as away:
+            self._on_store_away(away)
+            leadership = None
+        decision = self._scaling.decide(self._nodes.nodes(), self._clock.now_s())
+        self._report.on_decision(decision)
+        if leadership is None or not self._leads:
+            return
+        try:
+            if leadership.last_move is not None and leadership.last_move.is_open:
+                await self._finish(router, leadership.last_move, None)
+            elif decision.choice.move is not None:
+                await self._make(router, decision.choice.move)
+        except PlacementUnavailable as away:
+            self._on_store_away(away)
+
+    async def _lead(self, router: Incarnation) -> Leadership:
+        leadership = await self._store.lead(router, lease_s=self._lease_s)
+        if self._is_store_away:
+            log.info("the placement store says again who leads")
+        self._is_store_away = False
+        led, self._leads = self._leads, leadership.leader == router
+        if self._leads and not led:
+            log.info("this router decides about roles now")
+            self._scaling.moves.begin(self._clock.now_s())
+        elif led and not self._leads:
+            log.warning("%s decides about roles now", leadership.leader)
+        self._report.on_leader(leadership.leader, is_me=self._leads)
+        return leadership
+
+    def _on_store_away(self, away: PlacementUnavailable) -> None:
+        if not self._is_store_away:
+            log.warning("no role is changed until the placement store is back: %s", away)
+        self._is_store_away, self._leads = True, False
+        self._report.on_leader(None, is_me=False)
+
+    async def _make(self, router: Incarnation, move: Move) -> None:
+        begun = await self._store.begin_move(router, move.node, move.role)
+        if begun is None:
+            log.warning("%s keeps its role: another router leads, or is changing one", move.node)
+            self._leads = False
+            return
+        log.info(
+            "change %d: %s becomes a %s node, it was a %s node: %s",
+            *(begun.number, move.node, move.role.value, move.role_before.value, move.why),
+        )
+        await self._finish(router, begun, move)
+
+    async def _finish(self, router: Incarnation, begun: RoleMove, move: Move | None) -> None:
+        """Tell the node, and close the change when it has the role or cannot get it any more."""
+        now_s, told = self._clock.now_s(), f"change {begun.number} of {begun.node}"
+        if not self._nodes.is_member(begun.node):
+            log.warning("%s is over: the node has left", told)
+            self._scaling.moves.begin(now_s)
+        else:
+            try:
+                await self._nodes.set_role(begun.node, begun.role, number=begun.number)
+            except (Draining, InvalidRequest, StaleEpoch) as refused:
+                log.warning("%s is over, the node keeps its role: %s", told, refused)
+                self._scaling.moves.begin(now_s)
+            except PdserveError as failed:
+                log.warning("%s is told again, it was not reached: %s", told, failed)
+                return
+            else:
+                self._scaling.moves.on_moved(begun.role, now_s)
+                self._report.on_changed(move or _found(begun), now_s)
+        await self._store.end_move(router, begun.number)
+
+
+def _found(begun: RoleMove) -> Move:
+    """Return a change that another router began."""
+    before = Role.DECODE if begun.role is Role.PREFILL else Role.PREFILL
+    return Move(begun.node, before, begun.role, "begun by the router that led before")

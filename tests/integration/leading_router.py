@@ -1,0 +1,36 @@
+"""A router that does nothing but change roles: prints `leads` and each change that it was allowed.
+
+python -m tests.integration.leading_router REDIS_URL NAME LEASE_S
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from common.ids import Incarnation
+from common.nodes import Role
+from placement.redis_store import RedisStore
+from placement.store import PlacementUnavailable
+
+
+async def main(url: str, name: str, lease_s: float) -> None:
+    store, me, led = RedisStore(url, "leaders"), Incarnation(name, 1), False
+    while True:
+        try:
+            leads = (await store.lead(me, lease_s=lease_s)).leader == me
+            if leads and not led:
+                print("leads", flush=True)
+            led = leads
+            # It asks as a router that believes to lead, whatever the store has just said.
+            begun = await store.begin_move(me, Incarnation("n", 1), Role.DECODE)
+            if begun is not None:
+                print(begun.number, flush=True)
+                await store.end_move(me, begun.number)
+        except PlacementUnavailable as away:
+            print(f"away: {away}", flush=True)
+        await asyncio.sleep(lease_s / 8)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

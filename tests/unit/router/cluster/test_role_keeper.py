@@ -1,0 +1,280 @@
+"""One router gives nodes other roles: what it tells them, and what others and late ones may not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common.errors import DeadlineExceeded, Draining, PdserveError, StaleEpoch
+from common.ids import Incarnation
+from common.nodes import Role
+from placement.store import Leadership, PlacementUnavailable, RoleMove
+from router.cluster.role_keeper import RoleKeeper
+from router.core.policies.query import NodeView
+from tests.support.clocks.manual_clock import ManualClock
+from tests.support.http.http_server import eventually
+from tests.support.nodes.fluid_cluster import (
+    PREFILL_SPEED,
+    READ_S,
+    TARGETS,
+    FluidCluster,
+)
+from tests.support.stores.memory_store import MemoryStore
+
+R1, R2 = Incarnation("r1", 1), Incarnation("r2", 1)
+LEASE_S = 5.0
+
+
+class Store(MemoryStore):
+    """May be away, and lets a test act between two calls of a router."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.is_away = False
+        self.after_begun: Callable[[], Awaitable[None]] | None = None
+
+    async def lead(self, router: Incarnation, *, lease_s: float) -> Leadership:
+        self._require()
+        return await super().lead(router, lease_s=lease_s)
+
+    async def begin_move(
+        self, router: Incarnation, node: Incarnation, role: Role
+    ) -> RoleMove | None:
+        self._require()
+        begun = await super().begin_move(router, node, role)
+        if begun is not None and self.after_begun is not None:
+            hook, self.after_begun = self.after_begun, None
+            await hook()
+        return begun
+
+    def _require(self) -> None:
+        if self.is_away:
+            raise PlacementUnavailable("it is away")
+
+
+class Nodes:
+    """The nodes of a fluid cluster, as routers see them; they check numbers as nodes do."""
+
+    def __init__(self, water: FluidCluster) -> None:
+        self.water = water
+        self.told: list[tuple[Incarnation, Role, int]] = []
+        self.error: PdserveError | None = None
+        self._numbers: dict[Incarnation, int] = {}
+
+    def nodes(self) -> Sequence[NodeView]:
+        return [node.view() for node in self.water.nodes]
+
+    def is_member(self, node: Incarnation) -> bool:
+        return any(one.record.incarnation == node for one in self.water.nodes)
+
+    async def wait_heard(self) -> None:
+        await asyncio.sleep(0)
+
+    async def set_role(self, node: Incarnation, role: Role, *, number: int = 0) -> None:
+        if self.error is not None:
+            raise self.error
+        last = self._numbers.get(node, 0)
+        if number < last:
+            raise StaleEpoch("an old one")
+        self._numbers[node] = number
+        if number == last:
+            return
+        self.told.append((node, role, number))
+        (found,) = (one for one in self.water.nodes if one.record.incarnation == node)
+        found.record = replace(found.record, role=role)
+
+
+class World:
+    """Two routers on one store and one cluster: prompts queue, so prefill is short of nodes."""
+
+    def __init__(self, *, auto_roles: bool = True, num_decode: int = 6) -> None:
+        self.clock = ManualClock(100.0)
+        self.store = Store(self.clock)
+        self.nodes = Nodes(FluidCluster(2, num_decode))
+        self.registries = {R1: CollectorRegistry(), R2: CollectorRegistry()}
+        self.keepers = {
+            router: RoleKeeper(
+                self.store,
+                self.nodes,
+                TARGETS,
+                registry=registry,
+                lease_s=LEASE_S,
+                clock=self.clock,
+                auto_roles=auto_roles,
+            )
+            for router, registry in self.registries.items()
+        }
+
+    def flow(self) -> None:
+        """Let the time of a reading pass."""
+        self.clock.advance(READ_S)
+        self.nodes.water.flow(4 * PREFILL_SPEED, 100)
+
+    async def run(self, num_turns: int, *routers: Incarnation) -> None:
+        for _ in range(num_turns):
+            self.flow()
+            for router in routers:
+                await self.keepers[router].turn(router)
+
+    async def run_until_begun(self) -> None:
+        """Let R1 lead until it has begun a change, and stop it there, for ever."""
+
+        async def stop() -> None:
+            raise asyncio.CancelledError
+
+        self.store.after_begun = stop
+        with suppress(asyncio.CancelledError):
+            await self.run(100, R1)
+            raise AssertionError("nothing was begun")
+
+    def metric(self, router: Incarnation, name: str, **labels: str) -> float:
+        value = self.registries[router].get_sample_value(name, labels)
+        assert value is not None
+        return value
+
+
+async def test_the_leader_changes_roles_and_the_other_router_does_not() -> None:
+    world = World()
+    await world.run(60, R1, R2)
+    assert {role for _, role, _ in world.nodes.told} == {Role.PREFILL}
+    assert len(world.nodes.told) >= 3
+    numbers = [number for _, _, number in world.nodes.told]
+    assert numbers == sorted(set(numbers))
+    first, second = (world.keepers[router].scaling() for router in (R1, R2))
+    assert (first["leader"], second["leader"]) == ("r1", "r1")
+    assert [one["role"] for one in first["changes"]] == ["prefill"] * len(world.nodes.told)
+    assert second["changes"] == []
+    assert world.metric(R1, "pdserve_scaling_leader") == 1
+    assert world.metric(R2, "pdserve_scaling_leader") == 0
+    assert world.metric(R1, "pdserve_role_changes_total", role="prefill") == len(numbers)
+
+
+async def test_without_automatic_roles_nothing_changes_and_it_says_what_is_wanted() -> None:
+    world = World(auto_roles=False)
+    await world.run(60, R1, R2)
+    assert world.nodes.told == []
+    answer = world.keepers[R1].scaling()
+    assert (answer["auto_roles"], answer["leader"]) == (False, None)
+    assert answer["roles"]["prefill"]["desired"] >= 5
+    assert (await world.store.lead(R2, lease_s=1)).leader == R2, "it took no lease"
+
+
+async def test_metrics_and_the_answer_agree() -> None:
+    world = World()
+    for _ in range(40):
+        await world.run(1, R1)
+        for role, found in world.keepers[R1].scaling()["roles"].items():
+            for name in ("nodes", "needed", "desired"):
+                metric = f"pdserve_scaling_{name}" + ("" if name == "nodes" else "_nodes")
+                assert world.metric(R1, metric, role=role) == found[name]
+
+
+async def test_a_change_is_in_the_log_with_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World()
+    await world.run(20, R1)
+    lines = [one.message for one in caplog.records if "becomes a prefill node" in one.message]
+    assert lines
+    assert "it was a decode node: prefill needs" in lines[0]
+    assert "prompt tokens/s arrive" in lines[0]
+
+
+async def test_without_the_store_nothing_is_decided(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.store.is_away = True
+    await world.run(60, R1)
+    assert world.nodes.told == []
+    assert world.keepers[R1].scaling()["leader"] is None
+    assert len([r for r in caplog.records if "no role is changed until" in r.message]) == 1
+    world.store.is_away = False
+    await world.run(2, R1)
+    assert world.nodes.told == [], "it waits as after a change"
+    await world.run(30, R1)
+    assert world.nodes.told
+
+
+async def test_a_router_frozen_past_its_lease_changes_nothing_when_it_wakes() -> None:
+    world = World()
+    await world.run(3, R1)
+    world.clock.advance(LEASE_S + 1)
+    await world.run(30, R2)
+    told = list(world.nodes.told)
+    assert told
+    decided = world.keepers[R1]
+    # It believes to lead: it asks for a change as if its lease had been renewed a moment ago.
+    assert (
+        await world.store.begin_move(
+            R1, world.nodes.water.nodes[-1].record.incarnation, Role.PREFILL
+        )
+        is None
+    )
+    await decided.turn(R1)
+    assert decided.scaling()["leader"] == "r2"
+    assert world.nodes.told == told
+
+
+async def test_the_next_leader_ends_the_change_of_one_that_was_frozen_in_it() -> None:
+    world = World()
+    await world.run_until_begun()
+    assert world.nodes.told == []
+    world.clock.advance(LEASE_S + 1)
+    await world.run(1, R2)
+    ((node, role, number),) = world.nodes.told
+    world.clock.advance(100)
+    await world.run(30, R2)
+    assert len(world.nodes.told) > 1
+    told = list(world.nodes.told)
+    # The first one wakes and tells the node: it has the role already, or a later change.
+    await world.nodes.set_role(node, role, number=number)
+    assert world.nodes.told == told
+
+
+async def test_no_change_begins_while_the_node_of_one_does_not_answer() -> None:
+    world = World()
+    world.nodes.error = DeadlineExceeded("no answer")
+    await world.run(60, R1)
+    assert world.nodes.told == []
+    begun = (await world.store.lead(R1, lease_s=LEASE_S)).last_move
+    assert begun is not None
+    assert begun.is_open
+    world.nodes.error = None
+    await world.run(1, R1)
+    assert world.nodes.told == [(begun.node, begun.role, begun.number)]
+
+
+async def test_a_change_of_a_node_that_has_left_is_over() -> None:
+    world = World()
+    await world.run_until_begun()
+    begun = (await world.store.lead(R1, lease_s=LEASE_S)).last_move
+    assert begun is not None
+    world.nodes.water.nodes = [
+        one for one in world.nodes.water.nodes if one.record.incarnation != begun.node
+    ]
+    await world.run(60, R1)
+    assert world.nodes.told
+    assert all(node != begun.node for node, _, _ in world.nodes.told)
+
+
+async def test_a_node_that_refuses_keeps_its_role_and_ends_the_change() -> None:
+    world = World()
+    world.nodes.error = Draining("it leaves")
+    await world.run(20, R1)
+    begun = (await world.store.lead(R1, lease_s=LEASE_S)).last_move
+    assert begun is not None
+    assert not begun.is_open
+    assert world.keepers[R1].scaling()["changes"] == []
+
+
+async def test_a_router_that_ends_leaves_the_lease() -> None:
+    world = World()
+    running = asyncio.create_task(world.keepers[R1].run(R1))
+    await eventually(lambda: world.keepers[R1].scaling()["leader"] == "r1")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert (await world.store.lead(R2, lease_s=LEASE_S)).leader == R2

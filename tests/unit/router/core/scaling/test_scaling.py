@@ -1,0 +1,210 @@
+"""What the load wants of a cluster, and which node changes its role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from common.nodes import Role
+from router.core.scaling.moves import COOL_DOWN_S, HOLD_S, RETURN_S
+from router.core.scaling.scaling import Decision
+from tests.support.nodes.fluid_cluster import PREFILL_SPEED, FluidCluster
+
+BUSY_PREFILL = 0.8 * PREFILL_SPEED
+"""Prompt tokens a second that one node is well able to compute."""
+
+
+def needed(decision: Decision) -> tuple[float, float]:
+    demands = decision.demands
+    return demands[Role.PREFILL].need, demands[Role.DECODE].need
+
+
+def desired(decision: Decision) -> tuple[int, int]:
+    demands = decision.demands
+    return demands[Role.PREFILL].desired, demands[Role.DECODE].desired
+
+
+def test_a_load_that_fits_moves_nothing() -> None:
+    cluster = FluidCluster(4, 4)
+    *_, last = cluster.run(120, prompts_per_s=3 * PREFILL_SPEED, answers=200)
+    assert cluster.moves == []
+    assert needed(last) == pytest.approx((3 / 0.85, 200 / 85), rel=0.02)
+    assert desired(last) == (4, 3)
+    assert "enough of both" in last.choice.why
+
+
+def test_an_idle_cluster_wants_one_of_each_and_moves_nothing() -> None:
+    cluster = FluidCluster(4, 4)
+    *_, last = cluster.run(60, prompts_per_s=0, answers=0)
+    assert (desired(last), needed(last), cluster.moves) == ((1, 1), (0, 0), [])
+
+
+def test_prompts_that_queue_take_decode_nodes() -> None:
+    cluster = FluidCluster(2, 6)
+    *_, last = cluster.run(120, prompts_per_s=5 * BUSY_PREFILL, answers=100)
+    assert {role for _, role in cluster.moves} == {Role.PREFILL}
+    assert len(cluster.of(Role.PREFILL)) >= 5
+    assert desired(last)[0] == len(cluster.of(Role.PREFILL))
+
+
+def test_answers_that_wait_for_seats_take_prefill_nodes() -> None:
+    cluster = FluidCluster(6, 2)
+    cluster.run(120, prompts_per_s=BUSY_PREFILL, answers=420)
+    assert [role for _, role in cluster.moves] == [Role.DECODE] * 3
+    assert len(cluster.of(Role.DECODE)) == 5
+
+
+def test_demand_is_what_arrives_not_what_is_computed() -> None:
+    """The overloaded role computes as much as its nodes can, whatever is asked of it."""
+    cluster = FluidCluster(1, 1)
+    *_, last = cluster.run(10, prompts_per_s=3 * PREFILL_SPEED, answers=1)
+    seen = last.demands[Role.PREFILL].measured
+    assert seen.tokens_per_s == pytest.approx(PREFILL_SPEED, rel=0.02)
+    assert seen.arriving_per_s == pytest.approx(3 * PREFILL_SPEED, rel=0.02)
+    assert last.demands[Role.PREFILL].need > 3
+    assert last.demands[Role.PREFILL].prefill_wait_s == pytest.approx(20, rel=0.1)
+
+
+def test_prompts_that_wait_for_a_seat_count_as_prefill_to_come() -> None:
+    seated = FluidCluster(1, 1)
+    waiting = FluidCluster(1, 1)
+    *_, low = seated.run(10, prompts_per_s=1000, answers=90)
+    *_, high = waiting.run(10, prompts_per_s=1000, answers=400)
+    assert needed(high)[0] > needed(low)[0]
+    assert high.demands[Role.PREFILL].measured.queued_tokens >= 100 * 300
+
+
+def test_a_slow_step_needs_more_decode_nodes() -> None:
+    cluster = FluidCluster(4, 4)
+    cluster.scaling = type(cluster.scaling)(replace(cluster.scaling.targets, tpot_s=0.015))
+    cluster.run(5, prompts_per_s=1000, answers=4)
+    *_, last = cluster.run(30, prompts_per_s=1000, answers=120)
+    assert "a step takes" in last.demands[Role.DECODE].why
+    assert needed(last)[1] > 4
+
+
+def test_nothing_is_taken_from_a_role_whose_rest_would_be_worse_off() -> None:
+    cluster = FluidCluster(2, 2)
+    *_, last = cluster.run(60, prompts_per_s=2.2 * PREFILL_SPEED, answers=170)
+    assert cluster.moves == []
+    assert "with one less it would be at" in last.choice.why
+
+
+def test_a_role_keeps_its_only_node() -> None:
+    for prefill, decode in ((1, 3), (3, 1)):
+        cluster = FluidCluster(prefill, decode)
+        prompts, answers = (0.0, 900.0) if decode == 3 else (9 * PREFILL_SPEED, 0.0)
+        *_, last = cluster.run(60, prompts_per_s=prompts, answers=answers)
+        assert cluster.moves == []
+        assert "keeps its only node" in last.choice.why
+
+
+def test_a_role_that_lost_its_last_node_gets_one() -> None:
+    cluster = FluidCluster(3, 0)
+    *_, last = cluster.run(30, prompts_per_s=0, answers=0)
+    assert [role for _, role in cluster.moves] == [Role.DECODE]
+    assert desired(last) == (1, 1)
+
+
+def test_a_cluster_of_decode_nodes_gets_a_prefill_node_when_prompts_are_computed() -> None:
+    idle = FluidCluster(0, 3)
+    idle.run(30, prompts_per_s=0, answers=100)
+    assert idle.moves == []
+    cluster = FluidCluster(0, 3)
+    cluster.run(30, prompts_per_s=2000, answers=50)
+    assert [role for _, role in cluster.moves] == [Role.PREFILL]
+
+
+def test_mixed_nodes_keep_their_role_and_say_what_they_want() -> None:
+    cluster = FluidCluster(0, 0, 2)
+    *_, last = cluster.run(60, prompts_per_s=3 * PREFILL_SPEED, answers=20)
+    assert cluster.moves == []
+    assert last.demands[Role.MIXED].desired >= 4
+    assert desired(last) == (0, 0)
+
+
+def test_changes_are_some_time_apart_and_longer_before_one_goes_back() -> None:
+    cluster = FluidCluster(6, 2)
+    cluster.run(60, prompts_per_s=BUSY_PREFILL, answers=420)
+    cluster.run(120, prompts_per_s=5 * BUSY_PREFILL, answers=50)
+    times = [at_s for at_s, _ in cluster.moves]
+    roles = [role for _, role in cluster.moves]
+    turn = roles.index(Role.PREFILL)
+    assert roles[turn:] == [Role.PREFILL] * len(roles[turn:])
+    assert times[0] >= HOLD_S
+    for index in range(1, len(times)):
+        pause_s = RETURN_S if index == turn else COOL_DOWN_S
+        assert times[index] - times[index - 1] >= pause_s
+
+
+def test_a_shortage_for_a_moment_changes_nothing() -> None:
+    cluster = FluidCluster(4, 4)
+    cluster.run(30, prompts_per_s=3 * BUSY_PREFILL, answers=200)
+    for _ in range(10):
+        cluster.run(1.25, prompts_per_s=5 * PREFILL_SPEED, answers=200)
+        cluster.run(30, prompts_per_s=3 * BUSY_PREFILL, answers=200)
+    assert cluster.moves == []
+
+
+def test_a_load_that_swings_quickly_does_not_swing_the_roles() -> None:
+    cluster = FluidCluster(4, 4)
+    for _ in range(20):
+        cluster.run(15, prompts_per_s=5 * BUSY_PREFILL, answers=100)
+        cluster.run(15, prompts_per_s=BUSY_PREFILL, answers=420)
+    roles = [role for _, role in cluster.moves]
+    num_turns = sum(before is not after for before, after in pairwise(roles))
+    assert num_turns <= 600 / RETURN_S
+
+
+@pytest.mark.parametrize("fault", ["is_draining", "is_suspected", "unlisted"])
+def test_nodes_that_leave_or_are_silent_do_not_count(fault: str) -> None:
+    cluster = FluidCluster(2, 2)
+    for node in (cluster.nodes[0], cluster.nodes[2]):
+        if fault == "unlisted":
+            node.is_listed = False
+        else:
+            setattr(node, fault, True)
+    *_, last = cluster.run(60, prompts_per_s=5 * PREFILL_SPEED, answers=300)
+    assert cluster.moves == []
+    assert {role: demand.num_nodes for role, demand in last.demands.items()} == {
+        Role.PREFILL: 1,
+        Role.DECODE: 1,
+        Role.MIXED: 0,
+    }
+
+
+def test_the_least_busy_node_that_can_change_changes() -> None:
+    cluster = FluidCluster(3, 1)
+    quiet, able, busy = cluster.nodes[:3]
+    quiet.record = replace(quiet.record, roles=())
+    cluster.follows = False
+    cluster.run(20, prompts_per_s=0, answers=300)
+    able.queued_tokens, busy.queued_tokens = 10, 5000
+    move = cluster.decide().choice.move
+    assert move is not None
+    assert move.node == able.record.incarnation
+    for node in (able, busy):
+        node.record = replace(node.record, roles=())
+    choice = cluster.decide().choice
+    assert (choice.move, "no prefill node can change its role" in choice.why) == (None, True)
+
+
+def test_a_node_that_restarts_counts_from_zero_again() -> None:
+    cluster = FluidCluster(2, 2)
+    cluster.run(30, prompts_per_s=BUSY_PREFILL, answers=50)
+    first = cluster.nodes[0]
+    first.record = replace(first.record, epoch=2)
+    first.num_prompt_tokens = first.prompt_ms = 0
+    *_, last = cluster.run(5, prompts_per_s=BUSY_PREFILL, answers=50)
+    assert 0 <= last.demands[Role.PREFILL].need < 2
+
+
+def test_a_decision_names_its_numbers() -> None:
+    cluster = FluidCluster(2, 6)
+    decisions = cluster.run(30, prompts_per_s=5 * BUSY_PREFILL, answers=100)
+    move = next(one.choice.move for one in decisions if one.choice.move)
+    assert move is not None
+    for part in ("prefill needs", "and has 2", "prompt tokens/s arrive", "decode needs", "seats"):
+        assert part in move.why
