@@ -40,7 +40,7 @@ from common.observing.latency import (
 )
 from common.settings.config import Config, EngineConfig
 from pdserve.configuration.flags import UP_DEFAULTS
-from pdserve.planning.search import Shape
+from pdserve.planning.search import Fleet
 from pdserve.planning.trial import setup_of
 from simulator.clients import ClientRequest
 from simulator.cluster import SimulatedCluster
@@ -49,10 +49,10 @@ from simulator.trace_file import TraceRequest, read_trace
 
 TRACE = Path(__file__).parent / "traces" / "azure_conv.csv"
 SHAPES = {
-    "1P1D": Shape(1, 1),
-    "2P1D": Shape(2, 1),
-    "1P2D": Shape(1, 2),
-    "2 mixed": Shape(mixed=2),
+    "1P1D": Fleet(1, 1),
+    "2P1D": Fleet(2, 1),
+    "1P2D": Fleet(1, 2),
+    "2 mixed": Fleet(mixed=2),
 }
 GOALS = {"p50": 0.07, "p99": 0.20, "goodput": 0.07}
 NUM_THREADS = 1
@@ -104,7 +104,7 @@ def winner(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def planned_timings(
-    profile: DeviceProfile, config: Config, shape: Shape, requests: Sequence[TraceRequest]
+    profile: DeviceProfile, config: Config, shape: Fleet, requests: Sequence[TraceRequest]
 ) -> tuple[list[RequestTiming], float]:
     """Return what the plan says of each request, and the seconds until the last one has ended.
 
@@ -127,7 +127,7 @@ def planned_timings(
 
 
 async def real_timings(
-    shape: Shape, requests: Sequence[TraceRequest]
+    shape: Fleet, requests: Sequence[TraceRequest]
 ) -> tuple[list[RequestTiming], int, float]:
     """Return what a cluster on this machine does, how many requests failed, and the seconds."""
     flags = [f for role, n in shape.num_nodes.items() for f in (f"--{role.value}", str(n))]

@@ -175,13 +175,15 @@ class ControlService(pb_grpc.NodeServicer):
         """Take new work of another role; the reply comes when the placement store was told."""
         try:
             check_envelope(request.envelope, self._incarnation)
-            return pb.RoleReply(
-                earlier=(await self._role.change(_role(request.role), request.number)).value
-            )
+        except PdserveError as error:
+            await context.abort(status_of(error), str(error))
+        try:
+            earlier = await self._role.change(_role(request.role), request.number)
         except (Draining, InvalidRequest, StaleEpoch) as refused:
             return pb.RoleReply(refusal=refusal_to_proto(refused))
         except PdserveError as error:
             await context.abort(status_of(error), str(error))
+        return pb.RoleReply(earlier=earlier.value)
 
     def _refusal(self, refused: CallRefused) -> pb.Refusal:
         self.refusals[refused.error.code] += 1

@@ -3,7 +3,7 @@
 node_flow         the decisions around the scheduler: messages in, effects out
 prefill           the life of a prompt that is sent on; decode: of a reservation
 shared_parts      what both of them have
-attempt_queue     attempts on their way to the scheduler, and their ends there
+attempts/         the attempts on a node, from their queue to what routers hear of them
 pulls/            what nodes take out of each other's prefix caches
 disk/             what a node reads from disk where that pays, and what it writes there
 pause             a time in which something that failed is left alone
@@ -12,9 +12,6 @@ flow_limits       which requests a node could never answer
 messages          messages to the step thread, and the effects that it wants
 current_load      the node's load as routers see it
 copies_under_way  copies of KV blocks, and what follows their ends
-shedding          when a queued request would end, and whether that is too late
-attempt_table     the attempts on a node: who asked for them, until when
-attempt_outputs   what a node says in a router's stream about an attempt
 step_progress     whether steps end, by how long they usually take
 inbox             the bounded queue of messages to the step thread (threads)
 perform_effects   performs the effects that the step thread wants (I/O)

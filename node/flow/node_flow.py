@@ -26,9 +26,10 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_in_flight import PlannedStep, Pushes
 from kv_transfer.contract import ConnectorFailed, TransferEnded
-from node.flow.attempt_outputs import RETRY_AFTER_S, emit_error, refused
-from node.flow.attempt_queue import AttemptQueue
-from node.flow.attempt_table import AttemptTable, NodeAttempt
+from node.flow.attempts.attempt_outputs import RETRY_AFTER_S, emit_error, refused
+from node.flow.attempts.attempt_queue import AttemptQueue
+from node.flow.attempts.attempt_table import AttemptTable, NodeAttempt
+from node.flow.attempts.shedding import Shedding
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load
 from node.flow.decode import Reservations
@@ -61,7 +62,6 @@ from node.flow.pulls.prefix_pulls import PrefixPulls
 from node.flow.pulls.prefix_sends import PrefixSends
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.shared_parts import SharedParts
-from node.flow.shedding import Shedding
 
 
 class NodeFlow:

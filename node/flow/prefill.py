@@ -33,8 +33,8 @@ from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput
 from kv_transfer.contract import Commit, Ticket, TransferEnded
-from node.flow.attempt_outputs import emit_tokens, refused
-from node.flow.attempt_table import HANDED_OFF, NodeAttempt
+from node.flow.attempts.attempt_outputs import emit_tokens, refused
+from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt
 from node.flow.landing_place import LandingPlace
 from node.flow.messages import (
     AbortTransfer,

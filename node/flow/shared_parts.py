@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from common.errors import PdserveError
 from engine.core.scheduler import Scheduler
-from node.flow.attempt_queue import AttemptQueue
-from node.flow.attempt_table import AttemptTable, NodeAttempt
+from node.flow.attempts.attempt_queue import AttemptQueue
+from node.flow.attempts.attempt_table import AttemptTable, NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.flow_limits import FlowLimits
 from node.flow.messages import Effect

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from common.observing.tracing import Attributes, Span, Tracing
 from common.request import FinishReason
-from node.flow.attempt_table import HANDED_OFF, NodeAttempt
+from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt
 
 _GOOD_ENDS = frozenset(
     {FinishReason.STOP.value, FinishReason.LENGTH.value, FinishReason.ABORT.value, HANDED_OFF}

@@ -12,7 +12,7 @@ import logging
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
 from common.observing.tracing import Tracing, trace_id_of
-from node.flow.attempt_table import AttemptTable, NodeAttempt
+from node.flow.attempts.attempt_table import AttemptTable, NodeAttempt
 from node.watch.attempt_spans import record_attempt
 
 log = logging.getLogger("pdserve.node.attempts")

@@ -46,7 +46,7 @@ def read_access_log(path: Path, model: str) -> tuple[list[TraceRequest], str]:
             f"trace {path} has requests for {', '.join(sorted(by_model))}: wanted --model with "
             "one of them"
         )
-    model = model or next(iter(by_model))
+    model = model or min(by_model)
     if model not in by_model:
         raise ConfigError(
             f"trace {path} has no request for {model}: wanted {', '.join(sorted(by_model))}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from common.settings.config import Config
-from pdserve.planning.search import Shape
+from pdserve.planning.search import Fleet
 
 WORTH = 0.03
 """A setting is worth changing if so many more of all requests are within the targets."""
@@ -24,7 +24,7 @@ class Change:
     config: Config
 
 
-def changes(config: Config, shape: Shape) -> list[Change]:
+def changes(config: Config, shape: Fleet) -> list[Change]:
     """Return what may help a cluster of this shape, without what its configuration forbids."""
     return [one for one in _changes(config, shape) if not _breaks(one.config, config)]
 
@@ -47,7 +47,7 @@ _ROOMS = {
 }
 
 
-def _changes(config: Config, shape: Shape) -> Iterator[Change]:
+def _changes(config: Config, shape: Fleet) -> Iterator[Change]:
     engine, handoff, scheduling = config.engine, config.handoff, config.scheduling
     if shape.prefill:
         for threshold in _THRESHOLDS:

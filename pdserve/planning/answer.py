@@ -11,7 +11,7 @@ from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config
 from pdserve.planning.advice import WORTH, Change, changes, with_changes
-from pdserve.planning.search import Search, Shape
+from pdserve.planning.search import Fleet, Search
 from pdserve.planning.trial import PlanTrial, run_trial, setup_of
 from pdserve.planning.workload import Workload, faster
 from simulator.profile import DeviceProfile
@@ -55,7 +55,7 @@ class Wanted:
 class Candidate:
     """A shape with a trial for each seed, and the load that it carries (1: the workload's)."""
 
-    shape: Shape
+    shape: Fleet
     trials: tuple[PlanTrial, ...]
     carries: float
 
@@ -96,7 +96,7 @@ class PlannedNodes:
     gives_way: tuple[tuple[str, int], ...]
     """Stages by how many requests missed a target in them, at more load than the best carries."""
     advised: Advised
-    curve: dict[Shape, list[tuple[float, float]]]
+    curve: dict[Fleet, list[tuple[float, float]]]
     """Share within the targets by load, for both shapes."""
     num_trials: int
 
@@ -137,7 +137,7 @@ class TrialPlanner:
         self._wanted = wanted
         self._tell = tell
         self._windows: dict[int, list[TraceRequest]] = {}
-        self._ended: dict[tuple[Config, Shape, float, int], PlanTrial] = {}
+        self._ended: dict[tuple[Config, Fleet, float, int], PlanTrial] = {}
         """Trials that were not stopped: they would be the same again."""
         self._num_trials = 0
         self._share = 0.5
@@ -189,13 +189,13 @@ class TrialPlanner:
     def _compared(self, search: Search, total: int) -> PlannedNodes:
         shape = search.best_split(total)
         split = None if shape is None else self._candidate(search, shape)
-        mixed = self._candidate(search, Shape(mixed=total))
+        mixed = self._candidate(search, Fleet(mixed=total))
         return PlannedNodes(
             wanted=self._wanted, split=split, mixed=mixed, needed=None, gives_way=(),
             advised=Advised(), curve={}, num_trials=0,
         )  # fmt: skip
 
-    def _candidate(self, search: Search, shape: Shape) -> Candidate:
+    def _candidate(self, search: Search, shape: Fleet) -> Candidate:
         config = self._wanted.config
         trials = tuple(
             self._trial(config, shape, 1.0, seed, wanted=0.0) for seed in range(self._wanted.seeds)
@@ -203,7 +203,7 @@ class TrialPlanner:
         return Candidate(shape=shape, trials=trials, carries=search.carried(shape))
 
     def _search(self, config: Config) -> Search:
-        def score(shape: Shape, load: float) -> float:
+        def score(shape: Fleet, load: float) -> float:
             alone = self._alone[shape.mixed > 0]
             if alone < self._wanted.attain and config == self._wanted.config:
                 return alone - 1  # what is not met alone is not met among others
@@ -219,7 +219,7 @@ class TrialPlanner:
         wanted = self._wanted
         some = self._window(0)[:ALONE_REQUESTS]
         apart = [replace(one, arrival_s=i * ALONE_GAP_S) for i, one in enumerate(some)]
-        shapes = (Shape(prefill=1, decode=1), Shape(mixed=1))
+        shapes = (Fleet(prefill=1, decode=1), Fleet(mixed=1))
         trials = [self._run(wanted.config, shape, apart, 0, 0.0) for shape in shapes]
         if max(one.attained for one in trials) < wanted.attain:
             percent = 100 * wanted.attain
@@ -265,7 +265,7 @@ class TrialPlanner:
         return Advised(gains=gains, carries=carries, num_nodes=total)
 
     def _trial(
-        self, config: Config, shape: Shape, load: float, seed: int, *, wanted: float
+        self, config: Config, shape: Fleet, load: float, seed: int, *, wanted: float
     ) -> PlanTrial:
         key = config, shape, load, seed
         if key in self._ended:
@@ -280,7 +280,7 @@ class TrialPlanner:
     def _run(
         self,
         config: Config,
-        shape: Shape,
+        shape: Fleet,
         requests: Sequence[TraceRequest],
         seed: int,
         least: float,

@@ -19,7 +19,7 @@ LEAST_LOAD, MOST_LOAD = 1 / 16, 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Fleet:
     """How many nodes of each role: `prefill` and `decode`, or `mixed` alone."""
 
     prefill: int = 0
@@ -41,7 +41,7 @@ class Shape:
         return f"{self.mixed} mixed" if self.mixed else f"{self.prefill}P + {self.decode}D"
 
 
-Score = Callable[[Shape, float], float]
+Score = Callable[[Fleet, float], float]
 """The score of a shape at a load: the share of requests within both targets, or below 0."""
 
 
@@ -53,20 +53,20 @@ class Search:
         self._score = score
         self._wanted = wanted
         self._share = share
-        self.tried: dict[tuple[Shape, float], float] = {}
+        self.tried: dict[tuple[Fleet, float], float] = {}
 
-    def score(self, shape: Shape, load: float = 1.0) -> float:
+    def score(self, shape: Fleet, load: float = 1.0) -> float:
         """Return the score of a shape at a load."""
         key = (shape, load)
         if key not in self.tried:
             self.tried[key] = self._score(shape, load)
         return self.tried[key]
 
-    def meets(self, shape: Shape, load: float = 1.0) -> bool:
+    def meets(self, shape: Fleet, load: float = 1.0) -> bool:
         """Return whether enough requests are within both targets."""
         return self.score(shape, load) >= self._wanted
 
-    def best_split(self, total: int, *, is_enough: float = math.inf) -> Shape | None:
+    def best_split(self, total: int, *, is_enough: float = math.inf) -> Fleet | None:
         """Return the best prefill and decode nodes, climbing from the share of the last ones.
 
         The first one that has a score of `is_enough` is taken.
@@ -74,15 +74,15 @@ class Search:
         if total < 2:
             return None
         now = min(total - 1, max(1, round(total * self._share)))
-        best = self.score(Shape(now, total - now))
+        best = self.score(Fleet(now, total - now))
         for step in (1, -1):
             while best < is_enough and 1 <= now + step < total:
-                found = self.score(Shape(now + step, total - now - step))
+                found = self.score(Fleet(now + step, total - now - step))
                 if found <= best:
                     break
                 now, best = now + step, found
         self._share = now / total
-        return Shape(now, total - now)
+        return Fleet(now, total - now)
 
     def least(self, first: int, most: int) -> int | None:
         """Return the least number of nodes that meets the targets; None: not even `most`."""
@@ -99,7 +99,7 @@ class Search:
                 low = middle
         return high
 
-    def carried(self, shape: Shape) -> float:
+    def carried(self, shape: Fleet) -> float:
         """Return the most load that a shape carries within the targets.
 
         It is a multiple of the workload's: 0 below `LEAST_LOAD`, and at most `MOST_LOAD`.
@@ -125,7 +125,7 @@ class Search:
         return low
 
     def _can(self, total: int) -> bool:
-        if self.meets(Shape(mixed=total)):
+        if self.meets(Fleet(mixed=total)):
             return True
         split = self.best_split(total, is_enough=self._wanted)
         return split is not None and self.meets(split)

@@ -10,7 +10,7 @@ from common.errors import InternalError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, percentile
 from common.settings.config import Config
-from pdserve.planning.search import Shape
+from pdserve.planning.search import Fleet
 from simulator.clients import client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.profile import DeviceProfile
@@ -57,7 +57,7 @@ class PlanTrial:
 
 
 def setup_of(
-    profile: DeviceProfile, config: Config, shape: Shape, seed: int, at_once: int = 0
+    profile: DeviceProfile, config: Config, shape: Fleet, seed: int, at_once: int = 0
 ) -> ClusterSetup:
     """Return a cluster of this shape."""
     return ClusterSetup(

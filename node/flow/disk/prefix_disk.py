@@ -27,7 +27,7 @@ from engine.core.blocks.disk_jobs import (
 )
 from engine.core.scheduler import Scheduler
 from engine.core.statistics import DiskEvent
-from node.flow.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.messages import BeginDisk, DiskEnded, Effect
 from node.flow.pause import Pause
 from node.flow.pulls.pull_cost import PullCost

@@ -23,7 +23,7 @@ from engine.core.prefix_transfers import ComingPrefix
 from engine.core.scheduler import Scheduler
 from engine.core.statistics import PullOutcome
 from kv_transfer.contract import GivenUp, KVEvent, Landed, LandingFailed
-from node.flow.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.landing_place import Tickets
 from node.flow.messages import AskBlocks, CloseLanding, Effect, FetchBlocks, OpenLanding

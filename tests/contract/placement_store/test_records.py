@@ -67,6 +67,10 @@ LOAD: dict[str, Any] = {
     "kv_links": [["d1", "shm", True, 1 << 40], ["d2", "zmq", False, 7]],
     "uptime_s": 0,
     "kv_unreachable": [["d3", 2]],
+    "num_steps": 0,
+    "num_prompt_tokens": 0,
+    "prompt_steps_ms": 0,
+    "decode_steps_ms": 0,
 }
 PLACEMENT: dict[str, Any] = {
     "router_id": "r1",

@@ -32,7 +32,7 @@ class LoopbackNetwork:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._numbers = itertools.count(1)
-        self._nodes: dict[str, LoopbackTransport] = {}
+        self.nodes: dict[str, LoopbackTransport] = {}
         self._connections: dict[bytes, tuple[LoopbackTransport, Peer]] = {}
         self._held: deque[Callable[[], None]] | None = None
 
@@ -64,18 +64,18 @@ class LoopbackNetwork:
     def join(self, node: LoopbackTransport) -> str:
         with self._lock:
             endpoint = f"loopback://{next(self._numbers)}"
-            self._nodes[endpoint] = node
+            self.nodes[endpoint] = node
             return endpoint
 
     def leave(self, endpoint: str) -> None:
         with self._lock:
-            del self._nodes[endpoint]
+            del self.nodes[endpoint]
             self.cut(endpoint)
 
     def connect(self, origin: LoopbackTransport, peer: Peer) -> bytes:
         """Return a new connection; `HandoffFailed` when no node has this endpoint."""
         with self._lock:
-            if peer.endpoint not in self._nodes:
+            if peer.endpoint not in self.nodes:
                 raise HandoffFailed(f"no node listens at {peer.endpoint}")
             connection = b"loopback-%d" % next(self._numbers)
             self._connections[connection] = (origin, peer)
@@ -107,7 +107,7 @@ class LoopbackNetwork:
 
     def _to_receiver(self, connection: bytes, parts: Parts) -> None:
         if connection in self._connections:
-            node = self._nodes[self._connections[connection][1].endpoint]
+            node = self.nodes[self._connections[connection][1].endpoint]
             node.arrive(connection, FromSession(connection, parts))
 
     def _to_origin(self, connection: bytes, parts: Parts) -> None:

@@ -18,7 +18,7 @@ class MemoryStore:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last_epoch = 0
-        self._nodes: dict[str, tuple[LiveNode, float]] = {}
+        self.nodes: dict[str, tuple[LiveNode, float]] = {}
         self._placements: dict[AttemptId, tuple[Placement, float]] = {}
         self._leader: tuple[Incarnation, float] | None = None
         self._move: RoleMove | None = None
@@ -32,20 +32,20 @@ class MemoryStore:
         """Register or renew; `StaleEpoch` when a later incarnation holds the lease."""
         self._expire()
         node_id, epoch = record.node_id, record.epoch
-        held = self._nodes.get(node_id)
+        held = self.nodes.get(node_id)
         if held is not None and held[0].record.epoch > epoch:
             raise StaleEpoch(f"{held[0].record.incarnation} holds the lease of {node_id}")
         expires_at_s = self._clock.now_s() + lease_s
-        self._nodes[node_id] = (LiveNode(record=record, load=load), expires_at_s)
+        self.nodes[node_id] = (LiveNode(record=record, load=load), expires_at_s)
 
     async def leave(self, incarnation: Incarnation) -> None:
-        held = self._nodes.get(incarnation.node_id)
+        held = self.nodes.get(incarnation.node_id)
         if held is not None and held[0].record.incarnation == incarnation:
-            del self._nodes[incarnation.node_id]
+            del self.nodes[incarnation.node_id]
 
     async def live_nodes(self) -> list[LiveNode]:
         self._expire()
-        return [self._nodes[node_id][0] for node_id in sorted(self._nodes)]
+        return [self.nodes[node_id][0] for node_id in sorted(self.nodes)]
 
     async def record(
         self,
@@ -103,11 +103,11 @@ class MemoryStore:
 
     def clear(self) -> None:
         """Remove everything, like a flushed server."""
-        self._nodes.clear()
+        self.nodes.clear()
         self._placements.clear()
         self._leader = self._move = None
 
     def _expire(self) -> None:
         now_s = self._clock.now_s()
-        self._nodes = {key: held for key, held in self._nodes.items() if held[1] > now_s}
+        self.nodes = {key: held for key, held in self.nodes.items() if held[1] > now_s}
         self._placements = {k: held for k, held in self._placements.items() if held[1] > now_s}

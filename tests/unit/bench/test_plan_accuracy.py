@@ -25,7 +25,7 @@ from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
 from common.settings.config import Config
-from pdserve.planning.search import Shape
+from pdserve.planning.search import Fleet
 from simulator.profile import FOLDER, read_profile
 from simulator.trace_file import TraceRequest, read_trace
 
@@ -86,7 +86,7 @@ async def test_a_cluster_that_does_what_the_plan_says_has_no_error(
     slow = replace(PROFILE, network_latency_s=5.0)
 
     async def real(
-        shape: Shape, requests: list[TraceRequest]
+        shape: Fleet, requests: list[TraceRequest]
     ) -> tuple[list[RequestTiming], int, float]:
         timings, took_s = planned_timings(profiles[shape], CONFIG_OF_UP, shape, requests)
         return timings, 0, took_s

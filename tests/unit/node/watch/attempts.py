@@ -7,7 +7,7 @@ from typing import Any
 
 from common.ids import Incarnation
 from engine.core.sequences.sequence import Sequence
-from node.flow.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import NodeAttempt
 from tests.support.engine.build import make_request
 
 PARENT = f"00-{'1' * 32}-{'2' * 16}-01"

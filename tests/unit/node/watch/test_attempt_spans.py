@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kv_transfer.transfer_timing import TransferTiming
-from node.flow.attempt_table import HANDED_OFF, NodeAttempt
+from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt
 from node.watch.attempt_spans import record_attempt
 from tests.support.observing.recorded_tracing import RecordedTracing
 from tests.unit.node.watch.attempts import PARENT, attempt_with

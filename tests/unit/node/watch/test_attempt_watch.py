@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from common.observing.tracing import NO_TRACING
-from node.flow.attempt_table import AttemptTable
+from node.flow.attempts.attempt_table import AttemptTable
 from node.watch.attempt_watch import AttemptWatch
 from tests.support.clocks.manual_clock import ManualClock
 from tests.unit.node.watch.attempts import attempt_with

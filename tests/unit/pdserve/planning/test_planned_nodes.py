@@ -13,7 +13,7 @@ from common.observing.latency import LatencyTargets
 from common.settings.config import Config
 from pdserve.planning import answer
 from pdserve.planning.answer import PlannedNodes, TargetsOutOfReach, TrialPlanner, Wanted
-from pdserve.planning.search import Shape
+from pdserve.planning.search import Fleet
 from pdserve.planning.trial import PlanTrial
 from pdserve.planning.workload import Workload
 from simulator.cluster import ClusterSetup
@@ -79,20 +79,20 @@ def test_the_fewest_nodes_are_found_with_both_kinds_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = found(monkeypatch, Played(2.6, 1.4))
-    assert plan.best.shape == Shape(3, 2)
+    assert plan.best.shape == Fleet(3, 2)
     assert (plan.needed, plan.is_met) == (5, True)
-    assert plan.mixed.shape == Shape(mixed=5)
+    assert plan.mixed.shape == Fleet(mixed=5)
     assert plan.margin > 1.5
     assert plan.gives_way == (("decode", 3),)
     assert plan.advised.gains == ()
-    assert plan.curve[Shape(3, 2)]
+    assert plan.curve[Fleet(3, 2)]
 
 
 def test_a_setting_that_carries_more_is_advised_with_the_nodes_that_do_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = found(monkeypatch, Played(1.5, 1.95, with_seats=2.5))
-    assert plan.best.shape == Shape(2, 2)
+    assert plan.best.shape == Fleet(2, 2)
     assert [flag for flag, _ in plan.advised.gains] == ["--max-num-seqs 64"]
     assert plan.advised.num_nodes == 3
     assert plan.advised.carries > plan.best.carries
@@ -127,7 +127,7 @@ def test_too_few_nodes_are_answered_with_how_many_are_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = found(monkeypatch, Played(2.6, 1.4), num_nodes=3)
-    assert (plan.best.shape, plan.is_met, plan.needed) == (Shape(2, 1), False, 5)
+    assert (plan.best.shape, plan.is_met, plan.needed) == (Fleet(2, 1), False, 5)
     plan = found(monkeypatch, Played(2.6, 1.4), num_nodes=8)
     assert (plan.best.shape.total, plan.is_met, plan.needed) == (8, True, 5)
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pdserve.planning.search import LEAST_LOAD, MOST_LOAD, PRECISION, Search, Shape
+from pdserve.planning.search import LEAST_LOAD, MOST_LOAD, PRECISION, Fleet, Search
 
 WANTED = 0.9
 
@@ -18,12 +18,12 @@ class Played:
         self.prefill, self.decode, self.tax = prefill, decode, tax
         self.num_trials = 0
 
-    def share(self, shape: Shape, load: float) -> float:
+    def share(self, shape: Fleet, load: float) -> float:
         if shape.mixed:
             return shape.mixed * (1 - self.tax) / (load * (self.prefill + self.decode))
         return min(shape.prefill / (load * self.prefill), shape.decode / (load * self.decode))
 
-    def score(self, shape: Shape, load: float) -> float:
+    def score(self, shape: Fleet, load: float) -> float:
         """A share below what is wanted is a trial that was stopped, the sooner the worse."""
         self.num_trials += 1
         share = self.share(shape, load)
@@ -72,7 +72,7 @@ def test_a_split_requires_two_nodes() -> None:
 @pytest.mark.parametrize("needs", [0.2, 0.5, 0.97, 1.3, 3.0, 9.0])
 def test_the_load_that_is_carried_is_as_exact_as_promised(needs: float) -> None:
     played = Played(needs, needs)
-    carried = search_of(played).carried(Shape(1, 1))
+    carried = search_of(played).carried(Fleet(1, 1))
     assert carried <= 1 / needs
     assert carried >= 1 / needs / (1 + PRECISION) - 1e-9
 
@@ -82,7 +82,7 @@ def test_carrying_much_more_or_next_to_nothing_ends_the_search(
     needs: float, carried: float
 ) -> None:
     played = Played(needs, needs)
-    found = search_of(played).carried(Shape(1, 1))
+    found = search_of(played).carried(Fleet(1, 1))
     assert found == 0.0 if carried == 0.0 else MOST_LOAD / 1.5 < found <= MOST_LOAD
     assert played.num_trials <= 2 + math.log2(1 / LEAST_LOAD) + 4
 
@@ -92,11 +92,11 @@ def test_no_shape_is_tried_twice_at_one_load() -> None:
     search = search_of(played)
     for _ in range(2):
         search.least(1, 64)
-        search.carried(Shape(2, 2))
+        search.carried(Fleet(2, 2))
     assert played.num_trials == len(search.tried)
 
 
 def test_shapes_have_names_and_roles() -> None:
-    assert [str(Shape(2, 3)), str(Shape(mixed=4))] == ["2P + 3D", "4 mixed"]
-    assert [role.value for role in Shape(2, 3).num_nodes] == ["prefill", "decode"]
-    assert (Shape(2, 3).total, Shape(mixed=4).total) == (5, 4)
+    assert [str(Fleet(2, 3)), str(Fleet(mixed=4))] == ["2P + 3D", "4 mixed"]
+    assert [role.value for role in Fleet(2, 3).num_nodes] == ["prefill", "decode"]
+    assert (Fleet(2, 3).total, Fleet(mixed=4).total) == (5, 4)

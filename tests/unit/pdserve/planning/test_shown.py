@@ -12,7 +12,7 @@ from common.observing.latency import LatencyTargets
 from common.settings.config import Config
 from pdserve.planning.answer import Advised, Candidate, PlannedNodes, Wanted
 from pdserve.planning.page import page_of
-from pdserve.planning.search import Shape
+from pdserve.planning.search import Fleet
 from pdserve.planning.shown import STAGES, as_json, as_text
 from pdserve.planning.trial import PlanTrial
 from pdserve.planning.workload import Workload
@@ -30,7 +30,7 @@ WANTED = Wanted(
 )
 
 
-def candidate(shape: Shape, carries: float, *shares: float) -> Candidate:
+def candidate(shape: Fleet, carries: float, *shares: float) -> Candidate:
     trials = tuple(
         PlanTrial(
             score=share, is_stopped=False, num_requests=10, num_failed=0, ttfts_s=(0.5, 0.7),
@@ -41,8 +41,8 @@ def candidate(shape: Shape, carries: float, *shares: float) -> Candidate:
     return Candidate(shape=shape, trials=trials, carries=carries)
 
 
-SPLIT = candidate(Shape(3, 1), 1.4, 0.965, 0.955)
-MIXED = candidate(Shape(mixed=4), 1.0, 0.92, 0.9)
+SPLIT = candidate(Fleet(3, 1), 1.4, 0.965, 0.955)
+MIXED = candidate(Fleet(mixed=4), 1.0, 0.92, 0.9)
 ANSWER = PlannedNodes(
     wanted=WANTED,
     split=SPLIT,
@@ -50,7 +50,7 @@ ANSWER = PlannedNodes(
     needed=4,
     gives_way=(("prefill queue", 30), ("decode", 10)),
     advised=Advised(gains=(("--max-num-seqs 64", 0.2),), carries=1.9, num_nodes=3),
-    curve={Shape(3, 1): [(1.0, 0.96), (1.5, 0.2)], Shape(mixed=4): [(1.0, 0.91)]},
+    curve={Fleet(3, 1): [(1.0, 0.96), (1.5, 0.2)], Fleet(mixed=4): [(1.0, 0.91)]},
     num_trials=20,
 )
 
@@ -67,16 +67,16 @@ def test_the_answer_has_its_margin_its_limit_and_its_advice() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"mixed": candidate(Shape(mixed=4), 2.8, 0.99, 0.99)},
+        ({"mixed": candidate(Fleet(mixed=4), 2.8, 0.99, 0.99)},
          "Mixed: it carries 2.80x this load within the targets, 2.00 times what as many disagg"),
-        ({"mixed": candidate(Shape(mixed=4), 1.38, 0.95, 0.95)},
+        ({"mixed": candidate(Fleet(mixed=4), 1.38, 0.95, 0.95)},
          "Disaggregated or mixed makes no difference here"),
-        ({"mixed": candidate(Shape(mixed=4), 0.0, 0.5, 0.5)},
+        ({"mixed": candidate(Fleet(mixed=4), 0.0, 0.5, 0.5)},
          "as many mixed nodes do not meet the targets at any load that was tried"),
         ({"split": None}, "a single node has to prefill and decode"),
-        ({"split": candidate(Shape(3, 1), 0.0, 0.5, 0.5), "mixed": candidate(Shape(mixed=4), 0.0,
+        ({"split": candidate(Fleet(3, 1), 0.0, 0.5, 0.5), "mixed": candidate(Fleet(mixed=4), 0.0,
          0.4, 0.4)}, "Neither carries this load; disaggregated comes nearer."),
-        ({"split": candidate(Shape(3, 1), 0.8, 0.6, 0.5), "mixed": candidate(Shape(mixed=4), 0.0,
+        ({"split": candidate(Fleet(3, 1), 0.8, 0.6, 0.5), "mixed": candidate(Fleet(mixed=4), 0.0,
          0.4, 0.4), "needed": 6},
          "4 nodes cannot meet the targets: 55 % of the requests are within both targets"),
         ({"gives_way": ()}, "Nothing gives way"),
@@ -88,13 +88,13 @@ def test_other_answers_are_said_in_words(changed: dict[str, object], said: str) 
 
 
 def test_too_few_nodes_are_answered_with_how_many_would_do() -> None:
-    weak = candidate(Shape(3, 1), 0.8, 0.6, 0.5)
-    answer = replace(ANSWER, split=weak, mixed=candidate(Shape(mixed=4), 0.0, 0.4, 0.4), needed=6)
+    weak = candidate(Fleet(3, 1), 0.8, 0.6, 0.5)
+    answer = replace(ANSWER, split=weak, mixed=candidate(Fleet(mixed=4), 0.0, 0.4, 0.4), needed=6)
     assert "with 3P + 1D; 6 nodes would." in as_text(answer)
 
 
 def test_an_interval_that_reaches_below_the_target_is_said() -> None:
-    shaky = candidate(Shape(3, 1), 1.4, 0.99, 0.85)
+    shaky = candidate(Fleet(3, 1), 1.4, 0.99, 0.85)
     assert "one node more is the safe choice" in as_text(replace(ANSWER, split=shaky))
     assert "safe choice" not in as_text(ANSWER)
 

@@ -12,7 +12,7 @@ from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig, HandoffConfig
 from pdserve.planning.advice import changes, with_changes
 from pdserve.planning.answer import Candidate
-from pdserve.planning.search import Shape
+from pdserve.planning.search import Fleet
 from pdserve.planning.trial import (
     PlanTrial,
     cause_of_miss,
@@ -29,7 +29,7 @@ from simulator.trace_file import TraceRequest
 PROFILE = read_profile(FOLDER / "8b_h100.json")
 CONFIG = Config(role=Role.DECODE)
 TARGETS = LatencyTargets(ttft_s=1.0, tpot_s=0.1)
-PAIR = Shape(1, 1)
+PAIR = Fleet(1, 1)
 EASY = LatencyTargets(ttft_s=100.0, tpot_s=10.0)
 
 
@@ -85,7 +85,7 @@ def test_as_many_may_miss_as_the_share_allows(count: int, wanted: float, most: i
 REQUESTS = [TraceRequest(0.05 * number, 3000, 8) for number in range(60)]
 
 
-def run(targets: LatencyTargets, wanted: float, shape: Shape = PAIR) -> PlanTrial:
+def run(targets: LatencyTargets, wanted: float, shape: Fleet = PAIR) -> PlanTrial:
     setup = setup_of(PROFILE, CONFIG, shape, seed=0)
     return run_trial(setup, REQUESTS, targets, wanted=wanted)
 
@@ -115,7 +115,7 @@ def test_stopping_a_trial_changes_nothing_of_one_that_goes_on() -> None:
 
 
 def test_more_nodes_that_prefill_bring_first_tokens_sooner() -> None:
-    assert run(EASY, 0.0, Shape(2, 1)).ttft_s(99) < run(EASY, 0.0).ttft_s(99) / 1.5
+    assert run(EASY, 0.0, Fleet(2, 1)).ttft_s(99) < run(EASY, 0.0).ttft_s(99) / 1.5
 
 
 def test_a_story_is_that_of_the_request_and_has_what_happened_in_order() -> None:
@@ -130,7 +130,7 @@ def test_a_story_is_that_of_the_request_and_has_what_happened_in_order() -> None
 
 def test_settings_are_tried_alone_and_only_those_that_a_node_would_take() -> None:
     config = replace(CONFIG, engine=EngineConfig(max_num_seqs=64, max_num_batched_tokens=128))
-    found = changes(config, Shape(2, 2))
+    found = changes(config, Fleet(2, 2))
     flags = {one.flag for one in found}
     assert "--max-num-seqs 128" in flags
     assert "--max-num-seqs 256" not in flags, "more seats than the tokens of a step"
@@ -138,11 +138,11 @@ def test_settings_are_tried_alone_and_only_those_that_a_node_would_take() -> Non
         "local_prefill_threshold", "max_num_seqs", "reservation_policy"
     }  # fmt: skip
     assert all(one.config != config for one in found)
-    assert not any(one.key == "local_prefill_threshold" for one in changes(config, Shape(mixed=2)))
+    assert not any(one.key == "local_prefill_threshold" for one in changes(config, Fleet(mixed=2)))
 
 
 def test_chosen_changes_are_made_together() -> None:
-    found = {one.flag: one for one in changes(CONFIG, Shape(1, 1))}
+    found = {one.flag: one for one in changes(CONFIG, Fleet(1, 1))}
     chosen = [found["--local-prefill-threshold 256"], found["--max-num-seqs 64"],
               found["--reservation-policy none"]]  # fmt: skip
     config = with_changes(CONFIG, chosen)
@@ -154,9 +154,9 @@ def test_chosen_changes_are_made_together() -> None:
 def test_the_interval_is_that_of_the_seeds() -> None:
     trial = run(EASY, 0.0)
     trials = tuple(replace(trial, score=score) for score in (0.90, 0.92, 0.94))
-    low, high = Candidate(shape=Shape(1, 1), trials=trials, carries=1.0).interval
+    low, high = Candidate(shape=Fleet(1, 1), trials=trials, carries=1.0).interval
     assert (low, high) == pytest.approx((0.92 - 2.92 * 0.02 / 3**0.5, 0.92 + 2.92 * 0.02 / 3**0.5))
-    alone = Candidate(shape=Shape(1, 1), trials=trials[:1], carries=1.0)
+    alone = Candidate(shape=Fleet(1, 1), trials=trials[:1], carries=1.0)
     assert alone.interval == (0.0, 1.0)
-    level = Candidate(shape=Shape(1, 1), trials=(trial, trial), carries=1.0)
+    level = Candidate(shape=Fleet(1, 1), trials=(trial, trial), carries=1.0)
     assert level.interval == (1.0, 1.0)

@@ -6,7 +6,7 @@ from common.errors import PdserveError
 from common.request import NO_DETAILS, FinishReason, OutputDetails, RequestCounts, RequestOutput
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_in_flight import StepOutput
-from node.flow.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.messages import AnswerCall, CallRefused, SendOutput, Submit
 
 RETRY_AFTER_S = 1.0

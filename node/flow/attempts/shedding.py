@@ -10,7 +10,7 @@ from __future__ import annotations
 from common.errors import DeadlineUnreachable
 from common.request import GenerationRequest
 from engine.core.sequences.waiting_queue import WaitingQueue
-from node.flow.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import NodeAttempt
 
 _HALF_LIFE_S = 10.0
 _LEAST_MEASURED_S = 1.0

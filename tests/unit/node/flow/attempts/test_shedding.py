@@ -10,8 +10,8 @@ from common.errors import DeadlineUnreachable
 from common.ids import AttemptId, Incarnation
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.waiting_queue import WaitingQueue
-from node.flow.attempt_table import NodeAttempt
-from node.flow.shedding import Shedding
+from node.flow.attempts.attempt_table import NodeAttempt
+from node.flow.attempts.shedding import Shedding
 from tests.support.engine.build import make_request
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.ids import AttemptId
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
-from node.flow.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.disk.prefix_disk import PrefixDisk
 from node.flow.messages import Compiled, Effect, Submit
 from node.flow.pulls.pull_cost import PullCost

@@ -6,8 +6,8 @@ import pytest
 
 from common.ids import AttemptId, Incarnation
 from engine.core.sequences.sequence import Sequence
-from node.flow import attempt_table
-from node.flow.attempt_table import AttemptTable, NodeAttempt
+from node.flow.attempts import attempt_table
+from node.flow.attempts.attempt_table import AttemptTable, NodeAttempt
 from tests.support.engine.build import make_request
 
 R1, R2 = Incarnation("r", 1), Incarnation("r", 2)
