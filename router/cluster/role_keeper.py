@@ -82,6 +82,8 @@ class RoleKeeper:
         self._auto_roles = auto_roles
         self._leads = False
         self._is_store_away = False
+        self._begun: tuple[int, Move] | None = None
+        """The last change that this router began, and its number."""
 
     def scaling(self) -> ScalingAnswer:
         """Return the answer of `/v1/scaling`."""
@@ -112,7 +114,7 @@ class RoleKeeper:
             return
         try:
             if leadership.last_move is not None and leadership.last_move.is_open:
-                await self._finish(router, leadership.last_move, None)
+                await self._finish(router, leadership.last_move)
             elif decision.choice.move is not None:
                 await self._make(router, decision.choice.move)
         except PlacementUnavailable as away:
@@ -148,9 +150,10 @@ class RoleKeeper:
             "change %d: %s becomes a %s node, it was a %s node: %s",
             *(begun.number, move.node, move.role.value, move.role_before.value, move.why),
         )
-        await self._finish(router, begun, move)
+        self._begun = begun.number, move
+        await self._finish(router, begun)
 
-    async def _finish(self, router: Incarnation, begun: RoleMove, move: Move | None) -> None:
+    async def _finish(self, router: Incarnation, begun: RoleMove) -> None:
         """Tell the node, and close the change when it has the role or cannot get it any more."""
         now_s, told = self._clock.now_s(), f"change {begun.number} of {begun.node}"
         if not self._nodes.is_member(begun.node):
@@ -167,11 +170,12 @@ class RoleKeeper:
                 return
             else:
                 self._scaling.moves.on_moved(begun.role, now_s)
-                self._report.on_changed(move or _found(begun), now_s)
+                self._report.on_changed(self._move_of(begun), now_s)
         await self._store.end_move(router, begun.number)
 
-
-def _found(begun: RoleMove) -> Move:
-    """Return a change that another router began."""
-    before = Role.DECODE if begun.role is Role.PREFILL else Role.PREFILL
-    return Move(begun.node, before, begun.role, "begun by the router that led before")
+    def _move_of(self, begun: RoleMove) -> Move:
+        """Return the change with what it was begun for, if this router began it."""
+        if self._begun is not None and self._begun[0] == begun.number:
+            return self._begun[1]
+        before = Role.DECODE if begun.role is Role.PREFILL else Role.PREFILL
+        return Move(begun.node, before, begun.role, "begun by the router that led before")

@@ -246,6 +246,8 @@ async def test_no_change_begins_while_the_node_of_one_does_not_answer() -> None:
     world.nodes.error = None
     await world.run(1, R1)
     assert world.nodes.told == [(begun.node, begun.role, begun.number)]
+    (change,) = world.keepers[R1].scaling()["changes"]
+    assert "prefill needs" in change["why"], "what it was begun for"
 
 
 async def test_a_change_of_a_node_that_has_left_is_over() -> None:
