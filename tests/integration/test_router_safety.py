@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -122,8 +123,8 @@ async def test_many_nodes_are_asked_for_fewer_heartbeats(
         clients = {Incarnation(f"d{n}", 1): Mock() for n in range(num_nodes)}
         monkeypatch.setattr(pool, "_clients", clients)
         watching = asyncio.create_task(pool._watch())
-        first, last = (list(clients.values())[n] for n in (0, -1))
-        await eventually(lambda last=last: last.tick.called)
+        first, *_, last = clients.values()
+        await eventually(partial(getattr, last.tick, "called"))
         watching.cancel()
         seen += [client.tick.call_args.kwargs["is_wide"] for client in (first, last)]
     assert seen == [False, False, True, True]

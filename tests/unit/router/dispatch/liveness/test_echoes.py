@@ -6,7 +6,7 @@ import pytest
 
 from router.dispatch.liveness.echoes import Echoes
 from router.dispatch.liveness.pace import USUAL, WIDE, Pace
-from router.dispatch.liveness.silence import TICK_S
+from router.dispatch.liveness.silence import TICK_S, Silence
 
 
 def tick(echoes: Echoes, num_ticks: int, *, is_repeated: bool) -> list[bool]:
@@ -95,3 +95,40 @@ def test_the_numbers_of_many_nodes_are_sent_in_different_ticks() -> None:
     all_echoes = [known(WIDE, phase) for phase in range(WIDE.echo_every)]
     for _ in range(12):
         assert sum(bool(echoes.tick()) for echoes in all_echoes) == 1
+
+
+@pytest.mark.covers("F121")
+@pytest.mark.parametrize("is_cut_for_good", [False, True])
+@pytest.mark.parametrize("busy_ms", [0, 900, 1400, 2900])
+@pytest.mark.parametrize("spoken_ms", [50, WIDE.beat_ms + 20], ids=["tokens", "idle"])
+def test_of_many_nodes_one_that_is_cut_off_is_noticed_and_one_that_is_busy_is_not(
+    is_cut_for_good: bool, busy_ms: int, spoken_ms: int
+) -> None:
+    """What `NodeClient.tick` does, every 10 ms: the node speaks when asked, or by itself."""
+    tick_ms = round(1000 * TICK_S)
+    for cut_at_ms in range(5000, 5000 + WIDE.echo_every * tick_ms, 10):
+        echoes, silence = known(WIDE), Silence()
+        silence.pace = WIDE
+        there = said_at_ms = 0
+        noticed_at_ms = None
+        for now_ms in range(0, cut_at_ms + 6000, 10):
+            is_busy = cut_at_ms <= now_ms < cut_at_ms + busy_ms
+            is_cut = is_cut_for_good and now_ms >= cut_at_ms
+            if now_ms % tick_ms == 0:
+                number = echoes.tick()
+                silence.tick(is_running=True)
+                if silence.has_begun:
+                    echoes.forgive()
+                elif not echoes.is_reached and noticed_at_ms is None:
+                    noticed_at_ms = now_ms
+                if number and not is_cut:
+                    there, said_at_ms = number, 0  # answered at once
+            if not is_busy and now_ms - said_at_ms >= spoken_ms:
+                said_at_ms = now_ms
+                echoes.heard(there)
+                silence.heard()
+        if is_cut_for_good:
+            assert noticed_at_ms is not None
+            assert noticed_at_ms <= cut_at_ms + busy_ms + 2000
+        else:
+            assert noticed_at_ms is None
