@@ -180,7 +180,7 @@ class SimulatedNode:
             self._turn_at(self.execution.ends_at_s)
         elif is_busy and (self.scheduler.waiting or self.scheduler.running):
             self._turn_at(self._timeline.now_s())
-        else:
+        elif self._turn_at_s < 0:  # otherwise a message came in this turn, which is read next
             due_s = self.flow.next_deadline_s()
             if due_s is not None and due_s < float("inf"):
                 self._turn_at(max(due_s, self._timeline.now_s()))

@@ -36,3 +36,16 @@ def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> No
         cluster = FaultyCluster(history)
         cluster.run()
     assert {outcome for _, outcome, _ in cluster.outcomes()} <= {"length", "stop"}
+
+
+def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
+    # The end of the landing was read with the next message, and the blocks were held until then.
+    drawn = history_of(2036, ALL)
+    names = ("r2", "r16", "r15", "r13", "r0", "r1")
+    asked = tuple(one for one in drawn.requests if one.name in names)
+    freeze = Fault(at_s=0.1176, kind=FaultKind.FREEZE, target="prefill-0", span_s=7.0)
+    history = replace(drawn, requests=asked, faults=(freeze,))
+    with quiet():
+        cluster = FaultyCluster(history)
+        cluster.run()
+    assert len(cluster.outcomes()) == len(names)
