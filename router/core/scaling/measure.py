@@ -16,7 +16,8 @@ late."""
 HELD_S = 5.0
 """What means of what nodes hold are taken over."""
 LEARNED_BUSY_S = 1.0
-"""Seconds of steps from which a speed counts as learned."""
+"""Seconds of steps from which a speed counts as learned. The first prompts of a node are slow: what
+they tell counts only until that many seconds were seen."""
 ROLES = (Role.PREFILL, Role.DECODE, Role.MIXED)
 ROLES_BY_PROMPTS = (Role.PREFILL, Role.MIXED, Role.DECODE)
 """Whose steps tell best what a node computes of prompts: those that compute nothing else."""
@@ -134,6 +135,9 @@ class Meter:
     _last: dict[Incarnation, NodeLoad] = field(default_factory=dict)
     _totals: dict[Role, _Totals] = field(default_factory=lambda: {r: _Totals() for r in ROLES})
     _readings: deque[_Reading] = field(default_factory=deque)
+    _learned: dict[Role, _Totals] = field(default_factory=lambda: {r: _Totals() for r in ROLES})
+    """What the nodes of a role had done when their speed was learned last."""
+    _is_learned: bool = False
     _node_tokens_per_s: float = 0.0
     _least_step_s: float = 0.0
 
@@ -163,15 +167,24 @@ class Meter:
         """Keep the speed of prefill, and the least time of a step, as they were last seen."""
         began, now = self._readings[0], self._readings[-1]
         done = {role: _between(began.totals[role], now.totals[role]) for role in ROLES}
-        by_preference = (done[role] for role in ROLES_BY_PROMPTS)
-        computing = next((one for one in by_preference if one.prompt_ms), _Totals())
-        busy_s = computing.prompt_ms / 1000
-        if busy_s >= LEARNED_BUSY_S or (busy_s and not self._node_tokens_per_s):
-            self._node_tokens_per_s = computing.num_tokens / busy_s
+        computing = next((role for role in ROLES_BY_PROMPTS if done[role].prompt_ms), None)
+        if computing is not None:
+            self._learn_speed(computing, done[computing], now.totals[computing])
         for one in (done[Role.DECODE], done[Role.MIXED]):
             if one.num_steps and one.step_ms:
                 step_s = one.step_ms / 1000 / one.num_steps
                 self._least_step_s = min(step_s, self._least_step_s or step_s)
+
+    def _learn_speed(self, role: Role, in_window: _Totals, totals: _Totals) -> None:
+        """Take the window, or where that has too little, all since a speed was learned."""
+        done = in_window
+        if done.prompt_ms < 1000 * LEARNED_BUSY_S:
+            done = _between(self._learned[role], totals)
+        is_enough = done.prompt_ms >= 1000 * LEARNED_BUSY_S
+        if is_enough:
+            self._learned[role], self._is_learned = totals, True
+        if is_enough or not self._is_learned:
+            self._node_tokens_per_s = 1000 * done.num_tokens / done.prompt_ms
 
     def _measured(self, role: Role) -> Measured:
         readings = self._readings

@@ -290,7 +290,7 @@ class Cluster:
 
     def _expected_keys(self) -> frozenset[str]:
         nodes = [node.node_id for node in self.spec.nodes]
-        names = ["nodes", *(f"node:{node}" for node in nodes)]
+        names = ["nodes", "leader", "move", *(f"node:{node}" for node in nodes)]
         names += [f"epoch:{name}" for name in self.processes]
         return frozenset(f"Redis has {self._prefix}{name}" for name in names)
 

@@ -13,7 +13,7 @@ from router.core.scaling.demand import demands
 from router.core.scaling.measure import ROLES, Measured
 from router.core.scaling.moves import COOL_DOWN_S, HOLD_S, RETURN_S
 from router.core.scaling.scaling import Decision
-from tests.support.nodes.fluid_cluster import PREFILL_SPEED, FluidCluster
+from tests.support.nodes.fluid_cluster import PREFILL_SPEED, READ_S, FluidCluster
 
 BUSY_PREFILL = 0.8 * PREFILL_SPEED
 """Prompt tokens a second that one node is well able to compute."""
@@ -209,6 +209,34 @@ def test_the_least_busy_node_that_can_change_changes() -> None:
         node.record = replace(node.record, roles=())
     choice = cluster.decide().choice
     assert (choice.move, "no prefill node can change its role" in choice.why) == (None, True)
+
+
+@pytest.mark.parametrize("span_s", [5.0, 30.0])
+def test_a_slow_first_prompt_is_outweighed_by_those_that_follow(span_s: float) -> None:
+    """Although the nodes never compute prompts for a second of any window."""
+    cluster = FluidCluster(2, 4)
+    cluster.decide()
+    first = cluster.nodes[0]
+    first.num_prompt_tokens, first.prompt_ms = 20, 600
+    cluster.run(span_s, prompts_per_s=0, answers=1)
+    *_, early = cluster.run(READ_S, prompts_per_s=500, answers=50)
+    assert needed(early)[0] < 1
+    *_, last = cluster.run(60, prompts_per_s=500, answers=50)
+    assert cluster.moves == []
+    assert needed(last)[0] == pytest.approx(0.05 / 0.85, rel=0.02)
+
+
+def test_a_role_that_computes_no_prompts_any_more_hides_no_other_speed() -> None:
+    cluster = FluidCluster(2, 2)
+    cluster.decide()
+    first = cluster.nodes[0]
+    first.num_prompt_tokens, first.prompt_ms = 20, 600
+    cluster.run(20, prompts_per_s=0, answers=1)
+    cluster.nodes = cluster.of(Role.DECODE)
+    cluster.follows = False
+    *_, last = cluster.run(60, prompts_per_s=500, answers=10)
+    speed = last.demands[Role.DECODE].measured.node_tokens_per_s
+    assert speed == pytest.approx(PREFILL_SPEED, rel=0.02)
 
 
 def test_a_node_that_restarts_counts_from_zero_again() -> None:
