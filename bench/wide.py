@@ -12,6 +12,8 @@ turn; of each figure the median of `--rounds` rounds.
                      heartbeats, and taking it over, by number of nodes
     digest_stall_ms  the longest CPU time of it without a turn of the event loop
     idle_share       digest_ms in a quarter of a lease: the share of a core without requests
+    idle_streams     CPU of the open streams to so many idle nodes, which send heartbeats
+                     (`bench/idle_streams.py` says what each figure is)
     redis_calls      of the router, per request: `lasting` is recorded and removed again, each in a
                      batch of its own, `brief` ends within a quarter of a second
     redis_commands   that Redis ran for them, inside of scripts too
@@ -22,7 +24,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,6 +47,7 @@ from pdserve.local_cluster.embedded_redis import start_embedded_redis
 from pdserve.local_cluster.signals import Signals
 from placement.redis_store import RedisStore
 from placement.store import LiveNode, Placement
+from protos.grpc_core import ROUTER_EXPERIMENTS
 from router.core.effects import Choose
 from router.core.membership import Membership
 from router.core.policies import POLICIES
@@ -314,6 +319,19 @@ async def _with_redis(num_rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
         return figures | await redis_per_request(url)
 
 
+def idle_streams(num_nodes: int, span_s: float = 8.0) -> dict[str, float]:
+    """Return what open streams to so many idle nodes cost, in a process like a router's."""
+    command = [sys.executable, "-m", "bench.idle_streams", "--nodes", f"{num_nodes}"]
+    measured = subprocess.run(
+        [*command, "--seconds", f"{span_s}"],
+        env={**os.environ, "GRPC_EXPERIMENTS": ROUTER_EXPERIMENTS},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    figures: dict[str, float] = json.loads(measured.stdout)
+    return figures
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.wide", description=__doc__)
@@ -330,6 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "choice_us": choices,
         "request_growth": {name: round(share, 3) for name, share in growth.items()},
         **asyncio.run(_with_redis(options.rounds, SIZES)),
+        "idle_streams": {str(size): idle_streams(size) for size in SIZES},
     }
     print(json.dumps(figures, indent=None if options.json else 2))
     return 0

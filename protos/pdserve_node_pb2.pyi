@@ -243,7 +243,7 @@ class NewNode(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks", "fetches", "refused_pulls", "new_nodes")
+    __slots__ = ("envelope", "calls", "aborts", "echo", "pulls", "resend_blocks", "fetches", "refused_pulls", "new_nodes", "beat_ms")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     ABORTS_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class RouterMessage(_message.Message):
     FETCHES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PULLS_FIELD_NUMBER: _ClassVar[int]
     NEW_NODES_FIELD_NUMBER: _ClassVar[int]
+    BEAT_MS_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     calls: _containers.RepeatedCompositeFieldContainer[Call]
     aborts: Attempts
@@ -262,7 +263,8 @@ class RouterMessage(_message.Message):
     fetches: _containers.RepeatedCompositeFieldContainer[Fetch]
     refused_pulls: _containers.RepeatedScalarFieldContainer[int]
     new_nodes: _containers.RepeatedCompositeFieldContainer[NewNode]
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ..., fetches: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., refused_pulls: _Optional[_Iterable[int]] = ..., new_nodes: _Optional[_Iterable[_Union[NewNode, _Mapping]]] = ...) -> None: ...
+    beat_ms: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., aborts: _Optional[_Union[Attempts, _Mapping]] = ..., echo: _Optional[int] = ..., pulls: _Optional[_Iterable[_Union[Pull, _Mapping]]] = ..., resend_blocks: _Optional[bool] = ..., fetches: _Optional[_Iterable[_Union[Fetch, _Mapping]]] = ..., refused_pulls: _Optional[_Iterable[int]] = ..., new_nodes: _Optional[_Iterable[_Union[NewNode, _Mapping]]] = ..., beat_ms: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()

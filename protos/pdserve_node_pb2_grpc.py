@@ -56,8 +56,8 @@ class NodeServicer:
 
     def Stream(self, request_iterator, context):
         """One per router. To the node: calls and aborts. From the node: replies, the tokens of all requests
-        of the router, and a heartbeat where it sent none of these for 0.25 s. When the stream ends, the
-        node aborts all attempts of the router.
+        of the router, and a heartbeat where it sent none of these for 0.25 s, or for the `beat_ms` that
+        the router allows. When the stream ends, the node aborts all attempts of the router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -131,7 +131,6 @@ class SimulatedCluster:
         for node in self.nodes:
             first_s = rng.random() * self._renewal_s
             self.timeline.at(first_s, partial(self._renew, node))
-        self.timeline.at(self._renewal_s, self._list)
         self._admit(iter(self.served))
         is_stopped = False
 

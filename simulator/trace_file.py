@@ -79,10 +79,21 @@ def _azure_request(line: str) -> TraceRequest:
     fields = line.split(",")
     if len(fields) != 3:
         raise ValueError(f"{len(fields)} fields: wanted 3, {AZURE_HEADER}")
-    at_s = datetime.fromisoformat(fields[0] + "+00:00").timestamp()
+    try:
+        at_s = datetime.fromisoformat(fields[0] + "+00:00").timestamp()
+    except ValueError:
+        wanted = "a time such as 2023-11-16 18:15:46.6805900"
+        raise ValueError(f"TIMESTAMP is {fields[0]!r}: wanted {wanted}") from None
     return TraceRequest(
-        at_s, _length("ContextTokens", int(fields[1])), _length("GeneratedTokens", int(fields[2]))
+        at_s,
+        _length("ContextTokens", _integer(fields[1])),
+        _length("GeneratedTokens", _integer(fields[2])),
     )
+
+
+def _integer(text: str) -> object:
+    """Return the number in a text, or the text, which is none."""
+    return int(text) if text.strip().lstrip("-").isdecimal() else text
 
 
 def _mooncake_request(line: str) -> TraceRequest:

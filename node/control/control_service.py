@@ -135,7 +135,7 @@ class ControlService(pb_grpc.NodeServicer):
         """Take messages until the router ends the stream; return the error of an invalid one."""
         try:
             async for message in messages:
-                stream.echo = message.echo or stream.echo
+                stream.take_echo(message.echo, message.beat_ms)
                 if message.resend_blocks:
                     stream.reports.restart()
                 await calls.take(message)

@@ -33,6 +33,8 @@ PULLS_PER_MESSAGE = 32
 MOST_OFFERS = 16
 HEARTBEAT_S = 0.25
 """A message without content goes to a router that was sent nothing for this long."""
+LONGEST_BEAT_S = 2.0
+"""A router may allow a longer silence, up to this."""
 
 OnGone = Callable[[Incarnation], None]
 
@@ -67,11 +69,26 @@ class RouterStream:
         self.is_cut = False
         self.echo = 0
         """The latest number that the router has sent."""
+        self._beat_s = 0.0
 
     @property
     def num_pending(self) -> int:
         """The number of replies, outputs and pulls that were not sent yet."""
         return len(self.replies) + len(self.outputs) + len(self.pulls) + len(self.refused)
+
+    def take_echo(self, number: int, beat_ms: int) -> None:
+        """Take a number to repeat, 0: none; at once if the router says how long the node may be
+        silent."""
+        if not number:
+            return
+        self.echo, self._beat_s = number, beat_ms / 1000
+        if beat_ms:
+            self.wake.set()
+
+    @property
+    def beat_s(self) -> float:
+        """The time after a message in which the next one leaves, with or without content."""
+        return max(HEARTBEAT_S, min(self._beat_s, LONGEST_BEAT_S))
 
     def add(self, output: RequestOutput) -> None:
         """Queue an output."""
@@ -197,7 +214,7 @@ class OutputStreams:
             while not stream.is_cut:
                 if not (stream.num_pending or stream.offers or stream.reports.is_behind):
                     # Even while stopping the loop must run once: outputs may be in transit.
-                    await _wait(stream.wake, 0.0 if self._is_stopping else HEARTBEAT_S)
+                    await _wait(stream.wake, 0.0 if self._is_stopping else stream.beat_s)
                 stream.wake.clear()
                 yield stream.take()
                 if self._is_stopping and not stream.num_pending and not self._in_transit:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +73,11 @@ def opened(
         raise RouterUnreachable(
             f"{url}: nothing listens there (is `pdserve up` or a router running?)"
         ) from None
+    except socket.gaierror:
+        raise RouterUnreachable(f"{url}: no host has this name: wanted http://host:port") from None
+    except ssl.SSLError as error:
+        wanted = "a certificate that this machine trusts, or http://host:port"
+        raise RouterUnreachable(f"{url}: TLS fails ({error.reason}): wanted {wanted}") from None
     except (OSError, http.client.HTTPException) as error:
         raise RouterUnreachable(f"{url}: {str(error) or type(error).__name__}") from None
     finally:

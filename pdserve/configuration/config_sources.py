@@ -18,7 +18,13 @@ from common.settings.config import MOST_DRAIN_S, ApiConfig, Config
 from common.settings.setting import Problem, quoted, without_passwords
 from pdserve.configuration.config_file import read_config_file, suggestion
 from pdserve.configuration.exposure import serve_problems, up_problems
-from pdserve.configuration.flags import NO_VALUE, SET_BY_UP, UP_DEFAULTS
+from pdserve.configuration.flags import (
+    NO_VALUE,
+    PLANNED_KEYS,
+    PROFILED_KEYS,
+    SET_BY_UP,
+    UP_DEFAULTS,
+)
 from pdserve.configuration.option_values import WANTED, value_from_text, value_from_toml
 from pdserve.configuration.options import (
     ROLE,
@@ -65,13 +71,15 @@ class Command:
     name: str
     defaults: Mapping[str, Value]
     own_keys: frozenset[str] = frozenset()
+    used_keys: frozenset[str] = frozenset()
+    """The settings that it has flags for; none named: all but its own."""
     rules: Callable[[Config], list[Problem]] = Config.problems
     """Returns every rule that a configuration breaks under this command."""
 
 
 SERVE = Command(name="pdserve serve", defaults={}, rules=serve_problems)
-PROFILE = Command(name="pdserve profile", defaults={})
-PLAN = Command(name="pdserve plan", defaults={"model": "demo"})
+PROFILE = Command(name="pdserve profile", defaults={}, used_keys=PROFILED_KEYS)
+PLAN = Command(name="pdserve plan", defaults={"model": "demo"}, used_keys=PLANNED_KEYS)
 UP = Command(name="pdserve up", defaults=UP_DEFAULTS, own_keys=SET_BY_UP, rules=up_problems)
 
 
@@ -182,18 +190,25 @@ def _read_flags(
         if option.key in flags:
             settings.put(option, flags[option.key], f"flag {option.flag}")
     known = {option.flag: option.key for option in all_options().values()}
-    offered = [flag for flag, key in known.items() if key not in settings.command.own_keys]
+    command = settings.command
+    used = command.used_keys or all_options().keys() - command.own_keys
+    offered = [flag for flag, key in known.items() if key in used]
     follows_flag = False
     for argument in unknown_arguments:
         is_flag = argument.startswith("-") and len(argument) > 1
         # The value after an unknown flag is not shown: it may be a misspelt flag's secret.
         flag, _, _ = argument.partition("=")
-        if is_flag and flag in known:
+        if is_flag and known.get(flag) in command.own_keys:
             settings.put(all_options()[known[flag]], argument, f"flag {flag}")
+        elif is_flag and flag in known:
+            settings.problems.append(
+                f"{flag} changes nothing in `{command.name}`: wanted settings of "
+                f"`{command.name} --help=all`"
+            )
         elif is_flag:
             settings.problems.append(f"unknown flag {flag}{suggestion(flag, offered)}")
         elif not follows_flag:
-            hint = f"; {_model_hint(settings.command, argument)}" if is_model(argument) else ""
+            hint = f"; {_model_hint(command, argument)}" if is_model(argument) else ""
             settings.problems.append(
                 f"unexpected argument {quoted(argument)}: wanted flags only{hint}"
             )

@@ -7,7 +7,7 @@ every flag's value as optional, and passes unknown flags on instead of refusing 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any
 
 from pdserve import __version__
@@ -51,8 +51,10 @@ UP_DEFAULTS: dict[str, str | int | float] = {
 }
 """Several nodes share one machine here: steps must stay short."""
 
-PROFILED_SECTIONS = ("model", "engine", "speculation")
-"""The groups of settings that change what `profile` measures."""
+PROFILED_KEYS = frozenset(
+    option.key for section in ("model", "engine", "speculation") for option in options_of(section)
+)
+"""The settings that change what `profile` measures."""
 
 PLANNED_KEYS = frozenset(
     {
@@ -214,13 +216,7 @@ def _add_profile(commands: Any) -> None:
     command = _add_command(commands, "profile", "measure a model on this machine, for planning")
     command.add_argument("file", metavar="FILE", help="where to write what was measured, as JSON")
     _add_config_file(command)
-    without = {
-        option.key
-        for section in SECTIONS
-        if section not in PROFILED_SECTIONS
-        for option in options_of(section)
-    }
-    _add_sections(command, without=frozenset(without), defaults={})
+    _add_sections(command, without=all_options().keys() - PROFILED_KEYS, defaults={})
 
 
 def _add_plan(commands: Any) -> None:
@@ -230,8 +226,7 @@ def _add_plan(commands: Any) -> None:
         for flag, metavar, text in flags:
             group.add_argument(flag, **plan_grammar(flag, metavar, text))
     _add_config_file(command)
-    without = frozenset(all_options().keys() - PLANNED_KEYS)
-    _add_sections(command, without=without, defaults={})
+    _add_sections(command, without=all_options().keys() - PLANNED_KEYS, defaults={})
 
 
 def _add_simulate(commands: Any) -> None:
@@ -336,7 +331,7 @@ def _add_config_file(command: Parser) -> None:
     )
 
 
-def _add_sections(command: Parser, *, without: frozenset[str], defaults: dict[str, Any]) -> None:
+def _add_sections(command: Parser, *, without: Set[str], defaults: dict[str, Any]) -> None:
     command.everyday_keys = EVERYDAY_KEYS
     for section in SECTIONS:
         options: Iterable[Option] = options_of(section)

@@ -1,6 +1,7 @@
 """Redis users of a cluster, with the keys and commands that each requires.
 
-They follow from `placement/`: nodes keep leases, routers read them and record placements.
+They follow from `placement/`: nodes keep leases; routers read them, record placements, and choose
+the one that changes roles.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ COMMANDS = (
 )
 _LEASES = ("pdserve:*:node:*", "pdserve:*:nodes", "pdserve:*:epoch:*")
 _PLACEMENTS = ("pdserve:*:placement:*", "pdserve:*:placements")
+_ROLES = ("pdserve:*:leader", "pdserve:*:move")
 
-_PATTERNS = {"router": (*_LEASES, *_PLACEMENTS), "node": _LEASES}
+_PATTERNS = {"router": (*_LEASES, *_PLACEMENTS, *_ROLES), "node": _LEASES}
 
 
 def users_acl(passwords: Mapping[str, str]) -> str:

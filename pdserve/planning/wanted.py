@@ -49,6 +49,12 @@ def wanted_of(parsed: argparse.Namespace, config: Config) -> Wanted:
         profile = read_named_profile(parsed.profile, parsed.of_model)
         workload = trace_workload(path, _longest(profile, config), most, parsed.of_model)
         _check_model(parsed.profile, profile, workload)
+    if parsed.of_model and not workload.model and parsed.profile in profile_names():
+        raise ConfigError(
+            f"--model is {parsed.of_model!r}, and neither the load nor the profile "
+            f"{parsed.profile} has names of models: wanted a file of `pdserve profile FILE --model "
+            "…`, or no --model"
+        )
     return Wanted(
         profile=profile, config=config, workload=workload, targets=targets, attain=attain,
         seeds=seeds, num_nodes=nodes, at_once=at_once,

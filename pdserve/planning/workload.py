@@ -170,4 +170,4 @@ def _read(path: Path, model: str) -> tuple[list[TraceRequest], str]:
         )
     if is_log_line(first):
         return read_access_log(path, model)
-    return read_trace(path), model
+    return read_trace(path), ""

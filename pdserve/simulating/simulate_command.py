@@ -50,6 +50,9 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
     kinds = _kinds(str(flags.get("faults", _ALL)), problems)
     nodes = _nodes(flags.get("nodes"), problems)
     replayed = flags.get("replay")
+    written_to = Path(str(flags.get("output", "wrong-history.json")))
+    if written_to.is_dir() or not written_to.parent.is_dir():
+        problems.append(f"--output is {str(written_to)!r}: wanted a file in a folder that exists")
     if problems:
         raise SettingsError(problems)
     wishes = Wishes(
@@ -61,7 +64,7 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
         wishes=wishes,
         replayed=None if replayed is None else Path(str(replayed)),
         is_json=bool(flags.get("json")),
-        written_to=Path(str(flags.get("output", "wrong-history.json"))),
+        written_to=written_to,
     )
 
 
@@ -91,11 +94,12 @@ def run_simulation(
             print(f"{len(found.history)} requests and faults; it is shortened", file=out)
             out.flush()
         history, wrong = shortened(found.history, found.wrong, run)
+    # Told first: what was found is not lost with a disk that is full.
+    _say(wanted, out, history, wrong, num_histories=num_run)
     try:
         wanted.written_to.write_text(to_json(history), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{wanted.written_to} cannot be written: {error}") from error
-    _say(wanted, out, history, wrong, num_histories=num_run)
+        raise ConfigError(f"{wanted.written_to} cannot be written: {error.strerror}") from error
     return False
 
 

@@ -20,7 +20,8 @@ Decisions:
 A node that is heard may not be reached. Where a network loses one direction alone, tokens and
 heartbeats go on arriving, and calls get no reply. So the router sends a number twice a second on
 the stream, and the node repeats the latest one in its messages (`liveness/echoes.py`). A node that
-is heard and has not repeated a number for 1.25 s is suspected: nothing new is placed on
+is heard and has not repeated a number for 1.25 s is suspected (`liveness/pace.py` says how this
+changes with many nodes): nothing new is placed on
 it, and requests that wait for its first word begin a second attempt. Answers that run there go on,
 because their tokens arrive. The pings do not show this: without keys gRPC counts a connection as
 open before the node has received anything on it, and a ping that is lost only opens another one. A

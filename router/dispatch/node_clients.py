@@ -1,8 +1,8 @@
 """The router's end of one node: a channel with one long-lived stream, and calls with deadlines.
 
 Calls and aborts of the router go one way. Replies, all tokens of the node for this router and a
-heartbeat every quarter of a second without them come the other way. A node that is silent for
-`SUSPICION_S` is suspected, until it is heard again. A stream that broke, or was silent for
+heartbeat where there is none of them come the other way, as often as the `pace` says. A node that
+is silent is suspected, until it is heard again. A stream that broke, or was silent for
 `LOSS_S`, means that the node is lost, at once, for all that ran there and every call without a
 reply. A node that is heard and does not repeat the numbers that it is sent (`echoes`) is suspected
 too: it is cut off from this router in one direction. The stream is opened again for as long as the
@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, cast
+from zlib import crc32
 
 import grpc
 
@@ -52,7 +53,8 @@ from router.dispatch.fairness import (
     part_end,
     part_size,
 )
-from router.dispatch.liveness.echoes import UNREACHED_S, Echoes
+from router.dispatch.liveness.echoes import Echoes
+from router.dispatch.liveness.pace import USUAL, WIDE, Pace
 from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
 from router.dispatch.liveness.silence import Silence, SilenceVerdict
 from router.dispatch.node_listener import NodeListener
@@ -71,7 +73,7 @@ CLOSE_TIMEOUT_S = 1.0
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 2.0
 UNHEARD_BEFORE_WARNING = 3
-UNREACHED = f"it is heard, but nothing that was sent reached it for {UNREACHED_S:g} s"
+UNREACHED = "it is heard, but nothing that was sent reached it for more than a second"
 MAX_WAITING_CALLS = 8192
 """Calls to one node without a reply; as many as a node takes of a router."""
 MAX_WAITING_OUTPUTS = 65_536
@@ -117,7 +119,7 @@ class NodeClient:
         can_ping = record.protocol >= PINGED_SINCE_PROTOCOL
         self._pings = Pings(self._address, CHANNEL_OPTIONS, keys) if can_ping else None
         self._silence = Silence()
-        self._echoes = Echoes()
+        self._echoes = Echoes(crc32(record.node_id.encode()) % WIDE.echo_every)
         self._reports = ReportReader()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
@@ -166,14 +168,20 @@ class NodeClient:
             await self._pings.close()
         await self._channel.close(None)
 
-    def tick(self) -> None:
-        """Count the time in which nothing was heard, or nothing repeated, and judge it."""
+    def tick(self, *, is_wide: bool = False) -> None:
+        """Count the time in which nothing was heard, or nothing repeated, and judge it.
+
+        `is_wide`: there are many nodes. The pace of a stream gets only slower: a node that was told
+        it may just have been heard.
+        """
+        if is_wide and self._silence.pace is not WIDE:
+            self._set_pace(WIDE)
         number = self._echoes.tick()
         verdict = self._silence.tick(is_running=self._is_running())
         if not self._is_heard:
             return
         if number:
-            self._unsent.set_echo(number)
+            self._unsent.set_echo(number, self._echoes.pace.beat_ms)
         if verdict is SilenceVerdict.LOST:
             self._is_silent.set()
         elif verdict is SilenceVerdict.SUSPECTED:
@@ -182,6 +190,9 @@ class NodeClient:
             self._echoes.forgive()
         elif not self._echoes.is_reached:
             self._listener.on_suspected(self._node, UNREACHED, is_heard=True)
+
+    def _set_pace(self, pace: Pace) -> None:
+        self._silence.pace = self._echoes.pace = pace
 
     def _is_running(self) -> bool:
         """Return whether the node's process shows that it runs. A lost node is not connected to."""
@@ -311,6 +322,7 @@ class NodeClient:
     async def _run_stream(self) -> None:
         """Run one stream, from its opening until every output of it was passed on."""
         call = self._stub.Stream()
+        self._set_pace(USUAL)
         self._silence.heard()
         self._echoes.restart()
         self._reports = ReportReader()

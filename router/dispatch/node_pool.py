@@ -30,6 +30,7 @@ from router.core.membership import (
     StreamLost,
 )
 from router.dispatch.between_nodes import BetweenNodes
+from router.dispatch.liveness.pace import WIDE_NODES
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.watch.router_metrics import RouterMetrics
@@ -134,8 +135,9 @@ class NodePool:
         """Tick every client. One task for all: a thousand timers cost more."""
         while True:
             await asyncio.sleep(TICK_S)
+            is_wide = len(self._clients) >= WIDE_NODES
             for client in self._open_clients():
-                client.tick()
+                client.tick(is_wide=is_wide)
 
     def _open_clients(self) -> list[NodeClient]:
         return [client for client in self._clients.values() if client is not None]

@@ -45,7 +45,7 @@ class UnsentCalls:
         self._refused: list[int] = []
         self._new_nodes: list[pb.NewNode] = []
         self._aborts: dict[AttemptId, None] = {}
-        self._echo = 0
+        self._echo = self._beat_ms = 0
         self._wants_blocks = False
         self._has_news = asyncio.Event()
         self._all_sent = asyncio.Event()
@@ -111,9 +111,10 @@ class UnsentCalls:
         self._aborts[attempt] = None
         self._on_added()
 
-    def set_echo(self, number: int) -> None:
-        """Let the next message have this number. Nobody waits until it is sent."""
-        self._echo = number
+    def set_echo(self, number: int, beat_ms: int = 0) -> None:
+        """Let the next message have this number, and the longest silence of the node, if one is
+        wanted. Nobody waits until it is sent."""
+        self._echo, self._beat_ms = number, beat_ms
         self._has_news.set()
 
     def ask_blocks(self) -> None:
@@ -123,7 +124,7 @@ class UnsentCalls:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._echo = 0
+        self._echo = self._beat_ms = 0
         self._wants_blocks = False
         self._messages.clear()
         self._pulls.clear()
@@ -154,6 +155,7 @@ class UnsentCalls:
         """Take what the next message has room for."""
         message = self._messages.popleft() if self._messages else pb.RouterMessage()
         message.echo, message.resend_blocks = self._echo, self._wants_blocks
+        message.beat_ms = self._beat_ms
         if self._pulls:
             message.pulls.extend(self._pulls[:PULLS_PER_MESSAGE])
             del self._pulls[:PULLS_PER_MESSAGE]
@@ -166,7 +168,7 @@ class UnsentCalls:
         if self._new_nodes:
             message.new_nodes.extend(self._new_nodes)
             self._new_nodes.clear()
-        self._echo = 0
+        self._echo = self._beat_ms = 0
         self._wants_blocks = False
         if self._aborts and not self._messages:  # after all calls: an abort may end one of them
             aborts = list(islice(self._aborts, ABORTS_PER_MESSAGE))

@@ -145,7 +145,7 @@ FIELDS: Mapping[str, str] = {
     "parallel_tool_calls": "Whether an answer may have several calls.",
     "tokens": "Token ids.",
     "node_id": "Name of the node in `/v1/cluster`.",
-    "role": "Who says it.",
+    "role": "Who says it; of a node, which work it takes.",
     "content": "What is said: a text, or parts of text.",
     "name": "A name: of who says it, or of a function.",
     "reasoning_content": "What the assistant thought before it answered.",

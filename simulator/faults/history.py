@@ -188,7 +188,7 @@ def _is_of(value: object, kind: str) -> bool:
 def _check(history: History) -> None:
     """Raise `ValueError` for a history that no cluster can run."""
     shape = history.shape
-    problems = problems_of(shape)
+    problems = dict.fromkeys(problems_of(shape))  # each once, though it holds for every role
     if problems:
         raise ValueError("; ".join(problems))
     most_tokens = (shape.num_blocks - 1) * shape.block_size

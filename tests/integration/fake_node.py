@@ -55,6 +55,8 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
         self.stuck_ms = 0
         self.echo = 0
         """The latest number that a router sent; 0 in a node of an earlier release."""
+        self.beat_ms = 0
+        """The latest silence that a router allowed."""
         self.repeats_numbers = True
         self.sends_blocks = False
         self.link: Link | None = None
@@ -133,6 +135,7 @@ class FakeNode(cast(Any, NodeServicer)):  # type: ignore[misc]
             self.num_messages += bool(message.calls or message.HasField("aborts"))
             if self.repeats_numbers:
                 self.echo = max(self.echo, message.echo)
+            self.beat_ms = message.beat_ms or self.beat_ms
             self.pulls += message.pulls
             self.fetches += message.fetches
             self.refused_pulls += message.refused_pulls

@@ -17,6 +17,7 @@ import pytest
 from common.nodes import Role
 from pdserve.configuration.config_sources import SERVE, UP, load_config
 from pdserve.configuration.flags import build_parser
+from pdserve.simulating.simulate_command import simulation_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -107,7 +108,8 @@ def run_as_written(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_commands_are_found() -> None:
     assert len(COMMANDS) > 60
-    assert {name for name, _ in COMMANDS} >= {"README.md", "SECURITY.md", "operations.md"}
+    pages = {name for name, _ in COMMANDS}
+    assert pages >= {"README.md", "SECURITY.md", "operations.md", "planning.md", "simulation.md"}
 
 
 @pytest.mark.parametrize(("name", "line"), COMMANDS, ids=lambda value: value[:60])
@@ -119,6 +121,8 @@ def test_a_command_is_one_for_the_shell(name: str, line: str) -> None:
 @pytest.mark.parametrize("words", of_program("pdserve"), ids=" ".join)
 def test_a_pdserve_command_is_understood(words: list[str]) -> None:
     parsed, unknown = build_parser().parse_known_args(words[1:])
+    if parsed.command == "simulate":
+        simulation_of(vars(parsed))
     if parsed.command not in ("serve", "up", "check-config"):
         assert unknown == []
         return

@@ -29,8 +29,8 @@ from router.dispatch.fairness import (
     TURNS_FOR_OTHERS,
     part_size,
 )
-from router.dispatch.liveness.echoes import ECHO_EVERY_TICKS
-from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, SUSPICION_TICKS, TICK_S
+from router.dispatch.liveness.pace import USUAL, WIDE
+from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
 from router.dispatch.node_clients import NodeClient
 from tests.integration.fake_node import FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
@@ -187,11 +187,11 @@ async def test_a_silent_node_is_suspected_then_lost_and_heard_again_when_it_spea
     async with connected() as (_node, client, log):
         for life in (1, 2):
             await wait_until(lambda life=life: log.num_messages == life)  # type: ignore[misc]
-            tick(client, SUSPICION_TICKS - 1)
+            tick(client, USUAL.suspicion - 1)
             assert len(log.suspected) == life - 1
             tick(client, 1)
             assert len(log.suspected) == life
-            tick(client, LOSS_TICKS - SUSPICION_TICKS)
+            tick(client, LOSS_TICKS - USUAL.suspicion)
             await wait_until(lambda life=life: len(log.lost) == life)  # type: ignore[misc]
         assert log.suspected == ["nothing was heard for 1.25 s"] * 2
         assert log.lost == ["nothing was heard for 5.0 s"] * 2
@@ -202,7 +202,7 @@ async def test_a_node_that_speaks_now_and_then_is_not_suspected() -> None:
         node.repeats_numbers = False  # ticks come faster here than any answer
         for num_messages in range(1, 10):
             await wait_until(lambda n=num_messages: log.num_messages == n)  # type: ignore[misc]
-            tick(client, SUSPICION_TICKS - 1)
+            tick(client, USUAL.suspicion - 1)
             node.push()
         assert (log.suspected, log.lost) == ([], [])
 
@@ -250,8 +250,7 @@ async def ticks_until_suspected(node: FakeNode, client: NodeClient, log: Log) ->
 
 async def wait_repeated(node: FakeNode, client: NodeClient, log: Log) -> None:
     """Return when the node has repeated a number to this router."""
-    for _ in range(ECHO_EVERY_TICKS):
-        client.tick()
+    tick(client, USUAL.echo_every)
     await wait_until(lambda: node.echo > 0)
     num_messages = log.num_messages
     node.push()
@@ -275,12 +274,23 @@ async def test_a_loss_in_one_direction_is_noticed_within_two_seconds(is_back: bo
             await wait_until(lambda: not log.is_reached)
         node.link.mend()
         node.is_unheard = False
-        for _ in range(ECHO_EVERY_TICKS):
-            client.tick()
+        tick(client, USUAL.echo_every)
         await wait_until(lambda: node.echo == client._echoes._asked)
         node.push()
         await wait_until(lambda: log.is_reached)
         assert log.lost == []
+
+
+async def test_a_node_of_many_is_told_how_long_it_may_be_silent_and_judged_so() -> None:
+    async with connected() as (node, client, log):
+        await wait_until(lambda: log.num_messages == 1)
+        client.tick(is_wide=True)
+        await wait_repeated(node, client, log)  # A stream that is slower stays so.
+        assert node.beat_ms == WIDE.beat_ms
+        tick(client, LOSS_TICKS)
+        await wait_until(lambda: log.num_messages == 3)
+        tick(client, USUAL.suspicion)
+        assert log.suspected == [f"nothing was heard for {ticks} s" for ticks in (2.0, 1.25)]
 
 
 async def test_a_node_of_an_earlier_release_repeats_nothing_and_is_not_suspected() -> None:

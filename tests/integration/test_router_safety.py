@@ -7,7 +7,9 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,7 +21,9 @@ from common.request import SamplingParams
 from pdserve.local_cluster.local_cluster import STOP_TIMEOUT_S
 from placement.store import LiveNode
 from router.cluster.view import DispatcherView
+from router.dispatch import node_pool
 from router.dispatch.dispatcher import CLOSE_TIMEOUT_S, Dispatcher
+from router.dispatch.liveness.pace import WIDE_NODES
 from router.http.server import GRACE_S, bind_http, serve_http
 from tests.integration.fake_node import IDLE, FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
@@ -107,6 +111,23 @@ async def test_nodes_of_another_model_are_left_out_and_named_once(
         world.store.more.clear()
         await world.router.pool.refresh(world.router.incarnation)
         assert world.router.pool.membership.other_models == []
+
+
+async def test_many_nodes_are_asked_for_fewer_heartbeats(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pool, "TICK_S", 0.0)
+    pool = world.router.pool
+    seen: list[bool] = []
+    for num_nodes in (WIDE_NODES - 1, WIDE_NODES):
+        clients = {Incarnation(f"d{n}", 1): Mock() for n in range(num_nodes)}
+        monkeypatch.setattr(pool, "_clients", clients)
+        watching = asyncio.create_task(pool._watch())
+        first, *_, last = clients.values()
+        await eventually(partial(getattr, last.tick, "called"))
+        watching.cancel()
+        seen += [client.tick.call_args.kwargs["is_wide"] for client in (first, last)]
+    assert seen == [False, False, True, True]
 
 
 @pytest.mark.parametrize("turns", range(4))

@@ -134,4 +134,7 @@ def _step_need(seen: Measured, seats: float, tpot_s: float) -> tuple[float, str]
     fixed_s = min(seen.least_step_s, tpot_s / 2)
     by_load_s = max(0.0, seen.step_s - fixed_s) * seats / seen.num_running
     need = seen.mean_nodes * by_load_s / (tpot_s - fixed_s)
-    return need, f"a step takes {1000 * seen.step_s:.1f} ms, target {1000 * tpot_s:g} ms"
+    return need, (
+        f"a step takes {1000 * seen.step_s:.1f} ms while {seen.num_running:.1f} answers run, and "
+        f"{seats:.1f} run or wait (target {1000 * tpot_s:g} ms)"
+    )

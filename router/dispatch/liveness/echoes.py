@@ -1,20 +1,16 @@
 """Whether what is sent to a node arrives there, counted in ticks of this process.
 
 A network may lose one direction alone. A node that is cut off from its router is heard as before,
-while calls to it get no reply. So the router sends a number every `ECHO_EVERY_TICKS`, and the node
-repeats the latest one in its messages (a heartbeat at the latest). A node that is heard and has not
-repeated a number for `UNREACHED_TICKS` is not reached.
+while calls to it get no reply. So the router sends a number every few ticks, and the node repeats
+the latest one in its messages (a heartbeat at the latest). A node that is heard and has not
+repeated a number in time is not reached (`pace`).
 
 A node of an earlier release repeats nothing, and is not judged.
 """
 
 from __future__ import annotations
 
-from router.dispatch.liveness.silence import TICK_S
-
-ECHO_EVERY_TICKS = 2
-UNREACHED_TICKS = 5
-UNREACHED_S = UNREACHED_TICKS * TICK_S
+from router.dispatch.liveness.pace import USUAL, Pace
 
 
 class Echoes:
@@ -24,8 +20,10 @@ class Echoes:
     which the node says nothing does not count either (`forgive`): `Silence` judges that.
     """
 
-    def __init__(self) -> None:
-        self._now = self._asked = self._answered = 0
+    def __init__(self, phase: int = 0) -> None:
+        """Count from `phase`: those of many nodes should send in different ticks."""
+        self.pace: Pace = USUAL
+        self._now = self._asked = self._answered = phase
         self._can_repeat = False
 
     def restart(self) -> None:
@@ -40,7 +38,7 @@ class Echoes:
     def tick(self) -> int:
         """Count a tick; return the number to send now, or 0."""
         self._now += 1
-        if self._now % ECHO_EVERY_TICKS:
+        if self._now % self.pace.echo_every:
             return 0
         self._asked = self._now
         return self._asked
@@ -55,5 +53,5 @@ class Echoes:
     def is_reached(self) -> bool:
         """Whether the node repeats numbers in time, as far as is known."""
         is_waiting = self._can_repeat and self._answered < self._asked
-        first_missing = self._answered + ECHO_EVERY_TICKS
-        return not is_waiting or self._now - first_missing < UNREACHED_TICKS
+        first_missing = self._answered + self.pace.echo_every
+        return not is_waiting or self._now - first_missing < self.pace.unreached

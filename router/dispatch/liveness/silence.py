@@ -1,6 +1,6 @@
 """How long a node has been silent, counted in ticks of this process.
 
-A node that was not heard for `SUSPICION_S` is suspected. If its process runs nevertheless, its
+A node that was not heard for a while is suspected (`pace`). If its process runs nevertheless, its
 Python is busy (`pings`), and it is suspected after `BUSY_S`, because its requests make no progress
 either.
 """
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from router.dispatch.liveness.pace import USUAL, Pace
+
 TICK_S = 0.25
-LATE_TICKS = 2
-SUSPICION_TICKS = 5
 BUSY_TICKS = 12
 LOSS_TICKS = 20
-SUSPICION_S = SUSPICION_TICKS * TICK_S
 BUSY_S = BUSY_TICKS * TICK_S
 LOSS_S = LOSS_TICKS * TICK_S
 
@@ -36,6 +35,7 @@ class Silence:
     """
 
     def __init__(self) -> None:
+        self.pace: Pace = USUAL
         self._num_ticks = 0
         self._is_running = False
         self._is_suspected = False
@@ -48,7 +48,7 @@ class Silence:
     @property
     def has_begun(self) -> bool:
         """Whether nothing was heard for longer than a late heartbeat takes."""
-        return self._num_ticks > LATE_TICKS
+        return self._num_ticks > self.pace.late
 
     @property
     def reason(self) -> str:
@@ -63,7 +63,8 @@ class Silence:
         self._is_running = is_running
         if self._num_ticks == LOSS_TICKS:
             return SilenceVerdict.LOST
-        if self._is_suspected or self._num_ticks < (BUSY_TICKS if is_running else SUSPICION_TICKS):
+        most_ticks = BUSY_TICKS if is_running else self.pace.suspicion
+        if self._is_suspected or self._num_ticks < most_ticks:
             return SilenceVerdict.NONE
         self._is_suspected = True
         return SilenceVerdict.SUSPECTED

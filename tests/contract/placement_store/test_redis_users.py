@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,13 @@ from redis.retry import Retry
 
 from common.files.keys_folder import REDIS_NAME, Keys
 from common.ids import Incarnation
+from common.nodes import Role
 from pdserve.keys.certificates import SERVES, Holder
 from pdserve.keys.keys_init import HOLDERS
 from pdserve.keys.redis_acl import COMMANDS
 from placement import scripts
 from placement.redis_store import RedisStore
-from placement.store import PlacementUnavailable
+from placement.store import PlacementStore, PlacementUnavailable
 from tests.contract.placement_store.worlds import load, place, placement, record, unplace
 from tests.support.key_folders import (
     expired,
@@ -101,6 +103,40 @@ async def test_a_node_keeps_its_lease_and_a_router_does_all_of_its_work(
         assert await router.placements() == []
         await node.leave(Incarnation("decode-0", epoch))
         assert await router.live_nodes() == []
+
+
+async def test_a_router_may_do_whatever_the_store_does(server: RedisServer, keys: Path) -> None:
+    async with store(server, router_keys(keys)) as router:
+        me, node = Incarnation("r1", 1), Incarnation("decode-0", 1)
+
+        async def end_move() -> None:
+            move = (await router.lead(me, lease_s=60)).last_move
+            assert move is not None
+            assert await router.end_move(me, move.number)
+
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "next_epoch": lambda: router.next_epoch("all"),
+            "heartbeat": lambda: router.heartbeat(record("all"), load(), lease_s=60),
+            "live_nodes": router.live_nodes,
+            "leave": lambda: router.leave(Incarnation("all", 1)),
+            "record": lambda: place(router, placement()),
+            "placements": router.placements,
+            "lead": lambda: router.lead(me, lease_s=60),
+            "begin_move": lambda: router.begin_move(me, node, Role.PREFILL),
+            "end_move": end_move,
+            "stop_leading": lambda: router.stop_leading(me),
+            "close": router.close,
+        }
+        promised = {name for name, what in vars(PlacementStore).items() if isfunction(what)}
+        assert set(calls) == {name for name in promised if not name.startswith("_")}
+        for call in calls.values():
+            await call()
+
+
+async def test_a_node_decides_about_no_role(server: RedisServer, keys: Path) -> None:
+    async with store(server, node_keys(keys)) as node:
+        with pytest.raises(PlacementUnavailable, match="Redis refused this process"):
+            await node.lead(Incarnation("decode-0", 1), lease_s=60)
 
 
 async def test_a_node_knows_nothing_of_placements(server: RedisServer, keys: Path) -> None:

@@ -30,3 +30,9 @@ async def test_a_request_calls_redis_at_most_four_times(
     assert calls["together"] <= 0.25
     assert commands["together"] <= 4
     assert (calls["brief"], commands["brief"]) == (0, 0)
+
+
+def test_open_streams_are_measured() -> None:
+    figures = wide.idle_streams(2, 1.0)
+    assert set(figures) == {"share", "beats", "beat_us", "suspected"}
+    assert figures["beats"] > 0

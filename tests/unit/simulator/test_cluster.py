@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import EngineConfig, HandoffConfig, SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
+from placement.store import LiveNode
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.node import SimulatedNode
 from simulator.profile import facts_of
@@ -57,6 +59,21 @@ def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
     cluster = run(setup_of({P: 1, D: 1}), trace())
     flow = cluster.nodes[0].flow
     assert flow.pulls.cost.expected_s(8192) < guessed_s / 5
+
+
+def test_a_router_reads_one_listing_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SimulatedCluster(setup_of({P: 1, D: 1}))
+    listed_at_s: list[float] = []
+    on_listing = cluster.router.on_listing
+
+    def listed(nodes: Sequence[LiveNode]) -> None:
+        listed_at_s.append(cluster.timeline.now_s())
+        on_listing(nodes)
+
+    monkeypatch.setattr(cluster.router, "on_listing", listed)
+    cluster.run(clients_of(cluster, trace(gap_s=0.5)))
+    assert len(listed_at_s) > 5
+    assert len(set(listed_at_s)) == len(listed_at_s)
 
 
 def num_steps(cluster: SimulatedCluster) -> int:

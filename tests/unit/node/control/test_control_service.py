@@ -439,6 +439,18 @@ async def test_what_a_router_sends_comes_back_in_the_next_messages(start: Start)
     assert await caller.call.read() == pb.NodeMessage(echo=7), "no number changes nothing"
 
 
+async def test_a_router_with_many_nodes_is_answered_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await start(Role.DECODE)
+    monkeypatch.setattr(output_streams, "HEARTBEAT_S", 3600.0)
+    caller = await service.subscribe()
+    await caller.say(pb.RouterMessage(echo=7, beat_ms=900))
+    while (heard := await caller.call.read()) == pb.NodeMessage():
+        pass  # a heartbeat that was on its way
+    assert heard == pb.NodeMessage(echo=7)
+
+
 async def test_outputs_reach_their_router(start: Start) -> None:
     service = await start(Role.DECODE)
     caller = await service.subscribe()

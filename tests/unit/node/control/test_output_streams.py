@@ -219,6 +219,49 @@ async def test_a_silent_stream_has_a_heart_beat(
     assert await read_next(reader) == [output(1)]
 
 
+async def test_a_number_of_a_router_with_many_nodes_is_repeated_at_once(world: Streams) -> None:
+    stream, reader = await opened(world)
+    stream.take_echo(7, 90_000)
+    assert (await anext(reader), stream.echo) == (HEARTBEAT, 7)
+    waiting = asyncio.ensure_future(anext(reader))
+    stream.take_echo(0, 90_000)
+    stream.take_echo(8, 0)
+    await delivered()
+    assert not waiting.done(), "no number is repeated by itself, and not for another router"
+    world.say(R1, 1)
+    assert (await waiting).outputs == [output(1)]
+    assert stream.echo == 8
+
+
+async def test_a_router_says_how_long_a_stream_may_be_silent_within_bounds(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_streams, "HEARTBEAT_S", 0.25)
+    stream = world.streams.open(R1)
+    spans_s = []
+    for beat_ms in (0, 900, 2**32 - 1, 1, 0):
+        stream.take_echo(1, beat_ms)
+        spans_s.append(stream.beat_s)
+    stream.take_echo(0, 900)
+    assert spans_s == [0.25, 0.9, output_streams.LONGEST_BEAT_S, 0.25, 0.25]
+    assert stream.beat_s == 0.25, "a message without a number changes nothing"
+
+
+async def test_a_silent_stream_beats_as_seldom_as_its_router_allows(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, reader = await opened(world)
+    monkeypatch.setattr(output_streams, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(output_streams, "LONGEST_BEAT_S", 60.0)
+    stream.take_echo(1, 60_000)
+    assert await anext(reader) == HEARTBEAT
+    waiting = asyncio.ensure_future(anext(reader))
+    await delivered()
+    assert not waiting.done()
+    world.say(R1, 1)
+    assert (await waiting).outputs == [output(1)]
+
+
 async def test_output_for_a_router_that_does_not_read_is_dropped(world: Streams) -> None:
     world.say(R1, 1)
     await delivered()

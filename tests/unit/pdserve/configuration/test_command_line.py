@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -223,6 +225,37 @@ def test_status_without_a_router_is_a_clear_error(capsys: pytest.CaptureFixture[
     assert "http://127.0.0.1:1: nothing listens there" in capsys.readouterr().err
     assert main(["status", "--url", "ftp://localhost"]) == 1
     assert "the URL is 'ftp://localhost': wanted http://host:port" in capsys.readouterr().err
+
+
+def test_a_name_of_no_host_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert main(["role", "decode-1", "mixed", "--url", "http://nowhere"]) == 1
+    said = "http://nowhere: no host has this name: wanted http://host:port"
+    assert said in capsys.readouterr().err
+
+
+def test_https_of_a_router_without_tls_is_a_clear_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        router = threading.Thread(target=refuse)
+        router.start()
+        assert main(["status", "--url", f"https://127.0.0.1:{server.getsockname()[1]}"]) == 1
+        router.join()
+    said = capsys.readouterr().err
+    assert "TLS fails (WRONG_VERSION_NUMBER): wanted a certificate" in said
 
 
 def test_help_imports_nothing_heavy() -> None:

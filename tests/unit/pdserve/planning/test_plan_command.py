@@ -121,6 +121,10 @@ def test_targets_that_nobody_meets_are_answered_with_the_best_there_is(
         ([*SMALL, *TARGETS, "--profile", "none.json"], "none.json: No such file"),
         ([*SMALL, *TARGETS, "--max-num-seqs", "0"], "max_num_seqs is 0"),
         ([*SMALL, *TARGETS, "--max-num-seq", "1"], "unknown flag --max-num-seq"),
+        ([*SMALL, *TARGETS, "--model", "./m"], "--model is './m', and neither the load nor the"),
+        ([*SMALL, *TARGETS, "--swap-space", "1GiB"], "--swap-space changes nothing in `pdserve"),
+        ([*SMALL, *TARGETS, "--role=decode"], "--role changes nothing in `pdserve plan`"),
+        ([*SMALL, *TARGETS, "--auto-roles"], "--auto-roles changes nothing in `pdserve plan`"),
     ],
 )
 def test_nonsense_gets_one_sentence_before_anything_is_tried(

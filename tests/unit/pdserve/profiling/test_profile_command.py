@@ -86,6 +86,10 @@ def test_a_model_is_measured_and_written(
         ([".", "--model", "m"], "is a folder: wanted the name of a file to write"),
         (["p.json", "--max-num-seqs", "0"], "max_num_seqs is 0"),
         (["p.json", "--max-num-seq", "1"], "unknown flag --max-num-seq"),
+        (
+            ["p.json", "--model", "m", "--swap-space", "1GiB"],
+            "--swap-space changes nothing in `pdserve profile`: wanted settings of",
+        ),
         (["p.json", "--model", "/nowhere"], "/nowhere does not exist"),
     ],
 )

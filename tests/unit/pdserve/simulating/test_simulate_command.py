@@ -55,6 +55,8 @@ def test_flags_become_wishes() -> None:
         ({"nodes": "2"}, "--nodes is '2': wanted P:D"),
         ({"nodes": "1:0"}, "--nodes is '1:0': wanted P:D"),
         ({"nodes": "9:9"}, "16 nodes at most"),
+        ({"output": "no/such/wrong.json"}, "--output is 'no/such/wrong.json': wanted a file in"),
+        ({"output": "/"}, "--output is '/': wanted a file in a folder that exists"),
     ],
 )
 def test_nonsense_is_named(flags: dict[str, str], says: str) -> None:
@@ -114,10 +116,17 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert "3 histories, none is wrong; 0.5 a second" in out.getvalue()
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    wanted = simulation_of({"output": str(tmp_path / "none" / "wrong.json")})
-    with pytest.raises(ConfigError, match=r"wrong\.json cannot be written"):
-        run_simulation(wanted, io.StringIO(), ManualClock(), wrong_with_two)
+def test_a_file_that_cannot_be_written_is_named_and_the_history_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    wanted = simulation_of({"output": str(folder / "wrong.json"), "json": True})
+    folder.rmdir()
+    out = io.StringIO()
+    with pytest.raises(ConfigError, match=r"wrong\.json cannot be written: No such file"):
+        run_simulation(wanted, out, ManualClock(), wrong_with_two)
+    assert len(json.loads(out.getvalue())["history"]["requests"]) == 2
     assert main(["simulate", "--replay", str(tmp_path / "none.json")]) == 2
 
 

@@ -8,6 +8,9 @@ from itertools import pairwise
 import pytest
 
 from common.nodes import Role
+from common.observing.latency import LatencyTargets
+from router.core.scaling.demand import demands
+from router.core.scaling.measure import ROLES, Measured
 from router.core.scaling.moves import COOL_DOWN_S, HOLD_S, RETURN_S
 from router.core.scaling.scaling import Decision
 from tests.support.nodes.fluid_cluster import PREFILL_SPEED, READ_S, FluidCluster
@@ -83,6 +86,23 @@ def test_a_slow_step_needs_more_decode_nodes() -> None:
     *_, last = cluster.run(30, prompts_per_s=1000, answers=120)
     assert "a step takes" in last.demands[Role.DECODE].why
     assert needed(last)[1] > 4
+
+
+def test_a_step_within_the_target_is_told_with_the_answers_that_wait() -> None:
+    held = Measured(
+        num_nodes=2,
+        mean_nodes=2.0,
+        step_s=0.07,
+        least_step_s=0.01,
+        num_running=1.5,
+        num_waiting=3.5,
+    )
+    measured = {role: held if role is Role.DECODE else Measured() for role in ROLES}
+    found = demands(measured, LatencyTargets(ttft_s=1.0, tpot_s=0.1))[Role.DECODE]
+    assert found.need == pytest.approx(2 * (0.06 * 5 / 1.5) / 0.09)
+    assert found.why == (
+        "a step takes 70.0 ms while 1.5 answers run, and 5.0 run or wait (target 100 ms)"
+    )
 
 
 def test_nothing_is_taken_from_a_role_whose_rest_would_be_worse_off() -> None:

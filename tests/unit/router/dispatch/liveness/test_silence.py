@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from router.dispatch.liveness.pace import USUAL, WIDE, Pace
 from router.dispatch.liveness.silence import (
     BUSY_TICKS,
     LOSS_TICKS,
-    SUSPICION_TICKS,
     TICK_S,
     Silence,
     SilenceVerdict,
@@ -26,7 +26,7 @@ def verdicts(
 
 def test_suspicion_comes_first_then_the_loss_and_each_once() -> None:
     assert verdicts(Silence(), 10 * LOSS_TICKS) == {
-        SUSPICION_TICKS: SilenceVerdict.SUSPECTED,
+        USUAL.suspicion: SilenceVerdict.SUSPECTED,
         LOSS_TICKS: SilenceVerdict.LOST,
     }
 
@@ -55,16 +55,35 @@ def test_the_reason_says_whether_the_process_runs() -> None:
 def test_every_word_begins_it_anew() -> None:
     silence = Silence()
     for _ in range(30):
-        assert verdicts(silence, SUSPICION_TICKS - 1) == {}
+        assert verdicts(silence, USUAL.suspicion - 1) == {}
         silence.heard()
-    assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is SilenceVerdict.SUSPECTED
+    assert verdicts(silence, USUAL.suspicion)[USUAL.suspicion] is SilenceVerdict.SUSPECTED
     silence.heard()
-    assert verdicts(silence, SUSPICION_TICKS)[SUSPICION_TICKS] is SilenceVerdict.SUSPECTED
+    assert verdicts(silence, USUAL.suspicion)[USUAL.suspicion] is SilenceVerdict.SUSPECTED
 
 
 @pytest.mark.covers("F80")
 def test_a_frozen_node_is_noticed_within_one_and_a_half_seconds_and_one_busy_for_two_is_not() -> (
     None
 ):
-    assert SUSPICION_TICKS * TICK_S <= 1.5
+    assert USUAL.suspicion * TICK_S <= 1.5
     assert BUSY_TICKS * TICK_S >= 2.5
+
+
+def test_a_node_of_many_may_be_silent_for_longer_and_no_more_than_two_seconds() -> None:
+    silence = Silence()
+    silence.pace = WIDE
+    assert verdicts(silence, LOSS_TICKS) == {
+        WIDE.suspicion: SilenceVerdict.SUSPECTED,
+        LOSS_TICKS: SilenceVerdict.LOST,
+    }
+    assert WIDE.suspicion * TICK_S <= 2.0
+
+
+@pytest.mark.parametrize("pace", [USUAL, WIDE])
+def test_a_pace_leaves_room_for_a_late_message(pace: Pace) -> None:
+    beat_s = max(pace.beat_ms / 1000, 0.25)
+    assert beat_s < pace.late * TICK_S, "a node in order is never silent for long"
+    assert beat_s + 0.75 <= (pace.suspicion - 1) * TICK_S + 0.25
+    assert pace.late < pace.unreached, "a node that is busy is not taken for one that is cut off"
+    assert pace.beat_ms == 0 or pace.echo_every * TICK_S < beat_s, "answers are beats"
