@@ -70,6 +70,11 @@ def roles(url: str) -> dict[str, int]:
     return {role: found["nodes"] for role, found in scaling(url)["roles"].items()}
 
 
+def node_roles(url: str) -> dict[str, str]:
+    nodes = httpx.get(f"{url}/v1/cluster", timeout=10.0).json()["nodes"]
+    return {node["node_id"]: node["role"] for node in nodes}
+
+
 def needs(url: str) -> list[float]:
     return [found["needed"] for found in scaling(url)["roles"].values()]
 
@@ -113,16 +118,10 @@ def check_agrees(cluster: Cluster) -> None:
     assert len({answer["leader"] for answer, _ in both}) == 1
 
 
-def leader_url(cluster: Cluster) -> str:
-    """The router that decides, as both say."""
-
-    def agreed() -> str | None:
-        first, second = (scaling(url)["leader"] for url in cluster.urls)
-        return first if first == second else None
-
-    name = wait_until(agreed, "both routers name one leader")
-    assert name is not None
-    return cluster.urls[int(name.removeprefix("router-")) - 1]
+def leaders(cluster: Cluster) -> set[str]:
+    """Whom the routers name; nobody until all do."""
+    named = [scaling(url)["leader"] for url in cluster.urls]
+    return set(named) if all(named) else set()
 
 
 def watch_turns(cluster: Cluster, check: Callable[[], None]) -> None:
@@ -178,44 +177,44 @@ def load(cluster: Cluster, fields: list[Fields]) -> Iterator[list[list[Answer | 
 
 
 def test_one_node_gets_the_role_that_the_load_wants(cluster: Cluster) -> None:
+    wait_until(lambda: len(leaders(cluster)) == 1, "both routers name one leader")
+
+    def changes() -> list[dict[str, Any]]:
+        return [change for url in cluster.urls for change in scaling(url)["changes"]]
+
+    def has_seen(num_changes: int, **nodes: int) -> bool:
+        """Both routers, whichever of them made the changes."""
+        are_read = all(roles(url) == {"mixed": 0, **nodes} for url in cluster.urls)
+        return are_read and len(changes()) == num_changes
+
+    def stays(num_changes: int) -> None:
+        """No node that a router knows has another role; a late one may be missing."""
+        assert len(changes()) == num_changes
+        assert all(node_roles(url).items() <= given.items() for url in cluster.urls)
+
+    given = {node.node_id: node.role.value for node in cluster.spec.nodes}
+    wait_until(lambda: has_seen(0, prefill=2, decode=1), "both have read every node")
+    watch_turns(cluster, lambda: stays(0))
+    assert not any(needs(cluster.url))
+    check_agrees(cluster)
     fields = questions()
     with Api(cluster.url, "tiny") as api:
         wanted = [api.complete(**one) for one in fields]
-    leader = leader_url(cluster)
-    (other,) = set(cluster.urls) - {leader}
-
-    def has_seen(**nodes: int) -> bool:
-        return all(roles(url) == {"mixed": 0, **nodes} for url in cluster.urls)
-
-    def stays(num_changes: int, **nodes: int) -> None:
-        assert roles(leader) == {"mixed": 0, **nodes}
-        assert len(scaling(leader)["changes"]) == num_changes
-
-    def wants_nothing() -> None:
-        found = scaling(leader)["roles"].values()
-        assert all(role["needed"] <= role["nodes"] for role in found)
-        stays(0, prefill=2, decode=1)
-
-    wait_until(lambda: has_seen(prefill=2, decode=1), "both have read every node")
-    watch_turns(cluster, wants_nothing)
-    check_agrees(cluster)
-
     with load(cluster, fields) as answers:
-        wait_until(lambda: has_seen(prefill=1, decode=2), "a second decode node", timeout_s=90.0)
-        watch_turns(cluster, lambda: stays(1, prefill=1, decode=2))
+        wait_until(lambda: has_seen(1, prefill=1, decode=2), "a second decode node", timeout_s=90.0)
+        (change,) = changes()
+        assert (change["role_before"], change["role"]) == ("prefill", "decode")
+        given[change["node_id"]] = "decode"
+        watch_turns(cluster, lambda: stays(1))
         check_agrees(cluster)
     for i, got in enumerate(answers):
         assert got
         assert [one for one in got if one != wanted[i]] == []
-
-    (change,) = scaling(leader)["changes"]
-    assert (change["role_before"], change["role"]) == ("prefill", "decode")
     assert f"answers run or wait, a node has {NUM_SEATS} seats" in change["why"]
-    assert scaling(other)["changes"] == []
-    nodes = httpx.get(f"{other}/v1/cluster", timeout=10.0).json()["nodes"]
-    assert {node["node_id"]: node["role"] for node in nodes}[change["node_id"]] == "decode"
 
-    wait_until(lambda: not any(needs(leader)), "the load is over", timeout_s=60.0)
-    watch_turns(cluster, lambda: stays(1, prefill=1, decode=2))
+    wait_until(lambda: not any(needs(cluster.url)), "the load is over", timeout_s=60.0)
+    watch_turns(cluster, lambda: stays(1))
     check_agrees(cluster)
+    cluster.wait_ready()
+    assert [node_roles(url) for url in cluster.urls] == [given] * 2
     cluster.check_settled()
