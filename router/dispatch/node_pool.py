@@ -123,7 +123,7 @@ class NodePool:
     async def run(self, router: Incarnation) -> None:
         """Refresh, and watch the nodes, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch(), name="silence of nodes")
+            tasks.create_task(self.watch_silence(), name="silence of nodes")
             while True:
                 await self.refresh(router)
                 with suppress(TimeoutError):
@@ -131,7 +131,7 @@ class NodePool:
                         await self._should_refresh.wait()
                     self._should_refresh.clear()
 
-    async def _watch(self) -> None:
+    async def watch_silence(self) -> None:
         """Tick every client. One task for all: a thousand timers cost more."""
         while True:
             await asyncio.sleep(TICK_S)

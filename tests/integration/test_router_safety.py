@@ -122,7 +122,7 @@ async def test_many_nodes_are_asked_for_fewer_heartbeats(
     for num_nodes in (WIDE_NODES - 1, WIDE_NODES):
         clients = {Incarnation(f"d{n}", 1): Mock() for n in range(num_nodes)}
         monkeypatch.setattr(pool, "_clients", clients)
-        watching = asyncio.create_task(pool._watch())
+        watching = asyncio.create_task(pool.watch_silence())
         first, *_, last = clients.values()
         await eventually(partial(getattr, last.tick, "called"))
         watching.cancel()
