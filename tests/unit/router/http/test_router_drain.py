@@ -340,6 +340,6 @@ async def test_an_open_api_drains_nothing_without_an_administrators_key(tmp_path
 
 async def test_why_nothing_drains_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     await ask(make_edge(), node_id="decode-9")
-    (line,) = [message for message in caplog.messages if "no node drains" in message]
+    (line,) = [message for message in caplog.messages if message.startswith("no `drain NODE`")]
     assert "a client without a key" in line
     assert "404, there is no node 'decode-9'" in line
