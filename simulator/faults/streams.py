@@ -149,7 +149,7 @@ class NodeLink:
 
     def on_break(self, *, arrives: bool) -> None:
         """Reset the connection; with `arrives` the node reads before that what was sent to it."""
-        while arrives and self._there:
+        while arrives and self._there and self._is_path_open():
             self._arrive()
         self._there.clear()
         self._back.clear()

@@ -49,3 +49,9 @@ def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
         cluster = FaultyCluster(history)
         cluster.run()
     assert len(cluster.outcomes()) == len(names)
+
+
+def test_what_waits_at_a_cut_path_does_not_arrive_before_a_break() -> None:
+    # The node was to read it before the connection broke, for ever.
+    with quiet():
+        FaultyCluster(history_of(100059, ALL)).run()
