@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -38,6 +39,10 @@ class ProcessClock:
         """Have `call` called in the process at `at_s`, a time of its clock, or now if later."""
         timeline = self._timeline
         due_s = max(at_s - self._ahead_s, timeline.now_s())
+        while (
+            due_s + self._ahead_s < at_s
+        ):  # rounded down: nothing would be due then, again and again
+            due_s = math.nextafter(due_s, math.inf)
         timeline.at(due_s, partial(self.run, call), last=last)
 
     def after(self, span_s: float, call: _Call) -> None:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from simulator.faults.cluster import FaultyCluster
 from simulator.faults.history import AskedRequest, Fault, FaultKind
+from simulator.faults.hosts import ProcessClock
 from simulator.faults.search import ALL, history_of, quiet
+from simulator.timeline import Timeline
 
 
 def an_asked_request(at_s: float, name: str, deadline_s: float = 60.0) -> AskedRequest:
@@ -55,3 +57,14 @@ def test_what_waits_at_a_cut_path_does_not_arrive_before_a_break() -> None:
     # The node was to read it before the connection broke, for ever.
     with quiet():
         FaultyCluster(history_of(100059, ALL)).run()
+
+
+def test_a_clock_that_has_jumped_reaches_what_is_due() -> None:
+    # A node looked at a deadline that was one rounding ahead of its clock, for ever.
+    timeline = Timeline()
+    clock = ProcessClock(timeline)
+    clock.jump(0.05)
+    seen: list[float] = []
+    clock.at(0.17500000000000002, lambda: seen.append(clock.now_s()))
+    timeline.run()
+    assert seen[0] >= 0.17500000000000002
