@@ -39,9 +39,8 @@ class ProcessClock:
         """Have `call` called in the process at `at_s`, a time of its clock, or now if later."""
         timeline = self._timeline
         due_s = max(at_s - self._ahead_s, timeline.now_s())
-        while (
-            due_s + self._ahead_s < at_s
-        ):  # rounded down: nothing would be due then, again and again
+        # Rounded down, it would be reached before anything is due, again and again.
+        while due_s + self._ahead_s < at_s:
             due_s = math.nextafter(due_s, math.inf)
         timeline.at(due_s, partial(self.run, call), last=last)
 
