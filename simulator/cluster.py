@@ -14,8 +14,6 @@ from common.nodes import NodeLoad, NodeRecord, Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
-from node.flow.flow_limits import FlowLimits
-from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import RoleChanged
 from node.flow.node_flow import NodeFlow
 from node.flow.pulls.pull_cost import PullCost
@@ -28,7 +26,7 @@ from router.core.scaling.scaling import RoleScaling
 from simulator.clients import ClientRequest
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
-from simulator.node import NodeSaid, SimulatedNode
+from simulator.node import NodeSaid, SimulatedNode, flow_of
 from simulator.profile import VOCAB_SIZE, DeviceProfile, facts_of
 from simulator.router import SimulatedRouter
 from simulator.served import ServedRequest
@@ -275,26 +273,13 @@ class SimulatedCluster:
 
     def _flow(self, config: Config, scheduler: Scheduler, me: Incarnation) -> NodeFlow:
         facts = self._facts
-        limits = FlowLimits(
-            vocab_size=VOCAB_SIZE,
-            max_model_len=facts.max_model_len,
-            max_queued_requests=config.handoff.max_queued_requests,
-            sheds=config.scheduling.shed,
-        )
-        place = LandingPlace(
-            node=me,
-            kv_endpoint=me.node_id,
-            fingerprint=facts.layout.fingerprint,
-            kv_description=facts.layout.description,
-            lease_s=config.handoff.lease_s,
-        )
         token_bytes = facts.layout.block_bytes / facts.layout.block_size
-        cost = PullCost(token_bytes, partial(expected_step_s, facts.step_costs))
-        return NodeFlow(
+        return flow_of(
+            config,
+            facts,
             scheduler,
-            limits,
-            tickets=Tickets(place, self._lease_tokens.__next__),
-            needs_staging=False,
-            local_prefill_threshold=config.handoff.local_prefill_threshold,
-            pull_cost=cost,
+            me,
+            vocab_size=VOCAB_SIZE,
+            new_lease_token=self._lease_tokens.__next__,
+            pull_cost=PullCost(token_bytes, partial(expected_step_s, facts.step_costs)),
         )

@@ -11,10 +11,14 @@ from common.ids import Incarnation
 from common.kv.blocks import BlockHash
 from common.kv.kv_layout import KVLayout
 from common.request import RequestOutput
+from common.settings.config import Config
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
+from engine.core.scheduler import Scheduler
 from engine.step_loop import StepLoop
+from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
+from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import (
     Answer,
     AskBlocks,
@@ -27,8 +31,10 @@ from node.flow.messages import (
 )
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
+from node.flow.pulls.pull_cost import PullCost
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
+from simulator.profile import ModelledFacts
 from simulator.timeline import Timeline
 
 
@@ -194,3 +200,37 @@ class SimulatedNode:
             said.step_ends_s = self.execution.ended_s
             self._said = NodeSaid(self.me)
             self._tell(said)
+
+
+def flow_of(
+    config: Config,
+    facts: ModelledFacts,
+    scheduler: Scheduler,
+    me: Incarnation,
+    *,
+    vocab_size: int,
+    new_lease_token: Callable[[], int],
+    pull_cost: PullCost,
+) -> NodeFlow:
+    """Return the flow of the node `me`, whose KV is reached by its name."""
+    limits = FlowLimits(
+        vocab_size=vocab_size,
+        max_model_len=facts.max_model_len,
+        max_queued_requests=config.handoff.max_queued_requests,
+        sheds=config.scheduling.shed,
+    )
+    place = LandingPlace(
+        node=me,
+        kv_endpoint=me.node_id,
+        fingerprint=facts.layout.fingerprint,
+        kv_description=facts.layout.description,
+        lease_s=config.handoff.lease_s,
+    )
+    return NodeFlow(
+        scheduler,
+        limits,
+        tickets=Tickets(place, new_lease_token),
+        needs_staging=False,
+        local_prefill_threshold=config.handoff.local_prefill_threshold,
+        pull_cost=pull_cost,
+    )

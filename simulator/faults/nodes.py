@@ -16,10 +16,7 @@ from engine.core.runner_contract import StepCosts
 from engine.core.scheduler import Scheduler
 from kv_transfer.contract import OnEvent
 from kv_transfer.shared.limits import Limits
-from node.flow.flow_limits import FlowLimits
-from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Answer, AskBlocks
-from node.flow.node_flow import NodeFlow
 from node.flow.pulls.pull_cost import PullCost
 from node.life.make_scheduler import make_scheduler
 from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
@@ -27,7 +24,7 @@ from simulator.faults.hosts import ProcessClock
 from simulator.faults.kv_wires import KVEnd, KVWires
 from simulator.faults.shape import MODEL, Shape, config_of
 from simulator.faults.steps import TOKEN_S, ComputedExecution
-from simulator.node import NodeSaid, SimulatedNode
+from simulator.node import NodeSaid, SimulatedNode, flow_of
 from simulator.profile import ModelledFacts
 
 if TYPE_CHECKING:
@@ -99,7 +96,15 @@ class FaultyNode(SimulatedNode):
     ) -> None:
         config, facts = config_of(shape, role), facts_of(shape)
         scheduler = make_scheduler(config, facts)
-        flow = _flow(config, facts, scheduler, me, new_lease_token)
+        flow = flow_of(
+            config,
+            facts,
+            scheduler,
+            me,
+            vocab_size=VOCAB_SIZE,
+            new_lease_token=new_lease_token,
+            pull_cost=PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S),
+        )
         self.clock, self.role = clock, role
         self.memory = KVMemory(shape.num_blocks, shape.num_host_blocks, shape.block_size)
         joining = _Wires(wires, clock, self.memory, scheduler)
@@ -184,34 +189,4 @@ def record_of(config: Config, facts: ModelledFacts, me: Incarnation) -> NodeReco
         max_num_seqs=config.engine.max_num_seqs,
         max_model_len=facts.max_model_len,
         sends_blocks=True,
-    )
-
-
-def _flow(
-    config: Config,
-    facts: ModelledFacts,
-    scheduler: Scheduler,
-    me: Incarnation,
-    new_lease_token: Callable[[], int],
-) -> NodeFlow:
-    limits = FlowLimits(
-        vocab_size=VOCAB_SIZE,
-        max_model_len=facts.max_model_len,
-        max_queued_requests=config.handoff.max_queued_requests,
-        sheds=config.scheduling.shed,
-    )
-    place = LandingPlace(
-        node=me,
-        kv_endpoint=me.node_id,
-        fingerprint=facts.layout.fingerprint,
-        kv_description=facts.layout.description,
-        lease_s=config.handoff.lease_s,
-    )
-    return NodeFlow(
-        scheduler,
-        limits,
-        tickets=Tickets(place, new_lease_token),
-        needs_staging=False,
-        local_prefill_threshold=config.handoff.local_prefill_threshold,
-        pull_cost=PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S),
     )
