@@ -12,7 +12,7 @@ from placement.store import PlacementUnavailable
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
-from simulator.faults.nodes import facts_of, record_of
+from simulator.faults.node.faulty_node import facts_of, record_of
 from simulator.faults.shape import config_of
 from simulator.timeline import Timeline
 
