@@ -34,6 +34,8 @@ BY_FAULTS = frozenset(
 """How a request may end where something was broken."""
 WITHOUT_FAULTS = frozenset({"deadline_exceeded"})
 """How a request with little time may end where nothing was broken before its end."""
+WITHOUT_NODES = WITHOUT_FAULTS | {"overloaded"}
+"""How one may end while all nodes that decode have left."""
 
 
 class Violation(InternalError):
@@ -70,11 +72,13 @@ def check_end(
     *,
     has_faults: bool,
     has_drains: bool,
+    is_served: bool,
 ) -> None:
     """Check how one request ended; `right` is its answer in an undisturbed run.
 
     What is not broken fails nothing, whatever roles nodes have. A node that leaves may end an
-    attempt, and the request goes on elsewhere. Raises `Violation`.
+    attempt, and the request goes on elsewhere, if some node decodes whatever others do (`is_served`).
+    Raises `Violation`.
     """
     tokens, outcome = tuple(answered.tokens), answered.outcome
     if answered.failure and not (has_faults or has_drains):
@@ -88,7 +92,8 @@ def check_end(
         return
     if outcome == LEFT and asked.leaves_at_s is not None:
         return
-    if outcome not in (BY_FAULTS if has_faults else WITHOUT_FAULTS):
+    known = WITHOUT_FAULTS if is_served or not has_drains else WITHOUT_NODES
+    if outcome not in (BY_FAULTS if has_faults else known):
         raise Violation(f"{asked.name} ended by {outcome}")
 
 

@@ -17,7 +17,7 @@ from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
-from simulator.faults.history import BREAKING, AskedRequest, Fault, FaultKind, History
+from simulator.faults.history import BREAKING, CHANGES, AskedRequest, Fault, FaultKind, History
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kv_wires import KVWires
 from simulator.faults.leases import Leases
@@ -256,12 +256,16 @@ class FaultyCluster:
         return checks.why_busy(self.nodes.values(), self.routers.values())
 
     def _check_end(self) -> None:
+        changed = {fault.target for fault in self.history.faults if fault.kind in CHANGES}
+        staying = set(node_names(self.history.shape)) - changed
+        is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
         for request in self._requests:
             asked, answered = request.asked, request.answered
             checks.check_end(
                 *(asked, answered, request.right),
                 has_faults=self._first_broken_s <= answered.ended_at_s,
                 has_drains=self._first_drain_s <= answered.ended_at_s,
+                is_served=is_served,
             )
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)
