@@ -81,7 +81,7 @@ ROUTER = [
         "of two attempts that send tokens both go on",
         "router.core.request_flow",
         "        if other is not None:\n            self._drop(other)\n",
-        "",
+        "        if other is not None:\n            pass\n",
     ),
     Bug(
         "the last node that decodes is given another role",
@@ -253,7 +253,7 @@ ENGINE = [
         "a prefix in host memory gives way while it is read",
         "engine.core.blocks.host_pool",
         "            if num_readers == 0:\n                self._evictable.forget(host_block_id)\n",
-        "",
+        "            if num_readers < 0:\n                self._evictable.forget(host_block_id)\n",
     ),
 ]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from common.ids import Incarnation
@@ -114,7 +115,8 @@ class FaultyNode(SimulatedNode):
         name: str,
         on_turn: Callable[[FaultyNode], object],
     ) -> None:
-        config, facts = config_of(shape, role), facts_of(shape)
+        nature = nature_of(shape, role)
+        config, facts = nature.config, nature.facts
         index = None
         if shape.num_disk_blocks:
             index = DiskIndex(shape.num_disk_blocks * FILE_SYSTEM_BLOCK_BYTES, 1)
@@ -164,7 +166,7 @@ class FaultyNode(SimulatedNode):
         self.restarts_in_s = 0.0
         """When it starts again after it has left in order; 0: never."""
         self._on_turn = on_turn
-        self.life = NodeLife(self, config, record_of(config, facts, me), store)
+        self.life = NodeLife(self, nature.record_of(me), role, nature.refused, store)
 
     @property
     def role(self) -> Role:
@@ -272,20 +274,37 @@ class FaultyNode(SimulatedNode):
         self._on_turn(self)
 
 
-def record_of(config: Config, facts: ModelledFacts, me: Incarnation) -> NodeRecord:
-    """Return what a node says of itself in the store."""
-    return NodeRecord(
-        node_id=me.node_id,
-        epoch=me.epoch,
-        role=config.role,
-        control_address=f"{me.node_id}:1",
-        model=MODEL,
-        fingerprint=facts.layout.fingerprint,
-        block_size=config.engine.block_size,
-        num_blocks=facts.num_blocks,
-        max_num_seqs=config.engine.max_num_seqs,
-        max_model_len=facts.max_model_len,
-        sends_blocks=True,
-        num_host_blocks=facts.num_host_blocks,
-        roles=tuple(one for one in NODE_ROLES if one not in refused_roles(config)),
-    )
+@dataclass(frozen=True, slots=True)
+class Nature:
+    """What nodes of one cluster and role have in common, in all their lives."""
+
+    config: Config
+    facts: ModelledFacts
+    refused: Mapping[Role, str]
+    """The roles that they cannot be given, each with why."""
+
+    def record_of(self, me: Incarnation) -> NodeRecord:
+        """Return what a node says of itself in the store."""
+        config, facts = self.config, self.facts
+        return NodeRecord(
+            node_id=me.node_id,
+            epoch=me.epoch,
+            role=config.role,
+            control_address=f"{me.node_id}:1",
+            model=MODEL,
+            fingerprint=facts.layout.fingerprint,
+            block_size=config.engine.block_size,
+            num_blocks=facts.num_blocks,
+            max_num_seqs=config.engine.max_num_seqs,
+            max_model_len=facts.max_model_len,
+            sends_blocks=True,
+            num_host_blocks=facts.num_host_blocks,
+            roles=tuple(one for one in NODE_ROLES if one not in self.refused),
+        )
+
+
+@lru_cache(maxsize=64)
+def nature_of(shape: Shape, role: Role) -> Nature:
+    """Return it; nodes start often, and rules about settings take long."""
+    config = config_of(shape, role)
+    return Nature(config, facts_of(shape), refused_roles(config))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from common.errors import InternalError, PdserveError
 from common.nodes import NodeRecord, Role
 from common.request import FinishReason, RequestOutput
-from common.settings.config import Config
 from node.control.drain import LAST_GRACE_S
 from node.control.role import NodeRole
 from node.flow.messages import Drain, RoleChanged
 from node.life.lease_keeper import RENEWALS_PER_LEASE
-from node.life.possible_roles import refused_roles
 from placement.store import PlacementUnavailable
 from simulator.faults.leases import Leases
 from simulator.timeline import Timeline
@@ -46,7 +44,12 @@ class NodeLife:
     """What the event loop of a node does; the real `NodeRole` decides about roles."""
 
     def __init__(
-        self, node: FaultyNode, config: Config, record: NodeRecord, store: LifeStore
+        self,
+        node: FaultyNode,
+        record: NodeRecord,
+        role: Role,
+        refused: Mapping[Role, str],
+        store: LifeStore,
     ) -> None:
         self._node, self._record, self._store = node, record, store
         self.is_on = False
@@ -54,7 +57,7 @@ class NodeLife:
         self.drain_ends_s = float("inf")
         self._has_left = False
         leaving: Any = self
-        self._role = NodeRole(config.role, leaving, refused_roles(config))
+        self._role = NodeRole(role, leaving, refused)
         self._role.on_change(lambda: node.put(RoleChanged()), self._announce)
 
     @property
