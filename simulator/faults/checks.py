@@ -77,7 +77,7 @@ def check_end(
     """Check how one request ended; `right` is its answer in an undisturbed run.
 
     What is not broken fails nothing, whatever roles nodes have. A node that leaves may end an
-    attempt, and the request goes on elsewhere, if some node decodes whatever others do (`is_served`).
+    attempt, and the request goes on elsewhere; `is_served`: some node decodes whatever others do.
     Raises `Violation`.
     """
     tokens, outcome = tuple(answered.tokens), answered.outcome

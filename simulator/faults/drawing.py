@@ -86,9 +86,7 @@ def _at_any_router(rng: random.Random, fault: Fault, routers: Sequence[str]) -> 
     return fault if fault.target != ROUTER else replace(fault, target=rng.choice(routers))
 
 
-def _to_any_router(
-    rng: random.Random, asked: AskedRequest, routers: Sequence[str]
-) -> AskedRequest:
+def _to_any_router(rng: random.Random, asked: AskedRequest, routers: Sequence[str]) -> AskedRequest:
     return replace(asked, router=rng.choice(routers), priority=rng.choice(_PRIORITIES))
 
 
@@ -100,7 +98,8 @@ def _change(
     around_s: float,
 ) -> Fault:
     """Return what breaks nothing, soon after `around_s`."""
-    kind, spans_s = rng.choice(kinds), (0.0,)
+    kind = rng.choice(kinds)
+    spans_s: tuple[float, ...] = (0.0,)
     if kind is FaultKind.DRAIN:
         spans_s = (0.0, 0.05, 0.5, 3.0)
     elif kind is FaultKind.DISK:

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from common.errors import InternalError, NodeLost
 from common.ids import Incarnation
 from common.kv.blocks import block_key
-from common.request import GenerationRequest
 from common.kv.tiers import Tier
+from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
 from router.core.generation import TokenChunk

@@ -82,12 +82,14 @@ ROUTER = [
         "router.core.request_flow",
         "        if other is not None:\n            self._drop(other)\n",
         "        if other is not None:\n            pass\n",
+        (FaultKind.FREEZE, FaultKind.PARTITION),
     ),
     Bug(
         "the last node that decodes is given another role",
         "router.cluster.role",
         "    if role is Role.PREFILL and all(",
         "    if role is Role.PREFILL and not all(",
+        (FaultKind.ROLE,),
     ),
 ]
 
@@ -154,12 +156,6 @@ NODE = [
         "        return [one for table in self._by_router.values() for one in table.values()]",
     ),
     Bug(
-        "blocks of an aborted prompt are freed while their transfer reads them",
-        "node.flow.prefill",
-        "            self._queue.finish(attempt, keep_blocks=True)",
-        "            self._queue.finish(attempt)",
-    ),
-    Bug(
         "a prompt that waited for a pull is not queued when that has failed",
         "node.flow.pulls.prefix_pulls",
         "                attempt.num_pulled_tokens = pull.num_tokens\n"
@@ -178,12 +174,14 @@ NODE = [
         "node.flow.node_flow",
         "        is_held = scheduler.quarantined or scheduler.prefix_transfers or",
         "        is_held = scheduler.prefix_transfers or",
+        (FaultKind.DRAIN, FaultKind.PARTITION, FaultKind.CRASH),
     ),
     Bug(
         "a node that drains gives up what has time to finish",
         "node.flow.node_flow",
         "            if attempt.waiting_replies\n",
         "            if attempt.waiting_replies or not attempt.is_over\n",
+        (FaultKind.DRAIN,),
     ),
 ]
 
@@ -225,6 +223,12 @@ ENGINE = [
         "num_output > max_tokens or",
     ),
     Bug(
+        "blocks of a prompt are freed while their transfer reads them",
+        "engine.core.scheduler",
+        "        self.finish(sequence, keep_blocks=sequence.is_exported)",
+        "        self.finish(sequence)",
+    ),
+    Bug(
         "the last token of a prompt counts as cached",
         "engine.core.sequences.prefix_index",
         "        num_hashes = (sequence.num_known - 1) // self.block_size\n",
@@ -246,8 +250,8 @@ ENGINE = [
     Bug(
         "what a prefix in host memory is copied to can be found before the copy has ended",
         "engine.core.kept_prefixes",
-        "                self._coming.update(dict.fromkeys(hashes, copy))\n            else:\n",
-        "                self._coming.update(dict.fromkeys(hashes, copy))\n            if hashes:\n",
+        "dict.fromkeys(hashes, copy))\n            else:\n",
+        "dict.fromkeys(hashes, copy))\n            if hashes:\n",
     ),
     Bug(
         "a prefix in host memory gives way while it is read",

@@ -96,10 +96,10 @@ class NodeLife:
     def check_output(self, output: RequestOutput) -> None:
         """Raise `InternalError` where a node hands over what has time to finish."""
         details = output.details
-        is_early = self._node.clock.now_s() < self.drain_ends_s
-        if details.finish_reason is FinishReason.ERROR and details.error_code == "draining":
-            if not self.is_on or is_early:
-                raise InternalError(f"{self._node.me} gives up {output.id}, which has time")
+        if details.finish_reason is not FinishReason.ERROR or details.error_code != "draining":
+            return
+        if self._node.clock.now_s() < self.drain_ends_s:
+            raise InternalError(f"{self._node.me} gives up {output.id}, which has time")
 
     def _leave(self, *, is_empty: bool) -> None:
         if not self._has_left:
