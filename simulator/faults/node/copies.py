@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from common.errors import InternalError
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from simulator.faults.contents import KVMemory
 from simulator.faults.hosts import ProcessClock
 
-STEPS_PER_COPY = 0.3
+STEPS_PER_COPY = 1.0
 
 
 class LateCopies:
@@ -27,7 +28,14 @@ class LateCopies:
         self._free_at_s = 0.0
 
     def begin(self, copy: CacheCopy) -> _Copy:
-        """Begin a copy."""
+        """Begin a copy. Raises `InternalError` where it writes what another one uses."""
+        self.look()
+        if copy.kind is CopyKind.SWAP_OUT:
+            used = {one for begun in self._begun for one in begun.copy.host_block_ids}
+            self._check_unused("host block", used.intersection(copy.host_block_ids))
+        elif not copy.kind.is_out:
+            used = {one for begun in self._begun for one in begun.copy.block_ids}
+            self._check_unused("block", used.intersection(copy.block_ids))
         self._free_at_s = max(self._clock.now_s(), self._free_at_s) + self._span_s
         begun = _Copy(self, copy, self._free_at_s)
         self._begun.append(begun)
@@ -36,6 +44,10 @@ class LateCopies:
         elif not copy.kind.is_out:
             self._memory.spoil(copy.block_ids)
         return begun
+
+    def _check_unused(self, what: str, used: set[int]) -> None:
+        if used:
+            raise InternalError(f"{what} {min(used)} is written while a copy uses it")
 
     def look(self) -> None:
         """End the copies whose time has passed."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from common.errors import InternalError
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from simulator.faults.contents import KVMemory
 from simulator.faults.hosts import ProcessClock
@@ -38,6 +40,23 @@ def test_a_swapped_block_comes_back_through_copies_in_their_order() -> None:
     pass_time(timeline, STEPS_PER_COPY * STEP_S)
     assert back.is_done()
     assert (memory.slots[:, 1] == right).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (CacheCopy(CopyKind.SWAP_IN, [1], [2]), CacheCopy(CopyKind.SWAP_OUT, [5], [2])),
+        (CacheCopy(CopyKind.SWAP_OUT, [1], [2]), CacheCopy(CopyKind.SWAP_OUT, [5], [2])),
+        (CacheCopy(CopyKind.STAGE_OUT, [1]), CacheCopy(CopyKind.STAGE_IN, [1])),
+    ],
+)
+def test_nothing_is_copied_over_what_a_copy_uses(first: CacheCopy, second: CacheCopy) -> None:
+    timeline, _, copies = some_copies()
+    copies.begin(first)
+    with pytest.raises(InternalError, match="is written while a copy uses it"):
+        copies.begin(second)
+    pass_time(timeline, STEP_S)
+    copies.begin(second)
 
 
 def test_what_is_written_while_a_copy_reads_is_copied() -> None:
