@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import replace
 
-from bench.router.idle_nodes import serve_idle_nodes
+from bench.router.idle_nodes import IdleService, serve_idle_nodes
 from bench.wide import record
 from common.ids import Incarnation
 from common.request import RequestOutput
@@ -39,7 +39,7 @@ _ROUTER = Incarnation("router-0", 1)
 
 async def _serve() -> None:
     """Print the port, and serve until killed."""
-    server, port = await serve_idle_nodes()
+    server, port = await serve_idle_nodes(IdleService())
     print(port, flush=True)
     await server.wait_for_termination()
 

@@ -34,7 +34,10 @@ _FULL = NodeLoad(
 
 
 class IdleService(cast(Any, NodeServicer)):  # type: ignore[misc]
-    """Every stream is that of a node of its own. A call fails: nothing is to be placed here."""
+    """Every stream is that of a node of its own. A call ends it: nothing is to be placed here."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
 
     async def Stream(  # noqa: N802
         self, messages: AsyncIterator[pb.RouterMessage], _context: object
@@ -42,7 +45,7 @@ class IdleService(cast(Any, NodeServicer)):  # type: ignore[misc]
         await anext(messages)
         streams = OutputStreams(asyncio.get_running_loop(), lambda _: None)
         stream = streams.open(_ROUTER)
-        listening = asyncio.create_task(self._listen(messages, stream))
+        listening = asyncio.create_task(self._listen(messages, stream, streams))
         try:
             async for _ in streams.read(stream):
                 yield pb.NodeMessage(echo=stream.echo)
@@ -50,20 +53,24 @@ class IdleService(cast(Any, NodeServicer)):  # type: ignore[misc]
             listening.cancel()
 
     async def _listen(
-        self, messages: AsyncIterator[pb.RouterMessage], stream: RouterStream
+        self,
+        messages: AsyncIterator[pb.RouterMessage],
+        stream: RouterStream,
+        streams: OutputStreams,
     ) -> None:
         async for message in messages:
             if message.calls:
-                raise RuntimeError("an idle node was given a request")
+                self.num_calls += len(message.calls)
+                streams.close(stream)
             stream.take_echo(message.echo, message.beat_ms)
 
 
-async def serve_idle_nodes() -> tuple[Any, int]:
+async def serve_idle_nodes(service: IdleService) -> tuple[Any, int]:
     """Return a server, and the port that all the nodes share."""
     name = "grpc.max_allowed_incoming_connections"
     options = [(name, 1 << 16) if option[0] == name else option for option in SERVER_OPTIONS]
     server = grpc.aio.server(options=options)
-    add_NodeServicer_to_server(IdleService(), server)  # type: ignore[no-untyped-call]
+    add_NodeServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port
@@ -88,6 +95,7 @@ class IdleNodes:
 
     def __init__(self, core: int, redis_url: str, model: str, num_nodes: int) -> None:
         os.sched_setaffinity(0, {core})
+        self._service = IdleService()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -95,6 +103,9 @@ class IdleNodes:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def num_calls(self) -> int:
+        return self._service.num_calls
 
     def close(self) -> None:
         self._call(self._server.stop(grace=0))
@@ -106,7 +117,7 @@ class IdleNodes:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _start(self, redis_url: str, model: str, num_nodes: int) -> Any:
-        server, port = await serve_idle_nodes()
+        server, port = await serve_idle_nodes(self._service)
         store = RedisStore(redis_url, CLUSTER, call_timeout_s=10.0)
         for number in range(num_nodes):
             record = idle_record(number, port, model)

@@ -55,10 +55,15 @@ class RunningSystem:
     load: Remote
     pids: dict[str, int]
     redis_url: str
+    idle: Remote | None
 
     def cpu_s(self) -> dict[str, float]:
         """Return CPU seconds of each process since its start."""
         return {name: cpu_s(pid) for name, pid in self.pids.items()}
+
+    def num_misplaced(self) -> int:
+        """Return how many requests were given to idle nodes."""
+        return 0 if self.idle is None else int(self.idle.call("num_calls"))
 
     def router_rss_bytes(self) -> int:
         return rss_bytes(self.pids["router"])
@@ -86,6 +91,7 @@ def running_system(
             closing(Remote(NodeStandIn, cores.others, redis.url, name, pieces, step_s))
         )
         nodes_pid = nodes.call("pid")
+        idle = None
         if num_nodes > 2:
             idle = Remote(IdleNodes, cores.others, redis.url, name, num_nodes - 2)
             stack.enter_context(closing(idle)).call("pid")
@@ -100,7 +106,7 @@ def running_system(
             "clients": load.call("pid"),
             "redis": redis.child.pid,
         }
-        yield RunningSystem(load, pids, redis.url)
+        yield RunningSystem(load, pids, redis.url, idle)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from bench.router import wide
-from bench.router.idle_nodes import idle_record, serve_idle_nodes
+from bench.router.idle_nodes import IdleService, idle_record, serve_idle_nodes
 from bench.router.load import LoadResult
 from bench.router.node_stand_in import node_record
 from common.ids import AttemptId, Incarnation
@@ -87,7 +87,8 @@ def test_idle_nodes_can_take_no_request_of_the_nodes_that_answer() -> None:
 
 
 async def test_an_idle_node_is_heard_and_a_request_ends_its_stream() -> None:
-    server, port = await serve_idle_nodes()
+    service = IdleService()
+    server, port = await serve_idle_nodes(service)
     listener = Mock(num_running=0)
     client = NodeClient(idle_record(0, port, "m"), Incarnation("router-0", 1), listener)
     client.start()
@@ -102,5 +103,6 @@ async def test_an_idle_node_is_heard_and_a_request_ends_its_stream() -> None:
     client.reserve_nowait(request, caller, must_prefill_locally=False, may_wait=False)
     await eventually(lambda: caller.on_failed.called)
     assert listener.on_lost.called
+    assert service.num_calls == 1
     await client.close()
     await server.stop(0)
