@@ -81,7 +81,7 @@ class NodeLiveness:
         if was_idle and is_used and not number:
             number = self._echoes.ask()
         self._found = SilenceVerdict.NONE
-        if self.pace is not IDLE or self._is_due:
+        if not self.is_at_rest:
             self._found = self._silence.tick(is_running=self.is_pinged and is_running())
         self._is_due = self._is_due or number > 0
         return number
@@ -100,6 +100,11 @@ class NodeLiveness:
     @property
     def pace(self) -> Pace:
         return self._echoes.pace
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the node is idle and nothing is to come from it: there is nothing to judge."""
+        return self.pace is IDLE and not self._is_due
 
     @property
     def latest(self) -> int:
