@@ -103,7 +103,9 @@ def watching(
 
     Yields what returns the long waits and faults since its last call.
     """
-    context = multiprocessing.get_context("spawn")
+    # Forked from a process that has imported this module once, for all tests.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     told: Queue[Wait] = context.Queue()
     stop, has_begun = context.Event(), context.Event()
     process = context.Process(
