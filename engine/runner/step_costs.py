@@ -99,7 +99,7 @@ class _Measuring:
         first = min(_FIRST, most)
         first_s = self._measure(first, 1)
         left_s = _BUDGET_S - self._spent_s()
-        # Expected in proportion to the rows: a row of a wide step costs no more than of a narrow one.
+        # In proportion to the rows: one of a wide step costs no more than one of a narrow step.
         fit = [rows for rows in _WIDE if rows <= most and first_s * rows / first <= left_s]
         if not fit:
             self._keep(first, first_s)
