@@ -47,6 +47,7 @@ def spec(model: Path) -> ClusterSpec:
             "--max-num-seqs", str(NUM_SEATS), "--local-prefill-threshold", "16",
         ),
         routers=(patient,) * 2,
+        can_be_slow=True,
     )  # fmt: skip
 
 
@@ -188,7 +189,8 @@ def test_one_node_gets_the_role_that_the_load_wants(cluster: Cluster) -> None:
     fields = questions()
     with Api(cluster.url, "tiny") as api:
         wanted = [api.complete(**one) for one in fields]
-    with load(cluster, fields) as answers:
+    # Answers that wait for their steps take seats, and leave the cores to the routers.
+    with load(cluster, fields) as answers, cluster.slow():
         wait_until(lambda: has_seen(1, prefill=1, decode=2), "a second decode node", timeout_s=90.0)
         (change,) = changes()
         assert (change["role_before"], change["role"]) == ("prefill", "decode")
