@@ -137,8 +137,17 @@ class KVMemory:
         return self._staged is not self.slots
 
     def read(self, layer: int, blocks: Sequence[int]) -> Numbers:
-        """Return a copy of one layer of blocks, where transfers read them."""
-        return self._staged[layer, list(blocks)]
+        """Return a copy of one layer of blocks, where transfers read them, all of one memory; those
+        of the host come behind those of the node, as a transfer numbers them."""
+        num_blocks = self.slots.shape[1]
+        if blocks[0] < num_blocks:
+            return self._staged[layer, list(blocks)]
+        return self.host[layer, [block - num_blocks for block in blocks]]
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in the host's memory."""
+        return self.host.shape[1]
 
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
         """Overwrite one layer of blocks, where transfers write them."""

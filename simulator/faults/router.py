@@ -74,6 +74,7 @@ class FaultyRouter(SimulatedRouter):
         latency_s: float,
         seed: int,
         on_end: Callable[[], object],
+        is_wide: bool,
     ) -> None:
         super().__init__(
             clock,  # type: ignore[arg-type]
@@ -88,6 +89,7 @@ class FaultyRouter(SimulatedRouter):
         )
         self.me = me
         self.clock = clock
+        self.is_wide = is_wide
         self._call_ids = count(1 + me.epoch * _CALLS_PER_LIFE)
         self._paths = paths
         self._leases = leases
@@ -148,6 +150,10 @@ class FaultyRouter(SimulatedRouter):
         for output in said.outputs:
             self._on_output(node, output, ())
         self._between.take(node, said)
+
+    def has_requests(self, node: Incarnation) -> bool:
+        """Return whether this router has a request on a node."""
+        return self._membership.has_requests(node)
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
         """Take that a node sent something."""
