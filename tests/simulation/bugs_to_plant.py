@@ -242,12 +242,6 @@ ENGINE = [
         "[::-1]\n",
     ),
     Bug(
-        "host blocks are freed while a copy uses them",
-        "engine.core.swapping",
-        "                copy.held_host_block_ids = held\n                break\n",
-        "                continue\n",
-    ),
-    Bug(
         "what a prefix in host memory is copied to can be found before the copy has ended",
         "engine.core.kept_prefixes",
         "dict.fromkeys(hashes, copy))\n            else:\n",
@@ -310,6 +304,7 @@ KV = [
         "kv_transfer.receiving.machine",
         "                    if landing is not None and landing.session == session.id:\n",
         "                    if landing is not None and landing.session != session.id:\n",
+        (FaultKind.ROLE,),
     ),
 ]
 
