@@ -111,6 +111,7 @@ class Node:
         self.scheduler = size.make_scheduler(self.runner)
         self.connector = world.network.join(me, self.runner.kv_bytes, self.inbox.put)
         self.flow = make_flow(self.scheduler, size)
+        self.publish: Callable[[], None] = lambda: None
         self.fail_next_step = False
         self.fail_after_layer: int | None = None
         answers: Any = self
@@ -134,6 +135,7 @@ class Node:
             flow=self.flow,
             runner=self,
             perform=effects.perform_effect,
+            publish=lambda: self.publish(),
             flush=lambda: None,
             clock=world.clock,
             is_async=world.is_async,
