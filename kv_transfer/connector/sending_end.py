@@ -157,6 +157,9 @@ class SendingEnd:
     def on_no_connection(self, peer: Peer, error: HandoffFailed) -> None:
         self._give_up(peer, error)
 
+    def on_refused(self, peer: Peer) -> None:
+        self._effects.extend(self._machine.on_refused(peer, self._clock.now_s()))
+
     def on_answer(self, peer: Peer, parts: Parts) -> None:
         now_s = self._clock.now_s()
         try:

@@ -66,7 +66,14 @@ from kv_transfer.shared.effects import Emit
 from kv_transfer.shared.lanes import VERIFY_AUTO
 from kv_transfer.shared.limits import MAX_WAIT_S, Limits
 from kv_transfer.transfer_timing import TransferTiming
-from kv_transfer.transport import FromPeer, FromSession, LinkLost, NoConnection, Transport
+from kv_transfer.transport import (
+    FromPeer,
+    FromSession,
+    LinkLost,
+    NoConnection,
+    Refused,
+    Transport,
+)
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -283,6 +290,8 @@ class TransportConnector:
                     self._sending.on_link_lost(peer)
                 case NoConnection(peer, error):
                     self._sending.on_no_connection(peer, error)
+                case Refused(peer):
+                    self._sending.on_refused(peer)
                 case FromPeer(peer, parts):
                     self._sending.on_answer(peer, parts)
                 case FromSession(session, parts):
