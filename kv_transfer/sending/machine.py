@@ -54,11 +54,21 @@ class Sender:
     """
 
     def __init__(
-        self, me: Incarnation, layout: KVLayout, limits: Limits, num_blocks: int = MAX_SOURCE_BLOCKS
+        self,
+        me: Incarnation,
+        layout: KVLayout,
+        limits: Limits,
+        num_blocks: int = MAX_SOURCE_BLOCKS,
+        num_host_blocks: int = 0,
     ) -> None:
+        """Make it, for a pool of `num_blocks`; further blocks of host memory follow behind it."""
         self._me = me
         self._layout = layout
-        self._source = Source(num_blocks, limits.blocks_per_chunk(layout))
+        self._source = Source(
+            num_blocks + num_host_blocks,
+            limits.blocks_per_chunk(layout),
+            num_pool_blocks=num_blocks,
+        )
         self.links = Links(limits, [layer.num_bytes for layer in layout.layers])
         self.link_of: dict[int, Link] = {}
         self._pump = Pump(self.links)
