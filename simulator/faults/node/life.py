@@ -114,7 +114,9 @@ class NodeLife:
         store, node = self._store, self._node
         record = replace(self._record, role=self.role)
         load = replace(
-            node.flow.load, is_draining=self.is_on, kv_unreachable=node.kv.sender.unreachable
+            node.flow.snapshot().load,
+            is_draining=self.is_on,
+            kv_unreachable=node.kv.sender.unreachable,
         )
         try:
             is_newest = store.leases.heartbeat(record, load, store.timeline.now_s())
