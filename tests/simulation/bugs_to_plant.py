@@ -241,18 +241,6 @@ ENGINE = [
         "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]"
         "[::-1]\n",
     ),
-    Bug(
-        "what a prefix in host memory is copied to can be found before the copy has ended",
-        "engine.core.kept_prefixes",
-        "dict.fromkeys(hashes, copy))\n            else:\n",
-        "dict.fromkeys(hashes, copy))\n            if hashes:\n",
-    ),
-    Bug(
-        "a prefix in host memory gives way while it is read",
-        "engine.core.blocks.host_pool",
-        "            if num_readers == 0:\n                self._evictable.forget(host_block_id)\n",
-        "            if num_readers < 0:\n                self._evictable.forget(host_block_id)\n",
-    ),
 ]
 
 KV = [
