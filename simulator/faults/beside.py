@@ -39,7 +39,7 @@ class _Reply:
             raise refused
 
 
-class CallsBeside:
+class AdministratorCalls:
     """Those of one router, which finds here what `NodePool` has."""
 
     def __init__(
@@ -110,7 +110,7 @@ class CallsBeside:
 class _Client:
     """Calls one node; `NodeClient` has its calls beside the stream under that name."""
 
-    def __init__(self, calls: CallsBeside, node: Incarnation) -> None:
+    def __init__(self, calls: AdministratorCalls, node: Incarnation) -> None:
         self._calls = calls
         self._node = node
 

@@ -23,7 +23,7 @@ from router.dispatch.between_nodes import PassedPulls
 from simulator.node import NodeSaid
 
 
-class BetweenNodes:
+class NodesInContact:
     """Passes on what nodes have for each other. `send` returns whether a message leaves."""
 
     def __init__(

@@ -26,8 +26,8 @@ from router.core.membership import (
 )
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
-from simulator.faults.beside import CallsBeside
-from simulator.faults.between import BetweenNodes
+from simulator.faults.beside import AdministratorCalls
+from simulator.faults.between import NodesInContact
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
 from simulator.faults.node.faulty_node import FaultyNode
@@ -98,9 +98,15 @@ class FaultyRouter(SimulatedRouter):
         self._refresh_s = lease_s / 4
         self._refreshing = 0
         self.links: dict[Incarnation, NodeLink] = {}
-        self._between = BetweenNodes(me, self._send, self.nodes)
-        self.beside = CallsBeside(
-            *(me, clock, timeline, paths, latency_s, nodes, self._membership),
+        self._between = NodesInContact(me, self._send, self.nodes)
+        self.beside = AdministratorCalls(
+            me,
+            clock,
+            timeline,
+            paths,
+            latency_s,
+            nodes,
+            self._membership,
             refresh_soon=self._refresh_soon,
         )
         self._refresh(0)
