@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BLOCK_SIZE = 16
 NUM_SEATS = 2
-SMALL_POOL = ("--block-size", str(BLOCK_SIZE), "--num-threads", "1", "--kv-cache-memory", "512KiB")
+SMALL_POOL = ("--block-size", str(BLOCK_SIZE), "--num-threads", "1", "--kv-cache-memory", "1MiB")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_full_cluster_answers_everybody(api: Api) -> None:
 @pytest.mark.covers("F46")
 def test_preempted_answers_are_the_same(small_cluster: Cluster, api: Api) -> None:
     num_blocks = small_cluster.status("decode-1").num_blocks
-    num_tokens = 40 * BLOCK_SIZE
+    num_tokens = 80 * BLOCK_SIZE
     assert NUM_SEATS * num_tokens > num_blocks * BLOCK_SIZE > num_tokens, "two do not fit, one does"
     ways: list[Fields] = [
         {"temperature": 0},

@@ -16,14 +16,14 @@ from tests.support.stores.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 
-# 64 blocks of 16 tokens: one request of 550 tokens fits, and no two do: any two requests
+# 128 blocks of 16 tokens: one request of 1,100 tokens fits, and no two do: any two requests
 # that overlap for long enough preempt, also when a busy machine sends them slowly.
-SMALL = ("--kv-cache-memory", "512KiB", "--reservation-policy", "none")
+SMALL = ("--kv-cache-memory", "1MiB", "--reservation-policy", "none")
 DIGITS = schemas.digits(140)
 REQUESTS: list[Fields] = [
     {
         "prompt": prompt_tokens(40 + 3 * i, salt=81),
-        "max_tokens": 550,
+        "max_tokens": 1100,
         "temperature": 0.8 * (i % 2),
         "seed": i,
         "priority": i % 3,
