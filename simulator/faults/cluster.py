@@ -42,11 +42,15 @@ class _Request:
 
 
 class FaultyCluster:
-    """One cluster for one history; `run` once."""
+    """One cluster for one history; `run` once.
 
-    def __init__(self, history: History) -> None:
+    With `is_wide` the router asks its nodes whether they live as one with many nodes does.
+    """
+
+    def __init__(self, history: History, *, is_wide: bool = False) -> None:
         shape = history.shape
         self.history = history
+        self._is_wide = is_wide
         self.timeline = Timeline()
         self.paths = Paths()
         self.leases = Leases(shape.lease_s)
@@ -152,13 +156,14 @@ class FaultyCluster:
             latency_s=shape.message_s,
             seed=self.history.seed,
             on_end=self._on_end,
+            is_wide=self._is_wide,
         )
 
     def _renew(self, name: str, node: FaultyNode) -> None:
         is_taken_over = False
         try:
             now_s = self.timeline.now_s()
-            is_taken_over = not self.leases.heartbeat(node.record, node.flow.load, now_s)
+            is_taken_over = not self.leases.heartbeat(node.record, node.flow.snapshot().load, now_s)
         except PlacementUnavailable:
             pass
         if is_taken_over:
