@@ -73,10 +73,8 @@ class NodeLiveness:
         shows that it runs, where it `is_pinged`.
         """
         self._num_unused = 0 if is_used else self._num_unused + 1
-        was_idle, pace = self.pace is IDLE, self._wanted_pace(is_wide, is_alarm)
-        # Many nodes become idle at once: each begins in the tick in which it is asked anyway.
-        if pace is not IDLE or self._echoes.is_next(IDLE):
-            self._set_pace(pace)
+        was_idle = self.pace is IDLE
+        self._set_pace(self._wanted_pace(is_wide, is_alarm))
         number = self._echoes.tick()
         if was_idle and is_used and not number:
             number = self._echoes.ask()
