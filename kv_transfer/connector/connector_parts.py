@@ -9,7 +9,7 @@ from typing import cast
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock
-from kv_transfer.connector.card_mirror import CardMirror
+from kv_transfer.connector.card_ring import CardRing
 from kv_transfer.connector.transfer_metrics import TransferMetrics
 from kv_transfer.connector.workers import Workers
 from kv_transfer.lanes.lane import (
@@ -33,11 +33,12 @@ Effect = SenderEffect | ReceiverEffect
 class ConnectorParts:
     """Queue, lanes, threads and settings of a connector.
 
-    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. With `mirror`
-    blocks are on a card, and `pool` is their mirror in host memory.
+    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. With `ring`
+    the `num_blocks` blocks are on a card, and `pool` has the slots of the ring.
     """
 
     pool: Pool
+    num_blocks: int
     layout: KVLayout
     incarnation: Incarnation
     transport: Transport
@@ -47,7 +48,7 @@ class ConnectorParts:
     limits: Limits
     metrics: TransferMetrics
     workers: Workers
-    mirror: CardMirror | None = None
+    ring: CardRing | None = None
     effects: deque[Effect] = field(default_factory=deque)
 
     @property

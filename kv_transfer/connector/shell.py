@@ -19,7 +19,7 @@ from typing import assert_never
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock
-from kv_transfer.connector.card_mirror import CardMirror
+from kv_transfer.connector.card_ring import CardRing
 from kv_transfer.connector.connector_parts import ConnectorParts, Effect
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.sending_end import SendingEnd
@@ -95,8 +95,8 @@ class TransportConnector:
         """Start the connector's thread.
 
         `lanes` are offered to decode nodes and accepted from prefill nodes. With `card` blocks are
-        pushed and land there, and `pool` is its mirror. `verify` is a mode of `shared.lanes` or
-        auto. The transport is the connector's: it is closed with it, and where making the connector
+        pushed and land there, and `pool` is its ring. `verify` is a mode of `shared.lanes` or auto.
+        The transport is the connector's: it is closed with it, and where making the connector
         fails.
         """
         self._on_event = on_event
@@ -111,11 +111,13 @@ class TransportConnector:
             on_failure.callback(transport.close)
             self._workers = Workers(limits.num_workers, transport.wake)
             on_failure.callback(self._workers.close)
-            self._mirror = CardMirror(card, self._workers.post) if card is not None else None
-            if self._mirror is not None:
-                on_failure.callback(self._mirror.close)
+            pool = as_pool(pool, layout)
+            self._ring = CardRing(card, pool, self._workers.post) if card is not None else None
+            if self._ring is not None:
+                on_failure.callback(self._ring.close)
             parts = ConnectorParts(
-                pool=as_pool(pool, layout),
+                pool=pool,
+                num_blocks=pool.num_blocks if card is None else card.num_blocks,
                 layout=layout,
                 incarnation=incarnation,
                 transport=transport,
@@ -125,7 +127,7 @@ class TransportConnector:
                 limits=limits,
                 metrics=self._metrics,
                 workers=self._workers,
-                mirror=self._mirror,
+                ring=self._ring,
             )
             self._effects = parts.effects
             self._sending = SendingEnd(parts)
@@ -251,9 +253,9 @@ class TransportConnector:
         for lane in self._lanes.values():
             with _logging_errors():
                 lane.close()
-        if self._mirror is not None:
+        if self._ring is not None:
             with _logging_errors():
-                self._mirror.close()
+                self._ring.close()
         with _logging_errors():
             # `close` of the lanes waited for these: an ABORT after the last write reports the end.
             self._sending.take_written()

@@ -25,7 +25,7 @@ class ZmqConnector(TransportConnector):
     `host` is bound; `advertised_host` (default: the same) goes into tickets, so other nodes must be
     able to reach it. `lanes` are faster lanes, used where a pair supports them; without
     `has_inline` a pair that supports none of them is refused. With `card` blocks are pushed and
-    land there, and `pool` is its mirror in host memory. `verify` is a mode of `shared.lanes`.
+    land there, and `pool` is its ring in host memory. `verify` is a mode of `shared.lanes`.
     With `keys` only nodes that hold the same pair can connect, and all frames here are encrypted.
 
     At most `window_bytes` of data per decode node are unacknowledged, times `kv_lanes`; transfers

@@ -185,10 +185,9 @@ def test_a_copy_out_of_another_cache_is_queued_and_not_waited_for(
     """A landing's first copy is ordered behind the steps on the card; the host waits for none."""
     pool = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024)
     memory = Memory(1 << 20, 1 << 20, lambda: None)
-    nothing: Any = None
     card = GpuCardPool(
-        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory, nothing,
-        nothing, 7, [device.event()],
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory,
+        7, [device.event()],
     )  # fmt: skip
     source, blocks = OpenedCache(device, memory, NUM_BLOCKS), np.array([1, 2])
     for _ in range(2):  # The first one makes a stream and a buffer.
@@ -213,11 +212,10 @@ def test_sums_are_made_behind_the_end_of_their_layer(
     """Layers are told when all are queued, and no thread waits for one to be computed."""
     pool = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024)
     memory = Memory(1 << 20, 1 << 20, lambda: None)
-    nothing: Any = None
     ends = [device.event(), device.event()]
     card = GpuCardPool(
-        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory, nothing,
-        nothing, 7, ends,
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory,
+        7, ends,
     )  # fmt: skip
     told: list[int] = []
     queued = QueuedLayers(ends, 7)

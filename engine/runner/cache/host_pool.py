@@ -23,9 +23,8 @@ class HostBlockArrays:
     def __init__(self, cache: Cache, size_bytes: int) -> None:
         self.num_blocks = size_bytes // cache.layout.block_bytes
         self._cache = cache
-        layers, kinds, _, piece_bytes = cache.host_bytes.shape
         # Pages of blocks that were never used are not touched, so they take no memory.
-        self.bytes = np.zeros((layers, kinds, self.num_blocks, piece_bytes), np.uint8)
+        self.bytes = np.zeros(cache.layout.pool_shape(self.num_blocks), np.uint8)
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy cache blocks to host blocks, pairwise; `InternalError` for bad ids."""

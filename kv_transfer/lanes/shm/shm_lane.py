@@ -22,7 +22,7 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.lane import Payload
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import NO_SUMS, Sums
-from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.pool_memory import Pool, host_pool, ring_pool
 from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.chunks import LayerChunk
@@ -37,23 +37,21 @@ class ShmLane:
 
     name = "shm"
 
-    def __init__(self, layout: KVLayout, shared: SharedPool | None = None) -> None:
+    def __init__(
+        self, layout: KVLayout, shared: SharedPool | None = None, *, is_ring: bool = False
+    ) -> None:
         """Make the lane.
 
-        `shared` holds the connector's own pool; None: this end only receives. Raises `ValueError`
-        when it holds another pool.
+        `shared` holds the connector's own pool or, with `is_ring`, its ring; None: this end only
+        receives. Raises `ValueError` when it holds another pool.
         """
         self._rows = PieceRows()
         self._layout = layout
         self._shared = shared
         self._offer: bytes | None = None
         if shared is not None:
-            num_blocks, rest = divmod(shared.memory.size, layout.block_bytes)
-            if num_blocks == 0 or rest:
-                raise ValueError(
-                    f"a pool of {shared.memory.size} bytes: wanted blocks of {layout.block_bytes}"
-                )
-            self._offer = shared.offer(num_blocks)
+            pool = (ring_pool if is_ring else host_pool)(shared.memory, layout)
+            self._offer = shared.offer(pool.num_blocks, is_ring=is_ring)
         self._source_of: dict[bytes, Pool] = {}
 
     # The sender's end.
