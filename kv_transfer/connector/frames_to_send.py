@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
+
+import numpy as np
 
 from common.errors import HandoffFailed
 from kv_transfer.connector.card_ring import CardRing
@@ -19,15 +20,18 @@ from kv_transfer.sending.sent_slots import SentSlots
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import PULLING_LANES
 from kv_transfer.shared.slots import Slots
+
+OnCopiedOut = Callable[[bool, HandoffFailed | None], None]
 
 
 @dataclass(eq=False, slots=True)
 class FrameToSend:
     """A frame; `payload` is None until it was read and hashed.
 
-    `chunk` is what its lane reads: with a ring it is in `slots`. `is_dropped`: its connection is
-    over.
+    `chunk` is what its lane reads: with a ring that is in slots, of which the frame holds `slots`
+    until it is sent. `is_dropped`: its connection is over.
     """
 
     effect: SendChunk
@@ -68,24 +72,25 @@ class FramesToSend:
                 return
             yield waiting.popleft()
 
-    def copy_out(
-        self, ring: CardRing, frame: FrameToSend, then: Callable[[bool, HandoffFailed | None], None]
-    ) -> None:
+    def copy_out(self, ring: CardRing, frame: FrameToSend, then: OnCopiedOut) -> None:
         """Copy a frame's blocks to slots when there are enough, unless it is needed no more.
 
-        `then` is called with whether it is in them, so that a lane may read it, or with the error
-        of the card.
+        What an earlier connection left in slots is read there. `then` is called with whether all
+        is in slots, so that a lane may read it, or with the error of the card.
         """
-        self._slots.ask(len(frame.chunk), partial(self._on_slots, ring, frame, then))
+        chunk = frame.chunk
+        kept = self._sent.kept(frame.effect.lease_token, chunk)
+        slots = np.zeros(len(chunk), np.uint32)
+        is_missing = np.ones(len(chunk), bool)
+        is_missing[list(kept)], slots[list(kept)] = False, list(kept.values())
 
-    def _on_slots(
-        self,
-        ring: CardRing,
-        frame: FrameToSend,
-        then: Callable[[bool, HandoffFailed | None], None],
-        slots: Blocks,
-    ) -> None:
-        frame.slots = slots
+        def on_slots(lent: Blocks) -> None:
+            frame.slots, slots[is_missing] = lent, lent
+            frame.chunk = LayerChunk(chunk.layer, chunk.ordinals, slots)
+            if lent.size and self._is_needed(frame):
+                ring.copy_out(chunk.layer, chunk.source_blocks[is_missing], lent, on_copied)
+            else:
+                on_copied(None)
 
         def on_copied(error: HandoffFailed | None) -> None:
             is_needed = self._is_needed(frame)
@@ -93,12 +98,7 @@ class FramesToSend:
                 self.give_back(frame)
             then(is_needed, error)
 
-        if not self._is_needed(frame):
-            on_copied(None)
-            return
-        layer, blocks = frame.chunk.layer, frame.chunk.source_blocks
-        frame.chunk = LayerChunk(layer, frame.chunk.ordinals, slots)
-        ring.copy_out(layer, blocks, slots, on_copied)
+        self._slots.ask(int(is_missing.sum()), on_slots)
 
     def _is_needed(self, frame: FrameToSend) -> bool:
         return not frame.is_dropped and self._is_sending(frame.effect.lease_token)
@@ -111,10 +111,14 @@ class FramesToSend:
 
     def on_sent(self, frame: FrameToSend) -> bool:
         """Keep the slots of a frame that is sent now; return whether it has any."""
-        slots, effect = frame.slots, frame.effect
-        if slots is not None:
-            self._sent.add(effect.peer, effect.seq, effect.lease_token, slots)
-        return slots is not None
+        if frame.slots is None:
+            return False
+        effect, slots = frame.effect, frame.chunk.source_blocks
+        self._sent.add(
+            effect.peer, effect.seq, effect.lease_token, effect.chunk, slots,
+            is_pulled=frame.lane.name in PULLING_LANES,
+        )  # fmt: skip
+        return True
 
     def acknowledge(self, peer: Peer, consumed: int) -> None:
         """Free the slots of the first `consumed` frames of a connection."""

@@ -15,10 +15,11 @@ MAX_PEERS = 8192
 DEFAULT_WINDOW_BYTES = 32 << 20
 DEFAULT_PEER_TIMEOUT_S = 5.0
 WINDOWS_PER_NODE = 4
-RING_WINDOWS, RING_RECEIVING_WINDOWS = 6, 2
+RING_WINDOWS, RING_RECEIVING_WINDOWS = 8, 2
 """Windows that the ring of a node with a card holds, and how many of them are for what it receives.
 
-The rest is what a node may have unacknowledged.
+The rest is what a node may have unacknowledged, and half as much again: for two frames to each of
+many peers beyond that, and for slots that a broken connection leaves taken.
 """
 MAX_WAIT_S = 1.0
 """The longest wait of a connector before it checks the time again."""

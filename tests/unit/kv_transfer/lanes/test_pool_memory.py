@@ -69,7 +69,7 @@ def test_what_a_ring_has_for_receiving_takes_any_frame(window_bytes: int) -> Non
     shapes = (LayerShape(1, 36, 4), LayerShape(1, 1, 4))
     layout = KVLayout.of_layers(shapes, model_digest="m", block_size=4, dtype="float32")
     limits = Limits(window_bytes=window_bytes)
-    num_receiving = limits.ring_slots(layout) // 3
+    num_receiving = limits.ring_slots(layout) // 4
     for layer in layout.layers:
         assert num_receiving * layer.num_bytes >= max(window_bytes, limits.max_frame_bytes)
 
