@@ -137,7 +137,7 @@ def as_pool(pool: Pool | Bytes, layout: KVLayout) -> Pool:
     if not isinstance(pool, Pool):
         return host_pool(pool, layout)
     if pool.shape.layers != layout.layers:
-        raise ValueError(f"the KV pool is not one of this layout ({layout.description})")
+        raise ValueError(f"the KV pool is of another layout: wanted {layout.description}")
     return pool
 
 

@@ -35,7 +35,7 @@ WAIT_S = 20.0
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=5, head_dim=64, block_size=64, dtype="bfloat16"
 )
-NUM_BLOCKS, NUM_SLOTS = 7, 9
+NUM_BLOCKS, NUM_SLOTS = 7, 12
 
 
 def cache_on(device: Any, num_blocks: int = NUM_BLOCKS) -> GpuCache:
@@ -247,7 +247,7 @@ class Node:
 
 @pytest.mark.parametrize("lane", ["ipc", "zmq"])
 def test_a_handoff_from_card_to_card(lane: str) -> None:
-    """Over its own lane, and over one of the host through rings of fewer slots than pieces."""
+    """Over its own lane, and over one of the host through rings of few slots."""
     with contextlib.ExitStack() as at_end:
         prefill, decode = Node("p", 1, lane), Node("d", 2, lane)
         for node in (prefill, decode):

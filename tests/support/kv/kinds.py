@@ -250,12 +250,14 @@ class CardKind(ZmqKind):
         return self.cards[pool.ctypes.data]
 
     def host_pool(self, pool: Bytes, options: NodeOptions) -> Pool:
-        limits = Limits(window_bytes=options.window_bytes)
-        num_slots = self.num_slots or limits.ring_slots(options.layout)
-        memory = self.ring_memory(PoolShape.ring(options.layout, num_slots).num_bytes)
+        card = self.card(pool)
+        num_slots = self.num_slots or Limits(window_bytes=options.window_bytes).ring_slots(
+            card.layout
+        )
+        memory = self.ring_memory(PoolShape.ring(card.layout, num_slots).num_bytes)
         memory.fill(0xEE)
-        self.card(pool).use_ring(memory)
-        return ring_pool(memory, options.layout)
+        card.use_ring(memory)
+        return ring_pool(memory, card.layout)
 
     def ring_memory(self, num_bytes: int) -> Bytes:
         return np.empty(num_bytes, np.uint8)

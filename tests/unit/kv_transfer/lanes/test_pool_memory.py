@@ -97,7 +97,7 @@ def test_bytes_in_the_shape_of_another_layout_are_refused() -> None:
     assert host_pool(memory, usual).num_blocks == 4
     with pytest.raises(ValueError, match="KV pool is uint8"):
         host_pool(memory.reshape(2, 3, 4, -1), usual)
-    with pytest.raises(ValueError, match="not one of this layout"):
+    with pytest.raises(ValueError, match="the KV pool is of another layout: wanted"):
         as_pool(host_pool(memory, usual), LAYOUT)
 
 
