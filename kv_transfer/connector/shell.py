@@ -216,6 +216,11 @@ class TransportConnector:
         """The last committed transfer, as this sender measured it."""
         return self._metrics.last_committed
 
+    @property
+    def ring(self) -> CardRing | None:
+        """The ring, where a card has the pool; other threads may read its counts."""
+        return self._ring
+
     def _refuse_when_closing(self) -> None:
         if self._is_closing:
             raise ValueError("the KV connector is closed")

@@ -1,7 +1,7 @@
 """The slots of a ring: lent in the order in which they are asked for, pure.
 
-Whoever asks waits until there are enough, behind all who asked before: many slots for one are not
-put off for ever by few for others.
+A request waits until there are enough, behind all requests before it: one for many slots is not put
+off for ever by others for few.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Slots:
 
     @property
     def num_waiting(self) -> int:
-        """How many ask and have none yet."""
+        """The requests that wait."""
         return len(self._waiting)
 
     def ask(self, count: int, on_slots: OnSlots) -> None:

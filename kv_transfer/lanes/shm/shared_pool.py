@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<16sI16sQ")
 _MAGIC = b"pdserve KV pool\0"
 _VERSION = 1
 _RING_VERSION = 2
-"""Of offers of a ring; releases that know the first version alone refuse them."""
+"""The version of offers of a ring; releases that know the first one alone refuse them."""
 _NONCE_BYTES = 16
 _FILE_NAME = "pdserve-kv"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

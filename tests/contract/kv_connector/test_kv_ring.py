@@ -64,7 +64,7 @@ def card_of(cluster: Cluster, node: Node) -> FakeCard:
 
 
 def ring_of(node: Node) -> CardRing:
-    ring = node.connector._ring
+    ring = node.connector.ring
     assert ring is not None
     return ring
 

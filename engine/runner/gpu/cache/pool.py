@@ -88,6 +88,7 @@ class GpuCache:
 
     @property
     def host_bytes(self) -> np.ndarray:
+        """See `contract.Cache`. Raises `InternalError`."""
         raise InternalError("the KV cache is on a card: it has no host view")
 
     def _allocate(self, num_bytes: int) -> Memory:

@@ -65,7 +65,7 @@ def test_what_is_no_ring_of_the_layout_is_refused(memory: np.ndarray) -> None:
 
 @pytest.mark.parametrize("window_bytes", [36 * 64, 1 << 20, 32 << 20])
 def test_what_a_ring_has_for_receiving_takes_any_frame(window_bytes: int) -> None:
-    """Of the layer with the smallest blocks as of the one with the largest."""
+    """A frame of the layer with the smallest blocks too, which has most of them."""
     shapes = (LayerShape(1, 36, 4), LayerShape(1, 1, 4))
     layout = KVLayout.of_layers(shapes, model_digest="m", block_size=4, dtype="float32")
     limits = Limits(window_bytes=window_bytes)

@@ -288,8 +288,8 @@ def test_a_node_on_a_card_has_a_ring_and_no_second_cache(transport: str) -> None
             assert node.card.ring is not None
             num_bytes = 8 * config(Role.PREFILL, transport).handoff.kv_window
             assert node.card.ring.memory.num_bytes == num_bytes
-        assert prefill.connector._ring is not None
-        assert prefill.connector._ring.sending.num_lent == 0
+        assert prefill.connector.ring is not None
+        assert prefill.connector.ring.sending.num_lent == 0
 
 
 def test_rdma_is_not_for_nodes_on_cards(
