@@ -19,7 +19,7 @@ from kv_transfer.lanes.lane import (
     LateSummingLane,
     OneSidedLane,
 )
-from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import ReceiverEffect
 from kv_transfer.sending.effects import SenderEffect
 from kv_transfer.shared.lanes import ONE_SIDED_LANES
@@ -33,11 +33,12 @@ Effect = SenderEffect | ReceiverEffect
 class ConnectorParts:
     """Queue, lanes, threads and settings of a connector.
 
-    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. With `ring`
-    the `num_blocks` blocks are on a card, and `pool` has the slots of the ring.
+    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. What arrives
+    is written to the pool of `memory`, all of which is sent from. With `ring` the pool's
+    `num_blocks` blocks are on a card, and the pool of `memory` has the slots of the ring.
     """
 
-    pool: Pool
+    memory: SourceMemory
     num_blocks: int
     layout: KVLayout
     incarnation: Incarnation

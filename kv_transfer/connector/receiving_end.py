@@ -37,7 +37,7 @@ class ReceivingEnd:
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
-        self._pool = parts.pool
+        self._pool = parts.memory.pool
         self._rows = PieceRows()
         self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
         self._transport = parts.transport

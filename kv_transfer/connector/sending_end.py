@@ -1,4 +1,4 @@
-"""The sending half of a connector: its machine, its pool to read, and its end of every lane."""
+"""The sending half of a connector: its machine, its memory to read, its end of every lane."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
+
+import numpy as np
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
@@ -32,7 +34,9 @@ from kv_transfer.sending.effects import (
     TakeLane,
 )
 from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import POOL_ONLY_LANES
 from kv_transfer.transport import Parts
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import DamagedHeader
@@ -53,9 +57,16 @@ class SendingEnd:
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
-        self._pool = parts.pool
+        self._memory = memory = parts.memory
         self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
-        self._machine = Sender(parts.incarnation, parts.layout, parts.limits, parts.num_blocks)
+        self._num_blocks = parts.num_blocks
+        self._machine = Sender(
+            parts.incarnation,
+            parts.layout,
+            parts.limits,
+            parts.num_blocks,
+            memory.num_host_blocks,
+        )
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._one_sided = parts.one_sided
@@ -141,6 +152,9 @@ class SendingEnd:
 
     def on_no_connection(self, peer: Peer, error: HandoffFailed) -> None:
         self._give_up(peer, error)
+
+    def on_refused(self, peer: Peer) -> None:
+        self._effects.extend(self._machine.on_refused(peer, self._clock.now_s()))
 
     def on_answer(self, peer: Peer, parts: Parts) -> None:
         now_s = self._clock.now_s()
@@ -269,6 +283,9 @@ class SendingEnd:
         if lane is None:
             return  # The link broke in this turn: the chunk is sent again on the next one.
         frame = self._frames.add(effect, lane)
+        is_in_pool = int(effect.chunk.source_blocks[0]) < self._num_blocks
+        if not is_in_pool and lane.name in POOL_ONLY_LANES:
+            self._effects.extend(self._machine.on_abort(effect.lease_token))
         summing = self._summing_late.get(lane.name)
         if not self._machine.is_sending(effect.lease_token):
             self._on_prepared(frame, Payload())
@@ -279,9 +296,11 @@ class SendingEnd:
                 lambda payload: self._workers.post(partial(finished, payload)),
                 is_summed=effect.verify != "off",
             )
-        elif self._ring is not None:
+        elif self._ring is not None and is_in_pool:
             self._frames.copy_out(self._ring, frame, partial(self._on_copied_out, frame))
         else:
+            if self._ring is not None:
+                frame.chunk = _moved(effect.chunk, self._memory.num_pool_blocks - self._num_blocks)
             self._workers.run(lambda: self._prepare(frame))
 
     def _on_late_payload(self, frame: FrameToSend, payload: Payload | HandoffFailed) -> None:
@@ -304,7 +323,7 @@ class SendingEnd:
     def _prepare(self, frame: FrameToSend) -> Finish:
         """Read and hash a chunk; runs on any thread."""
         is_summed = frame.effect.verify != "off"
-        payload = frame.lane.payload(self._pool, frame.chunk, is_summed=is_summed)
+        payload = frame.lane.payload(self._memory, frame.chunk, is_summed=is_summed)
         return partial(self._on_prepared, frame, payload)
 
     def _on_prepared(self, frame: FrameToSend, payload: Payload) -> None:
@@ -377,6 +396,12 @@ class SendingEnd:
     def _give_up(self, peer: Peer, error: HandoffFailed) -> None:
         now_s = self._clock.now_s()
         self._effects.extend(self._machine.on_peer_failed(peer, error, now_s))
+
+
+def _moved(chunk: LayerChunk, by: int) -> LayerChunk:
+    """Return a chunk of host memory with its numbers behind a ring's slots, not a card's blocks."""
+    blocks = (chunk.source_blocks.astype(np.int64) + by).astype(np.uint32)
+    return replace(chunk, source_blocks=blocks)
 
 
 def _header(effect: SendChunk, payload: Payload, sums: pieces.Sums) -> memoryview:
