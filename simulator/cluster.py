@@ -93,7 +93,9 @@ class SimulatedCluster:
             for number in range(num)
         ]
         self.router.connect({node.me: node.put for node in self.nodes})
-        self._loads: dict[Incarnation, NodeLoad] = {n.me: n.flow.load for n in self.nodes}
+        self._loads: dict[Incarnation, NodeLoad] = {
+            n.me: n.flow.snapshot().load for n in self.nodes
+        }
         self._renewal_s = lease_s / RENEWALS_PER_LEASE
         self._num_open = 0
         self.served: list[ServedRequest] = []
@@ -197,7 +199,7 @@ class SimulatedCluster:
 
     def _renew(self, node: SimulatedNode) -> None:
         if self._num_open:
-            self._loads[node.me] = node.flow.load
+            self._loads[node.me] = node.flow.snapshot().load
             self.timeline.after(self._renewal_s, partial(self._renew, node))
 
     def _list(self) -> None:

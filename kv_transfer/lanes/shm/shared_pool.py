@@ -49,7 +49,6 @@ _FILE_NAME = "pdserve-kv"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_POPULATE_WRITE = 23
 _LARGEST_INT = (1 << 63) - 1
-_MOST_OFFERS = 2
 
 
 class NotShared(Exception):
@@ -135,7 +134,7 @@ class _Offer:
 
 
 def pack_offers(offers: Sequence[bytes]) -> bytes:
-    """Return the offers of a pool and of other memory as one: alone a pool's is as it was."""
+    """Return the offers of a pool and, if there is one, of other memory, as one."""
     packed: bytes = offers[0] if len(offers) == 1 else msgpack.packb(offers)
     return packed
 
@@ -144,9 +143,8 @@ def unpacked_offers(offer: bytes) -> list[bytes]:
     """Return the offers that `pack_offers` made one of; any other bytes are those of one pool."""
     with contextlib.suppress(*_UNPACKING_ERRORS):
         match msgpack.unpackb(offer):
-            case [bytes(), *_] as offers if len(offers) <= _MOST_OFFERS:
-                if all(type(one) is bytes for one in offers):
-                    return offers
+            case [bytes(pool), bytes(beside)]:
+                return [pool, beside]
     return [offer]
 
 
