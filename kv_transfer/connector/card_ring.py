@@ -18,7 +18,7 @@ from kv_transfer.lanes.card_pool import CardPool, CardSums, Queued, Waits
 from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.limits import RING_RECEIVING_WINDOWS, RING_WINDOWS
-from kv_transfer.shared.slots import Slots
+from kv_transfer.shared.ring_slots import Slots
 
 OnCopied = Callable[[HandoffFailed | None], None]
 

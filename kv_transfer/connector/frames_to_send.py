@@ -21,7 +21,7 @@ from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import PULLING_LANES
-from kv_transfer.shared.slots import Slots
+from kv_transfer.shared.ring_slots import Slots
 
 OnCopiedOut = Callable[[bool, HandoffFailed | None], None]
 

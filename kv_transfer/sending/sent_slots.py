@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
-from kv_transfer.shared.slots import Slots
+from kv_transfer.shared.ring_slots import Slots
 
 Piece = tuple[int, int]
 """Layer, and ordinal of the block in its ticket."""

@@ -11,7 +11,7 @@ from kv_transfer.sending.sent_slots import SentSlots
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
-from kv_transfer.shared.slots import Slots
+from kv_transfer.shared.ring_slots import Slots
 
 D, E = (Peer(f"tcp://{name}:1", Incarnation(name, 1)) for name in "de")
 

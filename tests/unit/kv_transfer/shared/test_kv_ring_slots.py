@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
-from kv_transfer.shared.slots import Slots
+from kv_transfer.shared.ring_slots import Slots
 
 
 def taken(slots: Slots, count: int) -> list[list[int]]:
