@@ -72,6 +72,12 @@ class RunningCluster:
         shown = (await self._client.get("/v1/cluster")).json()
         return {node["node_id"]: node for node in shown["nodes"]}
 
+    async def metrics(self) -> dict[str, float]:
+        """Return the samples of the router's metrics, by name and labels as they are written."""
+        text = (await self._client.get("/metrics")).text
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
     async def timed(self, load: Load, chunks: list[float] | None = None) -> RequestTiming:
         """Send one request and record when each piece of its answer arrived.
 

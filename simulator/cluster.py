@@ -30,8 +30,11 @@ from simulator.node import NodeSaid, SimulatedNode, flow_of
 from simulator.profile import VOCAB_SIZE, DeviceProfile, facts_of
 from simulator.router import SimulatedRouter
 from simulator.served import ServedRequest
+from simulator.shared_cores import SharedCores
 from simulator.timeline import Timeline
 
+_MESSAGES_TO_FIRST_TOKEN = 4
+"""Of a request that is handed off: to the decode node and back, to the prefill node and back."""
 RENEWALS_PER_LEASE = 4
 """Heartbeats of a node, and listings of a router, in the time of one lease."""
 
@@ -40,7 +43,8 @@ RENEWALS_PER_LEASE = 4
 class ClusterSetup:
     """How many nodes of each role, on which device, with which settings (those of a decode node).
 
-    A message between a router and a node takes `message_s`. Without `may_repeat` every step is
+    A message between a router and a node takes `message_s`; what a request takes beside in the
+    profile passes before it is placed. Without `may_repeat` every step is
     planned by itself, which changes nothing but how long the simulation takes. `told` are the
     indices of the requests whose story is kept. Where all nodes share a machine that runs
     `at_once` of them at full speed, steps of more nodes at once take longer; 0: each has its own.
@@ -86,6 +90,9 @@ class SimulatedCluster:
             seed=setup.seed,
             on_end=self._on_end,
         )
+        self._cores = None
+        if setup.at_once:
+            self._cores = SharedCores(setup.at_once, profile.beside.slowdown)
         self._records: dict[Incarnation, NodeRecord] = {}
         self.nodes = [
             self._node(Incarnation(f"{role.value}-{number}", 1), role)
@@ -95,6 +102,8 @@ class SimulatedCluster:
         self.router.connect({node.me: node.put for node in self.nodes})
         self._loads: dict[Incarnation, NodeLoad] = {n.me: n.flow.load for n in self.nodes}
         self._renewal_s = lease_s / RENEWALS_PER_LEASE
+        in_messages_s = _MESSAGES_TO_FIRST_TOKEN * setup.message_s
+        self._edge_s = max(0.0, profile.beside.request_s - in_messages_s)
         self._num_open = 0
         self.served: list[ServedRequest] = []
         self._scaling = None if setup.targets is None else RoleScaling(setup.targets)
@@ -187,6 +196,12 @@ class SimulatedCluster:
 
     def _arrive(self, served: ServedRequest, coming: Iterator[ServedRequest]) -> None:
         self._admit(coming)
+        if self._edge_s:
+            self.timeline.after(self._edge_s, partial(self._ask, served))
+        else:
+            self._ask(served)
+
+    def _ask(self, served: ServedRequest) -> None:
         self.router.ask(served.client.generation_request(), served)
 
     def _on_end(self) -> None:
@@ -231,9 +246,9 @@ class SimulatedCluster:
             setup.profile.step,
             scheduler,
             num_layers=facts.layout.num_layers,
-            may_repeat=setup.may_repeat and not setup.at_once,
+            may_repeat=setup.may_repeat,
             next_due_s=flow.next_deadline_s,
-            slowdown=self._slowdown if setup.at_once else None,
+            cores=self._cores,
         )
         self._records[me] = self._record(config, me)
         return SimulatedNode(
@@ -246,11 +261,6 @@ class SimulatedCluster:
             max_queued_requests=config.handoff.max_queued_requests,
             tell=self._tell,
         )
-
-    def _slowdown(self) -> float:
-        """Return how many times longer a step takes that begins now, for want of cores."""
-        num_running = sum(node.execution.is_running for node in self.nodes)
-        return max(1.0, num_running / self._setup.at_once)
 
     def _record(self, config: Config, me: Incarnation) -> NodeRecord:
         facts = self._facts

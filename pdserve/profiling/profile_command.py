@@ -12,14 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from common.errors import ConfigError
+from common.errors import ConfigError, PdserveError
 from common.files.cache_folder import cache_root, full_path
 from common.kv.kv_layout import KVLayout
 from common.kv.token_budget import tokens_per_seq
 from common.measured_profile import (
+    FirstTokenTime,
     MeasuredProfile,
     ProfiledMachine,
     ProfiledModel,
+    StreamedTime,
     encode_profile,
 )
 from common.settings.config import Config
@@ -56,8 +58,16 @@ class ProfiledRunner(Protocol):
         """Run one step."""
 
 
-def run_profile(config: Config, file: str, load: Callable[[Config], ProfiledRunner]) -> None:
-    """Measure what `load` returns, warm, and write `file`.
+Served = tuple[tuple[StreamedTime, ...], tuple[FirstTokenTime, ...]]
+
+
+def run_profile(
+    config: Config,
+    file: str,
+    load: Callable[[Config], ProfiledRunner],
+    serve: Callable[[Config], Served],
+) -> None:
+    """Measure what `serve` finds on a cluster and then what `load` returns, warm; write `file`.
 
     Raises `ConfigError` for a file that cannot be written, before anything is measured, and what a
     node raises that cannot load its model.
@@ -65,11 +75,13 @@ def run_profile(config: Config, file: str, load: Callable[[Config], ProfiledRunn
     path = checked_path(file)
     folder = resolve_checkpoint(config.model.model)
     name = config.model.served_model_name or folder.name
-    config = replace(config, model=replace(config.model, model=str(folder)))
+    model = replace(config.model, model=str(folder), served_model_name=name)
+    config = replace(config, model=model)
+    served = serve(config)
     tell(f"loading {name}")
     with redirect_stdout(sys.stderr):
         runner = load(config)
-    profile = measured(config, runner, name)
+    profile = measured(config, runner, name, served)
     path.write_text(encode_profile(profile), encoding="utf-8")
     found = (
         f"{len(profile.decodes)} decodes, {len(profile.chunks)} chunks, "
@@ -113,8 +125,22 @@ def loaded_runner(config: Config) -> ProfiledRunner:
     return runner
 
 
-def measured(config: Config, runner: ProfiledRunner, name: str) -> MeasuredProfile:
-    """Return the profile of a runner that is warm."""
+def served_times(config: Config) -> Served:
+    """Return the times of a cluster on this machine; none where no cluster starts."""
+    from pdserve.profiling.own_cluster import own_cluster
+    from pdserve.profiling.served_times import ServedTimer, StreamAsker
+
+    tell("starting a router, a prefill node and a decode node")
+    try:
+        with own_cluster(config) as url:
+            return ServedTimer(StreamAsker(url), tell).measure()
+    except PdserveError as error:
+        tell(f"what a cluster takes beside its steps is left out: {error}")
+        return (), ()
+
+
+def measured(config: Config, runner: ProfiledRunner, name: str, served: Served) -> MeasuredProfile:
+    """Return the profile of a runner that is warm, with the times of a cluster."""
     from pdserve.profiling.step_times import StepBounds, StepTimer
     from pdserve.profiling.transfer_times import transfer_times
 
@@ -150,6 +176,8 @@ def measured(config: Config, runner: ProfiledRunner, name: str) -> MeasuredProfi
         chunks=timer.chunks(CHUNKS_S),
         verified=timer.verified(most_tokens, VERIFIED_S),
         transfers=transfer_times(layout, tell, MOST_BYTES),
+        streamed=served[0],
+        first_tokens=served[1],
     )
 
 
