@@ -15,6 +15,8 @@ all_hit_rate             the same, in one as large as all pools and the nodes' h
 sim.hit_share_of_pool    hit_rate / pool_hit_rate
 ttft_s, tpot_s, gap_s    p50 and p99: `common/observing/latency.py`; the longest gap of each request
 goodput_rps              requests a second within `--ttft` and `--tpot`
+
+Then `--many` short requests go to 1,000 nodes (`plan_many.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.plan_many import NUM_NODES, serve_many
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig
+from pdserve.roles.long_lived import exclude_from_collection
 from simulator.clients import client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.generated_trace import generated_trace
@@ -58,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--profile", type=Path, default=FOLDER / "8b_h100.json")
     flags.add_argument("--ttft", type=float, default=2.0, help="target in seconds")
     flags.add_argument("--tpot", type=float, default=0.05, help="target in seconds")
+    flags.add_argument(
+        "--many", type=int, default=10_000, help="short requests to 1,000 nodes (0: none)"
+    )
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--json", action="store_true", help="print one JSON line last")
     return flags
@@ -142,7 +149,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     arguments = parser().parse_args()
     try:
+        exclude_from_collection()
         result = run(arguments)
+        if arguments.many > 1:
+            result |= serve_many(arguments.profile, arguments.many, NUM_NODES, arguments.seed)
     except ConfigError as error:
         sys.exit(str(error))
     for name, value in result.items():

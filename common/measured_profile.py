@@ -116,10 +116,19 @@ class FirstTokenTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SecondTokenTime:
+    """From the first token of an answer to the second, as the client sees it: the node that decodes
+    waits for the KV of a prompt of so many tokens, and runs a step."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
     """Everything. Each time is the least of a few; points that would have taken too long are left
-    out. `verified` is empty where the speculative method drafts nothing, and `streamed` and
-    `first_tokens` where no cluster served."""
+    out. `verified` is empty where the speculative method drafts nothing, and the times of tokens
+    that clients see where no cluster served."""
 
     pdserve_version: str
     measured_at: str
@@ -132,6 +141,7 @@ class MeasuredProfile:
     transfers: tuple[TransferTime, ...]
     streamed: tuple[StreamedTime, ...] = ()
     first_tokens: tuple[FirstTokenTime, ...] = ()
+    second_tokens: tuple[SecondTokenTime, ...] = ()
     source: str = MEASURED
     """The origin of the times, in words."""
 

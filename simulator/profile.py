@@ -16,13 +16,9 @@ from common.measured_profile import MeasuredProfile, read_measured_profile
 from engine.core.runner_contract import StepCosts
 from engine.core.step.step_batch import StepBatch
 from simulator.profiles.beside_steps import NOTHING_BESIDE, BesideSteps
-from simulator.profiles.measured_steps import MeasuredSteps, transfer_line
+from simulator.profiles.measured_steps import PUSHED_PARTS, MeasuredSteps, transfer_line
 
 FOLDER = Path(__file__).parent / "profiles"
-PUSHED_PARTS = 4
-"""Layers of the modelled cache. A prefill node sends each when it is computed; a quarter of a real
-model's layers leaves at once here, which saves most of the events and delays a handoff by at most
-the time of a quarter of its last step."""
 VOCAB_SIZE = 1 << 31
 _NUM_PLANES, _NUMBER_BYTES = 2, 2
 _ROWS = (1, 64, 512, 8192)
@@ -153,6 +149,6 @@ def device_of(measured: MeasuredProfile, transport: str = "") -> DeviceProfile:
         kv_memory_bytes=machine.num_blocks * block_bytes,
         max_model_len=model.max_model_len,
         network_bytes_per_s=bytes_per_s,
-        network_latency_s=latency_s,
+        network_latency_s=latency_s + step.beside.handoff_s,
         beside=step.beside,
     )

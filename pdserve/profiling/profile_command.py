@@ -17,11 +17,9 @@ from common.files.cache_folder import cache_root, full_path
 from common.kv.kv_layout import KVLayout
 from common.kv.token_budget import tokens_per_seq
 from common.measured_profile import (
-    FirstTokenTime,
     MeasuredProfile,
     ProfiledMachine,
     ProfiledModel,
-    StreamedTime,
     encode_profile,
 )
 from common.settings.config import Config
@@ -30,6 +28,7 @@ from engine.core.runner_contract import ScheduledSequence
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
+from pdserve.profiling.served_times import ServedTimer, ServedTimes, StreamAsker
 
 DECODES_S, CHUNKS_S, VERIFIED_S = 18.0, 22.0, 6.0
 MOST_BYTES = 64 << 20
@@ -58,14 +57,11 @@ class ProfiledRunner(Protocol):
         """Run one step."""
 
 
-Served = tuple[tuple[StreamedTime, ...], tuple[FirstTokenTime, ...]]
-
-
 def run_profile(
     config: Config,
     file: str,
     load: Callable[[Config], ProfiledRunner],
-    serve: Callable[[Config], Served],
+    serve: Callable[[Config], ServedTimes],
 ) -> None:
     """Measure what `serve` finds on a cluster and then what `load` returns, warm; write `file`.
 
@@ -125,10 +121,9 @@ def loaded_runner(config: Config) -> ProfiledRunner:
     return runner
 
 
-def served_times(config: Config) -> Served:
+def served_times(config: Config) -> ServedTimes:
     """Return the times of a cluster on this machine; none where no cluster starts."""
     from pdserve.profiling.own_cluster import own_cluster
-    from pdserve.profiling.served_times import ServedTimer, StreamAsker
 
     tell("starting a router, a prefill node and a decode node")
     try:
@@ -136,10 +131,12 @@ def served_times(config: Config) -> Served:
             return ServedTimer(StreamAsker(url), tell).measure()
     except PdserveError as error:
         tell(f"what a cluster takes beside its steps is left out: {error}")
-        return (), ()
+        return ServedTimes()
 
 
-def measured(config: Config, runner: ProfiledRunner, name: str, served: Served) -> MeasuredProfile:
+def measured(
+    config: Config, runner: ProfiledRunner, name: str, served: ServedTimes
+) -> MeasuredProfile:
     """Return the profile of a runner that is warm, with the times of a cluster."""
     from pdserve.profiling.step_times import StepBounds, StepTimer
     from pdserve.profiling.transfer_times import transfer_times
@@ -176,8 +173,9 @@ def measured(config: Config, runner: ProfiledRunner, name: str, served: Served) 
         chunks=timer.chunks(CHUNKS_S),
         verified=timer.verified(most_tokens, VERIFIED_S),
         transfers=transfer_times(layout, tell, MOST_BYTES),
-        streamed=served[0],
-        first_tokens=served[1],
+        streamed=served.streamed,
+        first_tokens=served.first_tokens,
+        second_tokens=served.second_tokens,
     )
 
 

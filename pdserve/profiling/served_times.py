@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
+from typing import NamedTuple
 
-from common.measured_profile import FirstTokenTime, StreamedTime
+from common.measured_profile import FirstTokenTime, SecondTokenTime, StreamedTime
 from pdserve.commands.answer_stream import COMPLETION, answer_events, served_model
 
 NUM_PROMPT, NUM_OUTPUT = 512, 48
@@ -30,6 +31,14 @@ Ask = Callable[[int, int, list[float], Callable[[], object]], float]
 as they come, and what is called then. Returns when it was asked."""
 
 
+class ServedTimes(NamedTuple):
+    """What clients see; nothing, where no cluster served."""
+
+    streamed: tuple[StreamedTime, ...] = ()
+    first_tokens: tuple[FirstTokenTime, ...] = ()
+    second_tokens: tuple[SecondTokenTime, ...] = ()
+
+
 class ServedTimer:
     """Asks a router by `ask`, and keeps the least of some times. `tell` gets a line for each."""
 
@@ -38,19 +47,23 @@ class ServedTimer:
         self._tell = tell
         self._streamed: list[StreamedTime] = []
         self._first: list[FirstTokenTime] = []
+        self._second: list[SecondTokenTime] = []
 
-    def measure(self) -> tuple[tuple[StreamedTime, ...], tuple[FirstTokenTime, ...]]:
-        """Return the times between tokens, and those until the first one."""
+    def measure(self) -> ServedTimes:
+        """Return the times between tokens, those until the first one, and those to the second."""
         self._ask(NUM_PROMPT, 2)  # the first request opens connections
         self._alone()
         self._several()
         self._beside_prompts()
-        return tuple(self._streamed), tuple(self._first)
+        return ServedTimes(tuple(self._streamed), tuple(self._first), tuple(self._second))
 
     def _alone(self) -> None:
         answers = [self._ask(NUM_PROMPT, NUM_OUTPUT) for _ in range(NUM_REPEATS)]
         self._on_gaps(1, NUM_PROMPT + NUM_OUTPUT // 2, 0, [_gap_s(one[2:]) for one in answers])
         self._on_first(0, [first_s - sent_s for sent_s, first_s, *_ in answers])
+        second_s = min(second_s - first_s for _, first_s, second_s, *_ in answers)
+        self._second.append(SecondTokenTime(tokens=NUM_PROMPT, seconds=second_s))
+        self._tell(f"the second token, which waits for KV: {1e3 * second_s:.2f} ms")
 
     def _several(self) -> None:
         """Measure the gaps of some answers while all of them decode."""

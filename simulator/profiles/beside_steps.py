@@ -3,6 +3,7 @@
     turn_s      of each step: planning it, applying its results, sending the tokens
     row_s       of each further answer in a step
     request_s   of each request: HTTP, placement, calls of nodes, the way of the first token
+    handoff_s   of each handoff, beside the time of its bytes: until the answer is in a step
     slowdown    how many times as long a step takes while another node of the machine computes
 
 All of them are differences or ratios of measured times. Noise may make a difference negative: then
@@ -28,6 +29,7 @@ class BesideSteps:
     turn_s: float = 0.0
     row_s: float = 0.0
     request_s: float = 0.0
+    handoff_s: float = 0.0
     slowdown: float = 1.0
 
     def of_step(self, rows: int) -> float:
@@ -39,9 +41,13 @@ NOTHING_BESIDE = BesideSteps()
 
 
 def beside_steps(
-    profile: MeasuredProfile, decode_s: Seconds, prompt_s: Callable[[int], float]
+    profile: MeasuredProfile,
+    decode_s: Seconds,
+    prompt_s: Callable[[int], float],
+    moved_s: Callable[[int], float],
 ) -> BesideSteps:
-    """Return what is beside steps of `decode_s` and the steps of prompts that take `prompt_s`."""
+    """Return what is beside steps of `decode_s`, the steps of prompts that take `prompt_s`, and the
+    KV of a prompt that moves in `moved_s` after its last step."""
     alone = sorted((one for one in profile.streamed if not one.others), key=lambda one: one.rows)
     if not alone:
         return NOTHING_BESIDE
@@ -59,7 +65,10 @@ def beside_steps(
         for one in profile.streamed
         if one.others and one.rows == few.rows
     ]
-    request_s = 0.0
+    request_s, handoff_s = 0.0, 0.0
+    for second in profile.second_tokens:
+        step_s = decode_s(1, second.tokens) + turn_s
+        handoff_s = max(0.0, second.seconds - step_s - moved_s(second.tokens))
     if False in first:
         request_s = max(0.0, first[False].seconds - prompt_s(first[False].tokens) - turn_s)
         if True in first and first[True].tokens == first[False].tokens:
@@ -68,5 +77,6 @@ def beside_steps(
         turn_s=turn_s,
         row_s=row_s,
         request_s=request_s,
+        handoff_s=handoff_s,
         slowdown=max(1.0, fmean(ratios)) if ratios else 1.0,
     )

@@ -18,12 +18,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 from common.measured_profile import MeasuredProfile
 from engine.core.step.step_batch import StepBatch
 from simulator.profiles.beside_steps import beside_steps
 
+PUSHED_PARTS = 4
+"""Layers of the modelled cache. A prefill node sends each when it is computed; a quarter of a real
+model's layers leaves at once here, which saves most of the events and delays a handoff by at most
+the time of a quarter of its last step."""
+WITHIN_MACHINE = "shm"
+"""The transport between nodes of one machine."""
 Point = tuple[int, int, float]
 """Rows or tokens, context, seconds."""
 
@@ -109,7 +116,9 @@ class MeasuredSteps:
         self._decodes = StepTable((p.rows, p.context, p.step_s) for p in profile.decodes)
         self._chunks = StepTable((p.tokens, p.context, p.step_s) for p in profile.chunks)
         self._block_copy_s = block_copy_s
-        self.beside = beside_steps(profile, self._decodes.seconds, self._prompt_s)
+        self.beside = beside_steps(
+            profile, self._decodes.seconds, self._prompt_s, partial(_moved_s, profile)
+        )
 
     @property
     def unevenness(self) -> float:
@@ -170,6 +179,16 @@ class MeasuredSteps:
             self._chunks.seconds(min(most, num_tokens - begin), begin)
             for begin in range(0, num_tokens, most)
         )
+
+
+def _moved_s(profile: MeasuredProfile, num_tokens: int) -> float:
+    """Return the seconds after the last step of a prompt until its KV is at another node of this
+    machine: the last of `PUSHED_PARTS` goes then."""
+    if all(one.transport != WITHIN_MACHINE for one in profile.transfers):
+        return 0.0
+    bytes_per_s, latency_s = transfer_line(profile, WITHIN_MACHINE)
+    num_bytes = num_tokens * profile.model.kv_bytes_per_token
+    return latency_s + num_bytes / PUSHED_PARTS / bytes_per_s
 
 
 def transfer_line(profile: MeasuredProfile, transport: str) -> tuple[float, float]:

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from common.measured_profile import ChunkTime, DecodeTime, FirstTokenTime, StreamedTime
+from common.measured_profile import (
+    ChunkTime,
+    DecodeTime,
+    FirstTokenTime,
+    SecondTokenTime,
+    StreamedTime,
+    TransferTime,
+)
 from simulator.profile import device_of
 from simulator.profiles.beside_steps import NOTHING_BESIDE, BesideSteps
 from simulator.profiles.measured_steps import MeasuredSteps
@@ -41,6 +48,25 @@ def test_it_is_what_clients_saw_less_what_the_model_takes() -> None:
     assert found.row_s == pytest.approx((0.004 - 0.002) / 7)
     assert found.request_s == pytest.approx(0.520 - 0.512 - 0.002)
     assert found.slowdown == pytest.approx((1.1 + 1.3) / 2)
+
+
+def test_a_second_token_shows_what_a_handoff_takes_beside_its_bytes() -> None:
+    """A quarter of the KV moves after the prompt's last step."""
+    num_bytes = WHOLE.model.kv_bytes_per_token * 1024
+    transfers = (
+        TransferTime(transport="shm", num_bytes=num_bytes, seconds=0.005),
+        TransferTime(transport="shm", num_bytes=2 * num_bytes, seconds=0.009),
+        TransferTime(transport="zmq", num_bytes=num_bytes, seconds=0.5),
+    )
+    second = (SecondTokenTime(tokens=1024, seconds=0.020),)
+    measured = replace(WHOLE, transfers=transfers, streamed=STREAMED, second_tokens=second)
+    found = device_of(measured, "shm")
+    assert found.beside.handoff_s == pytest.approx(0.020 - 0.012 - 0.002)
+    assert found.network_latency_s == pytest.approx(0.001 + found.beside.handoff_s)
+    elsewhere = device_of(measured, "zmq").beside.handoff_s
+    assert elsewhere == found.beside.handoff_s, "measured on one machine"
+    without = replace(measured, transfers=transfers[2:])
+    assert device_of(without).beside.handoff_s == pytest.approx(0.008)
 
 
 def test_it_is_part_of_every_step() -> None:

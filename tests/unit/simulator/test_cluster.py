@@ -53,6 +53,17 @@ def outcome(one: ServedRequest) -> tuple[object, ...]:
     return (*astuple(one)[1:],)
 
 
+def test_requests_that_come_one_by_one_end_as_those_that_are_all_known() -> None:
+    whole = run(setup_of({P: 1, D: 1}), trace())
+    cluster = SimulatedCluster(setup_of({P: 1, D: 1}))
+    ended: list[ServedRequest] = []
+    cluster.serve_each(iter(clients_of(cluster, trace())), ended.append)
+    assert cluster.served == []
+    assert [one.last_at_s for one in ended] == sorted(one.last_at_s for one in ended)
+    ended.sort(key=lambda one: one.client.index)
+    assert [outcome(one) for one in ended] == [outcome(one) for one in whole.served]
+
+
 def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
     cluster = run(setup_of({P: 1, D: 1}), [])
     flow = cluster.nodes[0].flow

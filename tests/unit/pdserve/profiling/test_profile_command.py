@@ -16,6 +16,7 @@ from engine.core.runner_contract import ScheduledSequence
 from pdserve.cli import main
 from pdserve.local_cluster.local_cluster import LocalClusterError
 from pdserve.profiling import own_cluster, profile_command
+from pdserve.profiling.served_times import ServedTimes
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 
 LAYOUT = KVLayout(
@@ -60,10 +61,10 @@ def test_a_model_is_measured_and_written(
         asked.append(wanted)
         return runner
 
-    def serve(served: Config) -> profile_command.Served:
+    def serve(served: Config) -> ServedTimes:
         assert not asked, "the runner takes its memory later"
         assert served.model.served_model_name == "llama"
-        return (STREAMED,), ()
+        return ServedTimes((STREAMED,))
 
     profile_command.run_profile(config, str(path), load, serve)
     profile = read_measured_profile(path, model="llama")
@@ -93,7 +94,7 @@ def test_where_no_cluster_starts_the_rest_is_measured(
         yield ""
 
     monkeypatch.setattr(own_cluster, "own_cluster", none)
-    assert profile_command.served_times(Config(role=Role.MIXED)) == ((), ())
+    assert profile_command.served_times(Config(role=Role.MIXED)) == ServedTimes()
     assert "is left out: redis is not installed" in capsys.readouterr().err
 
 

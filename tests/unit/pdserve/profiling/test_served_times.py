@@ -56,7 +56,7 @@ class Played:
 
 def test_the_least_times_are_kept_alone_among_others_and_beside_prompts() -> None:
     lines: list[str] = []
-    streamed, first = ServedTimer(Played(), lines.append).measure()
+    streamed, first, second = ServedTimer(Played(), lines.append).measure()
     alone, several, beside = streamed
     assert (alone.rows, alone.others, several.rows, beside.others) == (1, 0, NUM_ROWS, 1)
     assert alone.step_s == pytest.approx(0.011), "without the second token, which waits for KV"
@@ -65,10 +65,11 @@ def test_the_least_times_are_kept_alone_among_others_and_beside_prompts() -> Non
     assert [(one.tokens, one.others) for one in first] == [(NUM_PROMPT, 0), (NUM_PROMPT, 1)]
     assert first[0].seconds == pytest.approx(0.501)
     assert first[1].seconds > 0.6
-    assert len(lines) == len(streamed) + len(first)
+    assert [one.seconds for one in second] == pytest.approx([0.1])
+    assert len(lines) == len(streamed) + len(first) + len(second)
 
 
 def test_an_answer_that_ends_before_any_prompt_was_computed_beside_it_says_nothing() -> None:
-    streamed, first = ServedTimer(Played(is_quick=True), lambda line: None).measure()
+    streamed, first, _ = ServedTimer(Played(is_quick=True), lambda line: None).measure()
     assert {one.others for one in streamed if isinstance(one, StreamedTime)} == {0}
     assert {one.others for one in first if isinstance(one, FirstTokenTime)} == {0}
