@@ -88,7 +88,7 @@ class ServedTimer:
             if len(at_s) > 2:
                 begun.set()
 
-        spans = []
+        spans: list[tuple[float, float]] = []
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(self._asked, NUM_PROMPT, NUM_LONG_OUTPUT, at_s, on_token)
             begun.wait(_READ_TIMEOUT_S)

@@ -18,12 +18,12 @@ from common.measured_profile import (
 )
 from simulator.profile import (
     FOLDER,
-    PUSHED_PARTS,
     device_of,
     facts_of,
     profile_names,
     read_profile,
 )
+from simulator.profiles.measured_steps import PUSHED_PARTS
 from tools.generate_profiles import FILES, profile_of
 
 NAMES = profile_names()

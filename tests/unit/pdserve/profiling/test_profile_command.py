@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -88,10 +88,8 @@ def test_a_model_is_measured_and_written(
 def test_where_no_cluster_starts_the_rest_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @contextmanager
-    def none(config: Config) -> Iterator[str]:
+    def none(config: Config) -> NoReturn:
         raise LocalClusterError("redis is not installed")
-        yield ""
 
     monkeypatch.setattr(own_cluster, "own_cluster", none)
     assert profile_command.served_times(Config(role=Role.MIXED)) == ServedTimes()
