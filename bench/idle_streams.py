@@ -1,12 +1,13 @@
 """What open streams to idle nodes cost a router: `python -m bench.idle_streams --nodes 1000`.
 
 The clients of a router, ticked as `NodePool` ticks them, and another process that keeps the other
-ends of all their streams with the code of a node: heartbeats and repeated numbers over loopback,
-and pings. `python -m bench.wide` runs it with the environment of a router.
+ends of all their streams with the code of a node: heartbeats and repeated numbers over loopback.
+With `--used` the router has requests on all of them, and so asks more often, and pings them.
+`python -m bench.wide` runs it with the environment of a router.
 
     share       the share of a core
     beats       heartbeats of a node in a second
-    beat_us     CPU of a heartbeat, with all that comes with it: numbers, pings, ticks
+    beat_us     CPU of a heartbeat, with all that comes with it: numbers, ticks, pings
     suspected   suspicions; with more than none, the other process did not keep up
 """
 
@@ -18,61 +19,28 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, cast
 
-import grpc.aio
-
+from bench.router.idle_nodes import IdleService, serve_idle_nodes
 from bench.wide import record
 from common.ids import Incarnation
 from common.request import RequestOutput
-from node.control.control_port import SERVER_OPTIONS
-from node.control.output_streams import OutputStreams, RouterStream
 from protos import pdserve_node_pb2 as pb
-from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_server
 from router.core.known.block_reports import BlockReport
 from router.dispatch.liveness.pace import WIDE_NODES
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import NodeClient
 
-WARM_UP_S = 4.0
+WARM_UP_S = 10.0
+"""Until all nodes are idle."""
 _OPENED_AT_ONCE = 20
 _ROUTER = Incarnation("router-0", 1)
 
 
-class _Nodes(cast(Any, NodeServicer)):  # type: ignore[misc]
-    """Every stream is that of a node of its own."""
-
-    async def Stream(  # noqa: N802
-        self, messages: AsyncIterator[pb.RouterMessage], _context: object
-    ) -> AsyncIterator[pb.NodeMessage]:
-        await anext(messages)
-        streams = OutputStreams(asyncio.get_running_loop(), lambda _: None)
-        stream = streams.open(_ROUTER)
-        listening = asyncio.create_task(self._listen(messages, stream))
-        try:
-            async for _ in streams.read(stream):
-                yield pb.NodeMessage(echo=stream.echo)
-        finally:
-            listening.cancel()
-
-    async def _listen(
-        self, messages: AsyncIterator[pb.RouterMessage], stream: RouterStream
-    ) -> None:
-        async for message in messages:
-            stream.take_echo(message.echo, message.beat_ms)
-
-
 async def _serve() -> None:
     """Print the port, and serve until killed."""
-    # All the nodes of the cluster share this port.
-    many = ("grpc.max_allowed_incoming_connections", 1 << 16)
-    options = [many if option[0] == many[0] else option for option in SERVER_OPTIONS]
-    server = grpc.aio.server(options=options)
-    add_NodeServicer_to_server(_Nodes(), server)  # type: ignore[no-untyped-call]
-    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
-    await server.start()
+    server, port = await serve_idle_nodes(IdleService())
+    print(port, flush=True)
     await server.wait_for_termination()
 
 
@@ -111,7 +79,7 @@ class _Heard:
         self.lost.append(reason)
 
 
-async def measure(num_nodes: int, port: int, span_s: float) -> dict[str, float]:
+async def measure(num_nodes: int, port: int, span_s: float, *, is_used: bool) -> dict[str, float]:
     """Return the figures. Raises `RuntimeError` where a stream was lost."""
     heard = _Heard()
     clients: list[NodeClient] = []
@@ -121,7 +89,8 @@ async def measure(num_nodes: int, port: int, span_s: float) -> dict[str, float]:
         while True:
             await asyncio.sleep(TICK_S)
             for client in clients:
-                client.tick(is_wide=num_nodes >= WIDE_NODES)
+                is_wide = num_nodes >= WIDE_NODES
+                client.tick(is_wide=is_wide, is_used=is_used or not is_wide)
 
     for number in range(num_nodes):
         node = replace(record(number, num_nodes), control_address=address)
@@ -130,7 +99,7 @@ async def measure(num_nodes: int, port: int, span_s: float) -> dict[str, float]:
         if number % _OPENED_AT_ONCE == 0:
             await asyncio.sleep(0.05)
     ticking = asyncio.create_task(tick())
-    await asyncio.sleep(WARM_UP_S)
+    await asyncio.sleep(WARM_UP_S if num_nodes >= WIDE_NODES else 1.0)
     num_before, num_suspected = heard.num_beats, heard.num_suspected
     began_at_s, cpu_s = time.monotonic(), time.process_time()
     await asyncio.sleep(span_s)
@@ -157,6 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--nodes", type=int, default=1000, help="how many")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to measure")
+    parser.add_argument("--used", action="store_true", help="each node has a request")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.serve:
@@ -166,7 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         assert nodes.stdout is not None
         port = int(nodes.stdout.readline())
-        print(json.dumps(asyncio.run(measure(options.nodes, port, options.seconds))))
+        work = measure(options.nodes, port, options.seconds, is_used=options.used)
+        print(json.dumps(asyncio.run(work)))
     finally:
         nodes.kill()
         nodes.wait()

@@ -13,6 +13,8 @@ prefill_pool_hit_rate    the same, in one as large as the pools of nodes that pr
                          nodes cache are mostly copies of it
 all_hit_rate             the same, in one as large as all pools and the nodes' host memory
 sim.hit_share_of_pool    hit_rate / pool_hit_rate
+reported_blocks          those that entered or left a tier of a node, as it reports them to a router
+report_bytes_per_s       the bytes of these reports, of all nodes together, in a simulated second
 ttft_s, tpot_s, gap_s    p50 and p99: `common/observing/latency.py`; the longest gap of each request
 goodput_rps              requests a second within `--ttft` and `--tpot`
 
@@ -30,6 +32,7 @@ from pathlib import Path
 
 from bench.plan_many import NUM_NODES, serve_many
 from common.errors import ConfigError
+from common.kv.blocks import KEY_BYTES
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig
@@ -44,8 +47,10 @@ from simulator.shared_pool import num_found_tokens
 from simulator.trace_file import TraceRequest, read_trace
 
 RATE = 3.4
-"""Requests a second of a generated trace."""
+"""Requests a second of a generated trace: what 16 nodes serve."""
 GENERATED = 12_000
+REPORT_BYTES = 11
+"""What a report takes in a message besides the keys of its blocks."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(description="Serve a trace on a simulated cluster.")
     flags.add_argument("--trace", type=Path, help="an Azure or Mooncake trace (default: made up)")
     flags.add_argument("--requests", type=int, help="of the trace, from its start (default: all)")
+    flags.add_argument(
+        "--rate", type=float, default=RATE, help=f"of a made-up trace, a second (default: {RATE})"
+    )
     flags.add_argument("--prefill", type=int, default=8, help="prefill nodes")
     flags.add_argument("--decode", type=int, default=8, help="decode nodes")
     flags.add_argument("--mixed", type=int, default=0, help="mixed nodes")
@@ -88,7 +96,9 @@ def _requests(arguments: argparse.Namespace) -> list[TraceRequest]:
         raise ConfigError(f"--requests is {most}: wanted at least 1")
     if arguments.trace is not None:
         return read_trace(arguments.trace, most)
-    return generated_trace(most or GENERATED, RATE, arguments.seed)
+    if not 0 < arguments.rate < float("inf"):
+        raise ConfigError(f"--rate is {arguments.rate:g}: wanted above 0")
+    return generated_trace(most or GENERATED, arguments.rate, arguments.seed)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
@@ -124,6 +134,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         traces = (client.trace for client in clients)
         return num_found_tokens(traces, num_blocks * block_size, block_size)
 
+    router = cluster.router
+    report_bytes = KEY_BYTES * router.num_reported_blocks + REPORT_BYTES * router.num_reports
     found = found_in_one_pool(cluster.nodes)
     prefilling = [node for node in cluster.nodes if cluster.role_of(node.me) is Role.PREFILL]
     found_by_prefilling = found_in_one_pool(prefilling or cluster.nodes)
@@ -142,6 +154,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "prefill_pool_hit_rate": round(found_by_prefilling / num_prompt, 4),
         "all_hit_rate": round(found_in_one_pool(cluster.nodes, has_host=True) / num_prompt, 4),
         "sim.hit_share_of_pool": round((num_prompt - num_computed) / found, 4) if found else 1.0,
+        "reported_blocks": router.num_reported_blocks,
+        "report_bytes_per_s": round(report_bytes / simulated_s) if served else 0,
         **latency_figures(served, targets, simulated_s),
     }
 

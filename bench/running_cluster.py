@@ -78,6 +78,13 @@ class RunningCluster:
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
+    async def metric(self, name: str) -> float:
+        """Return a metric of the router that has no labels. Raises `RuntimeError` without it."""
+        found = (await self.metrics()).get(name)
+        if found is None:
+            raise RuntimeError(f"the router has no metric {name}")
+        return found
+
     async def timed(self, load: Load, chunks: list[float] | None = None) -> RequestTiming:
         """Send one request and record when each piece of its answer arrived.
 
@@ -129,14 +136,20 @@ class RunningCluster:
 
 
 @asynccontextmanager
-async def started_cluster(arguments: Sequence[str]) -> AsyncIterator[RunningCluster]:
-    """Run `pdserve up` with `arguments` on a free port, and stop it at the end."""
+async def started_cluster(
+    arguments: Sequence[str], *, at_start: str = ""
+) -> AsyncIterator[RunningCluster]:
+    """Run `pdserve up` with `arguments` on a free port, and stop it at the end.
+
+    Each of its processes executes the Python code `at_start` first.
+    """
     port = free_loopback_port()
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile("w+") as log:
-        process = _start(
-            [sys.executable, "-m", "pdserve", "up", "--port", str(port), *arguments], log
-        )
+    with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
+        if at_start:
+            (Path(folder) / "sitecustomize.py").write_text(at_start)
+        command = [sys.executable, "-m", "pdserve", "up", "--port", str(port), *arguments]
+        process = _start(command, log, folder)
         try:
             async with running_cluster(url, process) as cluster:
                 yield cluster
@@ -171,13 +184,13 @@ async def running_cluster(
         yield RunningCluster(client, models["data"][0]["id"], pid)
 
 
-def _start(command: list[str], log: IO[str]) -> subprocess.Popen[bytes]:
+def _start(command: list[str], log: IO[str], folder: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdout=log,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
-        env=_environment(),
+        env=_environment(folder),
     )
 
 
@@ -192,6 +205,6 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
     return "mixed" in roles or {"prefill", "decode"} <= roles
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: str) -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
-    return {**os.environ, "PYTHONPATH": root}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((folder, root))}

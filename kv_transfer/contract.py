@@ -1,7 +1,8 @@
 """The contract of a KV connector: numbered blocks from one pool to another, whole or not at all.
 
 A connector knows nothing of models. It is given the pool as bytes, `[num_layers, 2, num_blocks,
-piece_bytes]`, and moves *pieces* (one block's keys or values in one layer).
+piece_bytes]`, and moves *pieces* (one block's keys or values in one layer). It may be given more
+memory of the host in the same form, which it only sends from.
 
 Receiving side (decode node)
     `expect` opens a landing; it must be called before the ticket is issued. Pieces are written only
@@ -158,6 +159,9 @@ class KVConnector(Protocol):
         self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
         """Send the written layer `layer` of `source_blocks`, each to target block `ordinals[i]`.
+
+        Blocks of the host memory that is no pool have the numbers behind those of the pool. Lanes
+        that send from the pool alone abort a transfer with such blocks.
 
         Ordinals index the ticket's `target_block_ids`. A piece pushed again (recomputed after a
         preemption) is not sent again. Pushes for an ended transfer are ignored. The sequences are

@@ -44,7 +44,14 @@ class NoConnection:
     error: HandoffFailed
 
 
-Arrival = FromPeer | FromSession | LinkLost | NoConnection
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nobody listens where a connection to `peer` was opened; the transport tries on."""
+
+    peer: Peer
+
+
+Arrival = FromPeer | FromSession | LinkLost | NoConnection | Refused
 
 
 class Transport(Protocol):
@@ -62,7 +69,7 @@ class Transport(Protocol):
         """Open a fresh connection, dropping an earlier one; returns at once.
 
         Raises `HandoffFailed` for an address that cannot be. What is found out later arrives as
-        `NoConnection`.
+        `NoConnection` or `Refused`.
         """
 
     def disconnect(self, peer: Peer) -> None:

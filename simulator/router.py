@@ -97,6 +97,8 @@ class SimulatedRouter:
         self._choices: dict[str, _Choice] = {}
         self._calls: dict[int, tuple[_Choice, Incarnation, AttemptId]] = {}
         self._call_ids = count(1)
+        self.num_reports = self.num_reported_blocks = 0
+        """Reports of blocks that entered or left a tier of a node, and the blocks in them."""
 
     @property
     def num_running(self) -> int:
@@ -155,6 +157,8 @@ class SimulatedRouter:
                 continue
             added = tuple(block_key(name) for name, is_there in news.items() if is_there)
             removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+            self.num_reports += 1
+            self.num_reported_blocks += len(news)
             self._placer.on_blocks(said.node, BlockReport(False, added, removed, tier))
 
     # Inside: events.

@@ -4,8 +4,8 @@ Sessions of many turns (`bench/agents/sessions.py` has the distributions) are pl
 with two prefill and two decode nodes and the demo model: every agent asks, waits for its answer,
 thinks, and asks again with all that was said before. The ways to set up the cluster take turns:
 
-    before   requests name no session, blocks that the pool evicts are gone, and prefill nodes pull
-             nothing from decode nodes (`--kv-transport shm`)
+    before   requests name no session, blocks that the pool evicts are gone, and no node pulls from
+             another one
     now      requests name their session, prefixes that are evicted are kept in host memory, and
              prefill nodes pull what the decode node has cached
     mixed    one mixed node with the memory of four, where everything is local
@@ -68,12 +68,20 @@ class Way:
     nodes: tuple[str, ...] = ("--prefill", "2", "--decode", "2")
     flags: tuple[str, ...] = ()
     is_named: bool = False
+    at_start: str = ""
+    """Python code that each process executes first."""
     num_pools: int = 1
     """A node has so many pools of the regime."""
 
 
+NO_PULLS = """
+from node.flow.pulls.pull_cost import PullCost
+
+PullCost.is_worth = lambda self, num_tokens: False
+"""
+
 WAYS = {
-    "before": Way(flags=("--kv-transport", "shm")),
+    "before": Way(at_start=NO_PULLS),
     "now": Way(flags=("--prefix-host-memory", HOST_MEMORY), is_named=True),
     "mixed": Way(nodes=("--mixed", "1"), is_named=True, num_pools=4),
     "off": Way(flags=("--no-enable-prefix-caching",)),
@@ -157,7 +165,8 @@ def compared(name: str, played: Mapping[str, Mapping[str, Played]]) -> dict[str,
 
 async def _played(regime: Regime, way: Way, seed: int, flags: list[str]) -> Played:
     pool = ("--kv-cache-memory", f"{way.num_pools * regime.pool_mib}MiB")
-    async with started_cluster([*way.nodes, *pool, *way.flags, *flags]) as cluster:
+    arguments = [*way.nodes, *pool, *way.flags, *flags]
+    async with started_cluster(arguments, at_start=way.at_start) as cluster:
         await cluster.timed(WARM_UP)
         replacements = Replacements(cluster)
         halfway = partial(replacements.replace, REPLACED) if regime.replaces_nodes else None

@@ -30,7 +30,7 @@ from protos.pdserve_node_pb2_grpc import NodeServicer, add_NodeServicer_to_serve
 
 CLUSTER = "bench_router"
 NUM_ANSWERS = 64
-_LEASE_S = 86_400.0
+LEASE_S = 86_400.0
 _HEARTBEAT_S = 0.25
 _FINGERPRINT = "f" * 32
 _IDLE = NodeLoad(
@@ -223,7 +223,7 @@ class NodeStandIn:
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             self._servers.append(server)
-            await store.heartbeat(_record(role, port, model), _IDLE, lease_s=_LEASE_S)
+            await store.heartbeat(node_record(role, port, model), _IDLE, lease_s=LEASE_S)
         await store.close()
 
     async def _stop(self) -> None:
@@ -233,7 +233,8 @@ class NodeStandIn:
             await server.stop(grace=0)
 
 
-def _record(role: Role, port: int, model: str) -> NodeRecord:
+def node_record(role: Role, port: int, model: str) -> NodeRecord:
+    """Return the record of the node of this role."""
     return NodeRecord(
         node_id=role.value,
         epoch=1,

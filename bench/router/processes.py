@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.error import URLError
 
 from bench.handoff.processes import Remote
+from bench.router.idle_nodes import IdleNodes
 from bench.router.load import LoadClient
 from bench.router.node_stand_in import CLUSTER, NodeStandIn
 from common.observing.clock import MonotonicClock
@@ -53,10 +54,16 @@ class RunningSystem:
 
     load: Remote
     pids: dict[str, int]
+    redis_url: str
+    idle: Remote | None
 
     def cpu_s(self) -> dict[str, float]:
         """Return CPU seconds of each process since its start."""
         return {name: cpu_s(pid) for name, pid in self.pids.items()}
+
+    def num_misplaced(self) -> int:
+        """Return how many requests were given to idle nodes."""
+        return 0 if self.idle is None else int(self.idle.call("num_calls"))
 
     def router_rss_bytes(self) -> int:
         return rss_bytes(self.pids["router"])
@@ -64,9 +71,12 @@ class RunningSystem:
 
 @contextmanager
 def running_system(
-    model_folder: Path, pieces: list[list[int]], step_s: float
+    model_folder: Path, pieces: list[list[int]], step_s: float, *, num_nodes: int = 2
 ) -> Iterator[RunningSystem]:
-    """Run Redis, the node stand-in, a router by `pdserve serve`, and the clients' process."""
+    """Run Redis, the node stand-in, a router by `pdserve serve`, and the clients' process.
+
+    Of `num_nodes` two answer, and the others are idle.
+    """
     cores = Cores.chosen()
     name = model_folder.name
     with ExitStack() as stack:
@@ -81,9 +91,14 @@ def running_system(
             closing(Remote(NodeStandIn, cores.others, redis.url, name, pieces, step_s))
         )
         nodes_pid = nodes.call("pid")
+        idle = None
+        if num_nodes > 2:
+            idle = Remote(IdleNodes, cores.others, redis.url, name, num_nodes - 2)
+            stack.enter_context(closing(idle)).call("pid")
         port = free_loopback_port()
         flags = ["--model", str(model_folder), "--redis-url", redis.url, "--port", str(port)]
-        router_pid = stack.enter_context(_router(flags, port, folder / "router.log", cores.router))
+        log_path = folder / "router.log"
+        router_pid = stack.enter_context(_router(flags, port, log_path, cores.router, num_nodes))
         load = stack.enter_context(closing(Remote(LoadClient, cores.others, port, name)))
         pids = {
             "router": router_pid,
@@ -91,11 +106,13 @@ def running_system(
             "clients": load.call("pid"),
             "redis": redis.child.pid,
         }
-        yield RunningSystem(load, pids)
+        yield RunningSystem(load, pids, redis.url, idle)
 
 
 @contextmanager
-def _router(flags: Sequence[str], port: int, log_path: Path, core: int) -> Iterator[int]:
+def _router(
+    flags: Sequence[str], port: int, log_path: Path, core: int, num_nodes: int
+) -> Iterator[int]:
     command = [sys.executable, "-m", "pdserve", "serve", "--role", "router", "--cluster", CLUSTER]
     root = str(Path(__file__).resolve().parent.parent.parent)
     with log_path.open("wb") as log:
@@ -109,7 +126,7 @@ def _router(flags: Sequence[str], port: int, log_path: Path, core: int) -> Itera
     try:
         # Not set in the child before exec: a process that uses gRPC must not run code after a fork.
         os.sched_setaffinity(process.pid, {core})
-        _wait_ready(process, port)
+        _wait_ready(process, port, num_nodes)
         yield process.pid
     except BaseException:
         sys.stderr.write(log_path.read_text(errors="replace"))
@@ -123,21 +140,21 @@ def _router(flags: Sequence[str], port: int, log_path: Path, core: int) -> Itera
             process.wait()
 
 
-def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], port: int, num_nodes: int) -> None:
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise RuntimeError(f"the router ended with {process.returncode}")
-        if _hears_both_nodes(port):
+        if _hears_all_nodes(port, num_nodes):
             return
         time.sleep(_POLL_S)
     raise RuntimeError(f"the router was not ready after {_START_TIMEOUT_S:.0f} s")
 
 
-def _hears_both_nodes(port: int) -> bool:
+def _hears_all_nodes(port: int, num_nodes: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/cluster", timeout=5) as answer:
-            return len(json.load(answer)["nodes"]) == 2
+            return len(json.load(answer)["nodes"]) == num_nodes
     except (URLError, OSError):
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.settings.setting import FormRule, Problem, Section, setting
+from common.settings.setting import FormRule, Section, setting
 
 NODE_ID = FormRule("at most 128 characters", lambda name: len(name) <= 128)
 
@@ -59,9 +59,3 @@ class HandoffConfig(Section):
     max_queued_requests: int = setting(
         256, "maximum number of requests that wait on a node; it refuses more", at_least=1
     )
-
-    def joint_problems(self) -> list[Problem]:
-        if self.warm_from and self.kv_transport in ("shm", "ipc"):
-            wanted = "empty, because nothing is pulled over it"
-            return [self.conflict("warm_from", wanted, "kv_transport")]
-        return []

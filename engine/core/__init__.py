@@ -7,7 +7,7 @@ step_after        a step that the runner begins before the one before it has end
 swapping          copies of preempted sequences' blocks to host memory and back
 kept_prefixes     copies of prefixes to host memory, ahead of their eviction, and back for a hit
 disk_prefixes     prefixes from host memory to disk, ahead of their eviction there, and back
-prefix_transfers  cached prefixes that come from another node's pool, or go there
+prefix_transfers  cached prefixes that come from another node, or go there from both memories
 planning/         what one step runs
 step/             a planned step on its way to the runner and back
 statistics        what a scheduler has done, as one immutable value

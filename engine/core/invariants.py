@@ -40,6 +40,10 @@ def check_state(state: SchedulerState) -> None:
     state.host_pool.check()
     state.kept_prefixes.check()
     state.disk_prefixes.check()
+    sent = state.prefix_transfers.host_block_ids_read
+    read = state.kept_prefixes.host_block_ids_read | sent
+    assert state.host_pool.num_read == len(read), "a prefix is kept for no copy and no transfer"
+    assert all(map(state.host_pool.holds, sent)), "evicted from host memory while it is sent"
     num_written_from = state.disk_prefixes.num_written_from
     assert state.host_pool.num_pinned == num_written_from, "a prefix is pinned for no write"
     seated = [*state.running, *state.receiving.values()]

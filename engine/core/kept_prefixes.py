@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Set
-from itertools import islice
+from itertools import chain, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
@@ -211,9 +211,13 @@ class KeptPrefixes:
             is_found = [self._host_pool.find(block_hash) == one for one, block_hash in copied]
             assert not (copy.is_out and any(is_found)), "found in host memory too early"
             assert copy.is_out or all(is_found), "evicted from host memory while it is read"
-        read = [one for copy in self._under_way if not copy.is_out for one in copy.host_block_ids]
-        assert self._host_pool.num_read == len(set(read)), "a prefix is kept for no copy"
         assert not self._planned, "a copy that no step makes"
+
+    @property
+    def host_block_ids_read(self) -> set[int]:
+        """Host blocks that late copies read."""
+        copies = (copy.host_block_ids for copy in self._under_way if not copy.is_out)
+        return set(chain.from_iterable(copies))
 
     @property
     def num_written(self) -> int:

@@ -1,19 +1,20 @@
-"""Cached prefixes on their way between two pools: which blocks they hold, until nobody uses them.
+"""Cached prefixes on their way between two nodes: which blocks they hold, until nobody uses them.
 
 A prefix *comes* behind blocks that are here: those are kept, and the blocks that another node
 writes are findable when all of them were verified, never before. A prefix *goes* while a transfer
-reads its blocks.
+reads its blocks, in the pool and in host memory, where each of them is: nothing is copied for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import chain, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
+from engine.core.blocks.host_pool import HostPool
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence
 from engine.core.statistics import PullOutcome, StepCounters
@@ -29,15 +30,19 @@ class ComingPrefix:
 
 
 class PrefixTransfers:
-    """The blocks of one pool that are held for prefixes on their way.
+    """The blocks of one node that are held for prefixes on their way.
 
     `on_taken` is called when blocks are taken between two plans.
     """
 
     def __init__(
-        self, prefixes: PrefixIndex, counters: StepCounters, on_taken: Callable[[], None]
+        self,
+        prefixes: PrefixIndex,
+        host_pool: HostPool,
+        counters: StepCounters,
+        on_taken: Callable[[], None],
     ) -> None:
-        self._pool = prefixes.pool
+        self._pool, self._host_pool = prefixes.pool, host_pool
         self._prefixes = prefixes
         self._block_size = prefixes.block_size
         self._counters = counters
@@ -45,6 +50,7 @@ class PrefixTransfers:
         self._coming: set[ComingPrefix] = set()
         self._failed: set[ComingPrefix] = set()
         self._going: list[tuple[int, ...]] = []
+        """What transfers read, by the numbers of `pin`."""
 
     def __len__(self) -> int:
         """Return how many prefixes hold blocks."""
@@ -52,10 +58,21 @@ class PrefixTransfers:
 
     @property
     def held_block_ids(self) -> set[int]:
-        """All blocks that are held here, also those that others hold too."""
+        """All blocks of the pool that are held here, also those that others hold too."""
         coming = [(*one.kept_ids, *one.block_ids) for one in self._coming]
         failed = [one.block_ids for one in self._failed]
-        return set(chain.from_iterable((*coming, *failed, *self._going)))
+        going, _ = self.split(self.sent_ids)
+        return set(chain(*coming, *failed, going))
+
+    @property
+    def sent_ids(self) -> set[int]:
+        """What transfers read, by the numbers of `pin`."""
+        return set(chain.from_iterable(self._going))
+
+    @property
+    def host_block_ids_read(self) -> set[int]:
+        """Host blocks that transfers read."""
+        return set(self.split(self.sent_ids)[1])
 
     @property
     def num_quarantined(self) -> int:
@@ -66,6 +83,11 @@ class PrefixTransfers:
     def are_of_use(self) -> bool:
         """Whether prompts look for cached prefixes at all."""
         return self._prefixes.is_enabled
+
+    def count_sent(self, source_ids: tuple[int, ...]) -> None:
+        """Count the blocks of a prefix that has landed on another node, by where they were."""
+        block_ids, host_block_ids = self.split(source_ids)
+        self._counters.on_prefix_sent(pool=len(block_ids), host=len(host_block_ids))
 
     def count(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool = False) -> None:
         """Count what became of a prefix of so many tokens that another node has cached."""
@@ -114,21 +136,46 @@ class PrefixTransfers:
         self._pool.release(prefix.block_ids)
 
     def pin(self, block_hashes: Items[BlockHash]) -> tuple[int, ...]:
-        """Keep the cached blocks with these hashes for a transfer, and return them.
+        """Keep the blocks with these hashes for a transfer, and return their numbers for it.
 
-        Returns none if one of them is not cached, or if transfers would keep more than half of the
-        pool.
+        A block that only host memory has is numbered behind those of the pool. Returns none if one
+        is in neither, or if transfers would keep more than half of the pool, or of host memory.
         """
-        found = [self._pool.prefix_cache.find(block_hash) for block_hash in block_hashes]
-        block_ids = tuple(block_id for block_id in found if block_id is not None)
-        kept = set(chain(block_ids, *self._going))
-        if len(block_ids) < len(found) or len(kept) > self._pool.num_blocks // 2:
+        found = [self._find(block_hash) for block_hash in block_hashes]
+        source_ids = tuple(one for one in found if one is not None)
+        in_pool, in_host = self.split(self.sent_ids.union(source_ids))
+        is_too_much = len(in_pool) > self._pool.num_blocks // 2
+        is_too_much |= len(in_host) > self._host_pool.num_blocks // 2
+        if len(source_ids) < len(found) or is_too_much:
             return ()
+        block_ids, host_block_ids = self.split(source_ids)
         self._pool.acquire_cached(block_ids)
-        self._going.append(block_ids)
-        return block_ids
+        self._host_pool.begin_reading(host_block_ids)
+        self._going.append(source_ids)
+        return source_ids
 
-    def unpin(self, block_ids: tuple[int, ...]) -> None:
+    def unpin(self, source_ids: tuple[int, ...]) -> None:
         """Release blocks that no transfer reads any more."""
-        self._going.remove(block_ids)
+        self._going.remove(source_ids)
+        block_ids, host_block_ids = self.split(source_ids)
         self._pool.release(block_ids)
+        self._host_pool.end_reading(host_block_ids, is_in_cache=False)
+
+    def split(self, source_ids: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Return which blocks of the pool, and which host blocks, numbers of `pin` are."""
+        block_ids: list[int] = []
+        host_block_ids: list[int] = []
+        num_blocks = self._pool.num_blocks
+        for one in source_ids:
+            if one < num_blocks:
+                block_ids.append(one)
+            else:
+                host_block_ids.append(one - num_blocks)
+        return block_ids, host_block_ids
+
+    def _find(self, block_hash: BlockHash) -> int | None:
+        block_id = self._pool.prefix_cache.find(block_hash)
+        if block_id is not None:
+            return block_id
+        host_block_id = self._host_pool.find(block_hash)
+        return None if host_block_id is None else self._pool.num_blocks + host_block_id

@@ -111,7 +111,9 @@ class Scheduler:
             fingerprint=fingerprint,
             is_enabled=enable_prefix_caching,
         )
-        self.prefix_transfers = PrefixTransfers(self._prefixes, counters, self._on_taken)
+        self.prefix_transfers = PrefixTransfers(
+            self._prefixes, self.host_pool, counters, self._on_taken
+        )
         self.kept_prefixes = KeptPrefixes(
             self.host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )

@@ -57,7 +57,7 @@ class ModelRunner:
         limits: BatchLimits,
         widest: DecodeShape,
         *,
-        host_space: int = 0,
+        host_blocks: HostBlockArrays | None = None,
         memory: MemoryPlan | None = None,
     ) -> None:
         self.memory = memory
@@ -79,7 +79,7 @@ class ModelRunner:
         self._mtp = loaded.mtp
         self.grammars: GrammarMasks | None = None
         """What draws under grammars; None: nothing, and no request with one may come."""
-        self._host_pool = HostBlockArrays(cache, host_space)
+        self._host_pool = host_blocks or HostBlockArrays(cache, 0)
         self._allowed_masks = AllowedMasks(limits.vocab_size)
         self._step_costs: StepCosts | None = None
 

@@ -18,10 +18,10 @@ _BEHIND_TILES = (7, 10, 11, 12)
 """Rows around the ends of the CPU kernels' tiles, where one more row costs more than usual."""
 _WIDE = (16, 32, 64)
 """Numbers of rows that are measured last and less often: they are slow, and noise matters less."""
+_FIRST = 8
+"""Rows of the step from which, where nothing is drafted, the cost of the widest is expected."""
 _REPEATS = 6
 _WIDE_REPEATS = 2
-_REPEATS_WITHOUT_DRAFTS = 1
-"""Repeats where nothing is drafted: only the longest step matters, and is measured twice."""
 _NARROW_BUDGET_S = 1.2
 _WIDE_BUDGET_S = 1.8
 _BUDGET_S = 3.0
@@ -56,15 +56,16 @@ def measure_step_costs(
     `widest` step. All write the same KV to the same slots of the first blocks, which must not hold
     cached KV. `has_proposals`: also measure the cost of a proposed draft. It takes at most three
     seconds; slow models are measured less often, and then only what is necessary. Without drafts
-    each is measured once, and the widest twice: no narrower one then counts for more than it.
+    nobody asks for the cost of narrow steps: the widest one that the time allows is measured, twice
+    if it can be.
     """
     measuring = _Measuring(execute, limits, widest, has_proposals, clock)
-    has_drafts = has_proposals or widest.tokens_per_seq > 1
-    measuring.narrow(_REPEATS if has_drafts else _REPEATS_WITHOUT_DRAFTS)
-    for _ in range(_WIDE_REPEATS if has_drafts else _REPEATS_WITHOUT_DRAFTS):
+    if not has_proposals and widest.tokens_per_seq == 1:
+        measuring.widest_alone()
+        return measuring.costs()
+    measuring.narrow()
+    for _ in range(_WIDE_REPEATS):
         measuring.rows(_WIDE, _WIDE_BUDGET_S)
-    if not has_drafts:
-        measuring.widest_again()
     measuring.verified_drafts()
     return measuring.costs()
 
@@ -92,9 +93,24 @@ class _Measuring:
         self._best_proposing_s = float("inf")
         self._started_s = clock()
 
-    def narrow(self, repeats: int) -> None:
+    def widest_alone(self) -> None:
+        """Measure the widest step that is expected to be affordable, and keep no other one."""
+        most = self._limits.max_tokens
+        first = min(_FIRST, most)
+        first_s = self._measure(first, 1)
+        left_s = _BUDGET_S - self._spent_s()
+        # In proportion to the rows: one of a wide step costs no more than one of a narrow step.
+        fit = [rows for rows in _WIDE if rows <= most and first_s * rows / first <= left_s]
+        if not fit:
+            self._keep(first, first_s)
+            return
+        self._keep(fit[-1], self._measure(fit[-1], 1))
+        if self._spent_s() + self._best[fit[-1]] <= _BUDGET_S:
+            self._keep(fit[-1], self._measure(fit[-1], 1))
+
+    def narrow(self) -> None:
         """Measure few rows several times, and a drafting step beside them."""
-        for repeat in range(repeats):
+        for repeat in range(_REPEATS):
             budget_s = _NARROW_BUDGET_S if repeat else float("inf")
             # Measured next to the single row that it is compared with, so that a busy moment
             # affects both.
@@ -111,18 +127,9 @@ class _Measuring:
             if num_rows <= self._limits.max_tokens and self._spent_s() < budget_s:
                 self._keep(num_rows, self._measure(num_rows, 1))
 
-    def widest_again(self) -> None:
-        """Measure the widest step once more, if time is left, and bound the others by it."""
-        widest = max(self._best)
-        if self._spent_s() + self._best[widest] <= _BUDGET_S:
-            self._keep(widest, self._measure(widest, 1))
-        self._best = {rows: min(cost, self._best[widest]) for rows, cost in self._best.items()}
-
     def verified_drafts(self) -> None:
         """Measure wider and wider steps, each as long as twice the one before fits the budget."""
         size = self._tokens_per_seq
-        if size == 1:
-            return  # nothing is drafted, so nobody asks
         num_rows = 2 * max(self._best)
         while num_rows // 2 < self._most_rows:
             num_seqs = max(1, min(num_rows, self._most_rows) // size)

@@ -19,7 +19,7 @@ from kv_transfer.lanes.lane import (
     LateSummingLane,
     OneSidedLane,
 )
-from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import ReceiverEffect
 from kv_transfer.sending.effects import SenderEffect
 from kv_transfer.shared.lanes import ONE_SIDED_LANES
@@ -33,11 +33,12 @@ Effect = SenderEffect | ReceiverEffect
 class ConnectorParts:
     """Queue, lanes, threads and settings of a connector.
 
-    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. With `mirror`
-    blocks are on a card, and `pool` is their mirror in host memory.
+    `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. What arrives
+    is written to the pool of `memory`, all of which is sent from. With `mirror` blocks of the pool
+    are on a card, and it is their mirror in host memory.
     """
 
-    pool: Pool
+    memory: SourceMemory
     layout: KVLayout
     incarnation: Incarnation
     transport: Transport

@@ -35,7 +35,7 @@ class ReceivingEnd:
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
-        self._pool = parts.pool
+        self._pool = parts.memory.pool
         self._rows = PieceRows()
         self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
         self._transport = parts.transport
@@ -53,7 +53,7 @@ class ReceivingEnd:
             parts.incarnation,
             parts.layout,
             parts.limits,
-            num_blocks=parts.pool.num_blocks,
+            num_blocks=self._pool.num_blocks,
             verify=parts.verify,
             blocks_per_slab=min(slabs, default=None),
         )

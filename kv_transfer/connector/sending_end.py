@@ -1,4 +1,4 @@
-"""The sending half of a connector: its machine, its pool to read, and its end of every lane."""
+"""The sending half of a connector: its machine, its memory to read, its end of every lane."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from kv_transfer.sending.effects import (
 )
 from kv_transfer.sending.machine import Sender
 from kv_transfer.shared.effects import Peer
+from kv_transfer.shared.lanes import POOL_ONLY_LANES
 from kv_transfer.transport import Parts
 from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import DamagedHeader
@@ -61,10 +62,15 @@ class SendingEnd:
     """
 
     def __init__(self, parts: ConnectorParts) -> None:
-        self._pool = parts.pool
+        self._memory = memory = parts.memory
         self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
-        num_blocks = parts.pool.num_blocks
-        self._machine = Sender(parts.incarnation, parts.layout, parts.limits, num_blocks)
+        self._machine = Sender(
+            parts.incarnation,
+            parts.layout,
+            parts.limits,
+            memory.num_pool_blocks,
+            memory.num_host_blocks,
+        )
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._one_sided = parts.one_sided
@@ -150,6 +156,9 @@ class SendingEnd:
 
     def on_no_connection(self, peer: Peer, error: HandoffFailed) -> None:
         self._give_up(peer, error)
+
+    def on_refused(self, peer: Peer) -> None:
+        self._effects.extend(self._machine.on_refused(peer, self._clock.now_s()))
 
     def on_answer(self, peer: Peer, parts: Parts) -> None:
         now_s = self._clock.now_s()
@@ -278,6 +287,9 @@ class SendingEnd:
             return  # The link broke in this turn: the chunk is sent again on the next one.
         prepared = _Prepared(effect, lane)
         self._prepared.setdefault(effect.peer, deque()).append(prepared)
+        is_in_pool = self._memory.is_in_pool(effect.chunk)
+        if not is_in_pool and lane.name in POOL_ONLY_LANES:
+            self._effects.extend(self._machine.on_abort(effect.lease_token))
         summing = self._summing_late.get(lane.name)
         if not self._machine.is_sending(effect.lease_token):
             self._on_prepared(prepared, Payload())
@@ -288,7 +300,7 @@ class SendingEnd:
                 lambda payload: self._workers.post(partial(finished, payload)),
                 is_summed=effect.verify != "off",
             )
-        elif self._mirror is not None and self._mirror.serves(lane.name):
+        elif self._mirror is not None and is_in_pool and self._mirror.serves(lane.name):
             chunk = effect.chunk
             on_copied = partial(self._on_copied_out, prepared)
             self._mirror.copy_out(chunk.layer, chunk.source_blocks, on_copied)
@@ -311,7 +323,7 @@ class SendingEnd:
         """Read and hash a chunk; runs on any thread."""
         effect = prepared.effect
         is_summed = effect.verify != "off"
-        payload = prepared.lane.payload(self._pool, effect.chunk, is_summed=is_summed)
+        payload = prepared.lane.payload(self._memory, effect.chunk, is_summed=is_summed)
         return partial(self._on_prepared, prepared, payload)
 
     def _on_prepared(self, prepared: _Prepared, payload: Payload) -> None:

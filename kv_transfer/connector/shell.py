@@ -40,7 +40,8 @@ from kv_transfer.contract import (
 )
 from kv_transfer.lanes.card_pool import CardPool
 from kv_transfer.lanes.lane import Lane
-from kv_transfer.lanes.pool_memory import Pool, as_pool
+from kv_transfer.lanes.pool_memory import Bytes, Pool, as_pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import (
     CloseLane,
     Dropped,
@@ -65,7 +66,14 @@ from kv_transfer.shared.effects import Emit
 from kv_transfer.shared.lanes import VERIFY_AUTO
 from kv_transfer.shared.limits import MAX_WAIT_S, Limits
 from kv_transfer.transfer_timing import TransferTiming
-from kv_transfer.transport import FromPeer, FromSession, LinkLost, NoConnection, Transport
+from kv_transfer.transport import (
+    FromPeer,
+    FromSession,
+    LinkLost,
+    NoConnection,
+    Refused,
+    Transport,
+)
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
@@ -87,6 +95,7 @@ class TransportConnector:
         *,
         transport: Transport,
         lanes: Sequence[Lane],
+        beside: Pool | Bytes | None = None,
         card: CardPool | None = None,
         verify: str = VERIFY_AUTO,
         clock: Clock,
@@ -94,10 +103,11 @@ class TransportConnector:
     ) -> None:
         """Start the connector's thread.
 
-        `lanes` are offered to decode nodes and accepted from prefill nodes. With `card` blocks are
-        pushed and land there, and `pool` is its mirror. `verify` is a mode of `shared.lanes` or
-        auto. The transport is the connector's: it is closed with it, and where making the connector
-        fails.
+        `lanes` are offered to decode nodes and accepted from prefill nodes. Blocks of `beside`,
+        other memory, are sent too, with the numbers behind those of the pool. With `card` blocks of
+        the pool are pushed and land there, and `pool` is its mirror. `verify` is a mode of
+        `shared.lanes` or auto. The transport is the connector's: it is closed with it, and where
+        making the connector fails.
         """
         self._on_event = on_event
         self._transport = transport
@@ -115,7 +125,9 @@ class TransportConnector:
             if self._mirror is not None:
                 on_failure.callback(self._mirror.close)
             parts = ConnectorParts(
-                pool=as_pool(pool, layout),
+                memory=SourceMemory(
+                    as_pool(pool, layout), None if beside is None else as_pool(beside, layout)
+                ),
                 layout=layout,
                 incarnation=incarnation,
                 transport=transport,
@@ -278,6 +290,8 @@ class TransportConnector:
                     self._sending.on_link_lost(peer)
                 case NoConnection(peer, error):
                     self._sending.on_no_connection(peer, error)
+                case Refused(peer):
+                    self._sending.on_refused(peer)
                 case FromPeer(peer, parts):
                     self._sending.on_answer(peer, parts)
                 case FromSession(session, parts):

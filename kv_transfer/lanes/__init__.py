@@ -7,6 +7,7 @@ shm/         copied out of the sender's pool, which is shared memory
 rdma/        written into the receiver's registered pool
 card_pool    what is asked of a pool on a card
 pool_memory  a pool: memory of the host or of a device, its addresses and aliases
+source_memory  what a connector sends from: its pool, and host memory beside it
 pieces       the pool's bytes: checksums, and the one write
 piece_rows   the same in one pass, where fused_copy can: a kernel that copies and hashes
 gather       message parts out of a pool
@@ -29,6 +30,12 @@ with the processor needs bytes. A lane may complete a copy later, as a device do
 is acknowledged, its landing lands and its blocks are released after the copy. Sums may be late
 too: a card's kernels share the card with steps, and of two processes in turns, so the connector's
 thread must not wait for each.
+
+Blocks that are kept in host memory are numbered behind those of the pool, so a push, a chunk and a
+frame name blocks of both alike, and every chunk is in one of them. The lanes that read bytes with
+the processor of the host send from both. RDMA would have to pin all of that memory and open it to
+writers, and a copy from card to card cannot read it: these lanes abort such a transfer, which its
+receiver takes for a miss.
 
 A card's sum is its own, not XXH3, which goes through a piece from its beginning to its end: a piece
 would be one program's work, and cards want hundreds. Here each word is mixed with its index and all

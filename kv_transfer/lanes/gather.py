@@ -31,23 +31,22 @@ MOST_PART_BYTES = 1 << 20
 
 
 class Gatherer:
-    """Makes payloads out of one pool, with at most `most_bytes` in copies that still exist.
+    """Makes payloads, with at most `most_bytes` in copies that still exist.
 
     The window bounds unacknowledged bytes, but not these copies: a copy lives until the transport
     releases it, which may be late in a busy process. Any thread may call `payload`; each may exceed
     the bound by its own copy.
     """
 
-    def __init__(self, pool: Pool, rows: PieceRows, most_bytes: int) -> None:
-        self._pool = pool
+    def __init__(self, rows: PieceRows, most_bytes: int) -> None:
         self._rows = rows
         self._most_bytes = most_bytes
         self._copies: list[weakref.ref[Bytes]] = []
         self._lock = threading.Lock()
 
-    def payload(self, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         """Return the chunk's bytes: each run, one plane after the other; with sums if asked."""
-        layer = self._pool.shape.layers[chunk.layer]
+        layer = pool.shape.layers[chunk.layer]
         lengths = run_lengths(chunk.source_blocks)
         groups = [(len(chunk), False)] if is_summed else _groups(lengths, layer.piece_bytes)
         num_copied = sum(count for count, is_range in groups if not is_range)
@@ -62,7 +61,7 @@ class Gatherer:
                 column[end : end + count] for column in (chunk.source_blocks, chunk.ordinals)
             )
             take = self._range if is_range else self._copy
-            planes, sums_of_planes = take(chunk.layer, blocks, ordinals, is_summed)
+            planes, sums_of_planes = take(pool, chunk.layer, blocks, ordinals, is_summed)
             for start, stop in _cuts(count, layer.piece_bytes):
                 parts += [plane[start:stop].reshape(-1).data for plane in planes]
                 part_runs.append(stop - start)
@@ -81,19 +80,19 @@ class Gatherer:
         return in_use + num_bytes <= self._most_bytes
 
     def _copy(
-        self, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
+        self, pool: Pool, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
     ) -> tuple[Sequence[Bytes], Sums]:
-        copy, sums = self._rows.gathered(self._pool, layer, blocks, ordinals, is_summed=is_summed)
+        copy, sums = self._rows.gathered(pool, layer, blocks, ordinals, is_summed=is_summed)
         with self._lock:
             self._copies.append(weakref.ref(copy))
         return list(copy), sums
 
     def _range(
-        self, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
+        self, pool: Pool, layer: int, blocks: Blocks, ordinals: Blocks, is_summed: bool
     ) -> tuple[Sequence[Bytes], Sums]:
-        sums = self._rows.sums(self._pool, layer, blocks, ordinals) if is_summed else NO_SUMS
+        sums = self._rows.sums(pool, layer, blocks, ordinals) if is_summed else NO_SUMS
         first, end = int(blocks[0]), int(blocks[0]) + blocks.size
-        return [plane[first:end] for plane in self._pool.planes(layer)], sums
+        return [plane[first:end] for plane in pool.planes(layer)], sums
 
 
 def _cuts(count: int, piece_bytes: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from kv_transfer.lanes.lane import Payload
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import Sums
 from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
@@ -22,7 +23,7 @@ class InlineLane:
         pool.check_on_host(f"lane {name}")
         self.name = name
         self._rows = PieceRows()
-        self._gatherer = Gatherer(pool, self._rows, limits.gathered_bytes)
+        self._gatherer = Gatherer(self._rows, limits.gathered_bytes)
 
     def offer(self, peer: Peer) -> bytes | None:
         return b""
@@ -30,8 +31,9 @@ class InlineLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         pass
 
-    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
-        return self._gatherer.payload(chunk, is_summed=is_summed)
+    def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+        pool, placed = memory.place(chunk)
+        return self._gatherer.payload(pool, placed, is_summed=is_summed)
 
     def forget(self, peer: Peer) -> None:
         pass

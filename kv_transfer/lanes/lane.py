@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 from common.errors import HandoffFailed
 from kv_transfer.lanes.pieces import NO_SUMS, Sums
 from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
@@ -52,8 +53,11 @@ class Lane(Protocol):
         Raises `HandoffFailed` if that is not possible.
         """
 
-    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
-        """Return the chunk's bytes out of this end's `pool`; nothing long is copied."""
+    def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+        """Return the chunk's bytes out of this end's `memory`; nothing long is copied.
+
+        Of `POOL_ONLY_LANES` chunks of the pool alone are asked.
+        """
 
     def forget(self, peer: Peer) -> None:
         """Drop what was queued for `peer`, whose connection is gone."""

@@ -77,9 +77,9 @@ class PieceRows:
         sources = _part_rows(write.data.runs, parts, piece_bytes, num_planes)
         return self._copy(targets, sources, piece_bytes, _write_seeds(write, pool))
 
-    def copy_blocks(self, write: Write, source: Pool, pool: Pool) -> Sums:
-        """Copy the blocks that a frame names out of another pool; return sums like `copy_parts`."""
-        layer, blocks = write.data.layer, as_blocks(write.data.source_blocks)
+    def copy_blocks(self, write: Write, source: Pool, blocks: Blocks, pool: Pool) -> Sums:
+        """Copy the blocks of a frame, `blocks` of `source`; return sums like `copy_parts`."""
+        layer = write.data.layer
         piece_bytes, targets = pool.piece_bytes(layer), _target_rows(write, pool)
         if not self._can_copy(piece_bytes, targets):
             return _write_parts(write, [plane[blocks].data for plane in source.planes(layer)], pool)

@@ -24,7 +24,12 @@ from kv_transfer.sending.link import Link
 from kv_transfer.sending.links import Links
 from kv_transfer.sending.pump import Pump
 from kv_transfer.sending.transfer import Source, Transfer
-from kv_transfer.sending.transfer_errors import TransferAborted, TransferSlow, error_of_peer
+from kv_transfer.sending.transfer_errors import (
+    PeerUnreachable,
+    TransferAborted,
+    TransferSlow,
+    error_of_peer,
+)
 from kv_transfer.sending.unreachable import UnreachablePeers
 from kv_transfer.shared.chunks import MAX_SOURCE_BLOCKS, BlockSums, LayerChunk
 from kv_transfer.shared.effects import Emit, Peer
@@ -49,11 +54,21 @@ class Sender:
     """
 
     def __init__(
-        self, me: Incarnation, layout: KVLayout, limits: Limits, num_blocks: int = MAX_SOURCE_BLOCKS
+        self,
+        me: Incarnation,
+        layout: KVLayout,
+        limits: Limits,
+        num_blocks: int = MAX_SOURCE_BLOCKS,
+        num_host_blocks: int = 0,
     ) -> None:
+        """Make it, for a pool of `num_blocks`; further blocks of host memory follow behind it."""
         self._me = me
         self._layout = layout
-        self._source = Source(num_blocks, limits.blocks_per_chunk(layout))
+        self._source = Source(
+            num_blocks + num_host_blocks,
+            limits.blocks_per_chunk(layout),
+            num_pool_blocks=num_blocks,
+        )
         self.links = Links(limits, [layer.num_bytes for layer in layout.layers])
         self.link_of: dict[int, Link] = {}
         self._pump = Pump(self.links)
@@ -204,6 +219,17 @@ class Sender:
         self.links.look_at(link, link.next_deadline_s())
         return [Disconnect(peer), *link.channels.close()]
 
+    def on_refused(self, peer: Peer, now_s: float) -> Effects:
+        """Take that nobody listens where the first connection to `peer` was opened.
+
+        One that has answered before has the time of a silent one to listen again.
+        """
+        link = self.links.get(peer)
+        if link is None or link.lane:
+            return []
+        error = PeerUnreachable(f"{peer} takes no connection: is it up?")
+        return self._on_no_answer(link, error, now_s)
+
     def on_damaged_header(self, peer: Peer, error: PeerProtocolError, now_s: float) -> Effects:
         """Take a header with a wrong checksum: the connection is opened again, a few times."""
         link = self.links.get(peer.main)
@@ -234,7 +260,7 @@ class Sender:
         for link in self.links.take_due(now_s):
             effects += self._end_overdue(link, now_s)
             if link.is_silent(now_s):
-                effects += self._on_silence(link, now_s)
+                effects += self._on_no_answer(link, link.silence(), now_s)
             elif link.is_idle(now_s):
                 effects += self._drop(link)
             elif link.retry(now_s):
@@ -369,9 +395,9 @@ class Sender:
         del self.link_of[transfer.token]
         return [Emit(TransferEnded(transfer.token, error))]
 
-    def _on_silence(self, link: Link, now_s: float) -> Effects:
+    def _on_no_answer(self, link: Link, error: PeerUnreachable, now_s: float) -> Effects:
         num_failures, pause_s = self._unreachable.failed(link.peer, now_s)
-        ended = self.on_peer_failed(link.peer, link.silence(), now_s)
+        ended = self.on_peer_failed(link.peer, error, now_s)
         return [PeerSilent(link.peer, num_failures, pause_s), *ended]
 
     def _end_overdue(self, link: Link, now_s: float) -> Effects:

@@ -14,6 +14,7 @@ from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer.contract import Commit, Ticket
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import (
+    MAX_SOURCE_BLOCKS,
     BlockSums,
     LayerChunk,
     PieceSet,
@@ -32,14 +33,22 @@ from kv_transfer.wire.frames import CommitFrame
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The pool that is read; `max_blocks` of each layer fit into one chunk."""
+    """What is read: the pool and, from `num_pool_blocks` on, other memory of the host.
+
+    `max_blocks` of each layer fit into one chunk.
+    """
 
     num_blocks: int
     max_blocks: tuple[int, ...]
+    num_pool_blocks: int = MAX_SOURCE_BLOCKS
 
     @property
     def num_layers(self) -> int:
         return len(self.max_blocks)
+
+    def part_of(self, chunk: LayerChunk) -> tuple[int, bool]:
+        """Return the layer of a chunk, and whether it is in the pool: what a frame has one of."""
+        return chunk.layer, int(chunk.source_blocks[0]) < self.num_pool_blocks
 
 
 @dataclass(slots=True)
@@ -173,16 +182,16 @@ class Transfer:
     def next_frame(
         self, block_bytes: Sequence[int], *, most_chunks: int, most_blocks: int, most_bytes: int
     ) -> tuple[int, int]:
-        """Return how many pending chunks, all of one layer, are the next DATA frame; its bytes.
-
-        The first chunk always fits.
+        """Return how many pending chunks, all of one layer and memory, are the next DATA frame;
+        its bytes. The first chunk always fits.
         """
         layer = num_chunks = num_blocks = 0
+        part = (0, True)
         for chunk in islice(self.pending, most_chunks):
             if not num_chunks:
-                layer = chunk.layer
+                layer, part = chunk.layer, self._source.part_of(chunk)
                 most_blocks = min(most_blocks, most_bytes // block_bytes[layer])
-            elif chunk.layer != layer or num_blocks + len(chunk) > most_blocks:
+            elif self._source.part_of(chunk) != part or num_blocks + len(chunk) > most_blocks:
                 break
             num_chunks += 1
             num_blocks += len(chunk)
@@ -216,8 +225,13 @@ class Transfer:
         return None
 
     def _split(self, layer: int, ordinals: Blocks, source_blocks: Blocks) -> list[LayerChunk]:
-        max_blocks = self._source.max_blocks[layer]
-        return split_chunks(layer, ordinals, source_blocks, max_blocks=max_blocks)
+        return split_chunks(
+            layer,
+            ordinals,
+            source_blocks,
+            max_blocks=self._source.max_blocks[layer],
+            num_pool_blocks=self._source.num_pool_blocks,
+        )
 
     def _stop(self, misuse: str) -> None:
         self.misuse = HandoffFailed(f"lease {self.token:#x}: {misuse}")

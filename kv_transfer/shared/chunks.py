@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ MAX_SOURCE_BLOCKS = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerChunk:
-    """Some blocks of one layer, ordered so that adjacent blocks of the source pool are adjacent."""
+    """Some blocks of one layer in one memory, ordered so that its adjacent blocks are adjacent."""
 
     layer: int
     ordinals: Blocks
@@ -44,15 +45,25 @@ class LayerChunk:
 
 
 def split_chunks(
-    layer: int, ordinals: Blocks, source_blocks: Blocks, *, max_blocks: int
+    layer: int,
+    ordinals: Blocks,
+    source_blocks: Blocks,
+    *,
+    max_blocks: int,
+    num_pool_blocks: int = MAX_SOURCE_BLOCKS,
 ) -> list[LayerChunk]:
-    """Return chunks of at most `max_blocks` that cover every (ordinal, source block) pair once."""
+    """Return chunks of at most `max_blocks` that cover every (ordinal, source block) pair once.
+
+    Source blocks from `num_pool_blocks` on are in another memory, and in chunks of their own.
+    """
     order = np.argsort(source_blocks, kind="stable")
     ordinals, source_blocks = ordinals[order], source_blocks[order]
+    num_in_pool = int(np.searchsorted(source_blocks, num_pool_blocks))
     return [
         LayerChunk(layer, ordinals[start:end], source_blocks[start:end])
-        for start in range(0, ordinals.size, max_blocks)
-        for end in (start + max_blocks,)
+        for first, last in pairwise((0, num_in_pool, ordinals.size))
+        for start in range(first, last, max_blocks)
+        for end in (min(start + max_blocks, last),)
     ]
 
 

@@ -19,6 +19,9 @@ PULLING_LANES = frozenset({"ipc", "shm"})
 ONE_SIDED_LANES = frozenset({"rdma"})
 CARD_LANES = frozenset({"ipc"})
 """Lanes between pools on cards; the others are between pools in host memory."""
+POOL_ONLY_LANES = ONE_SIDED_LANES | CARD_LANES
+"""Lanes that send blocks of the pool alone: other memory of the host is neither registered with an
+engine nor on a card."""
 
 LANE_NEEDS = {
     "ipc": "ipc wants both nodes on GPUs of one host, as one user, with kv_transport auto or ipc",

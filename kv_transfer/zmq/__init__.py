@@ -2,6 +2,7 @@
 
 connector    ZmqConnector
 transport    its sockets; readiness: which of them have something to read
+first_tries  how the first try to connect to a peer ends
 parts        payload that ZMQ sends out of this process's memory
 gate         authentication of connections when the cluster has a key
 curve_keys   the key pair that encrypts them

@@ -24,8 +24,9 @@ class ZmqConnector(TransportConnector):
 
     `host` is bound; `advertised_host` (default: the same) goes into tickets, so other nodes must be
     able to reach it. `lanes` are faster lanes, used where a pair supports them; without
-    `has_inline` a pair that supports none of them is refused. With `card` blocks are pushed and
-    land there, and `pool` is its mirror in host memory. `verify` is a mode of `shared.lanes`.
+    `has_inline` a pair that supports none of them is refused. Blocks of `beside`, other memory, are
+    sent too, with the numbers behind those of the pool. With `card` blocks of the pool are pushed
+    and land there, and `pool` is its mirror in host memory. `verify` is a mode of `shared.lanes`.
     With `keys` only nodes that hold the same pair can connect, and all frames here are encrypted.
 
     At most `window_bytes` of data per decode node are unacknowledged, times `kv_lanes`; transfers
@@ -49,6 +50,7 @@ class ZmqConnector(TransportConnector):
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         kv_lanes: int = 1,
         lanes: Sequence[Lane] = (),
+        beside: Pool | Bytes | None = None,
         card: CardPool | None = None,
         has_inline: bool = True,
         verify: str = VERIFY_AUTO,
@@ -72,6 +74,7 @@ class ZmqConnector(TransportConnector):
             on_event,
             transport=ZmqTransport(host, port, advertised_host or host, layout, limits, keys),
             lanes=all_lanes,
+            beside=beside,
             card=card,
             verify=verify,
             limits=limits,

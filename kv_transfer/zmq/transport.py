@@ -3,8 +3,8 @@
 All sockets belong to the connector's thread; other threads only wake it. A
 DEALER that lost its TCP connection reconnects by itself, without a session there: its first frame
 is answered with "no session", and the machine above closes the DEALER and makes a new one, so that
-no frame of an earlier connection counts on a later one. (Socket monitors would notice a little
-sooner; they are not used because closing them has a history of hangs.)
+no frame of an earlier connection counts on a later one. (Monitors would notice a little sooner. A
+DEALER has one until its first try to connect has ended, and no longer: see `first_tries`.)
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import MAX_HEADER_BYTES, MAX_PEERS, Limits
-from kv_transfer.transport import Arrival, FromPeer, FromSession, NoConnection, Parts
+from kv_transfer.transport import Arrival, FromPeer, FromSession, NoConnection, Parts, Refused
 from kv_transfer.zmq.curve_keys import CurveKeys
 from kv_transfer.zmq.endpoints import address_to_bind, is_number, parse_tcp, tcp
+from kv_transfer.zmq.first_tries import FirstTries
 from kv_transfer.zmq.gate import OVERHEAD_BYTES, ZmqGate
 from kv_transfer.zmq.name_lookup import NameLookup
 from kv_transfer.zmq.open_files import OpenFiles
@@ -89,7 +90,7 @@ class ZmqTransport:
         self._names = NameLookup(self.wake)
         # What is to be sent to peers whose name is being looked up.
         self._unsent: dict[Peer, list[Parts]] = {}
-        self._failed: deque[NoConnection] = deque()
+        self._failed: deque[NoConnection | Refused] = deque()
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._part_senders: dict[Peer, PartSender] = {}
         # Those whose parts ZMQ has not released yet, also of closed sockets.
@@ -99,6 +100,7 @@ class ZmqTransport:
         # Those with something to read, in turn.
         self._ready: OrderedDict[zmq.Socket[bytes], None] = OrderedDict()
         self._readiness = Readiness()
+        self._first_tries = FirstTries(self._context, self._readiness)
         self._readiness.watch_file(self._wake_up.fileno())
         if self._gate:
             self._readiness.watch(self._gate.socket)
@@ -192,6 +194,8 @@ class ZmqTransport:
         if part_sender is not None:
             self._part_senders[peer] = part_sender
         self._watch(dealer, peer)
+        if not peer.channel:  # further connections are opened to peers that have answered
+            self._first_tries.watch(peer, dealer)
         return dealer
 
     def disconnect(self, peer: Peer) -> None:
@@ -243,6 +247,10 @@ class ZmqTransport:
             if self._gate and source == self._gate.socket:
                 self._gate.answer()
                 self._readiness.used(source)
+            elif source in self._first_tries:
+                refused = self._first_tries.end(source)
+                if refused is not None:
+                    self._failed.append(Refused(refused))
             else:
                 self._ready[source] = None
         self._connect_found()
@@ -329,6 +337,7 @@ class ZmqTransport:
         dealer = self._dealers.pop(peer, None)
         if dealer is None:
             return
+        self._first_tries.forget(peer)
         self._readiness.forget(dealer)
         del self._peer_of[dealer]
         self._ready.pop(dealer, None)

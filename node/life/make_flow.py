@@ -11,7 +11,7 @@ from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from node.flow.step_progress import expected_step_s
 from node.life.node_parts import LoadedModel, MakeFlow, NodeConnector
-from node.life.self_description import flow_limits, landing_place, sends_blocks
+from node.life.self_description import flow_limits, landing_place
 
 
 def flow_maker(config: Config) -> MakeFlow:
@@ -32,7 +32,7 @@ def flow_maker(config: Config) -> MakeFlow:
             local_prefill_threshold=config.handoff.local_prefill_threshold,
             pull_cost=_kv_cost(model),
             disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
-            hand_over=HandOver(scheduler.pool) if sends_blocks(config) else None,
+            hand_over=HandOver(scheduler.pool),
         )
 
     return make

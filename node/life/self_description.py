@@ -70,7 +70,7 @@ def _record(
         has_grammars=model.has_grammars,
         has_token_rules=True,
         has_prompt_logprobs=True,
-        sends_blocks=sends_blocks(config),
+        sends_blocks=True,
         kv_cache_bytes=model.num_blocks * model.layout.block_bytes,
         device=model.device,
         num_host_blocks=model.num_host_blocks,
@@ -83,14 +83,6 @@ def _drafts_by(config: Config) -> str:
     """Return how a node of this role drafts. A prefill node drafts only by mtp."""
     method = speculation_of(config).speculative_method
     return method if config.role is not Role.PREFILL or method == "mtp" else "none"
-
-
-def sends_blocks(config: Config) -> bool:
-    """Return whether cached KV can be asked of a node in this role.
-
-    Where shared memory or the lane between cards is all there is, none is.
-    """
-    return config.handoff.kv_transport not in ("shm", "ipc")
 
 
 def flow_limits(config: Config, model: LoadedModel) -> FlowLimits:

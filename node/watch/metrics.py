@@ -281,6 +281,13 @@ def _kept_prefixes(scheduler: SchedulerStatistics) -> Iterator[Metric]:
         counted.prefix_blocks_found,
     )
     yield counters(
+        "prefix_blocks_sent",
+        "Blocks of prefixes that other nodes have pulled from this one, by the tier that they were "
+        "read from",
+        "tier",
+        counted.prefix_blocks_sent,
+    )
+    yield counters(
         "prefix_blocks_copied",
         "Blocks of prefixes copied out to host memory, or back in",
         "direction",

@@ -75,6 +75,7 @@ def _loaded(config: Config, kv: KVPlane, watch_again: Callable[[], object]) -> L
         host_space=host_space_of(config),
         max_chunk_tokens=max_chunk_tokens_of(config),
         host_memory=kv.host_memory,
+        host_space_memory=kv.host_space_memory,
         packed_folder=cache_root() / "packed",
         on_imported=watch_again,
     )

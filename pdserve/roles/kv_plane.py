@@ -50,6 +50,7 @@ class KVPlane:
         self._takes_ipc = transport in ("auto", "ipc")
         self._takes_shm = transport in ("auto", "shm")
         self._shared: SharedPool | None = None
+        self._shared_host: SharedPool | None = None
         key = keys.kv_key_path if keys else config.handoff.kv_key
         self._keys = load_curve_keys(Path(key)) if key else None
         self._is_rdma_wanted = transport == "rdma"
@@ -78,6 +79,24 @@ class KVPlane:
             return None
         return self._shared.memory
 
+    def host_space_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
+        """Return shared memory for blocks of prefixes in host memory; None: private memory will do.
+
+        Nodes on this host that pull from there read it as they read the pool.
+        """
+        if self._shared is None or not (self._takes_shm and self._keeps_prefixes):
+            return None
+        try:
+            self._shared_host = SharedPool(num_bytes, is_touched=is_touched)
+        except OSError as error:
+            log.warning("prefixes in host memory are in private memory: %s", error)
+            return None
+        return self._shared_host.memory
+
+    @property
+    def _keeps_prefixes(self) -> bool:
+        return self._config.engine.prefix_host_memory > 0
+
     def connect(
         self, model: LoadedModel, incarnation: Incarnation, on_event: OnEvent
     ) -> NodeConnector:
@@ -90,7 +109,9 @@ class KVPlane:
 
         config = self._config
         runner = cast(ModelRunner, model)
-        pool = host_pool(runner.kv_bytes, model.layout)
+        pool, beside = host_pool(runner.kv_bytes, model.layout), None
+        if self._keeps_prefixes and model.num_host_blocks:
+            beside = host_pool(model.host_kv, model.layout)
         card = cast(CardPool | None, runner.card_pool)
         return ZmqConnector(
             pool,
@@ -103,6 +124,7 @@ class KVPlane:
             window_bytes=config.handoff.kv_window,
             kv_lanes=config.handoff.kv_lanes,
             lanes=[*self._card_lanes(card, model.layout), *self._lanes(pool, model.layout)],
+            beside=beside,
             card=card,
             has_inline=not (self._is_shm_only or self._is_ipc_only),
             verify=config.handoff.kv_verify,
@@ -128,7 +150,7 @@ class KVPlane:
     def _lanes(self, pool: Pool, layout: KVLayout) -> list[Lane]:
         lanes: list[Lane] = []
         if self._takes_shm:
-            lanes.append(ShmLane(layout, self._shared))
+            lanes.append(ShmLane(layout, self._shared, self._shared_host))
         if self._engine is not None:
             try:
                 window_bytes = self._config.handoff.kv_window

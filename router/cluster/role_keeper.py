@@ -7,7 +7,7 @@ steps, and each is safe if the router stops before or after it for any time:
     begin   the store allows it, in the same step in which it sees that this router leads and that
             no other change is open, and gives it a number
     tell    the node takes the role, unless it was told of a change with a higher number
-    end     the store closes it, if this router leads still
+    end     the store closes it, if this router leads still; the router that closes it counts it
 
 A leader that finds an open change ends it, before it decides anything: it tells the node the same
 role under the same number, or closes it where the node is no member any more. So what a router that
@@ -156,6 +156,7 @@ class RoleKeeper:
     async def _finish(self, router: Incarnation, begun: RoleMove) -> None:
         """Tell the node, and close the change when it has the role or cannot get it any more."""
         now_s, told = self._clock.now_s(), f"change {begun.number} of {begun.node}"
+        has_role = False
         if not self._nodes.is_member(begun.node):
             log.warning("%s is over: the node has left", told)
             self._scaling.moves.begin(now_s)
@@ -169,9 +170,11 @@ class RoleKeeper:
                 log.warning("%s is told again, it was not reached: %s", told, failed)
                 return
             else:
+                has_role = True
                 self._scaling.moves.on_moved(begun.role, now_s)
-                self._report.on_changed(self._move_of(begun), now_s)
-        await self._store.end_move(router, begun.number)
+        # Another router may have found it open meanwhile: one of both closes it.
+        if await self._store.end_move(router, begun.number) and has_role:
+            self._report.on_changed(self._move_of(begun), now_s)
 
     def _move_of(self, begun: RoleMove) -> Move:
         """Return the change with what it was begun for, if this router began it."""

@@ -275,6 +275,11 @@ class Membership:
             member.own.close(num_tokens)
             self._busier.add(incarnation)
 
+    def has_requests(self, incarnation: Incarnation) -> bool:
+        """Return whether this router has a request on a node, or chose it for one."""
+        member = self._members.get(incarnation)
+        return member is not None and member.own.num_requests > 0
+
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen, ordered by id, until the next event.
 

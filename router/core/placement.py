@@ -194,7 +194,7 @@ class Placer:
         source = None
         receiver = prefill or decode
         if receiver is not None:
-            held = self._state.blocks.held(query.block_hashes(receiver.record), in_pools=True)
+            held = self._state.blocks.held(query.block_hashes(receiver.record), to_send=True)
             at = None if decode is None else decode.incarnation
             holders = self._shortlist.holders(nodes, held, at)
             source = prefix_source(holders, receiver, at, held)

@@ -32,8 +32,22 @@ block, in Python or with the interpreter lock held. A router therefore pings eac
 second over a second connection (`liveness/pings.py`). gRPC's own threads answer whatever Python
 does; a process that is stopped answers nothing. A node that answers is suspected after 3 s
 instead of 1.25 s. A new connection would show the same without keys, but the TLS handshake of
-`--keys` requires the node's Python code. The pings to a hundred nodes take 1 % of one core of the
-router. Nodes of protocol version 2 are not pinged: they close a connection with so many pings.
+`--keys` requires the node's Python code. Nodes of protocol version 2 are not pinged: they close a
+connection with so many pings.
+
+Many nodes are asked as often as a request needs it. What silence costs is the time of the requests
+on the silent node. So of many nodes one without a request of this router is asked every 4.5 s, is
+not pinged, and its silence counts from a question on. The message that places a request on it asks it
+too, and from there on it is judged as if it had had requests all the time: the request waits no
+longer than one on a node that dies under it. What is lost is that such a node, if it is silent, can
+still be chosen for 7 s instead of 2 s, about as long as its lease lasts; a request that meets it
+goes on elsewhere after 2 s. It would meet a second one if many fell silent together, so the first
+one that is suspected has all others asked. A node decides nothing of this: it repeats numbers and
+keeps to the silence that it was allowed, so nodes of the release before, which allow themselves
+2 s, only speak more often.
+
+Numbers are not replaced by pings of HTTP/2, which cost less: these show that a process runs, and
+neither that its event loop does nor that what was sent arrived.
 
 Tokens that arrive together are sent together, and first tokens overtake them. The router sends all
 ready events of an answer with one call. It handles a node's large message in parts, and between the

@@ -1,11 +1,11 @@
 """The router's end of one node: a channel with one long-lived stream, and calls with deadlines.
 
 Calls and aborts of the router go one way. Replies, all tokens of the node for this router and a
-heartbeat where there is none of them come the other way, as often as the `pace` says. A node that
+heartbeat where there is none of them come the other way, as often as `liveness` says. A node that
 is silent is suspected, until it is heard again. A stream that broke, or was silent for
 `LOSS_S`, means that the node is lost, at once, for all that ran there and every call without a
-reply. A node that is heard and does not repeat the numbers that it is sent (`echoes`) is suspected
-too: it is cut off from this router in one direction. The stream is opened again for as long as the
+reply. A node that is heard and does not repeat the numbers that it is sent is suspected too: it is
+cut off from this router in one direction. The stream is opened again for as long as the
 node is a member. Pings over a connection of their own (`pings`) tell a busy node from one that is
 gone.
 
@@ -53,10 +53,9 @@ from router.dispatch.fairness import (
     part_end,
     part_size,
 )
-from router.dispatch.liveness.echoes import Echoes
-from router.dispatch.liveness.pace import USUAL, WIDE, Pace
+from router.dispatch.liveness.node_liveness import NodeLiveness, Verdict
+from router.dispatch.liveness.pace import PHASES
 from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
-from router.dispatch.liveness.silence import Silence, SilenceVerdict
 from router.dispatch.node_listener import NodeListener
 from router.dispatch.unsent_calls import UnsentCalls
 from router.dispatch.waiting_calls import (
@@ -118,8 +117,7 @@ class NodeClient:
         self._address = record.control_address
         can_ping = record.protocol >= PINGED_SINCE_PROTOCOL
         self._pings = Pings(self._address, CHANNEL_OPTIONS, keys) if can_ping else None
-        self._silence = Silence()
-        self._echoes = Echoes(crc32(record.node_id.encode()) % WIDE.echo_every)
+        self.liveness = NodeLiveness(crc32(record.node_id.encode()) % PHASES)
         self._reports = ReportReader()
         self._is_silent = asyncio.Event()
         self._envelope = make_envelope(router, record.incarnation, record.protocol)
@@ -168,31 +166,28 @@ class NodeClient:
             await self._pings.close()
         await self._channel.close(None)
 
-    def tick(self, *, is_wide: bool = False) -> None:
+    def tick(self, *, is_wide: bool = False, is_used: bool = True, is_alarm: bool = False) -> None:
         """Count the time in which nothing was heard, or nothing repeated, and judge it.
 
-        `is_wide`: there are many nodes. The pace of a stream gets only slower: a node that was told
-        it may just have been heard.
+        See `NodeLiveness.tick`.
         """
-        if is_wide and self._silence.pace is not WIDE:
-            self._set_pace(WIDE)
-        number = self._echoes.tick()
-        verdict = self._silence.tick(is_running=self._is_running())
-        if not self._is_heard:
+        liveness = self.liveness
+        number = liveness.tick(
+            is_wide=is_wide, is_used=is_used, is_alarm=is_alarm, is_running=self._is_running
+        )
+        if self._pings is not None and not liveness.is_pinged:
+            self._pings.rest()
+        if not self._is_heard or (liveness.is_at_rest and not number):
             return
         if number:
-            self._unsent.set_echo(number, self._echoes.pace.beat_ms)
-        if verdict is SilenceVerdict.LOST:
-            self._is_silent.set()
-        elif verdict is SilenceVerdict.SUSPECTED:
-            self._listener.on_suspected(self._node, self._silence.reason, is_heard=False)
-        elif self._silence.has_begun:
-            self._echoes.forgive()
-        elif not self._echoes.is_reached:
-            self._listener.on_suspected(self._node, UNREACHED, is_heard=True)
-
-    def _set_pace(self, pace: Pace) -> None:
-        self._silence.pace = self._echoes.pace = pace
+            self._unsent.set_echo(number, liveness.pace.beat_ms)
+        match liveness.judge():
+            case Verdict.LOST:
+                self._is_silent.set()
+            case Verdict.SUSPECTED:
+                self._listener.on_suspected(self._node, liveness.reason, is_heard=False)
+            case Verdict.UNREACHED:
+                self._listener.on_suspected(self._node, UNREACHED, is_heard=True)
 
     def _is_running(self) -> bool:
         """Return whether the node's process shows that it runs. A lost node is not connected to."""
@@ -238,7 +233,10 @@ class NodeClient:
 
     def pull_nowait(self, pull: pb.Pull) -> bool:
         """Queue what another node wants of the node's cache; False: the node does not get it."""
-        return self._is_heard and self.sends_blocks and self._unsent.add_pull(pull)
+        is_added = self._is_heard and self.sends_blocks and self._unsent.add_pull(pull)
+        if is_added:
+            self._ask_echo()
+        return is_added
 
     def refuse_pull_nowait(self, lease_token: int) -> None:
         """Queue that nobody answers a pull of the node."""
@@ -284,6 +282,13 @@ class NodeClient:
             self._loop.call_soon(caller.on_failed, failed)
             return
         call.id = self._waiting.add(caller, read, request.deadline_s)
+        self._ask_echo()
+
+    def _ask_echo(self) -> None:
+        """Ask a node that was idle whether it lives: somebody waits for it from now on."""
+        number = self.liveness.use()
+        if number:
+            self._unsent.set_echo(number, self.liveness.pace.beat_ms)
 
     def _forget_all(self, reason: str) -> None:
         """Fail every call, and drop what is queued."""
@@ -298,7 +303,7 @@ class NodeClient:
                 await self._run_stream()
                 reason = ENDED_BY_NODE
             except TimeoutError:
-                reason = self._silence.reason
+                reason = self.liveness.reason
             except PdserveError as wrong:
                 reason = str(wrong)
             except Exception as bug:
@@ -322,9 +327,7 @@ class NodeClient:
     async def _run_stream(self) -> None:
         """Run one stream, from its opening until every output of it was passed on."""
         call = self._stub.Stream()
-        self._set_pace(USUAL)
-        self._silence.heard()
-        self._echoes.restart()
+        self.liveness.restart()
         self._reports = ReportReader()
         self._is_silent.clear()
         reading = asyncio.create_task(self._read(call), name=f"replies of {self._node}")
@@ -359,7 +362,7 @@ class NodeClient:
         try:
             while True:
                 message = await call.read()
-                self._silence.heard()
+                self.liveness.heard()
                 if message is _EOF:
                     return
                 if message is None:
@@ -376,7 +379,7 @@ class NodeClient:
         outputs = outputs_from_proto(message.outputs) if message.HasField("outputs") else []
         self._is_heard = True
         self._stuck_s = message.stuck_ms / 1000
-        self._echoes.heard(message.echo)
+        self.liveness.repeated(message.echo)
         if message.HasField("blocks"):
             self._take_blocks(message.blocks)
         if self._outputs or len(outputs) > FEW_OUTPUTS:
@@ -398,7 +401,7 @@ class NodeClient:
             self._unsent.ask_blocks()
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
-        is_reached = self._echoes.is_reached
+        is_reached = self.liveness.is_reached
         self._listener.on_heard(self._node, outputs, self._stuck_s, is_reached=is_reached)
 
     async def _pass_on(self) -> None:
@@ -409,7 +412,7 @@ class NodeClient:
             end = part_end(self._outputs, size)
             part = self._outputs[:end]
             del self._outputs[:end]
-            self._silence.heard()  # Reading may be paused meanwhile.
+            self.liveness.heard()  # Reading may be paused meanwhile.
             self._tell(part)
             for _ in range(TURNS_FOR_OTHERS):
                 await asyncio.sleep(0)

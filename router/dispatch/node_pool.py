@@ -30,7 +30,7 @@ from router.core.membership import (
     StreamLost,
 )
 from router.dispatch.between_nodes import BetweenNodes
-from router.dispatch.liveness.pace import WIDE_NODES
+from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.watch.router_metrics import RouterMetrics
@@ -79,6 +79,8 @@ class NodePool:
         self._clients: dict[Incarnation, NodeClient | None] = {}
         """None: it could not be made, and is tried again."""
         self._between = BetweenNodes(self.client, self.nodes)
+        self._alarm_ticks = 0
+        """The ticks for which all nodes are asked often, because one fell silent."""
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
@@ -136,8 +138,12 @@ class NodePool:
         while True:
             await asyncio.sleep(TICK_S)
             is_wide = len(self._clients) >= WIDE_NODES
-            for client in self._open_clients():
-                client.tick(is_wide=is_wide)
+            is_alarm, self._alarm_ticks = self._alarm_ticks > 0, max(0, self._alarm_ticks - 1)
+            has_requests = self.membership.has_requests
+            for node, client in list(self._clients.items()):
+                if client is not None:
+                    is_used = not is_wide or has_requests(node)
+                    client.tick(is_wide=is_wide, is_used=is_used, is_alarm=is_alarm)
 
     def _open_clients(self) -> list[NodeClient]:
         return [client for client in self._clients.values() if client is not None]
@@ -207,7 +213,9 @@ class NodePool:
 
     def on_suspected(self, node: Incarnation, reason: str, *, is_heard: bool) -> None:
         """Take the suspicion that a node is gone or hangs, or is heard and not reached: others are
-        chosen if there are any."""
+        chosen if there are any. What silences one node may silence others: idle ones are asked."""
+        if not is_heard:
+            self._alarm_ticks = ALARM_TICKS
         self._perform(self.membership.on_suspected(node, reason, is_heard=is_heard))
 
     def on_lost(self, node: Incarnation, reason: str) -> None:

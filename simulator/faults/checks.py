@@ -44,10 +44,10 @@ def check_node(node: FaultyNode) -> None:
     """Check the books of a node after a turn. Raises `Violation`, or what its own checks raise."""
     node.scheduler.check()
     flow, pool = node.flow, node.scheduler.pool
-    held = node.scheduler.prefix_transfers.held_block_ids
+    sent = node.scheduler.prefix_transfers.sent_ids
     owned = {block for one in flow.attempts.all() for block in one.sequence.block_table}
     for blocks in node.kv.sent.values():
-        if not blocks <= owned | held:
+        if not blocks <= owned | sent:
             raise Violation(f"{node.me} sends blocks that nobody holds for it")
     for landing in node.kv.receiver.landings.all():
         token = landing.ticket.lease_token

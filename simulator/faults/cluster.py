@@ -42,11 +42,15 @@ class _Request:
 
 
 class FaultyCluster:
-    """One cluster for one history; `run` once."""
+    """One cluster for one history; `run` once.
 
-    def __init__(self, history: History) -> None:
+    With `is_wide` the router asks its nodes whether they live as one with many nodes does.
+    """
+
+    def __init__(self, history: History, *, is_wide: bool = False) -> None:
         shape = history.shape
         self.history = history
+        self._is_wide = is_wide
         self.timeline = Timeline()
         self.paths = Paths()
         self.leases = Leases(shape.lease_s)
@@ -152,6 +156,7 @@ class FaultyCluster:
             latency_s=shape.message_s,
             seed=self.history.seed,
             on_end=self._on_end,
+            is_wide=self._is_wide,
         )
 
     def _renew(self, name: str, node: FaultyNode) -> None:

@@ -124,8 +124,17 @@ class KVMemory:
         return int(read.sum())
 
     def read(self, layer: int, blocks: Sequence[int]) -> Numbers:
-        """Return a copy of one layer of blocks."""
-        return self.slots[layer, list(blocks)]
+        """Return a copy of one layer of blocks, all of one memory; those of the host come behind
+        those of the node, as a transfer numbers them."""
+        num_blocks = self.slots.shape[1]
+        if blocks[0] < num_blocks:
+            return self.slots[layer, list(blocks)]
+        return self._host[layer, [block - num_blocks for block in blocks]]
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in the host's memory."""
+        return self._host.shape[1]
 
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
         """Overwrite one layer of blocks."""

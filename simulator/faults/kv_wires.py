@@ -181,7 +181,7 @@ class KVEnd:
         self._memory = memory
         self._pool = pool
         self._on_event = on_event
-        self.sender = Sender(me, layout, limits, pool.num_blocks)
+        self.sender = Sender(me, layout, limits, pool.num_blocks, memory.num_host_blocks)
         self.receiver = Receiver(me, layout, limits, num_blocks=pool.num_blocks, verify=VERIFY)
         self._connections: dict[Peer, _Connection] = {}
         self.sent: dict[int, set[int]] = {}

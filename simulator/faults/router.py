@@ -72,6 +72,7 @@ class FaultyRouter(SimulatedRouter):
         latency_s: float,
         seed: int,
         on_end: Callable[[], object],
+        is_wide: bool,
     ) -> None:
         super().__init__(
             clock,  # type: ignore[arg-type]
@@ -86,6 +87,7 @@ class FaultyRouter(SimulatedRouter):
         )
         self.me = Incarnation("router", epoch)
         self.clock = clock
+        self.is_wide = is_wide
         self._call_ids = count(1 + epoch * _CALLS_PER_LIFE)
         self._paths = paths
         self._leases = leases
@@ -143,6 +145,10 @@ class FaultyRouter(SimulatedRouter):
         self.on_heard(node, "")
         for output in said.outputs:
             self._on_output(node, output, ())
+
+    def has_requests(self, node: Incarnation) -> bool:
+        """Return whether this router has a request on a node."""
+        return self._membership.has_requests(node)
 
     def on_heard(self, node: Incarnation, unreached: str) -> None:
         """Take that a node sent something."""

@@ -2,7 +2,7 @@
 
 Messages of one stream keep their order, in each direction, and wait while their path is cut. A
 stream ends as a whole: what was not read then is never read. A router that was told nothing opens
-it again when its node was silent for too long (`router.dispatch.liveness.silence`); the node learns
+it again when its node was silent for too long (`router.dispatch.liveness`); the node learns
 of that when the path to it is open.
 """
 
@@ -15,8 +15,8 @@ from typing import Protocol
 
 from common.ids import Incarnation
 from node.flow.messages import Message, RouterGone, Submit
-from router.dispatch.liveness.echoes import Echoes
-from router.dispatch.liveness.silence import Silence, SilenceVerdict
+from router.dispatch.liveness.node_liveness import NodeLiveness, Verdict
+from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, backoff_s
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.nodes import FaultyNode
@@ -31,6 +31,11 @@ class LinkListener(Protocol):
 
     me: Incarnation
     clock: ProcessClock
+    is_wide: bool
+    """Whether it asks its nodes as one with many nodes does."""
+
+    def has_requests(self, node: Incarnation) -> bool:
+        """Return whether it has a request on a node."""
 
     def on_message(self, node: Incarnation, said: NodeSaid, *, is_first: bool) -> None:
         """Take a message; `is_first` of a new stream."""
@@ -61,10 +66,13 @@ class NodeLink:
         self._timeline = timeline
         self._paths = paths
         self._latency_s = latency_s
-        self._silence = Silence()
-        self._echoes = Echoes()
+        self._liveness = NodeLiveness()
         self._number = 0
-        self._echoed = 0
+        self._unsent_echo = self._echoed = 0
+        self._beat_ticks = 1
+        """The longest silence of the node that the router allows."""
+        self._num_quiet = 0
+        """Ticks since the node said something."""
         self._num_failures = 0
         self._num_taken = 0
         self.is_heard = False
@@ -93,15 +101,17 @@ class NodeLink:
         self._is_waiting = False
         self._number += 1
         self._num_taken = 0
-        self._silence.heard()
-        self._echoes.restart()
-        self._echoed = 0
+        self._liveness.restart()
+        self._unsent_echo = self._echoed = self._num_quiet = 0
+        self._beat_ticks = 1
         self._timeline.after(self._latency_s, partial(self._reach, self._number))
 
     def send(self, message: Message) -> bool:
         """Send a message; return False when there is no stream."""
         if not self.is_heard:
             return False
+        if isinstance(message, Submit):
+            self._unsent_echo = self._liveness.use() or self._unsent_echo
         self._put_there(message)
         return True
 
@@ -113,29 +123,38 @@ class NodeLink:
 
     def tick(self) -> None:
         """Count the time in which nothing was heard, as `NodeClient.tick` does, and hear it."""
-        number = self._echoes.tick()
-        is_open = self._is_open_there
+        liveness, is_open = self._liveness, self._is_open_there
         there, back = self._is_path_open(), self._is_path_back()
         is_alive = self.node.clock.is_running
         is_running = self.is_heard and is_alive and there and back
-        verdict = self._silence.tick(is_running=is_running)
-        if self.is_heard and is_open and is_alive and back and not self._back:
-            self._silence.heard()
-            if number and there:
+        number = liveness.tick(
+            is_wide=self._router.is_wide,
+            is_used=not self._router.is_wide or self._router.has_requests(self.node.me),
+            is_alarm=False,
+            is_running=lambda: is_running,
+        )
+        number, self._unsent_echo = number or self._unsent_echo, 0
+        is_told = number > 0 and there
+        self._num_quiet += 1
+        is_saying = is_told or self._num_quiet >= self._beat_ticks
+        if self.is_heard and is_open and is_alive and back and not self._back and is_saying:
+            liveness.heard()
+            self._num_quiet = 0
+            if is_told:
                 self._echoed = number
-            self._echoes.heard(self._echoed)
-            self._router.on_heard(self.node.me, "" if self._echoes.is_reached else UNREACHED)
+                self._beat_ticks = max(1, round(liveness.pace.beat_ms / 1000 / TICK_S))
+            liveness.repeated(self._echoed)
+            self._router.on_heard(self.node.me, "" if liveness.is_reached else UNREACHED)
         if not self.is_heard:
             return
-        if verdict is SilenceVerdict.LOST and self._silence.has_begun:
-            self._put_there(None)
-            self._lose(self._silence.reason)
-        elif verdict is SilenceVerdict.SUSPECTED and self._silence.has_begun:
-            self._router.on_suspected(self.node.me, self._silence.reason, is_heard=False)
-        elif self._silence.has_begun:
-            self._echoes.forgive()
-        elif not self._echoes.is_reached:
-            self._router.on_suspected(self.node.me, UNREACHED, is_heard=True)
+        match liveness.judge():
+            case Verdict.LOST:
+                self._put_there(None)
+                self._lose(liveness.reason)
+            case Verdict.SUSPECTED:
+                self._router.on_suspected(self.node.me, liveness.reason, is_heard=False)
+            case Verdict.UNREACHED:
+                self._router.on_suspected(self.node.me, UNREACHED, is_heard=True)
 
     # What a node does.
 
@@ -265,8 +284,8 @@ class NodeLink:
         if said is None:
             self._on_reset(number)
             return
-        self._silence.heard()
-        self.is_heard = True
+        self._liveness.heard()
+        self.is_heard, self._num_quiet = True, 0
         is_first = self._num_taken == 0
         self._num_taken += 1
         self._router.on_message(self.node.me, said, is_first=is_first)

@@ -21,7 +21,7 @@ from tests.support.models.pressure import (
     Node,
     answer_together,
     demo_runners,
-    load_runner,
+    mirrored_runner,
 )
 
 STARTS = (
@@ -73,7 +73,7 @@ def test_answers_are_those_of_prompts_that_were_computed(
     runner = demo_runners()[0]
     right = [answer_together(node_on(runner, 30), [request])[0] for request in requests]
     if is_mirrored:
-        runner = load_runner(demo_model_folder(), NUM_DRAFTS, is_mirrored=True)
+        runner = mirrored_runner()
     node = node_on(runner, 7, method, keeps_prefixes=True, num_host_blocks=14, is_async=is_mirrored)
     found = []
     for request in requests:

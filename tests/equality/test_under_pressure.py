@@ -36,6 +36,7 @@ from tests.support.models.pressure import (
     answer_with_handoff,
     demo_runners,
     load_runner,
+    mirrored_runner,
 )
 
 NUM_SEATS = 4
@@ -78,8 +79,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def runners() -> tuple[ModelRunner, ModelRunner]:
     """The second one has a mirrored cache: its swapped KV is copied beside the steps."""
-    mirrored = load_runner(demo_model_folder(), NUM_DRAFTS, is_mirrored=True)
-    return demo_runners()[0], mirrored
+    return demo_runners()[0], mirrored_runner()
 
 
 @pytest.fixture(scope="module")

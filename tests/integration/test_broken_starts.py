@@ -1,6 +1,7 @@
 """`pdserve serve` that cannot start: an exit code, and one line that names what is wrong.
 
-All of them start side by side, once; each test then looks at one.
+All of them start side by side, once; each test then looks at one. They are forks: `test_cli` has
+starts of their own.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ import contextlib
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from pdserve.cli import main
-from pdserve.local_cluster.child_process import ending_with_parent
 from pdserve.local_cluster.free_ports import free_loopback_port
-from tests.support.cluster.processes import role_environment
+from tests.support.cluster.forked_serve import ForkedServe
+from tests.support.cluster.processes import SOURCES, role_environment
 from tests.support.models.hub_formats import Gptq, packed_model, write_tensors
 from tests.support.models.tiny_model import make_tiny_model, tiny_config, tiny_weights, write_json
 from tests.support.models.tokenizer_gguf import write_tiny_gguf
@@ -192,7 +191,7 @@ class Ended:
     """How one process ended."""
 
     exit_code: int
-    stderr: str
+    said: str
     facts: dict[str, str]
 
 
@@ -209,13 +208,16 @@ def ended(tmp_path_factory: pytest.TempPathFactory, cluster_redis: RedisServer) 
             shutil.copytree(sound, model)
             if case.break_folder is not None:
                 case.break_folder(model)
-            process = cleanup.enter_context(start(case, model, cluster_redis.url, facts))
-            cleanup.callback(process.kill)
-            running[name] = process
-        return {name: end(name, process, facts) for name, process in running.items()}
+            running[name] = start(case, model, cluster_redis.url, facts)
+            cleanup.callback(running[name].kill)
+        return {
+            name: end(process, folder / f"{number}.log", facts)
+            for number, (name, process) in enumerate(running.items())
+        }
 
 
-def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> subprocess.Popen[str]:
+def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> ForkedServe:
+    """Start a role that writes its log beside the folder `model`."""
     flags = [facts.get(flag, flag).replace(REDIS_PORT, facts[REDIS_PORT]) for flag in case.flags]
     flags = [flag.replace(FOLDER, str(model)) for flag in flags]
     if "--port" not in flags:
@@ -224,34 +226,24 @@ def start(case: Case, model: Path, redis_url: str, facts: dict[str, str]) -> sub
     cache = {"PDSERVE_CACHE": str(model / "cache")} if case.flags == IN_GGUF else {}
     shared = ["--model", str(model), "--redis-url", redis_url, "--cluster", "broken"]
     shared += ["--kv-cache-memory", "1MiB", "--num-threads", "1"]
-    return subprocess.Popen(
-        ending_with_parent(
-            [sys.executable, "-m", "pdserve", "serve", "--role", case.role, *shared, *flags]
-        ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=role_environment() | cache,
+    return ForkedServe(
+        ["--role", case.role, *shared, *flags],
+        model.with_suffix(".log"),
+        role_environment() | cache,
+        SOURCES,
     )
 
 
-def end(name: str, process: subprocess.Popen[str], facts: dict[str, str]) -> Ended:
-    try:
-        _, stderr = process.communicate(timeout=END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        _, stderr = process.communicate()
-        stderr = f"{name} did not end by itself:\n{stderr}"
-    return Ended(process.returncode, stderr, facts)
+def end(process: ForkedServe, log: Path, facts: dict[str, str]) -> Ended:
+    return Ended(process.wait(END_TIMEOUT_S), log.read_text(), facts)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_ends_with_a_line_that_says_why(ended: dict[str, Ended], name: str) -> None:
     case, how = CASES[name], ended[name]
-    said = [line for line in how.stderr.splitlines() if line.startswith("pdserve: ")]
-    assert len(said) == 1, how.stderr
-    assert "Traceback" not in how.stderr
+    said = [line for line in how.said.splitlines() if line.startswith("pdserve: ")]
+    assert len(said) == 1, how.said
+    assert "Traceback" not in how.said
     for word in case.words:
         assert how.facts.get(word, word) in said[0]
     assert how.exit_code == case.exit_code, said[0]

@@ -122,19 +122,23 @@ DANGEROUS = (
 
 
 @pytest.mark.parametrize("user", [*PASSWORDS, "nobody"])
-@pytest.mark.parametrize("command", DANGEROUS)
-def test_no_user_may_harm_the_server(
-    folder: Path, signals: Signals, user: str, command: str
-) -> None:
+def test_no_user_may_harm_the_server(folder: Path, signals: Signals, user: str) -> None:
     server = start(folder, signals, keyless_acl() if user == "nobody" else users_acl(PASSWORDS))
     login = {} if user == "nobody" else {"username": user, "password": PASSWORDS[user]}
     try:
         with Redis.from_url(server.url, **login) as client:
-            with pytest.raises(NoPermissionError):
-                client.execute_command(*command.split(" "))
-            assert client.ping()
+            assert [command for command in DANGEROUS if not is_refused(client, command)] == []
     finally:
         server.child.kill()
+
+
+def is_refused(client: Redis, command: str) -> bool:
+    """Whether the server refuses a command for want of a permission, and serves on."""
+    try:
+        client.execute_command(*command.split(" "))
+    except NoPermissionError:
+        return bool(client.ping())
+    return False
 
 
 def test_two_at_once_are_two(tmp_path: Path, signals: Signals) -> None:

@@ -1,7 +1,7 @@
 """Turns of a conversation on changing prefill nodes, which take from each other what they lack.
 
-The decode node caches nothing, so another prefill node is the only one that has it. The reference
-is a mixed node alone.
+The decode node caches nothing, so another prefill node is the only one that has it. Shared memory
+is the only lane. The reference is a mixed node alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def clusters(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[dict[
             NodeSpec("decode-1", Role.DECODE, ("--local-prefill-threshold", "0", NO_CACHE)),
         ),
         routers=(("--placement-policy", "round_robin"),),
-        flags=FLAGS,
+        flags=(*FLAGS, "--kv-transport", "shm"),
     )
     with running([alone, pulls], cluster_redis, cluster_folder) as started:
         yield {cluster.spec.name: cluster for cluster in started}
@@ -168,10 +168,12 @@ def test_a_pull_is_a_link_between_its_nodes_with_the_bytes_that_moved(
     _, num_cached = complete(pulls, [*history, 5, 6, 7], "greedy")
     assert num_cached == num_blocks * BLOCK_SIZE
 
-    def links() -> list[tuple[str, str]]:
+    def links() -> list[tuple[str, str, str]]:
         nodes = httpx.get(f"{pulls.url}/v1/cluster", timeout=5.0).json()["nodes"]
         found = [(node["node_id"], link) for node in nodes for link in node["kv_links"]]
-        return [(name, link["decode"]) for name, link in found if link["num_bytes"]]
+        return [
+            (name, link["decode"], link["transport"]) for name, link in found if link["num_bytes"]
+        ]
 
-    between = {("prefill-1", "prefill-2"), ("prefill-2", "prefill-1")}
+    between = {("prefill-1", "prefill-2", "shm"), ("prefill-2", "prefill-1", "shm")}
     wait_until(lambda: between.intersection(links()), "a prefill node sent KV to the other one")

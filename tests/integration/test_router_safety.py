@@ -23,7 +23,7 @@ from placement.store import LiveNode
 from router.cluster.view import DispatcherView
 from router.dispatch import node_pool
 from router.dispatch.dispatcher import CLOSE_TIMEOUT_S, Dispatcher
-from router.dispatch.liveness.pace import WIDE_NODES
+from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
 from router.http.server import GRACE_S, bind_http, serve_http
 from tests.integration.fake_node import IDLE, FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
@@ -127,7 +127,31 @@ async def test_many_nodes_are_asked_for_fewer_heartbeats(
         await eventually(partial(getattr, last.tick, "called"))
         watching.cancel()
         seen += [client.tick.call_args.kwargs["is_wide"] for client in (first, last)]
+        assert first.tick.call_args.kwargs["is_used"] is (num_nodes < WIDE_NODES)
     assert seen == [False, False, True, True]
+
+
+async def test_one_that_falls_silent_has_all_others_asked_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pool, "TICK_S", 0.0)
+    pool = world.router.pool
+    seen: list[bool] = []
+
+    def tick(*, is_wide: bool, is_used: bool, is_alarm: bool) -> None:
+        seen.append(is_alarm)
+
+    node = Incarnation("d0", 1)
+    monkeypatch.setattr(pool, "_clients", {node: Mock(tick=tick)})
+    pool.on_suspected(node, "cut off in one direction", is_heard=True)
+    watching = asyncio.create_task(pool.watch_silence())
+    await eventually(lambda: len(seen) > 3)
+    assert not any(seen)
+    num_before = len(seen)
+    pool.on_suspected(node, "silent", is_heard=False)
+    await eventually(lambda: len(seen) > num_before + 2 * ALARM_TICKS)
+    watching.cancel()
+    assert sum(seen) == ALARM_TICKS
 
 
 @pytest.mark.parametrize("turns", range(4))

@@ -15,31 +15,27 @@ import httpx
 import pytest
 
 from common.nodes import Role
-from pdserve.checkpoints.demo_model import demo_model_folder
-from router.text.text_model import TextModel
 from tests.support.clocks.waiting import wait_until
 from tests.support.cluster.api import Api
 from tests.support.cluster.cluster import Cluster, ClusterSpec, NodeSpec, running
+from tests.support.models.tiny_model import prompt_tokens
 from tests.support.stores.redis_server import RedisServer
 
-PROSE_PATH = Path(__file__).parents[2] / "LICENSE"
-MODEL = "SmolLM2-135M-Instruct"
 BLOCK_SIZE = 64
 NUM_PROMPT = 600
-FLAGS = (
-    *("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "1"),
-    *("--max-num-batched-tokens", "256", "--max-num-seqs", "4"),
-)
+FLAGS = ("--kv-cache-memory", "16MiB", "--num-threads", "1", "--max-num-batched-tokens", "256")
 FETCHED = "pdserve_prefix_fetched_tokens_total"
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[Cluster]:
+def cluster(
+    cluster_redis: RedisServer, cluster_folder: Path, tiny_model: Path
+) -> Iterator[Cluster]:
     spec = ClusterSpec(
         name="warming",
-        model=demo_model_folder(),
+        model=tiny_model,
         nodes=(
             NodeSpec("mixed-1", Role.MIXED),
             NodeSpec("mixed-2", Role.MIXED, ("--warm-from", "auto")),
@@ -83,8 +79,8 @@ def start(cluster: Cluster, *node_ids: str) -> None:
 
 def complete(cluster: Cluster, prompt: list[int]) -> tuple[list[int], int]:
     """The tokens of an answer, and how many of its prompt were found in a cache."""
-    body = {"model": MODEL, "return_token_ids": True, "prompt": prompt, "max_tokens": 8}
-    with Api(cluster.url, MODEL) as api:
+    body = {"model": "tiny", "return_token_ids": True, "prompt": prompt, "max_tokens": 8}
+    with Api(cluster.url, "tiny") as api:
         whole = {**body, "temperature": 0, "ignore_eos": True}
         reply = api.http.post("/v1/completions", json=whole).raise_for_status().json()
     details: dict[str, Any] = reply["usage"]["prompt_tokens_details"]
@@ -100,14 +96,8 @@ def kill(cluster: Cluster, *node_ids: str) -> None:
     )
 
 
-def prompt_of(first: int) -> list[int]:
-    text_model = TextModel.load(demo_model_folder(), MODEL, 0)
-    prose = text_model.encode(PROSE_PATH.read_text(), add_special_tokens=False, param="prompt")
-    return list(prose)[first:][:NUM_PROMPT]
-
-
 def test_a_new_node_answers_with_what_it_has_not_computed(cluster: Cluster) -> None:
-    prompt = prompt_of(0)
+    prompt = prompt_tokens(NUM_PROMPT, salt=95)
     num_whole = (NUM_PROMPT - 1) // BLOCK_SIZE * BLOCK_SIZE
     kill(cluster, "mixed-2", "other-layout")
     wanted, _ = complete(cluster, prompt)
@@ -123,7 +113,7 @@ def test_a_new_node_answers_with_what_it_has_not_computed(cluster: Cluster) -> N
 
 
 def test_a_source_that_is_killed_meanwhile_costs_nothing_but_its_blocks(cluster: Cluster) -> None:
-    prompt = prompt_of(700)
+    prompt = prompt_tokens(NUM_PROMPT, salt=96)
     kill(cluster, "mixed-2", "other-layout")
     wanted, _ = complete(cluster, prompt)
     start(cluster, "mixed-2")

@@ -185,17 +185,16 @@ def settle(nodes: list[Node], routers: list[Router]) -> None:
 
 
 def check(nodes: list[Node], routers: list[Router], expected: set[int]) -> None:
-    in_pools = set[int]().union(*(node.keys(Tier.POOL) for node in nodes))
-    below = set[int]().union(*(node.keys(Tier.HOST, Tier.DISK) for node in nodes))
+    num_blocks = sum(len(set[int]().union(*(node.keys(tier) for node in nodes))) for tier in Tier)
     for router in routers:
         index = router.index
-        assert len(index) == len(in_pools) + len(below)
+        assert len(index) == num_blocks
         for node in nodes:
             for tier in Tier:
                 assert index.num_held(node.incarnation, tier) == len(node.keys(tier))
             for hashes in CHAINS:
-                in_pool = index.held(hashes, in_pools=True).on(node.incarnation)
-                assert in_pool == node.num_held(hashes, Tier.POOL)
+                to_send = index.held(hashes, to_send=True).on(node.incarnation)
+                assert to_send == node.num_held(hashes, Tier.POOL, Tier.HOST)
                 found = index.held(hashes).on(node.incarnation)
                 least = node.num_held(hashes, *Tier)
                 assert found >= least

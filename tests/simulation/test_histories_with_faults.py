@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from simulator.faults.search import ALL, quiet, wrong_histories
+from simulator.faults.cluster import FaultyCluster
+from simulator.faults.search import ALL, history_of, quiet, wrong_histories
 from tests.simulation.bugs_to_plant import BUGS
 from tests.simulation.planted_bugs import ROOT, histories_until_found
 from tests.support.examples import everyday
@@ -37,6 +38,12 @@ def test_nothing_is_wrong_in_histories_with_faults() -> None:
         seeds = range(FIRST_SEED, FIRST_SEED + NUM_HISTORIES)
         for found in wrong_histories(seeds, ALL):
             assert found is None, f"seed {found.history.seed}: {found.wrong}"
+
+
+def test_nothing_is_wrong_where_nodes_are_asked_as_some_of_many() -> None:
+    with quiet():
+        for seed in range(FIRST_SEED, FIRST_SEED + NUM_HISTORIES):
+            FaultyCluster(history_of(seed, ALL), is_wide=True).run()
 
 
 def test_a_history_is_the_same_in_every_process() -> None:

@@ -109,7 +109,9 @@ class Node:
         )
         self.runner.goes_on = world.goes_on
         self.scheduler = size.make_scheduler(self.runner)
-        self.connector = world.network.join(me, self.runner.kv_bytes, self.inbox.put)
+        self.connector = world.network.join(
+            me, self.runner.kv_bytes, self.inbox.put, self.runner.host_kv
+        )
         self.flow = make_flow(self.scheduler, size)
         self.fail_next_step = False
         self.fail_after_layer: int | None = None
@@ -211,8 +213,7 @@ class Node:
             if attempt is not None:
                 assert set(transfer.pieces.values()) <= set(attempt.sequence.block_table)
             elif token in self.flow.sends:
-                held = self.scheduler.prefix_transfers.held_block_ids
-                assert set(transfer.pieces.values()) <= held
+                assert set(transfer.pieces.values()) <= self.scheduler.prefix_transfers.sent_ids
             else:
                 assert not transfer.pieces, "a transfer reads blocks that nobody holds"
         self.connector.check_pushed()

@@ -9,7 +9,8 @@ from tests.support.models.pressure import load_runner
 def main() -> None:
     """Load the demo model, with its drafting layer, and execute steps of every kind."""
     for activations in ("int8", "float32"):
-        load_runner(demo_model_folder(False), num_drafts=2, activation_dtype=activations)
+        runner = load_runner(demo_model_folder(False), 2, activation_dtype=activations)
+        runner.warm_up()
 
 
 if __name__ == "__main__":

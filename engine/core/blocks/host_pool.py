@@ -1,9 +1,9 @@
 """Blocks of host memory: of preempted sequences, and of prefixes as far as those leave room.
 
 Holds ids only; the runner copies the data. A block is free, *used* (it holds a sequence's KV, or is
-being written) or a *prefix*, which is found by its hash. A prefix that no copy reads gives way to
-whatever else needs the room: first what was copied back, and is in the cache; then what was used
-once, as far as that is more than a tenth of all; then what was not used for longest.
+being written) or a *prefix*, which is found by its hash. A prefix that no copy or transfer reads
+gives way to whatever else needs the room: first what was copied back, and is in the cache; then
+what was used once, as far as that is more than a tenth of all; then what was not used for longest.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class HostPool:
         self._used: set[int] = set()
         self._prefixes = PrefixCache()
         self._evictable: Segments[int] = Segments(int(ONCE_SHARE * num_blocks))
-        """The prefixes that no copy reads."""
+        """The prefixes that nothing reads."""
         self._readers: dict[int, int] = {}
-        """How many copies read each of the others."""
+        """How many copies and transfers read each of the others."""
         self._pinned: set[int] = set()
         self.unsaved: set[int] = set()
         """Prefixes that were used again since a lower tier was offered them."""
@@ -52,12 +52,12 @@ class HostPool:
 
     @property
     def num_read(self) -> int:
-        """Prefixes that copies read, and that therefore do not give way."""
+        """Prefixes that copies and transfers read, and that therefore do not give way."""
         return len(self._readers)
 
     @property
     def num_pinned(self) -> int:
-        """Prefixes that do not give way, though no copy reads them."""
+        """Prefixes that a lower tier is written from, and that do not give way either."""
         return len(self._pinned)
 
     @property
@@ -101,6 +101,10 @@ class HostPool:
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the host block that holds what the hash names, if there is one."""
         return self._prefixes.find(block_hash)
+
+    def holds(self, host_block_id: int) -> bool:
+        """Return whether a host block is a prefix."""
+        return self._prefixes.holds(host_block_id)
 
     def keep_news(self) -> None:
         """Note from now on which prefixes enter and leave; see `PrefixCache.keep_news`."""
@@ -160,16 +164,21 @@ class HostPool:
                 self._evictable.forget(host_block_id)
             self._readers[host_block_id] = num_readers + 1
 
-    def end_reading(self, host_block_ids: Iterable[int], *, is_good: bool = True) -> None:
+    def end_reading(
+        self, host_block_ids: Iterable[int], *, is_good: bool = True, is_in_cache: bool = True
+    ) -> None:
         """Let these prefixes give way again, the first one last; at once if reading has failed.
 
-        They do so before others, since they are in the cache now.
+        They do so before others if they were copied to the cache, and else as what was used last.
         """
         for host_block_id in reversed(list(host_block_ids)):
             self._readers[host_block_id] -= 1
             if self._readers[host_block_id] == 0:
                 del self._readers[host_block_id]
-                self._evictable.use_elsewhere(host_block_id)
+                if is_in_cache:
+                    self._evictable.use_elsewhere(host_block_id)
+                else:
+                    self._evictable.use(host_block_id)
                 if not is_good and host_block_id not in self._pinned:
                     self._evict(host_block_id)
 

@@ -8,24 +8,31 @@ import numpy as np
 
 from common.errors import InternalError
 from engine.core.blocks.cache_copy import CopyUnderWay
-from engine.runner.cache.contract import Cache
+from engine.runner.cache.contract import Cache, HostMemory
 
 
 class HostBlockArrays:
     """Memory for `num_blocks` whole blocks of a cache, all layers. One thread owns both.
 
-    Blocks that no copy uses are read and written elsewhere too, as the host pool says: `bytes` is
-    `[layers, planes, num_blocks, piece_bytes]`.
+    Blocks that no copy uses are read and written elsewhere too, by a disk and by transfers, as the
+    host pool says: `bytes` is `[layers, planes, num_blocks, piece_bytes]`.
 
     `swap_out` and `swap_in` are for a cache in host memory, `begin_swap` for a mirrored one.
     """
 
-    def __init__(self, cache: Cache, size_bytes: int) -> None:
+    def __init__(
+        self, cache: Cache, size_bytes: int, host_memory: HostMemory | None = None
+    ) -> None:
+        """Allocate as many blocks as fit; `host_memory` None: private memory."""
         self.num_blocks = size_bytes // cache.layout.block_bytes
         self._cache = cache
         layers, kinds, _, piece_bytes = cache.host_bytes.shape
         # Pages of blocks that were never used are not touched, so they take no memory.
-        self.bytes = np.zeros((layers, kinds, self.num_blocks, piece_bytes), np.uint8)
+        num_bytes = self.num_blocks * cache.layout.block_bytes
+        memory = host_memory(num_bytes, False) if host_memory and num_bytes else None
+        if memory is None:
+            memory = np.zeros(num_bytes, np.uint8)
+        self.bytes = memory.reshape(layers, kinds, self.num_blocks, piece_bytes)
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy cache blocks to host blocks, pairwise; `InternalError` for bad ids."""

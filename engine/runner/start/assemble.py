@@ -16,6 +16,7 @@ from common.settings.config import EngineConfig, ModelConfig
 from engine.core.runner_contract import ScheduledSequence
 from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles, ModelToLoad, StepShape
 from engine.runner.cache.contract import Cache, HostMemory
+from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import compile_once
 from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
 from engine.runner.flat_batch import BatchLimits
@@ -35,15 +36,17 @@ class NodeShare:
     """What a node's runner may use, and for what.
 
     A sequence has at most `num_drafts` drafts in a step, and a step `max_chunk_tokens` tokens.
-    `host_space` bytes of host memory hold swapped blocks and prefixes, `host_memory` allocates the
-    memory behind `kv_bytes` (None: private memory), and packed weights are below `packed_folder`
-    (None: private memory). `meter` measures the memory of a step (None: the back end's).
+    `host_space` bytes of host memory hold swapped blocks and prefixes, which `host_space_memory`
+    allocates, and `host_memory` the memory behind `kv_bytes` (None: private memory). Packed weights
+    are below `packed_folder` (None: private memory). `meter` measures the memory of a step (None:
+    the back end's).
     """
 
     num_drafts: int
     max_chunk_tokens: int
     host_space: int = 0
     host_memory: HostMemory | None = None
+    host_space_memory: HostMemory | None = None
     packed_folder: Path | None = None
     meter: MemoryMeter | None = None
 
@@ -87,7 +90,8 @@ def assemble_runner(
         limits = replace(limits, max_len=size.max_len(cache), num_blocks=cache.num_blocks)
     loaded.release_buffers()
     memory = _memory_plan(loaded, cache, share.max_chunk_tokens, peak_bytes)
-    return make(loaded, cache, limits, widest, host_space=share.host_space, memory=memory)
+    host_blocks = HostBlockArrays(cache, share.host_space, share.host_space_memory)
+    return make(loaded, cache, limits, widest, host_blocks=host_blocks, memory=memory)
 
 
 def _cache_size(

@@ -64,13 +64,15 @@ def load_model_runner(
     host_space: int = 0,
     max_chunk_tokens: int | None = None,
     host_memory: HostMemory | None = None,
+    host_space_memory: HostMemory | None = None,
     meter: MemoryMeter | None = None,
     packed_folder: Path | None = None,
     on_imported: Callable[[], object] = lambda: None,
 ) -> ModelRunner:
     """Load `model.model`, a Hugging Face folder, and allocate its KV cache.
 
-    `host_space` bytes of host memory hold swapped blocks and prefixes. No step has more than
+    `host_space` bytes of host memory hold swapped blocks and prefixes; `host_space_memory`
+    allocates them (None: private memory). No step has more than
     `max_chunk_tokens` tokens (None: `engine.max_num_batched_tokens`). With the speculative method
     mtp the drafting layer is read too, from its own file or from the checkpoint. `host_memory`
     allocates the memory behind `kv_bytes` (None: private memory). Unless `engine.kv_cache_memory`
@@ -111,6 +113,7 @@ def load_model_runner(
         max_chunk_tokens=max_chunk_tokens or engine.max_num_batched_tokens,
         host_space=host_space,
         host_memory=host_memory,
+        host_space_memory=host_space_memory,
         packed_folder=packed_folder,
         meter=meter,
     )

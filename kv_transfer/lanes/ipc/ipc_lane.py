@@ -27,6 +27,7 @@ from kv_transfer.lanes.ipc.descriptors import NONCE_BYTES, OfferedDescriptor, fe
 from kv_transfer.lanes.lane import Copied, OnPayload, Payload
 from kv_transfer.lanes.pieces import NO_SUMS, Sums, piece_seed
 from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import LayerChunk
@@ -103,7 +104,7 @@ class IpcLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         logger.info("KV to %s goes from card to card", peer)
 
-    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+    def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         blocks = chunk.source_blocks
         sums = self._card.begin_sums(chunk.layer, blocks).wait() if is_summed else None
         return _payload(chunk, sums)

@@ -32,6 +32,7 @@ from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.lanes.rdma.peer_writer import Engine, PeerWriter
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.lanes.rdma.slabs import MAX_SLABS, PlacedPool, SlabbedPool, ranges_of, slabbed
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
@@ -143,11 +144,11 @@ class RdmaLane:
             )
             self._writers[peer] = writer, target
 
-    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+    def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         if not is_summed:
             return Payload()
         layer, blocks = chunk.layer, chunk.source_blocks
-        return Payload(sums=self._rows.sums(pool, layer, blocks, chunk.ordinals))
+        return Payload(sums=self._rows.sums(memory.pool, layer, blocks, chunk.ordinals))
 
     def write(self, peer: Peer, chunk: LayerChunk, target_blocks: Blocks) -> None:
         writer, target = self._writers[peer]

@@ -17,6 +17,7 @@ pool.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -24,6 +25,7 @@ import os
 import secrets
 import stat
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,9 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool
 from kv_transfer.lanes.shm.huge_pages import FileMapping
 
+_UNPACKING_ERRORS = (
+    ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException,
+)  # fmt: skip
 _HEADER = struct.Struct("<16sI16sQ")
 _MAGIC = b"pdserve KV pool\0"
 _VERSION = 1
@@ -42,6 +47,7 @@ _FILE_NAME = "pdserve-kv"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_POPULATE_WRITE = 23
 _LARGEST_INT = (1 << 63) - 1
+_MOST_OFFERS = 2
 
 
 class NotShared(Exception):
@@ -121,6 +127,22 @@ class _Offer:
     num_blocks: int
 
 
+def pack_offers(offers: Sequence[bytes]) -> bytes:
+    """Return the offers of a pool and of other memory as one: alone a pool's is as it was."""
+    packed: bytes = offers[0] if len(offers) == 1 else msgpack.packb(offers)
+    return packed
+
+
+def unpacked_offers(offer: bytes) -> list[bytes]:
+    """Return the offers that `pack_offers` made one of; any other bytes are those of one pool."""
+    with contextlib.suppress(*_UNPACKING_ERRORS):
+        match msgpack.unpackb(offer):
+            case [bytes(), *_] as offers if len(offers) <= _MOST_OFFERS:
+                if all(type(one) is bytes for one in offers):
+                    return offers
+    return [offer]
+
+
 def map_pool(offer: bytes, layout: KVLayout) -> Pool:
     """Return the offered pool, read-only.
 
@@ -151,7 +173,7 @@ def map_pool(offer: bytes, layout: KVLayout) -> Pool:
 def _unpack(offer: bytes) -> _Offer:
     try:
         fields = msgpack.unpackb(offer)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException):
+    except _UNPACKING_ERRORS:
         raise NotShared("the offer is not msgpack") from None
     if type(fields) is not list or len(fields) != 6 or fields[0] != _VERSION:
         raise NotShared(f"the offer is not one of version {_VERSION}")

@@ -1,6 +1,7 @@
 """The lane between nodes of one host: DATA frames name blocks, the receiver copies them.
 
-The sender's pool is shared memory that receivers map read-only. The receiver stays the only writer
+The sender's pool is shared memory that receivers map read-only, and so is the other memory that it
+sends from, where it has some (`SourceMemory`). The receiver stays the only writer
 of its own pool, so a sender that is late or stops changes no block there: a frame of an old
 generation is dropped before memory is touched, as on every lane.
 
@@ -23,8 +24,16 @@ from kv_transfer.lanes.lane import Payload
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import NO_SUMS, Sums
 from kv_transfer.lanes.pool_memory import Pool
-from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
+from kv_transfer.lanes.shm.shared_pool import (
+    NotShared,
+    SharedPool,
+    map_pool,
+    pack_offers,
+    unpacked_offers,
+)
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import Write
+from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.transport import Parts
@@ -37,24 +46,22 @@ class ShmLane:
 
     name = "shm"
 
-    def __init__(self, layout: KVLayout, shared: SharedPool | None = None) -> None:
+    def __init__(
+        self, layout: KVLayout, shared: SharedPool | None = None, host: SharedPool | None = None
+    ) -> None:
         """Make the lane.
 
-        `shared` holds the connector's own pool; None: this end only receives. Raises `ValueError`
-        when it holds another pool.
+        `shared` holds the connector's own pool, and `host` what is sent beside it; without a pool
+        this end only receives. Raises `ValueError` when one of them does not hold whole blocks.
         """
         self._rows = PieceRows()
         self._layout = layout
-        self._shared = shared
+        self._shared = [one for one in (shared, host) if one is not None]
         self._offer: bytes | None = None
         if shared is not None:
-            num_blocks, rest = divmod(shared.memory.size, layout.block_bytes)
-            if num_blocks == 0 or rest:
-                raise ValueError(
-                    f"a pool of {shared.memory.size} bytes: wanted blocks of {layout.block_bytes}"
-                )
-            self._offer = shared.offer(num_blocks)
-        self._source_of: dict[bytes, Pool] = {}
+            offers = [one.offer(_num_blocks(one, layout)) for one in self._shared]
+            self._offer = pack_offers(offers)
+        self._source_of: dict[bytes, SourceMemory] = {}
 
     # The sender's end.
 
@@ -64,10 +71,12 @@ class ShmLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         logger.info("KV to %s goes through shared memory", peer)
 
-    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
-        layer, blocks = chunk.layer, chunk.source_blocks
-        sums = self._rows.sums(pool, layer, blocks, chunk.ordinals) if is_summed else NO_SUMS
-        return Payload(source_blocks=tuple(blocks.tolist()), sums=sums)
+    def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+        sums = NO_SUMS
+        if is_summed:
+            pool, placed = memory.place(chunk)
+            sums = self._rows.sums(pool, chunk.layer, placed.source_blocks, chunk.ordinals)
+        return Payload(source_blocks=tuple(chunk.source_blocks.tolist()), sums=sums)
 
     def forget(self, peer: Peer) -> None:
         pass
@@ -76,18 +85,21 @@ class ShmLane:
 
     def open(self, session: bytes, offer: bytes) -> bytes | None:
         try:
-            self._source_of[session] = map_pool(offer, self._layout)
+            pools = [map_pool(one, self._layout) for one in unpacked_offers(offer)]
         except NotShared as error:
             logger.info("shared memory was offered and cannot be used: %s", error)
             return None
+        self._source_of[session] = SourceMemory(*pools)
         return b""
 
     def copy(self, write: Write, parts: Parts, pool: Pool) -> Sums:
         self._check_sources(write)
-        return self._rows.copy_blocks(write, self._source_of[write.session], pool)
+        blocks = as_blocks(write.data.source_blocks)
+        source, placed = self._source_of[write.session].place_blocks(blocks)
+        return self._rows.copy_blocks(write, source, placed, pool)
 
     def _check_sources(self, write: Write) -> None:
-        """Raise `PeerProtocolError` for blocks outside the sender's pool, or without such a pool.
+        """Raise `PeerProtocolError` for blocks that the sender does not share, or of two memories.
 
         A function of its own: a traceback keeps its frames' variables alive, and the mapped memory
         must be released in time.
@@ -95,9 +107,19 @@ class ShmLane:
         if write.session not in self._source_of:
             raise PeerProtocolError("DATA without shared memory: wanted the sender's pool")
         num_blocks = self._source_of[write.session].num_blocks
-        last = max(write.data.source_blocks)
+        num_pool_blocks = self._source_of[write.session].num_pool_blocks
+        first, last = min(write.data.source_blocks), max(write.data.source_blocks)
         if last >= num_blocks:
-            raise PeerProtocolError(f"source block {last}: the sender's pool has {num_blocks}")
+            num_beside = num_blocks - num_pool_blocks
+            beside = f", and {num_beside} beside it" if num_beside else ""
+            raise PeerProtocolError(
+                f"source block {last}: the sender's pool has {num_pool_blocks}{beside}"
+            )
+        if first < num_pool_blocks <= last:
+            raise PeerProtocolError(
+                f"source blocks {first} and {last}: wanted those of one memory, the sender's pool "
+                f"has {num_pool_blocks}"
+            )
 
     def drop(self, session: bytes) -> None:
         # The memory is unmapped with the last view of it.
@@ -105,3 +127,12 @@ class ShmLane:
 
     def close(self) -> None:
         self._source_of.clear()
+
+
+def _num_blocks(shared: SharedPool, layout: KVLayout) -> int:
+    num_blocks, rest = divmod(shared.memory.size, layout.block_bytes)
+    if num_blocks == 0 or rest:
+        raise ValueError(
+            f"a pool of {shared.memory.size} bytes: wanted blocks of {layout.block_bytes}"
+        )
+    return num_blocks

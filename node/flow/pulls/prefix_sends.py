@@ -1,8 +1,9 @@
 """Cached blocks that other nodes pull out of this node's prefix cache. Pure.
 
 Blocks are asked for by their whole hashes, which cover all tokens before them, the salt and the
-layout: what is found under a hash is what was asked for. All of them are sent, or none. They are
-kept until the transfer has ended. Where one of them is not cached any more the transfer is aborted
+layout: what is found under a hash is what was asked for. All of them are sent, or none: out of the
+pool, and out of host memory those that the pool has evicted, without a copy of them here. They are
+kept until the transfer has ended. Where one of them is in neither any more the transfer is aborted
 at once, so that the other node does not wait for it. Where no transfer can say so, because the node
 is not reached or its ticket does not fit, a router does.
 """
@@ -40,8 +41,8 @@ MOST_SENDS = 64
 class _Send:
     router: Incarnation
     ticket: Ticket
-    block_ids: tuple[int, ...]
-    """Empty: the transfer is aborted."""
+    source_ids: tuple[int, ...]
+    """Blocks by the numbers of `PrefixTransfers.pin`. Empty: the transfer is aborted."""
     commit: Commit
     is_copied: bool
     """What is sent can be read; before, its copy uses the blocks."""
@@ -51,7 +52,7 @@ class _Send:
 class PrefixSends:
     """What other nodes pull from this one, by lease token.
 
-    With `copies`, cached blocks are copied to where transfers read them before they are pushed.
+    With `copies`, blocks of the pool are copied to where transfers read them before any is pushed.
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class PrefixSends:
         opened = OpenTransfer(ticket, ticket.lease_s)
         # Nothing is drawn: the other node reads no token from it.
         commit = Commit(num_tokens=num_kept + count * self._block_size, first_token_id=0)
-        block_ids = self._pin(message.block_hashes)
+        source_ids = self._pin(message.block_hashes)
+        block_ids, _ = self._transfers.split(source_ids)
         is_copied = self._copies is None or not block_ids
-        self._sends[token] = _Send(message.router, ticket, block_ids, commit, is_copied)
-        if not block_ids:
+        self._sends[token] = _Send(message.router, ticket, source_ids, commit, is_copied)
+        if not source_ids:
             return [opened, AbortTransfer(token)]
-        push = PushBlocks(token, None, tuple(range(count)), block_ids)
-        if self._copies is None:
+        push = PushBlocks(token, None, tuple(range(count)), source_ids)
+        if self._copies is None or not block_ids:
             return [opened, push, CommitTransfer(token, commit)]
         copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
         return [opened, self._copies.begin(copy, partial(self._on_copied, token), push)]
@@ -105,6 +107,8 @@ class PrefixSends:
         """
         token, send = event.lease_token, self._sends[event.lease_token]
         send.has_ended = True
+        if event.error is None:
+            self._transfers.count_sent(send.source_ids)
         self._release(token, send)
         # An abort is told by the transfer itself: the other node knows why nothing comes.
         if event.error is None or isinstance(event.error, TransferAborted):
@@ -127,5 +131,5 @@ class PrefixSends:
     def _release(self, token: int, send: _Send) -> None:
         if send.is_copied and send.has_ended:
             del self._sends[token]
-            if send.block_ids:
-                self._transfers.unpin(send.block_ids)
+            if send.source_ids:
+                self._transfers.unpin(send.source_ids)

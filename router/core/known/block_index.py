@@ -1,12 +1,13 @@
 """Which nodes hold the KV of which blocks: as they report it, and as this router expects it. Pure.
 
-Nodes report the blocks that enter and leave their tiers: the pool, and host memory below it.
+Nodes report the blocks that enter and leave their tiers: the pool, host memory below it, and files.
 Between a placement and the report that follows it, and of nodes that report nothing, the router
 expects that a node holds the prompts that it was sent. All of it is a hint: a wrong one costs a
 miss in a cache, never an answer.
 
 A block counts as held in whatever tier it is: to copy it back takes a small part of the time to
-compute it, and which of two nodes has less to do matters more.
+compute it, and which of two nodes has less to do matters more. Other nodes pull it from the pool
+and from host memory, and not from files.
 
 The holders of a block are bits of one integer. A hash covers all tokens before it, and a cache
 evicts a prefix after its continuations, so a node that holds a block holds those before it: along a
@@ -16,7 +17,7 @@ prompt the holders only become fewer, and a binary search finds where.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -25,8 +26,7 @@ from common.kv.blocks import BlockHash, BlockKey, block_key
 from common.kv.tiers import Tier
 
 MAX_BLOCKS = 10_000_000
-"""Blocks in the index, each once for the pools and once for what is below them, whatever the number
-of its holders."""
+"""Blocks in the index, once for each tier that they are in, whatever the number of holders."""
 MAX_EXPECTED = 65_536
 MAX_RUNS = 8
 """How many different depths one look-up tells apart, the deepest ones."""
@@ -79,10 +79,8 @@ class BlockIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS, max_expected: int = MAX_EXPECTED) -> None:
         self._max_blocks = max_blocks
         self._max_expected = max_expected
-        self._holders: dict[BlockKey, int] = {}
-        """Who has which blocks in its pool."""
-        self._below: dict[BlockKey, int] = {}
-        """The same of all other tiers together."""
+        self._holders: dict[Tier, dict[BlockKey, int]] = {tier: {} for tier in Tier}
+        """Who has which blocks in each tier."""
         self._expected: OrderedDict[BlockKey, int] = OrderedDict()
         self._slots: dict[Incarnation, int] = {}
         self._held: dict[int, dict[Tier, set[BlockKey]]] = {}
@@ -100,8 +98,8 @@ class BlockIndex:
         """The last look-up, for as long as nothing changes: a choice makes several alike."""
 
     def __len__(self) -> int:
-        """Return how many blocks are known of reports, in pools and below them."""
-        return len(self._holders) + len(self._below)
+        """Return how many blocks are known of reports, in all tiers."""
+        return sum(map(len, self._holders.values()))
 
     def num_held(self, node: Incarnation, tier: Tier = Tier.POOL) -> int:
         """Return how many blocks the node has reported of a tier."""
@@ -122,8 +120,8 @@ class BlockIndex:
         if not added and not removed:
             return 0
         slot, self._last = self._slot(node), None
-        bit, held, keys = self._bits[slot], self._held[slot], self._held[slot][tier]
-        index, is_pool = self._index(tier), tier is Tier.POOL
+        bit, keys = self._bits[slot], self._held[slot][tier]
+        index, is_pool = self._holders[tier], tier is Tier.POOL
         most = self._max_blocks - len(self) + len(index)
         num_dropped = 0
         for key in added:
@@ -138,8 +136,7 @@ class BlockIndex:
         for key in removed:
             if key in keys:
                 keys.discard(key)
-                if is_pool or not _is_below(key, held):
-                    self._drop(index, key, bit)
+                self._drop(index, key, bit)
             if is_pool:  # what is expected enters the pool
                 self._confirm(key, bit)
         return num_dropped
@@ -167,19 +164,19 @@ class BlockIndex:
 
     # Look-ups.
 
-    def held(self, hashes: Sequence[BlockHash], *, in_pools: bool = False) -> HeldBlocks:
-        """Return how many leading blocks of a prompt each node holds; with `in_pools`, of those
-        that it has reported to be in its pool, from where it can send them."""
-        reported = self._holders.get
-        below = (_NOTHING if in_pools else self._below).get
-        expected = (_NOTHING if in_pools else self._expected).get
+    def held(self, hashes: Sequence[BlockHash], *, to_send: bool = False) -> HeldBlocks:
+        """Return how many leading blocks of a prompt each node holds; with `to_send`, of those
+        that it has reported to be where it can send them from."""
+        pool, host = self._holders[Tier.POOL].get, self._holders[Tier.HOST].get
+        disk = (_NOTHING if to_send else self._holders[Tier.DISK]).get
+        expected = (_NOTHING if to_send else self._expected).get
         runs: list[tuple[int, int]] = []
         if not hashes:
             return HeldBlocks(runs, self._slots, self._node_of)
-        if self._last is not None and self._last[0] is hashes and not in_pools:
+        if self._last is not None and self._last[0] is hashes and not to_send:
             return self._last[1]
         key = block_key(hashes[0])
-        left = (reported(key, 0) | below(key, 0) | expected(key, 0)) & ~self._gone
+        left = (pool(key, 0) | host(key, 0) | disk(key, 0) | expected(key, 0)) & ~self._gone
         end = len(hashes)
         while left and len(runs) < MAX_RUNS:
             # The most leading blocks that any of those `left` holds: the deeper it goes, the fewer
@@ -188,7 +185,7 @@ class BlockIndex:
             while low < end:
                 middle = (low + end + 1) // 2
                 key = block_key(hashes[middle - 1])
-                found = (reported(key, 0) | below(key, 0) | expected(key, 0)) & left
+                found = (pool(key, 0) | host(key, 0) | disk(key, 0) | expected(key, 0)) & left
                 if found:
                     low, new = middle, found
                 else:
@@ -197,7 +194,7 @@ class BlockIndex:
             runs.append((end, new))
             end -= 1
         held = HeldBlocks(runs, self._slots, self._node_of)
-        if not in_pools:
+        if not to_send:
             self._last = hashes, held
         return held
 
@@ -215,9 +212,6 @@ class BlockIndex:
             self._slots[node], self._held[slot] = slot, {tier: set() for tier in Tier}
             self._node_of[slot] = node
         return slot
-
-    def _index(self, tier: Tier) -> dict[BlockKey, int]:
-        return self._holders if tier is Tier.POOL else self._below
 
     def _confirm(self, key: BlockKey, bits: int) -> None:
         """Expect a block no more of the node that has reported it, or of nodes that have left."""
@@ -257,17 +251,9 @@ class BlockIndex:
             slot, held = next(iter(self._leaving.items()))
             bit = self._bits[slot]
             for tier, keys in held.items():
-                index = self._index(tier)
                 while keys and num_left:
-                    key = keys.pop()
-                    if tier is Tier.POOL or not _is_below(key, held):
-                        self._drop(index, key, bit)
+                    self._drop(self._holders[tier], keys.pop(), bit)
                     num_left -= 1
             if not any(held.values()):
                 del self._leaving[slot]
                 self._emptied.append(slot)
-
-
-def _is_below(key: BlockKey, held: Mapping[Tier, set[BlockKey]]) -> bool:
-    """Return whether a node has a block in a tier below its pool."""
-    return any(key in keys for tier, keys in held.items() if tier is not Tier.POOL)

@@ -6,6 +6,11 @@ nodes that stay with all of the load that is left to them. The same has to be fo
 after the last change `COOL_DOWN_S` pass, and `RETURN_S` until a node goes the other way. Each role
 keeps one node; a role that has lost its last one gets one as soon as the other has two.
 
+A change costs: the prefixes that the node holds are of no use in its other role, and the role that
+gave it away lacks it. One that is taken back before `PAYS_BACK_S` has not paid for that. So the
+next one that takes a change back has to be found for twice as long, up to `MOST_HOLD_S`, which
+bursts are too short for; a load that has turned for good is followed a little later.
+
 Mixed nodes serve on as they are: their load is theirs, and a cluster of them alone has no moves.
 """
 
@@ -22,8 +27,10 @@ from router.core.scaling.measure import counts
 
 BETTER = 0.85
 HOLD_S = 2.5
+MOST_HOLD_S = 20.0
 COOL_DOWN_S = 4.0
 RETURN_S = 30.0
+PAYS_BACK_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,19 @@ class Moves:
         self._short_since_s = 0.0
         self._moved_at_s: float | None = None
         self._moved_to: Role | None = None
+        self._return_hold_s = HOLD_S
+        """For how long the same has to be found before the last change is taken back."""
 
     def begin(self, now_s: float) -> None:
         """Forget what was found: this router decides from now on, and waits as after a move."""
         self._short, self._moved_at_s, self._moved_to = None, now_s, None
+        self._return_hold_s = HOLD_S
 
     def on_moved(self, role: Role, now_s: float) -> None:
         """Take that a node got this role."""
+        if self._is_back(role) and self._moved_at_s is not None:
+            has_paid = now_s - self._moved_at_s >= PAYS_BACK_S
+            self._return_hold_s = HOLD_S if has_paid else min(MOST_HOLD_S, 2 * self._return_hold_s)
         self._short, self._moved_at_s, self._moved_to = None, now_s, role
 
     def choose(
@@ -92,12 +105,16 @@ class Moves:
         return NextMove(None, why)
 
     def _wait_s(self, role: Role, now_s: float) -> float:
-        wait_s = self._short_since_s + HOLD_S - now_s
+        is_back = self._is_back(role)
+        hold_s, pause_s = (self._return_hold_s, RETURN_S) if is_back else (HOLD_S, COOL_DOWN_S)
+        wait_s = self._short_since_s + hold_s - now_s
         if self._moved_at_s is None:
             return wait_s
-        is_back = self._moved_to is not None and role is not self._moved_to
-        pause_s = RETURN_S if is_back else COOL_DOWN_S
         return max(wait_s, self._moved_at_s + pause_s - now_s)
+
+    def _is_back(self, role: Role) -> bool:
+        """Return whether a node that gets this role takes the last change back."""
+        return self._moved_to is not None and role is not self._moved_to
 
 
 def _why_not(short: RoleDemand, giving: RoleDemand, *, has_mixed: bool) -> str:

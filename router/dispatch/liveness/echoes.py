@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from router.dispatch.liveness.pace import USUAL, Pace
 
+MOST_MISSING = 8
+"""Numbers that are remembered until they are repeated: the first ones decide."""
+
 
 class Echoes:
-    """The numbers sent on one stream, which are its ticks, and the latest one that came back.
+    """The numbers sent on one stream, which are its ticks, and those that did not come back.
 
     Ticks are those of `Silence`: time in which this process did not run hardly counts. Time in
     which the node says nothing does not count either (`forgive`): `Silence` judges that.
@@ -23,35 +26,44 @@ class Echoes:
     def __init__(self, phase: int = 0) -> None:
         """Count from `phase`: those of many nodes should send in different ticks."""
         self.pace: Pace = USUAL
-        self._now = self._asked = self._answered = phase
-        self._can_repeat = False
+        self._now = self.latest = phase
+        self._missing: list[int] = []
+        self.can_repeat = False
 
     def restart(self) -> None:
         """Begin with a new stream: nothing was sent on it."""
         self.forgive()
-        self._can_repeat = False
+        self.can_repeat = False
 
     def forgive(self) -> None:
         """Wait for no number that was sent so far: the node was silent meanwhile."""
-        self._answered = self._asked
+        self._missing.clear()
 
     def tick(self) -> int:
         """Count a tick; return the number to send now, or 0."""
         self._now += 1
-        if self._now % self.pace.echo_every:
-            return 0
-        self._asked = self._now
-        return self._asked
+        return 0 if self._now % self.pace.echo_every else self.ask()
+
+    def ask(self) -> int:
+        """Return a number to send now, whatever the pace."""
+        if self.latest != self._now:
+            self.latest = self._now
+            if len(self._missing) < MOST_MISSING:
+                self._missing.append(self._now)
+        return self._now
+
+    def is_next(self, pace: Pace) -> bool:
+        """Return whether the next tick brings a number at this pace."""
+        return (self._now + 1) % pace.echo_every == 0
 
     def heard(self, number: int) -> None:
         """Take the number of a message of the node; 0: it repeats none."""
         if number:
-            self._can_repeat = True
-            self._answered = max(self._answered, min(number, self._asked))
+            self.can_repeat = True
+            self._missing = [one for one in self._missing if one > number]
 
     @property
     def is_reached(self) -> bool:
         """Whether the node repeats numbers in time, as far as is known."""
-        is_waiting = self._can_repeat and self._answered < self._asked
-        first_missing = self._answered + self.pace.echo_every
-        return not is_waiting or self._now - first_missing < self.pace.unreached
+        is_waiting = self.can_repeat and self._missing
+        return not is_waiting or self._now - self._missing[0] < self.pace.unreached

@@ -1,7 +1,8 @@
-"""How often a router and a node tell each other that they live, by the number of nodes.
+"""How often a router and a node tell each other that they live.
 
-A message costs a router up to 0.1 ms of CPU time, so with many nodes there are fewer. With both
-paces, a loss in either direction is noticed within 2 s, and a message may come a second late.
+A message costs a router up to 0.2 ms of CPU time, so with many nodes there are fewer, and fewest
+with those on which the router has no request. A loss in either direction, on a node with requests,
+is noticed within 2 s.
 """
 
 from __future__ import annotations
@@ -27,5 +28,18 @@ class Pace(NamedTuple):
 USUAL = Pace(echo_every=2, beat_ms=0, late=2, suspicion=5, unreached=5)
 WIDE = Pace(echo_every=3, beat_ms=900, late=4, suspicion=8, unreached=5)
 """A node that is told how long it may be silent repeats each number at once."""
+IDLE = Pace(echo_every=18, beat_ms=7000, late=4, suspicion=8, unreached=5)
+"""Of many nodes, one on which the router has no request. It may say nothing until it is asked, so a
+silence is counted from a number on. By itself it speaks when a number is 2.5 s late: when it is
+suspected already. A router that says nothing for 5 s is pinged by the node."""
 WIDE_NODES = 64
-"""So many nodes and more are heard at the pace `WIDE`."""
+"""So many nodes and more are heard at the paces `WIDE` and `IDLE`."""
+IDLE_TICKS = 8
+"""The time without a request after which a node is idle."""
+PINGED_TICKS = 160
+"""The time without a request after which a node of many is not pinged any more: to connect again
+costs as much as the pings of about so long."""
+ALARM_TICKS = 8
+"""The time for which all nodes are asked at the pace `WIDE` after one fell silent."""
+PHASES = IDLE.echo_every
+"""Those of many nodes should send in different ticks, at either pace."""

@@ -33,22 +33,24 @@ PING_OPTIONS = (
 
 
 class Pings:
-    """A connection to one node that carries pings and no calls."""
+    """A connection to one node that carries pings and no calls, from the first question on."""
 
     def __init__(self, address: str, options: Options, keys: Keys | None) -> None:
         """Connect with these options, which must let no two channels share a connection."""
         self._address = address
         self._options = (*options, *PING_OPTIONS)
         self._keys = keys
-        self._open_channel()
+        self._channel: grpc.aio.Channel | None = None
 
-    def _open_channel(self) -> None:
+    def _open_channel(self) -> grpc.aio.Channel:
         self._tls = self._keys.tls if self._keys else None
         self._channel = open_channel(self._address, self._options, self._keys)
+        return self._channel
 
     def are_answered(self) -> bool:
         """Return whether the process answered a ping in the last second; connect if need be."""
-        state = self._channel.get_state(try_to_connect=True)
+        channel = self._channel or self._open_channel()
+        state = channel.get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return True
         if self._keys is not None and self._keys.tls is not self._tls:
@@ -56,6 +58,11 @@ class Pings:
             self._open_channel()
         return False
 
+    def rest(self) -> None:
+        """Send no pings until the next question: the channel is closed as it is collected."""
+        self._channel = None
+
     async def close(self) -> None:
         """Close the connection."""
-        await self._channel.close(None)
+        if self._channel is not None:
+            await self._channel.close(None)

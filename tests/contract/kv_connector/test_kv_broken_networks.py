@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import socket
 import threading
 
 import numpy as np
@@ -14,9 +15,11 @@ import zmq
 from common.errors import ConfigError
 from common.ids import Incarnation
 from kv_transfer.contract import Landed, Ticket, TransferEnded
+from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.shared.limits import DEFAULT_PEER_TIMEOUT_S, Limits
 from kv_transfer.zmq.connector import ZmqConnector
 from tests.contract.kv_connector.proxy import Meddle, Proxy
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.kv.kinds import LoopbackKind
 from tests.support.kv.kv_cluster import (
     LAYOUT,
@@ -123,6 +126,7 @@ def test_a_dead_receiver_is_noticed_before_the_deadline(zmq_cluster: Cluster) ->
     ticket = dataclasses.replace(zmq_cluster.ticket(decode, range(12)), kv_endpoint=proxy.endpoint)
     decode.connector.expect(ticket, sender_deadline_s=20)
     prefill.connector.open(ticket, deadline_s=10_000)
+    wait_until(lambda: proxy.num_connections)
     proxy.close()
     prefill.push_all(ticket, SOURCES)
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
@@ -168,6 +172,24 @@ def test_a_dead_kv_port_stalls_one_transfer_and_is_used_again_when_it_answers(
         send(prefill, decode, ticket(), SOURCES)
         assert isinstance(decode.wait_event(), Landed)
     assert np.array_equal(decode.pool[:, :, :12], prefill.pool[:, :, :12])
+
+
+@pytest.mark.covers("F30")
+@pytest.mark.parametrize("kind", ["zmq", "zmq-4", "shm"])
+def test_a_kv_port_where_nobody_listens_fails_its_transfers_at_once(kind: str) -> None:
+    with contextlib.closing(cluster_of(kind)) as cluster, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        prefill, decode = cluster.node("p", clock=ManualClock()), cluster.node("d")
+        endpoint = f"tcp://127.0.0.1:{bound.getsockname()[1]}"
+        for _ in range(3):
+            ticket = dataclasses.replace(cluster.ticket(decode, [1]), kv_endpoint=endpoint)
+            prefill.connector.open(ticket, deadline_s=10_000)
+            error = error_of(prefill.wait_event())  # no time has passed
+            assert isinstance(error, PeerUnreachable)
+        assert prefill.connector.statistics().unreachable == (decode.incarnation,)
+        prefill.assert_books_are_empty()
+        send(prefill, decode, cluster.ticket(decode, range(12)), SOURCES)
+        assert isinstance(decode.wait_event(), Landed)
 
 
 @pytest.mark.covers("F81")

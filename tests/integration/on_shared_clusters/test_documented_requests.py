@@ -5,10 +5,11 @@ Only the address and the name of the model are others.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,16 +85,35 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def said(command: list[str], code: str, cluster: Cluster) -> str:
-    """Run `code` for this cluster, and return what it prints."""
+def for_cluster(code: str, cluster: Cluster) -> str:
     assert ADDRESS in code
     assert MODEL in code
-    code = code.replace(ADDRESS, cluster.url).replace(MODEL, "tiny")
+    return code.replace(ADDRESS, cluster.url).replace(MODEL, "tiny")
+
+
+def said_by_command(code: str, cluster: Cluster) -> str:
+    """Run a shell's commands for this cluster, and return what they print."""
     done = subprocess.run(
-        [*command, code], capture_output=True, text=True, timeout=100, check=False
+        ["bash", "-euc", for_cluster(code, cluster)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def said_by_snippet(code: str, cluster: Cluster) -> str:
+    """Run a snippet for this cluster as a program, and return what it prints.
+
+    In this process, which then imports the client once for all of them.
+    """
+    printed = io.StringIO()
+    program = compile(for_cluster(code, cluster), "snippet", "exec", dont_inherit=True)
+    with contextlib.redirect_stdout(printed):
+        exec(program, {"__name__": "__main__"})
+    return printed.getvalue()
 
 
 def test_every_request_is_checked() -> None:
@@ -104,7 +124,7 @@ def test_every_request_is_checked() -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_command(name: str, tiny_cluster: Cluster) -> None:
-    printed = said(["bash", "-euc"], SECTIONS[name]["sh"], tiny_cluster)
+    printed = said_by_command(SECTIONS[name]["sh"], tiny_cluster)
     if name == "A stream":
         events = re.findall(r"^data: (\{.*)$", printed, re.M)
         assert printed.rstrip().endswith("data: [DONE]")
@@ -116,7 +136,7 @@ def test_the_command(name: str, tiny_cluster: Cluster) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_snippet(name: str, tiny_cluster: Cluster) -> None:
     code = SECTIONS[""]["python"] + SECTIONS[name]["python"]
-    printed = said([sys.executable, "-c"], code, tiny_cluster)
+    printed = said_by_snippet(code, tiny_cluster)
     if name == "A stream":
         CHECKS[name]([json.loads(line) for line in printed.splitlines()])
     else:
@@ -128,8 +148,8 @@ def test_the_snippet_and_the_command_of_the_first_page(tiny_cluster: Cluster) ->
     (snippet,) = [code for kind, code in blocks if kind == "python"]
     (command,) = [code for kind, code in blocks if kind == "sh" and "/v1/chat" in code]
     short = (snippet.replace("model=", "max_tokens=20, model="), '"stream": true, "max_tokens": 20')
-    assert said([sys.executable, "-c"], short[0], tiny_cluster).strip()
-    printed = said(["bash", "-euc"], command.replace('"stream": true', short[1]), tiny_cluster)
+    assert said_by_snippet(short[0], tiny_cluster).strip()
+    printed = said_by_command(command.replace('"stream": true', short[1]), tiny_cluster)
     assert printed.rstrip().endswith("data: [DONE]")
 
 

@@ -4,6 +4,7 @@ api           an HTTP client that knows the API's answers
 books         what nodes and the store hold, and the check that it is nothing
 cluster       processes that form one cluster
 compilations  a process that prints which kernels it compiled
+forked_serve  one `pdserve serve` process, forked from one that has imported what roles need
 memory        what a process takes of the machine's memory
 processes     one `pdserve serve` process
 serving_up    `pdserve up` in a process of its own

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pdserve.local_cluster.child_process import described_exit, ending_with_parent
 from tests.support.clocks.waiting import wait_until
+from tests.support.cluster.forked_serve import ForkedServe
 
 SOURCES = Path(__file__).resolve().parents[3]
 """This checkout."""
@@ -29,8 +30,8 @@ class ServeProcess:
         self.name = name
         self._arguments = arguments
         self._log_path = log_path
-        self._environ = {**role_environment(), **environ}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._own_environ = environ
+        self._process: subprocess.Popen[bytes] | ForkedServe | None = None
 
     @property
     def is_running(self) -> bool:
@@ -49,10 +50,16 @@ class ServeProcess:
         replace equal ones.
         """
         assert not self.is_running, f"{self.name} runs already"
+        environ = {**role_environment(), **self._own_environ}
+        # A start of its own reads its sources, and what Python's variables name.
+        if sources == SOURCES and self._own_environ.keys() <= {"SLOW_WHILE"}:
+            arguments = [*self._arguments, *flags]
+            self._process = ForkedServe(arguments, self._log_path, environ, sources)
+            return
         program = ["-m", "pdserve", "serve"]
-        if file := self._environ.get("SLOW_WHILE"):
+        if file := environ.get("SLOW_WHILE"):
             program = [str(SLOW_SERVE), file]
-        path = os.pathsep.join(filter(None, (str(sources), self._environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(sources), environ.get("PYTHONPATH"))))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 ending_with_parent([sys.executable, *program, *self._arguments, *flags]),
@@ -60,7 +67,7 @@ class ServeProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=sources,
-                env={**self._environ, "PYTHONPATH": path},
+                env={**environ, "PYTHONPATH": path},
                 start_new_session=True,
             )
 

@@ -6,7 +6,6 @@ An attacker keeps its own interpreter busy, so what it measured itself would be 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any
 
 from tests.support.clocks.stall_free_clock import StallFreeClock
 from tests.support.cluster.api import Api, Fields
+from tests.support.cluster.forked_serve import FORKS
 from tests.support.models.tiny_model import prompt_tokens
 
 TICK_S = 0.02
@@ -103,10 +103,9 @@ def watching(
 
     Yields what returns the long waits and faults since its last call.
     """
-    context = multiprocessing.get_context("spawn")
-    told: Queue[Wait] = context.Queue()
-    stop, has_begun = context.Event(), context.Event()
-    process = context.Process(
+    told: Queue[Wait] = FORKS.Queue()
+    stop, has_begun = FORKS.Event(), FORKS.Event()
+    process = FORKS.Process(
         target=_watch, args=(url, list(pids), headers or {}, told, stop, has_begun), daemon=True
     )
     process.start()

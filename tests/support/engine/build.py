@@ -144,6 +144,7 @@ def check_idle(scheduler: Scheduler) -> None:
     assert not scheduler.prefix_transfers, "a prefix is on its way"
     assert scheduler.pool.counts().available == scheduler.pool.num_blocks
     assert scheduler.host_pool.num_used == 0
+    assert scheduler.host_pool.num_read == 0
 
 
 def state_of(scheduler: Scheduler) -> str:

@@ -1,9 +1,10 @@
 """KV connectors joined in memory, every frame under the test's control.
 
 A frame waits in `frames` until the test delivers, drops, repeats or reorders it. A piece is read
-from the sender's pool when it is delivered, not when it was pushed, and written into the receiver's
-pool: a source block that is reused too early, or a target block that is given away while a landing
-is open, changes bytes. Frames that outlive their transfer keep the bytes of its last moment.
+from the sender's pool, or from its host memory behind that, when it is delivered, not when it was
+pushed, and written into the receiver's pool: a source block that is reused too early, or a target
+block that is given away while a landing is open, changes bytes. Frames that outlive their transfer
+keep the bytes of its last moment.
 
 Lost frames are sent again by `send_again`; `on_time` ends what is past its deadline.
 
@@ -82,11 +83,16 @@ class FakeConnector:
     endpoint = "fake"
 
     def __init__(
-        self, network: FakeKVNetwork, node: Incarnation, pool: np.ndarray, on_event: OnEvent
+        self,
+        network: FakeKVNetwork,
+        node: Incarnation,
+        pool: np.ndarray,
+        on_event: OnEvent,
+        host: np.ndarray | None = None,
     ) -> None:
         self.network = network
         self.node = node
-        self.pool = pool
+        self.pool, self.host = pool, host
         self.on_event = on_event
         self.transfers: dict[int, _Transfer] = {}
         self.landings: dict[int, _Landing] = {}
@@ -214,7 +220,7 @@ class FakeConnector:
             if (layer, ordinal) in transfer.pieces:
                 raise ValueError(f"piece {(layer, ordinal)} was pushed already")
             transfer.pieces[layer, ordinal] = block
-            transfer.pushed[layer, ordinal] = self.pool[layer, :, block].copy()
+            transfer.pushed[layer, ordinal] = self.content_of(layer, block).copy()
             self._send_of(transfer, "piece", piece=(layer, ordinal), source_block=block)
 
     def commit(self, lease_token: int, commit: Commit) -> None:
@@ -241,12 +247,20 @@ class FakeConnector:
         for token in list(self.quarantined):
             self.fence(token)
 
+    def content_of(self, layer: int, block: int) -> np.ndarray:
+        """Return a piece; blocks of host memory are numbered behind those of the pool."""
+        num_blocks = self.pool.shape[2]
+        if block < num_blocks:
+            return self.pool[layer, :, block]
+        assert self.host is not None, f"block {block} of {num_blocks}"
+        return self.host[layer, :, block - num_blocks]
+
     def check_pushed(self) -> None:
         """Raise `AssertionError` when a piece has changed since it was pushed."""
         for token, transfer in self.transfers.items():
             for (layer, ordinal), pushed in transfer.pushed.items():
                 block = transfer.pieces[layer, ordinal]
-                is_same = np.array_equal(self.pool[layer, :, block], pushed)
+                is_same = np.array_equal(self.content_of(layer, block), pushed)
                 assert is_same, f"lease {token}: layer {layer} of block {block} changed"
 
     def _on_answer(self, frame: Frame) -> None:
@@ -340,9 +354,16 @@ class FakeKVNetwork:
         self.connectors: dict[Incarnation, FakeConnector] = {}
         self.num_delivered = 0
 
-    def join(self, node: Incarnation, pool: np.ndarray, on_event: OnEvent) -> FakeConnector:
-        """Make a connector over `pool`, `[num_layers, 2, num_blocks, piece_bytes]`."""
-        connector = FakeConnector(self, node, pool, on_event)
+    def join(
+        self,
+        node: Incarnation,
+        pool: np.ndarray,
+        on_event: OnEvent,
+        host: np.ndarray | None = None,
+    ) -> FakeConnector:
+        """Make a connector over `pool`, `[num_layers, 2, num_blocks, piece_bytes]`, which also
+        sends from `host`."""
+        connector = FakeConnector(self, node, pool, on_event, host)
         self.connectors[node] = connector
         return connector
 
@@ -407,5 +428,5 @@ class FakeKVNetwork:
 
     def _read(self, frame: Frame) -> None:
         if frame.kind == "piece" and frame.data is None:
-            pool = self.connectors[frame.sender].pool
-            frame.data = pool[frame.piece[0], :, frame.source_block].copy()
+            sender = self.connectors[frame.sender]
+            frame.data = sender.content_of(frame.piece[0], frame.source_block).copy()

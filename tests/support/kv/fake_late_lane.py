@@ -16,6 +16,7 @@ from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer.lanes.lane import Copied, Payload
 from kv_transfer.lanes.pieces import NO_SUMS, Sums, packed_sums, piece_sum
 from kv_transfer.lanes.pool_memory import Bytes, Pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk
@@ -121,11 +122,11 @@ class FakeLateLane:
     def accept(self, peer: Peer, reply: bytes) -> None:
         pass
 
-    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+    def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         blocks = tuple(chunk.source_blocks.tolist())
         sums = NO_SUMS
         if is_summed:
-            sums = self._sums(pool, chunk.layer, blocks, tuple(chunk.ordinals.tolist()))
+            sums = self._sums(memory.pool, chunk.layer, blocks, tuple(chunk.ordinals.tolist()))
         return Payload(source_blocks=blocks, sums=sums)
 
     def forget(self, peer: Peer) -> None:

@@ -21,6 +21,7 @@ from common.errors import HandoffFailed
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Broken, Payload, Ready
 from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
@@ -178,11 +179,11 @@ class FakeOneSidedLane:
                 return
             self._streams[peer] = _Stream(self, peer, target, tuple(keys))
 
-    def payload(self, pool: Pool, chunk: LayerChunk, *, is_summed: bool) -> Payload:
+    def payload(self, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool) -> Payload:
         if not is_summed:
             return Payload()
         layer, blocks = chunk.layer, chunk.source_blocks
-        return Payload(sums=pieces.pool_sums(pool, layer, blocks, chunk.ordinals))
+        return Payload(sums=pieces.pool_sums(memory.pool, layer, blocks, chunk.ordinals))
 
     def write(self, peer: Peer, chunk: LayerChunk, target_blocks: Blocks) -> None:
         with self._fabric.lock:

@@ -47,6 +47,7 @@ class NodeOptions:
     peer_timeout_s: float
     verify: str = VERIFY_AUTO
     clock: Clock | None = None
+    host: Bytes | None = None
 
 
 class Kind:
@@ -64,6 +65,10 @@ class Kind:
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
         """Return `pool_shape`, or uint8 `[num_bytes]` where layers differ."""
+        return np.zeros(shape_of_bytes(layout, num_blocks), np.uint8)
+
+    def beside(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        """Return memory that a node sends from beside its pool, in the same form."""
         return np.zeros(shape_of_bytes(layout, num_blocks), np.uint8)
 
     def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
@@ -108,6 +113,7 @@ class LoopbackKind(Kind):
             peer_timeout_s=options.peer_timeout_s,
             clock=options.clock,
             lanes=self.lanes(pool, options.layout),
+            beside=options.host,
             verify=options.verify,
             kv_lanes=self.kv_lanes,
         )
@@ -167,6 +173,10 @@ class ZmqKind(Kind):
         """Return the lanes that are offered besides the inline one."""
         return []
 
+    def lanes_of(self, pool: Bytes, options: NodeOptions) -> Sequence[Lane]:
+        """Return those of a node with these options."""
+        return self.lanes(pool, options.layout)
+
     def card(self, pool: Bytes) -> FakeCard | None:
         """Return the card that has the pool."""
         return None
@@ -186,7 +196,8 @@ class ZmqKind(Kind):
             window_bytes=options.window_bytes,
             peer_timeout_s=options.peer_timeout_s,
             clock=options.clock,
-            lanes=self.lanes(pool, options.layout),
+            lanes=self.lanes_of(pool, options),
+            beside=options.host,
             card=self.card(pool),
             verify=options.verify,
             kv_lanes=self.kv_lanes,
@@ -217,10 +228,19 @@ class ShmKind(ZmqKind):
         self._shared[pool.ctypes.data] = shared
         return pool
 
+    def beside(self, layout: KVLayout, num_blocks: int) -> Bytes:
+        return self.pool(layout, num_blocks)
+
     def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
         from kv_transfer.lanes.shm.shm_lane import ShmLane
 
         return [ShmLane(layout, self._shared[pool.ctypes.data])]
+
+    def lanes_of(self, pool: Bytes, options: NodeOptions) -> Sequence[Lane]:
+        from kv_transfer.lanes.shm.shm_lane import ShmLane
+
+        host = None if options.host is None else self._shared[options.host.ctypes.data]
+        return [ShmLane(options.layout, self._shared[pool.ctypes.data], host)]
 
     def offer(self, pool: Bytes, layout: KVLayout) -> bytes:
         offer = self.lanes(pool, layout)[0].offer(Peer("", Incarnation("anyone", 1)))

@@ -66,6 +66,8 @@ class Node:
     inbox: queue.Queue[KVEvent] = field(default_factory=queue.Queue)
     # What ended the connector, and how many events had come before.
     failures: list[tuple[BaseException, int]] = field(default_factory=list)
+    host: Bytes | None = None
+    """What it sends from beside its pool."""
 
     def wait_event(self) -> KVEvent:
         return self.inbox.get(timeout=WAIT_S)
@@ -147,6 +149,7 @@ class Cluster:
         window_bytes: int = WINDOW_BYTES,
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         num_blocks: int = 12,
+        num_host_blocks: int = 0,
         verify: str = VERIFY_AUTO,
         on_event: OnEvent | None = None,
         clock: Clock | None = None,
@@ -155,6 +158,9 @@ class Cluster:
         rng = np.random.default_rng(len(self.nodes))
         pool = self.kind.pool(layout, num_blocks)
         pool[:] = rng.integers(0, 256, pool.shape, dtype=np.uint8)
+        host = self.kind.beside(layout, num_host_blocks) if num_host_blocks else None
+        if host is not None:
+            host[:] = rng.integers(0, 256, host.shape, dtype=np.uint8)
         events: list[KVEvent] = []
         inbox: queue.Queue[KVEvent] = queue.Queue()
         failures: list[tuple[BaseException, int]] = []
@@ -173,9 +179,10 @@ class Cluster:
             peer_timeout_s=peer_timeout_s,
             verify=verify,
             clock=clock or self._clock,
+            host=host,
         )
         connector = self.kind.connector(pool, options, on_event or take)
-        self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox, failures))
+        self.nodes.append(Node(incarnation, pool, connector, layout, events, inbox, failures, host))
         return self.nodes[-1]
 
     def ticket(

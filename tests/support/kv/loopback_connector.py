@@ -197,6 +197,7 @@ class LoopbackConnector(TransportConnector):
         peer_timeout_s: float = DEFAULT_PEER_TIMEOUT_S,
         kv_lanes: int = 1,
         lanes: Sequence[Lane] = (),
+        beside: Pool | Bytes | None = None,
         verify: str = VERIFY_AUTO,
         clock: Clock | None = None,
     ) -> None:
@@ -211,6 +212,7 @@ class LoopbackConnector(TransportConnector):
             on_event,
             transport=LoopbackTransport(network),
             lanes=[*lanes, InlineLane("loopback", pool, limits)],
+            beside=beside,
             verify=verify,
             limits=limits,
             clock=clock or MonotonicClock(),

@@ -54,13 +54,14 @@ def load_runner(
 
     No step of it has more than `max_chunk_tokens` tokens. Products with quantised weights are
     computed in `activation_dtype`. The cache stores `kv_cache_dtype`; with `is_mirrored`, it is
-    other memory than transfers and swaps use, as on a device.
+    other memory than transfers and swaps use, as on a device. What steps cost is not measured:
+    `Node` has `COSTS`.
     """
     speculation = resolve_speculation(
         SpeculationConfig(speculative_method="mtp", num_speculative_tokens=num_drafts), folder
     )
     with mirrored_caches() if is_mirrored else nullcontext():
-        runner = load_model_runner(
+        return load_model_runner(
             ModelConfig(model=str(folder), max_model_len=512, activation_dtype=activation_dtype),
             EngineConfig(
                 block_size=BLOCK_SIZE, kv_cache_memory=64 << 20, kv_cache_dtype=kv_cache_dtype
@@ -69,8 +70,6 @@ def load_runner(
             host_space=32 << 20,
             max_chunk_tokens=max_chunk_tokens,
         )
-    runner.warm_up()
-    return runner
 
 
 @cache
@@ -78,6 +77,12 @@ def demo_runners() -> tuple[ModelRunner, ModelRunner]:
     """Load two runners of the demo model, once in a process: nodes leave nothing in them."""
     folder = demo_model_folder()
     return load_runner(folder, NUM_DRAFTS), load_runner(folder, NUM_DRAFTS)
+
+
+@cache
+def mirrored_runner() -> ModelRunner:
+    """Load a runner of the demo model whose cache is mirrored, once in a process."""
+    return load_runner(demo_model_folder(), NUM_DRAFTS, is_mirrored=True)
 
 
 COSTS = StepCosts((1, 8, 64), (0.02, 0.03, 0.1), draft_s=0.001)

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.plan import parser, run
+from bench.plan import REPORT_BYTES, parser, run
 from bench.plan_many import serve_many
 from common.errors import ConfigError
+from common.kv.blocks import KEY_BYTES
+from node.control.block_reports import MAX_REPORTED
+from protos import pdserve_node_pb2 as pb
 from simulator.profile import FOLDER
+from simulator.trace_file import read_trace
 
 TRACE = Path(__file__).parents[3] / "bench" / "traces" / "mooncake_conversation.jsonl"
 
@@ -31,6 +35,17 @@ def test_an_excerpt_is_served_and_all_figures_are_there() -> None:
     assert 0 < found["prefill_pool_hit_rate"] <= found["pool_hit_rate"]  # type: ignore[operator]
     assert found["all_hit_rate"] == found["pool_hit_rate"]
     assert found["runs"] < found["steps"]  # type: ignore[operator]
+    # Each block of a prompt enters the pools of both nodes, but for those that were found.
+    num_blocks = sum(one.num_prompt // 64 for one in read_trace(TRACE, 12))
+    assert num_blocks < found["reported_blocks"] < 3 * num_blocks  # type: ignore[operator]
+    assert found["report_bytes_per_s"] > 8 * num_blocks / found["simulated_s"]  # type: ignore[operator]
+
+
+def test_the_bytes_of_a_report_are_those_of_a_message() -> None:
+    for num_blocks in (1, 200, MAX_REPORTED):
+        report = pb.BlockReport(number=5000, added=bytes(KEY_BYTES * num_blocks), tier=1)
+        num_bytes = pb.NodeMessage(blocks=report).ByteSize()
+        assert abs(num_bytes - KEY_BYTES * num_blocks - REPORT_BYTES) <= 2
 
 
 def test_nodes_can_have_host_memory() -> None:
@@ -58,6 +73,7 @@ def test_many_requests_are_served_and_what_a_million_costs_follows() -> None:
     ("flags", "said"),
     [
         (("--requests", "0"), "--requests is 0: wanted at least 1"),
+        (("--rate", "0"), "--rate is 0: wanted above 0"),
         (("--prefill", "-1"), "--prefill is -1: wanted 0 or more"),
         (("--decode", "0"), "no node that decodes"),
         (("--trace", "nowhere.csv"), r"trace nowhere\.csv cannot be read"),

@@ -1,10 +1,20 @@
-"""The figures of bench.prefix_tiers: each prompt is computed, then in the pool, then kept."""
+"""The figures of bench.prefix_tiers: each prompt is computed, then in the pool, then kept.
+
+Then another node has it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
-from bench.prefix_tiers import DiskTier, measure
+import pytest
+
+from bench.prefix_tiers import pulled
+from bench.prefix_tiers.in_one_engine import DiskTier, measure
+from bench.running_cluster import Answer, RunningCluster
+from common.observing.latency import RequestTiming
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.scheduler import Scheduler
 from engine.prefix_disk.block_folder import BlockFolder
@@ -54,3 +64,66 @@ def test_what_is_cached_or_kept_is_not_computed(tmp_path: Path) -> None:
         "host_tokens": NUM_TOKENS - 4,
         "disk_tokens": NUM_TOKENS - 4,
     }
+
+
+class TwoNodes:
+    """Nodes that take turns. The router knows what one has computed a look later."""
+
+    def __init__(self, *, pulls: bool = True, lane: str = "shm") -> None:
+        self._pulls, self._lane = pulls, lane
+        self._asked: list[tuple[int, ...]] = []
+        self._known: set[tuple[int, ...]] = set()
+        self._num_heartbeats = 0
+
+    async def answer(self, body: Mapping[str, Any]) -> Answer:
+        start = tuple(body["prompt"][:-1])
+        is_pulled = self._pulls and start in self._known
+        self._asked.append(start)
+        at_s = 1.25 if is_pulled else 5.0
+        return Answer(
+            timing=RequestTiming(arrived_at_s=1.0, chunk_at_s=(at_s,), num_tokens=1),
+            token_ids=(7,),
+            num_prompt_tokens=len(start) + 1,
+            num_cached_tokens=len(start) if is_pulled else 0,
+        )
+
+    async def metric(self, name: str) -> float:
+        assert name == "pdserve_router_known_blocks"
+        num_known = len(self._known)
+        self._known.update(self._asked)
+        return 32.0 * num_known
+
+    async def nodes(self) -> dict[str, dict[str, Any]]:
+        """What heartbeats say, of which the first is older than the pulls."""
+        self._num_heartbeats += 1
+        links = [
+            {"transport": "zmq", "num_bytes": 0},
+            {"transport": self._lane, "num_bytes": (self._num_heartbeats > 1) << 20},
+        ]
+        return {"mixed-1": {"kv_links": links}, "mixed-2": {"kv_links": []}}
+
+
+def two_nodes(**given: Any) -> RunningCluster:
+    return cast(RunningCluster, TwoNodes(**given))
+
+
+async def test_a_prompt_is_asked_of_one_node_and_then_of_the_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pulled, "POLL_S", 0.0)
+    computed, from_other = await pulled.ask_in_turns(two_nodes(), 2048, 3)
+    assert computed == [4000.0] * 3
+    assert from_other == [250.0] * 3
+
+
+async def test_a_prompt_that_was_not_pulled_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulled, "POLL_S", 0.0)
+    with pytest.raises(RuntimeError, match="0 tokens were cached, wanted 2048"):
+        await pulled.ask_in_turns(two_nodes(pulls=False), 2048, 3)
+
+
+async def test_kv_that_took_another_way_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulled, "POLL_S", 0.0)
+    await pulled.check_lane(two_nodes(), "shm")
+    with pytest.raises(RuntimeError, match=r"KV went over \['zmq'\], wanted shm"):
+        await pulled.check_lane(two_nodes(lane="zmq"), "shm")

@@ -15,6 +15,7 @@ from bench.agents.playing import Asked, play
 from bench.agents.sessions import Session, Shape, make_sessions
 from bench.running_cluster import Answer, RunningCluster
 from common.observing.latency import RequestTiming
+from node.flow.pulls.pull_cost import PullCost
 
 SHAPE = replace(Shape(), num_sessions=3, num_turns=4, think_s=1e-6, branch_share=0.5)
 
@@ -118,6 +119,16 @@ def test_what_caching_costs_where_nothing_repeats_is_the_largest_share() -> None
         "cpu_share": 0.02,
         "cost_share": 0.02,
     }
+
+
+def test_before_no_node_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = PullCost(1.0, lambda num_tokens: 1000.0 * num_tokens)
+    for way in WAYS.values():
+        assert cost.is_worth(1000)
+        with monkeypatch.context() as patch:
+            patch.setattr(PullCost, "is_worth", PullCost.is_worth)  # and back again
+            exec(way.at_start)
+            assert cost.is_worth(1000) is (way is not WAYS["before"])
 
 
 @pytest.mark.parametrize("is_quick", [False, True])

@@ -10,6 +10,7 @@ from engine.core.prefix_transfers import ComingPrefix
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from tests.support.engine.build import BLOCK_SIZE, STRICT, Engine, check_books, make_request
+from tests.support.engine.keeping import ask, evict, keeping, use_twice
 
 HELD = 7
 """The id of a sequence that is not queued yet."""
@@ -145,3 +146,53 @@ def test_a_sequence_waits_for_blocks_that_a_prefix_holds() -> None:
     engine.scheduler.prefix_transfers.land(coming)
     engine.run()
     assert sequence.status is SequenceStatus.FINISHED
+
+
+def kept_hashes(engine: Engine, family: int = 0) -> list[BlockHash]:
+    """The hashes of a prompt of three whole blocks, which only host memory has."""
+    use_twice(engine, family)
+    hashes = engine.scheduler.pool.latest(3)
+    evict(engine)
+    assert all(engine.scheduler.pool.prefix_cache.find(one) is None for one in hashes)
+    return hashes
+
+
+def test_what_the_pool_has_evicted_is_sent_from_host_memory() -> None:
+    engine = keeping()
+    transfers, host_pool = engine.scheduler.prefix_transfers, engine.scheduler.host_pool
+    hashes, num_blocks = kept_hashes(engine), engine.scheduler.pool.num_blocks
+    source_ids = transfers.pin(hashes)
+    assert source_ids == tuple(num_blocks + (host_pool.find(one) or 0) for one in hashes)
+    assert transfers.split(source_ids) == ([], [host_pool.find(one) for one in hashes])
+    assert engine.scheduler.pool.counts().running == 0, "the pool gives nothing"
+    check_books(engine.scheduler)
+    again = transfers.pin(hashes[1:])
+    assert host_pool.num_read == 3
+    transfers.unpin(source_ids)
+    check_books(engine.scheduler)
+    assert host_pool.num_read == 2
+    transfers.unpin(again)
+    check_books(engine.scheduler)
+    assert host_pool.num_read == 0
+
+
+def test_what_is_sent_is_no_more_than_half_of_host_memory() -> None:
+    engine = keeping(num_host_blocks=7)
+    transfers = engine.scheduler.prefix_transfers
+    hashes, other = kept_hashes(engine), kept_hashes(engine, family=1)
+    source_ids = transfers.pin(hashes)
+    assert len(source_ids) == 3
+    assert transfers.pin(other[:1]) == ()
+    check_books(engine.scheduler)
+    transfers.unpin(source_ids)
+    assert len(transfers.pin(other[:1])) == 1
+
+
+def test_a_block_that_is_in_both_is_sent_from_the_pool() -> None:
+    engine = keeping()
+    transfers, host_pool = engine.scheduler.prefix_transfers, engine.scheduler.host_pool
+    hashes = kept_hashes(engine)
+    ask(engine, 0)
+    assert all(host_pool.find(one) is not None for one in hashes)
+    block_ids, host_block_ids = transfers.split(transfers.pin(hashes))
+    assert (len(block_ids), host_block_ids) == (3, [])

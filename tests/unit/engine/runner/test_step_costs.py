@@ -49,20 +49,32 @@ def test_the_least_of_several_measurements_counts() -> None:
     assert costs.draft_s == pytest.approx(0.0005)
 
 
-def test_without_drafts_the_widest_is_measured_twice_and_bounds_the_others() -> None:
-    machine = Machine(0.0, 0.001)
-    spent_s = iter([0.009] * 12 + [0.008, 0.004])
+def test_without_drafts_the_widest_step_alone_is_measured_twice() -> None:
+    machine = Machine(0.0001, 0.001)
+    costs = machine.measure()
+    assert [len(batch) for batch in machine.batches] == [8, 64, 64]
+    assert (costs.rows, costs.step_s) == ((64,), pytest.approx((0.0074,)))
+    # The first step is slow on this machine, the fourth too.
+    machine.batches = machine.batches[:2]
+    assert machine.measure().step_s == pytest.approx((0.0074,)), "the lesser one counts"
 
-    def execute(batch: Sequence[ScheduledSequence]) -> None:
-        machine.batches.append(list(batch))
-        machine.now_s += next(spent_s)
 
-    costs = measure_step_costs(
-        execute, LIMITS, ALONE, has_proposals=False, clock=lambda: machine.now_s
-    )
-    assert [len(batch) for batch in machine.batches[-2:]] == [64, 64]
-    assert costs.rows[-1] == 64
-    assert costs.step_s == pytest.approx([0.004] * len(costs.rows))
+@pytest.mark.parametrize(("row_s", "measured"), [(0.05, [8, 32, 32]), (0.3, [8]), (9.0, [8])])
+def test_without_drafts_a_slow_model_is_measured_as_far_as_time_allows(
+    row_s: float, measured: list[int]
+) -> None:
+    machine = Machine(row_s / 2, 0.0)  # the first step takes twice as long
+    costs = machine.measure()
+    assert [len(batch) for batch in machine.batches] == measured
+    assert costs.rows == (measured[-1],)
+
+
+def test_without_drafts_no_step_is_outside_the_limits() -> None:
+    machine = Machine(0.0001, 0.001)
+    for most, measured in ((3, [3]), (20, [8, 16, 16])):
+        machine.batches.clear()
+        machine.measure(replace(LIMITS, max_tokens=most))
+        assert [len(batch) for batch in machine.batches] == measured
 
 
 def test_without_a_drafting_layer_drafts_cost_nothing() -> None:
@@ -72,7 +84,8 @@ def test_without_a_drafting_layer_drafts_cost_nothing() -> None:
 
 
 def test_more_rows_never_seem_cheaper() -> None:
-    costs = Machine(-0.00001, 0.002).measure()
+    costs = Machine(-0.00001, 0.002).measure(has_proposals=True)
+    assert len(costs.rows) > 1
     assert list(costs.step_s) == sorted(costs.step_s)
 
 

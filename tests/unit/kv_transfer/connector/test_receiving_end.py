@@ -17,6 +17,7 @@ from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pool_memory import host_pool
 from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import CloseLane, OpenLane, SendBack, Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.transport import Parts
@@ -66,7 +67,7 @@ class Node:
         self.memory = np.zeros(NUM_BLOCKS * LAYOUT.block_bytes, np.uint8)
         lanes: dict[str, Lane] = {"shm": ShmLane(LAYOUT)}
         self.parts = ConnectorParts(
-            pool=host_pool(self.memory, LAYOUT),
+            memory=SourceMemory(host_pool(self.memory, LAYOUT)),
             layout=LAYOUT,
             incarnation=ME,
             transport=self.replies,  # type: ignore[arg-type]  # The rest is not called.

@@ -50,8 +50,8 @@ def data_of(chunk: LayerChunk, runs: tuple[int, ...]) -> Data:
     )
 
 
-def gatherer_of(pool: Bytes, most_bytes: int = DEFAULT_WINDOW_BYTES) -> Gatherer:
-    return Gatherer(kv_pool(pool), ROWS, most_bytes)
+def gatherer(most_bytes: int = DEFAULT_WINDOW_BYTES) -> Gatherer:
+    return Gatherer(ROWS, most_bytes)
 
 
 def is_view_of(pool: Bytes, part: memoryview) -> bool:
@@ -70,7 +70,7 @@ def test_every_block_gets_to_its_target(piece_bytes: int, sources: list[int], rn
     targets = rng.sample(range(NUM_BLOCKS), len(sources))  # type: ignore[attr-defined]
     ordinals = as_blocks(range(len(sources)))
     (chunk,) = split_chunks(LAYER, ordinals, as_blocks(sources), max_blocks=NUM_BLOCKS)
-    payload = gatherer_of(source).payload(chunk, is_summed=True)
+    payload = gatherer().payload(kv_pool(source), chunk, is_summed=True)
     assert sum(payload.runs) == len(sources)
     assert [part.nbytes for part in payload.parts] == [
         count * piece_bytes for count in payload.runs for _ in "kv"
@@ -109,7 +109,7 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
     piece_kib: int, blocks: list[int], runs: tuple[int, ...], views: list[bool]
 ) -> None:
     pool = pool_of(piece_kib << 10, 3)
-    payload = gatherer_of(pool).payload(chunk_of(blocks), is_summed=False)
+    payload = gatherer().payload(kv_pool(pool), chunk_of(blocks), is_summed=False)
     assert payload.runs == runs
     assert [is_view_of(pool, part) for part in payload.parts] == [v for v in views for _ in "kv"]
 
@@ -117,7 +117,7 @@ def test_short_ranges_are_gathered_and_long_ones_are_not_copied(
 @pytest.mark.parametrize("blocks", [[3], [3, 4, 5, 6], [0, 1, 2, 3, 8]])
 def test_blocks_that_are_summed_are_copied_in_the_same_pass(blocks: list[int]) -> None:
     pool = pool_of(64 << 10, 3)
-    payload = gatherer_of(pool).payload(chunk_of(blocks), is_summed=True)
+    payload = gatherer().payload(kv_pool(pool), chunk_of(blocks), is_summed=True)
     assert payload.runs == (len(blocks),)
     assert not any(is_view_of(pool, part) for part in payload.parts)
     assert payload.sums
@@ -125,7 +125,7 @@ def test_blocks_that_are_summed_are_copied_in_the_same_pass(blocks: list[int]) -
 
 def test_beyond_the_bound_blocks_that_are_summed_are_sent_as_they_lie() -> None:
     pool = pool_of(64 << 10, 3)
-    payload = gatherer_of(pool, 1).payload(chunk_of([3, 4, 8]), is_summed=True)
+    payload = gatherer(1).payload(kv_pool(pool), chunk_of([3, 4, 8]), is_summed=True)
     assert payload.runs == (2, 1)
     assert all(is_view_of(pool, part) for part in payload.parts)
     ordinals = as_blocks(range(3))
@@ -146,7 +146,7 @@ def test_no_part_is_longer_than_what_is_fast(
     piece_kib: int, blocks: list[int], runs: tuple[int, ...], is_view: bool
 ) -> None:
     pool = np.zeros((2, 2, NUM_BLOCKS, piece_kib << 10), np.uint8)
-    payload = gatherer_of(pool).payload(chunk_of(blocks), is_summed=False)
+    payload = gatherer().payload(kv_pool(pool), chunk_of(blocks), is_summed=False)
     assert payload.runs == runs
     assert [part.nbytes >> 10 for part in payload.parts] == [
         count * piece_kib for count in runs for _ in "kv"
@@ -158,22 +158,22 @@ def test_copies_that_are_not_let_go_of_are_bounded() -> None:
     """Then ranges are sent from the pool, until the transport has released some copies."""
     pool = pool_of(1 << 10, 8)
     chunk = chunk_of([4, 6, 8])  # 6 KiB
-    gatherer = gatherer_of(pool, 13 << 10)
-    held = [gatherer.payload(chunk, is_summed=False) for _ in range(4)]
+    bounded = gatherer(13 << 10)
+    held = [bounded.payload(kv_pool(pool), chunk, is_summed=False) for _ in range(4)]
     assert [payload.runs for payload in held] == [(3,), (3,), (1, 1, 1), (1, 1, 1)]
     assert all(is_view_of(pool, part) for part in held[3].parts)
     assert b"".join(held[3].parts[::2]) == bytes(held[0].parts[0])
 
     sent = held.pop(0).parts[1]
-    assert gatherer.payload(chunk, is_summed=False).runs == (
+    assert bounded.payload(kv_pool(pool), chunk, is_summed=False).runs == (
         1,
         1,
         1,
     )  # one half of it is still in use
     del sent
-    held.append(gatherer.payload(chunk, is_summed=False))
+    held.append(bounded.payload(kv_pool(pool), chunk, is_summed=False))
     assert held[-1].runs == (3,)
-    assert gatherer.payload(chunk, is_summed=False).runs == (1, 1, 1)
+    assert bounded.payload(kv_pool(pool), chunk, is_summed=False).runs == (1, 1, 1)
 
 
 @pytest.mark.parametrize(("kv_lanes", "num_gathered"), [(1, 4), (2, 10), (4, 20)])
@@ -184,8 +184,8 @@ def test_each_worker_may_gather_a_frame_beside_the_windows_of_all_connections(
     limits = Limits(max_channels=kv_lanes)
     pool = np.zeros((2, 2, NUM_BLOCKS, 204 << 10), np.uint8)
     chunk = chunk_of(range(0, NUM_BLOCKS, 2))  # 8 MiB: one of the largest frames.
-    gatherer = gatherer_of(pool, limits.gathered_bytes)
-    held = [gatherer.payload(chunk, is_summed=False) for _ in range(num_gathered + 1)]
+    bounded = gatherer(limits.gathered_bytes)
+    held = [bounded.payload(kv_pool(pool), chunk, is_summed=False) for _ in range(num_gathered + 1)]
     are_copies = [not is_view_of(pool, payload.parts[0]) for payload in held]
     assert are_copies == [True] * num_gathered + [False]
 
@@ -198,7 +198,7 @@ def test_blocks_are_copied_out_of_another_pool(piece_bytes: int) -> None:
     wanted[LAYER][:, [9, 2]] = source[LAYER][:, [7, 8]]
     data = dataclasses.replace(data_of(chunk_of([7, 8], [1, 0]), ()), source_blocks=(7, 8))
     write = Write(b"", "shm", "block", data, as_blocks([9, 2]))
-    sums = ROWS.copy_blocks(write, kv_pool(source), kv_pool(target))
+    sums = ROWS.copy_blocks(write, kv_pool(source), as_blocks([7, 8]), kv_pool(target))
     assert np.array_equal(target, wanted)
     assert sums == pieces.pool_sums(kv_pool(source), LAYER, as_blocks([7, 8]), as_blocks([1, 0]))
 

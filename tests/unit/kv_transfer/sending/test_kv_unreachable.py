@@ -8,6 +8,7 @@ from common.ids import Incarnation
 from common.nodes import MAX_KV_UNREACHABLE
 from kv_transfer.contract import TransferEnded
 from kv_transfer.sending.effects import Connect, Disconnect, PeerAnswers, PeerSilent, SayHello
+from kv_transfer.sending.link import RECONNECT_AFTER_S
 from kv_transfer.sending.machine import Sender
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.sending.unreachable import (
@@ -51,6 +52,39 @@ def test_one_transfer_waits_and_the_next_are_refused_at_once() -> None:
         assert "did not answer once" in str(ended.error)
         assert ended.error.code == "handoff_failed"
     assert sender.num_transfers == 0
+
+
+def test_one_where_nobody_listens_fails_its_transfers_at_once() -> None:
+    """As one that was silent it is told, and tried again without a transfer."""
+    sender = Sender(ME, LAYOUT, LIMITS)
+    for token in (1, 2):
+        sender.on_open(ticket(token), 100.0, 0.0)
+    effects = sender.on_refused(PEER, 0.0)
+    assert effects[0] == PeerSilent(PEER, 1, FIRST_PAUSE_S)
+    ended = ends(effects)
+    assert [type(one) for one in ended] == [TransferEnded] * 2
+    assert all(isinstance(one.error, PeerUnreachable) for one in ended)  # type: ignore[attr-defined]
+    assert effects[-1] == Disconnect(PEER)
+    assert sender.on_refused(PEER, 0.0) == [], "its connection is closed"
+    assert len(ends(sender.on_open(ticket(3), 100.0, 0.0))) == 1
+    assert list(sender.unreachable) == [PEER.incarnation]
+    assert sender.on_tick(FIRST_PAUSE_S) == [Connect(PEER), SayHello(PEER)]
+    (told,) = (e for e in sender.on_refused(PEER, FIRST_PAUSE_S) if isinstance(e, PeerSilent))
+    assert (told.num_failures, told.pause_s) == (2, 2 * FIRST_PAUSE_S)
+
+
+def test_one_that_has_answered_before_may_listen_again() -> None:
+    """Its connection broke, and is opened again: its transfers go on if that works in time."""
+    sender = Sender(ME, LAYOUT, LIMITS)
+    sender.on_open(ticket(), 100.0, 0.0)
+    welcome(sender)
+    sender.on_link_lost(PEER, 0.1)
+    assert sender.on_tick(0.1 + RECONNECT_AFTER_S) == [Connect(PEER), SayHello(PEER)]
+    assert sender.on_refused(PEER, 0.2) == []
+    assert sender.num_transfers == 1
+    (ended,) = ends(sender.on_tick(0.1 + LIMITS.answer_timeout_s))
+    assert isinstance(ended, TransferEnded)
+    assert isinstance(ended.error, PeerUnreachable)
 
 
 def test_it_is_tried_again_without_a_transfer_and_used_when_it_answers() -> None:

@@ -44,6 +44,13 @@ def test_what_is_no_block_is_refused(values: list[Any]) -> None:
         as_blocks(values)
 
 
+def test_blocks_of_other_memory_are_in_chunks_of_their_own() -> None:
+    blocks = as_blocks([12, 3, 9, 10, 11, 4])
+    chunks = split_chunks(2, as_blocks(range(6)), blocks, max_blocks=2, num_pool_blocks=10)
+    found = [(one.ordinals.tolist(), one.source_blocks.tolist()) for one in chunks]
+    assert found == [([1, 5], [3, 4]), ([2], [9]), ([3, 4], [10, 11]), ([0], [12])]
+
+
 def test_a_push_is_ordered_by_source_and_split() -> None:
     blocks = as_blocks([9, 5, 4, 6, 8])
     chunks = split_chunks(2, as_blocks(range(5)), blocks, max_blocks=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import zmq
 from common.ids import Incarnation
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import Limits
-from kv_transfer.transport import FromPeer, FromSession, NoConnection
+from kv_transfer.transport import FromPeer, FromSession, NoConnection, Refused
 from kv_transfer.zmq import endpoints
 from kv_transfer.zmq.transport import (
     KERNELS_CHOICE,
@@ -161,25 +162,58 @@ def test_the_connections_of_a_pair_are_moved_by_different_threads() -> None:
         assert transport._context.get(zmq.IO_THREADS) == 3
 
 
-def test_a_name_that_was_not_found_is_not_told_of_a_connection_that_is_over(
-    transport: ZmqTransport, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def refusing() -> Iterator[int]:
+    """A port where nobody listens, and nobody else can."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+@pytest.mark.parametrize(("is_found", "wanted"), [(False, NoConnection), (True, Refused)])
+def test_a_connection_that_failed_is_not_told_of_when_it_is_over(
+    transport: ZmqTransport,
+    monkeypatch: pytest.MonkeyPatch,
+    refusing: int,
+    is_found: bool,
+    wanted: type[NoConnection | Refused],
 ) -> None:
-    """It would end the next one, whose name may be found."""
+    """It would end the next one, whose name may be found, or whose port may be open."""
 
     def look_up(host: str) -> str:
+        if is_found:
+            return "127.0.0.1"
         raise OSError(f"{host} is unknown")
 
     monkeypatch.setattr(endpoints, "look_up", look_up)
-    peers = [Peer(f"tcp://{name}.example:1", Incarnation(name, 1)) for name in "de"]
+    names = [f"{name}.example" for name in "de"]
+    peers = [Peer(f"tcp://{name}:{refusing}", Incarnation(name, 1)) for name in names]
     for peer in peers:
         transport.connect(peer)
     while len(transport._failed) < 2:
         transport.wait(1.0)
     transport.disconnect(peers[0])
     told = transport.receive_nowait()
-    assert isinstance(told, NoConnection)
+    assert isinstance(told, wanted)
     assert told.peer == peers[1]
     assert transport.receive_nowait() is None
+
+
+def test_a_port_where_nobody_listens_is_told_of_once(
+    transport: ZmqTransport, refusing: int
+) -> None:
+    itself = Peer(transport.endpoint, Incarnation("itself", 1))
+    peer = Peer(f"tcp://127.0.0.1:{refusing}", Incarnation("d", 1))
+    for one in (itself, peer):
+        transport.connect(one)
+        assert transport.send(one, [memoryview(b"hello")])
+    told = set()
+    while len(told) < 2:
+        transport.wait(1.0)
+        while (arrival := transport.receive_nowait()) is not None:
+            assert arrival == Refused(peer) or isinstance(arrival, FromSession)
+            assert type(arrival) not in told
+            told.add(type(arrival))
 
 
 def test_those_that_have_something_to_read_take_turns(transport: ZmqTransport) -> None:

@@ -38,6 +38,7 @@ class Store(MemoryStore):
         super().__init__(clock)
         self.is_away = False
         self.after_begun: Callable[[], Awaitable[None]] | None = None
+        self.before_end: Callable[[], Awaitable[None]] | None = None
 
     async def lead(self, router: Incarnation, *, lease_s: float) -> Leadership:
         self._require()
@@ -52,6 +53,12 @@ class Store(MemoryStore):
             hook, self.after_begun = self.after_begun, None
             await hook()
         return begun
+
+    async def end_move(self, router: Incarnation, number: int) -> bool:
+        if self.before_end is not None:
+            hook, self.before_end = self.before_end, None
+            await hook()
+        return await super().end_move(router, number)
 
     def _require(self) -> None:
         if self.is_away:
@@ -233,6 +240,26 @@ async def test_the_next_leader_ends_the_change_of_one_that_was_frozen_in_it() ->
     # The first one wakes and tells the node: it has the role already, or a later change.
     await world.nodes.set_role(node, role, number=number)
     assert world.nodes.told == told
+
+
+async def test_a_change_that_two_routers_told_is_counted_by_the_one_that_ends_it() -> None:
+    world = World()
+
+    async def freeze() -> None:
+        """Until another router leads and has ended the change."""
+        world.clock.advance(LEASE_S + 1)
+        await world.run(1, R2)
+
+    world.store.before_end = freeze
+    while not world.nodes.told:
+        await world.run(1, R1)
+    assert len(world.nodes.told) == 1
+    counted = [
+        world.metric(router, "pdserve_role_changes_total", role="prefill") for router in (R1, R2)
+    ]
+    assert counted == [0, 1]
+    assert world.keepers[R1].scaling()["changes"] == []
+    assert len(world.keepers[R2].scaling()["changes"]) == 1
 
 
 async def test_no_change_begins_while_the_node_of_one_does_not_answer() -> None:

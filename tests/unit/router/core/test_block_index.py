@@ -100,8 +100,20 @@ def test_what_is_expected_is_not_reported() -> None:
     index.expect(hashes, A)
     index.expect(hashes, B)
     assert [depth(index, hashes, node) for node in (A, B)] == [10, 10]
-    reported = index.held(hashes, in_pools=True)
+    reported = index.held(hashes, to_send=True)
     assert [reported.on(node) for node in (A, B)] == [6, 0]
+
+
+def test_what_is_in_host_memory_can_be_sent_and_what_is_on_disk_cannot() -> None:
+    index, hashes = BlockIndex(), chain(10)
+    index.on_report(A, keys(hashes[:3]), [])
+    index.on_report(A, keys(hashes[2:7]), [], Tier.HOST)
+    index.on_report(A, keys(hashes), [], Tier.DISK)
+    assert depth(index, hashes, A) == 10
+    assert index.held(hashes, to_send=True).on(A) == 7
+    index.on_report(A, [], keys(hashes[5:7]), Tier.HOST)
+    assert index.held(hashes, to_send=True).on(A) == 5
+    assert depth(index, hashes, A) == 10
 
 
 @pytest.mark.covers("F112")
@@ -294,8 +306,7 @@ def test_a_node_holds_the_beginning_that_its_tiers_have_together(
             longest = max(told[one, tier] for tier in Tier)
             assert depth(index, hashes, NODES[one]) == longest
             assert index.num_held(NODES[one], tier) == told[one, tier]
-    pool, *below = (max(told[node, tier] for node in range(3)) for tier in Tier)
-    assert len(index) == pool + max(below)
+    assert len(index) == sum(max(told[node, tier] for node in range(3)) for tier in Tier)
     for left in NODES[:3]:
         index.forget(left)
     assert len(index) == 0

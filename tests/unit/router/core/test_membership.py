@@ -296,6 +296,19 @@ def test_requests_sent_since_the_last_report_count() -> None:
     assert num_requests(membership) == 12
 
 
+def test_a_node_has_requests_from_the_first_until_the_last_one_ends() -> None:
+    node = Incarnation("d0", 1)
+    membership = with_nodes(live())
+    assert not membership.has_requests(node)
+    for _ in range(2):
+        membership.on_leg_opened(node, 8)
+    membership.on_leg_closed(node, 8)
+    assert membership.has_requests(node)
+    membership.on_leg_closed(node, 8)
+    assert not membership.has_requests(node)
+    assert not membership.has_requests(Incarnation("d0", 2))
+
+
 def test_what_ended_since_the_last_report_does_not_count() -> None:
     """Or else the next burst would go round a node that has just become idle."""
     node = Incarnation("d0", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from router.text.conversation import ChatSettings
 from router.text.text_model import TextModel
 from tests.support.http.http_edge import Edge, make_edge, write_model_folder
 from tests.support.http.tool_models import model_with
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "api.md"
 
 
 async def description(edge: Edge) -> Any:
@@ -54,6 +57,15 @@ async def test_every_endpoint_has_a_group_and_a_title() -> None:
         assert group in GROUPS, path
         # Without one, the framework makes a title of the function's name.
         assert operation["summary"] != operation["operationId"].split("_")[0].title(), path
+
+
+async def test_every_endpoint_is_on_the_page_of_the_api() -> None:
+    named = re.findall(
+        r"`([^`\n]+)`", PAGE.read_text(encoding="utf-8").partition("## Endpoints")[2]
+    )
+    on_page = {part.split()[-1] for part in named if "/" in part}
+    paths = (await description(make_edge()))["paths"]
+    assert {path.partition("/{")[0] for path in paths} <= on_page
 
 
 async def test_every_field_is_explained_and_every_explanation_is_of_a_field() -> None:

@@ -44,7 +44,8 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     with pytest.raises(InternalError, match="warm_up must run first"):
         _ = runner.step_costs
     runner.warm_up()
-    assert {1, 2, 3, 4, 6, 8} <= set(runner.step_costs.rows)  # others are measured if time is left
+    (widest,) = runner.step_costs.rows
+    assert widest >= 8  # wider steps are measured if time is left
 
 
 def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder: Path) -> None:

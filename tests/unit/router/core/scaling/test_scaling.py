@@ -9,9 +9,16 @@ import pytest
 
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
-from router.core.scaling.demand import demands
+from router.core.scaling.demand import RoleDemand, demands
 from router.core.scaling.measure import ROLES, Measured
-from router.core.scaling.moves import COOL_DOWN_S, HOLD_S, RETURN_S
+from router.core.scaling.moves import (
+    COOL_DOWN_S,
+    HOLD_S,
+    MOST_HOLD_S,
+    PAYS_BACK_S,
+    RETURN_S,
+    Moves,
+)
 from router.core.scaling.scaling import Decision
 from tests.support.nodes.fluid_cluster import PREFILL_SPEED, READ_S, FluidCluster
 
@@ -176,6 +183,61 @@ def test_a_load_that_swings_quickly_does_not_swing_the_roles() -> None:
     roles = [role for _, role in cluster.moves]
     num_turns = sum(before is not after for before, after in pairwise(roles))
     assert num_turns <= 600 / RETURN_S
+
+
+def test_bursts_of_either_kind_change_roles_a_few_times_and_then_no_more() -> None:
+    cluster = FluidCluster(4, 4)
+    for _ in range(50):
+        cluster.run(6.25, prompts_per_s=7 * PREFILL_SPEED, answers=100)
+        cluster.run(6.25, prompts_per_s=0.5 * PREFILL_SPEED, answers=560)
+    times = [at_s for at_s, _ in cluster.moves]
+    assert len(times) <= 8
+    assert all(at_s < 240 for at_s in times)
+
+
+def wait_s(moves: Moves, short: Role, since_s: float) -> float:
+    """How long a role has to be short of nodes, from a moment on, until a node gets it."""
+    nodes = [node.view() for node in FluidCluster(4, 4).nodes]
+    now_s = since_s
+    while True:
+        found = {
+            role: RoleDemand(
+                role=role,
+                num_nodes=0 if role is Role.MIXED else 4,
+                need=5.0 if role is short else 1.0,
+                desired=1,
+                why="",
+                prefill_wait_s=0.0,
+                measured=Measured(),
+            )
+            for role in ROLES
+        }
+        if moves.choose(found, nodes, now_s).move is not None:
+            moves.on_moved(short, now_s)
+            return now_s - since_s
+        now_s += 0.25
+
+
+def test_a_change_that_is_taken_back_too_soon_makes_the_next_one_wait_for_longer() -> None:
+    moves, now_s = Moves(), 0.0
+    waits: list[float] = []
+    for pause_s in (0, 60, 60, 60, 60, 60, PAYS_BACK_S, 60, 60):
+        now_s += pause_s
+        short = Role.DECODE if len(waits) % 2 else Role.PREFILL
+        waits.append(wait_s(moves, short, now_s))
+        now_s += waits[-1]
+    assert waits == [2.5, 2.5, 5.0, 10.0, 20.0, 20.0, 20.0, 2.5, 5.0]
+    assert (HOLD_S, MOST_HOLD_S) == (2.5, 20.0)
+
+
+def test_one_more_change_of_the_same_kind_does_not_wait_for_longer() -> None:
+    moves, now_s = Moves(), 0.0
+    for short in (Role.PREFILL, Role.DECODE, Role.PREFILL, Role.DECODE):
+        now_s += 60
+        now_s += wait_s(moves, short, now_s)
+    assert wait_s(moves, Role.DECODE, now_s + 60) == HOLD_S
+    moves.begin(now_s + 100)
+    assert wait_s(moves, Role.PREFILL, now_s + 160) == HOLD_S, "another router leads"
 
 
 @pytest.mark.parametrize("fault", ["is_draining", "is_suspected", "unlisted"])

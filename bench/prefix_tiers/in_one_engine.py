@@ -1,29 +1,11 @@
-"""The time to a first token by where a prompt's start is: `python -m bench.prefix_tiers --json`.
-
-One engine on the demo model answers prompts of `--tokens` tokens and one more, alone:
-
-    computed_ms   nothing of the prompt is cached
-    pool_ms       its full blocks are in the KV cache
-    host_ms       the cache has evicted them, and they are copied back from host memory
-    disk_ms       host memory has evicted them too, and they are read from files below `--folder`
-    copied_mb     what is copied from host memory, once
-    host_tokens   tokens of those prompts that came from host memory
-    disk_tokens   tokens of those prompts that came from files
-
-Files that were just written are read from the system's memory, as on a node that has room for them.
-
-Each figure is the median over `--rounds` prompts of their own.
-"""
+"""One engine and one prompt at a time, whose start is in one of its tiers or in none."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from bench.engine import synthetic_prompt
@@ -41,7 +23,6 @@ from engine.prefix_disk.block_folder import BlockFolder
 from engine.runner.start.load import load_model_runner
 from node.life.make_scheduler import host_space_of, make_scheduler
 from node.life.prefix_disk import disk_index_of
-from pdserve.checkpoints.resolve import resolve_checkpoint
 
 BLOCK_BYTES = 2_949_120
 """The size of a block of 64 tokens of the demo model, in float32."""
@@ -144,7 +125,7 @@ class Engine:
 
 
 def measure(engine: Timed, num_tokens: int, num_rounds: int) -> dict[str, float]:
-    """Return the figures that the module describes."""
+    """Return the medians of so many prompts; `bench/prefix_tiers/__main__.py` has their names."""
     names = ("computed_ms", "pool_ms", "host_ms", "disk_ms")
     spans: dict[str, list[float]] = {name: [] for name in names}
     numbers = count(1)
@@ -167,24 +148,3 @@ def measure(engine: Timed, num_tokens: int, num_rounds: int) -> dict[str, float]
     for tier in ("host", "disk"):
         figures[f"{tier}_tokens"] = counters.prefix_blocks_found[tier] // num_rounds * size
     return figures
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="default: one for temporary files")
-    parser.add_argument("--json", action="store_true", help="print one JSON line last")
-    args = parser.parse_args()
-    with TemporaryDirectory(dir=args.folder) as folder:
-        engine = Engine(resolve_checkpoint("demo"), args.tokens, Path(folder) / "prefixes")
-        figures = measure(engine, args.tokens, args.rounds)
-    if not args.json:
-        for name, value in figures.items():
-            print(f"{name:12} {value}")
-    else:
-        print(json.dumps({"tokens": args.tokens, **figures}))
-
-
-if __name__ == "__main__":
-    main()

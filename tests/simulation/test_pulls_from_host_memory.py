@@ -1,0 +1,240 @@
+"""A source sends what its pool has evicted straight from host memory, and takes no block for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from common.ids import Incarnation
+from common.kv.blocks import BlockHash
+from common.kv.prefix_source import PrefixSource
+from engine.core.blocks.block_pool import BlockUse
+from engine.core.blocks.host_pool import ONCE_SHARE
+from node.flow.messages import AbortAttempt, SendBlocks
+from tests.simulation.scripted_router import Asked
+from tests.simulation.world import (
+    BLOCK_SIZE,
+    PREFILL,
+    ROUTER,
+    NodeSize,
+    World,
+    assert_finished,
+)
+from tests.support.engine.build import make_prompt
+
+OTHER = Incarnation("q", 1)
+NUM_SHARED = 4
+SHARED = make_prompt(NUM_SHARED * BLOCK_SIZE, 1)
+OTHERS = range(2, 6)
+WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
+
+
+class Kept(World):
+    """`p` has the shared prompt, and its pool no room for it and others; `q` is asked next."""
+
+    def __init__(self, *, num_host_blocks: int = 24, **given: Any) -> None:
+        small = NodeSize(
+            num_blocks=9, max_model_len=28, num_host_blocks=num_host_blocks, keeps_prefixes=True
+        )
+        super().__init__(prefill=small, decode=NodeSize(num_blocks=48, caching=False), **given)
+        self.q = self.join(OTHER, NodeSize(num_blocks=24, max_model_len=28))
+        self.shared: Sequence[BlockHash] = ()
+
+    def fill(self, *, num_evicted: int = NUM_SHARED) -> None:
+        """Have `p` use the shared prompt twice, and evict the last blocks of it."""
+        pool = self.p.scheduler.pool
+        for last in (1, 2):
+            self._ask_p(SHARED, last)
+        self.shared = pool.latest(NUM_SHARED)
+        for family in OTHERS:
+            self._ask_p(make_prompt(16, family), 1)
+        self._ask_p(SHARED, 3)
+        for _ in range(3):
+            self.step()
+        ends = [pool.prefix_cache.find(one) for one in reversed(self.shared)]
+        pool.evict_next([one for one in ends[:num_evicted] if one is not None])
+        taken = pool.allocate(pool.num_free + num_evicted, BlockUse.RUNNING)
+        pool.release(taken)
+        assert self.in_pool() == NUM_SHARED - num_evicted
+        assert all(self.p.scheduler.host_pool.find(one) is not None for one in self.shared)
+        self.router.prefill = OTHER
+        self.router.source = PrefixSource(PREFILL, len(SHARED))
+
+    def _ask_p(self, prompt: tuple[int, ...], last: int) -> None:
+        self.router.prefill, self.router.source = PREFILL, None
+        assert_finished(self, self.ask((*prompt, last), max_tokens=3, ignore_eos=True))
+
+    def in_pool(self) -> int:
+        """How many blocks of the shared prompt the pool of `p` has."""
+        cache = self.p.scheduler.pool.prefix_cache
+        return sum(cache.find(one) is not None for one in self.shared)
+
+    def ask_q(self, *, last: int = 9, **given: Any) -> Asked:
+        """`q` is asked for the shared prompt, and told that `p` has it."""
+        given.setdefault("max_tokens", 4)
+        return self.ask((*SHARED, last), name=f"q{last}", **given)
+
+    def step_until_sent(self) -> None:
+        """Go on until `p` has pushed all pieces, none of which was read."""
+        self.step_until(
+            lambda: any(f.kind == "commit" and f.sender == PREFILL for f in self.network.frames),
+            frames=False,
+        )
+
+    def sent(self) -> dict[str, int]:
+        """The blocks that `p` has sent, by tier."""
+        return self.p.scheduler.statistics().counters.prefix_blocks_sent
+
+    def pulls(self) -> dict[str, int]:
+        """What became of the pulls of `q`; what did not happen is left out."""
+        counted = self.q.scheduler.statistics().counters.pulls
+        return {outcome: count for outcome, count in counted.items() if count}
+
+    def overwrite(self) -> None:
+        """Give host memory of `p` to others, as much as it gives, who write it."""
+        host_pool = self.p.scheduler.host_pool
+        taken = host_pool.allocate(host_pool.num_available)
+        self.p.runner.host_kv[:, :, taken] = 0xEE
+        host_pool.release(taken)
+
+
+@pytest.mark.parametrize("num_evicted", [4, 2, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_blocks_are_sent_from_where_they_are(way: dict[str, Any], num_evicted: int) -> None:
+    world = Kept()
+    world.fill(num_evicted=num_evicted)
+    num_evictions = world.p.scheduler.pool.num_evicted
+    num_copied = world.p.scheduler.statistics().counters.num_prefix_blocks_in
+    assert_finished(world, world.ask_q(**way))
+    assert world.pulls() == {"landed": 1}
+    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
+    assert world.sent() == {"pool": NUM_SHARED - num_evicted, "host": num_evicted}
+    assert world.in_pool() == NUM_SHARED - num_evicted, "the pool of the source takes no part"
+    assert world.p.scheduler.pool.num_evicted == num_evictions
+    assert world.p.scheduler.statistics().counters.num_prefix_blocks_in == num_copied
+    world.check_closed()
+
+
+@pytest.mark.parametrize("num_evicted", [4, 2])
+def test_what_is_sent_is_not_overwritten_meanwhile(num_evicted: int) -> None:
+    world = Kept()
+    world.fill(num_evicted=num_evicted)
+    asked = world.ask_q()
+    world.step_until_sent()
+    assert world.p.scheduler.host_pool.num_read == num_evicted
+    world.overwrite()
+    assert_finished(world, asked)
+    assert world.pulls() == {"landed": 1}
+    assert world.p.scheduler.host_pool.num_read == 0
+    world.overwrite()
+    assert_finished(world, world.ask_q(last=10)), "what has landed is of no concern to the source"
+    assert world.pulls() == {"landed": 1}
+
+
+def test_what_was_sent_is_the_last_to_give_way() -> None:
+    world = Kept()
+    world.fill()
+    assert_finished(world, world.ask_q())
+    host_pool = world.p.scheduler.host_pool
+    num_once = int(ONCE_SHARE * host_pool.num_blocks)  # those come behind it
+    host_pool.release(host_pool.allocate(host_pool.num_available - NUM_SHARED - num_once))
+    assert all(host_pool.find(one) is not None for one in world.shared)
+    world.check_closed()
+
+
+def test_two_nodes_pull_the_same_blocks_at_once() -> None:
+    world = Kept()
+    third = world.join(Incarnation("q2", 1), NodeSize(num_blocks=24, max_model_len=28))
+    world.fill()
+    first = world.ask_q()
+    world.step_until(lambda: len(world.p.connector.transfers) == 1, frames=False)
+    world.router.prefill = third.me
+    second = world.ask_q(last=11)
+    world.step_until(lambda: len(world.p.connector.transfers) == 2, frames=False)
+    world.overwrite()
+    assert_finished(world, first, second)
+    assert world.sent() == {"pool": 0, "host": 2 * NUM_SHARED}
+    assert third.scheduler.statistics().counters.pulls["landed"] == 1
+    world.check_closed()
+
+
+def test_a_source_that_keeps_half_of_its_host_memory_for_others_says_so_at_once() -> None:
+    world = Kept(num_host_blocks=7)
+    world.fill()
+    assert_finished(world, world.ask_q())
+    assert world.pulls() == {"missed": 1}
+    world.check_closed()
+
+
+def test_a_source_that_has_a_block_in_neither_says_so_at_once() -> None:
+    world = Kept()
+    world.fill()
+    asked = world.ask_q()
+    world.step_until(
+        lambda: any(isinstance(message, SendBlocks) for _, message in world.to_nodes), frames=False
+    )
+    world.overwrite()
+    assert_finished(world, asked)
+    assert world.pulls() == {"missed": 1}
+    world.check_closed()
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+@pytest.mark.parametrize("num_steps", range(1, 12))
+def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: bool) -> None:
+    world = Kept()
+    world.network.is_one_sided = is_one_sided
+    world.fill(num_evicted=2)
+    asked = world.ask_q()
+    for _ in range(num_steps):
+        world.step()
+    world.router.abort(asked)
+    world.to_nodes.append((OTHER, AbortAttempt(ROUTER, (asked.request.id,))))
+    world.settle()
+    world.advance(30.0)
+    world.settle()
+    world.check_closed()
+    assert_finished(world, world.ask_q(last=12))
+
+
+@pytest.mark.parametrize("num_steps", range(1, 12))
+def test_a_source_that_dies_at_any_moment_costs_the_pull(num_steps: int) -> None:
+    world = Kept()
+    world.fill()
+    asked = world.ask_q()
+    for _ in range(num_steps):
+        world.step(frames=False)
+    for frame in world.network.frames[: num_steps // 2]:
+        world.network.deliver(frame)
+    world.kill(world.p, is_noticed=False)
+    world.settle()
+    world.advance(6.0)
+    world.q.connector.on_peer_lost(PREFILL)
+    assert_finished(world, asked)
+    assert sum(world.pulls().values()) == 1
+
+
+def test_a_receiver_that_dies_leaves_host_memory_to_others() -> None:
+    world = Kept()
+    world.fill()
+    world.ask_q()
+    world.step_until_sent()
+    world.kill(world.q, is_noticed=False)
+    world.p.connector.on_peer_lost(OTHER)
+    world.settle()
+    assert world.p.scheduler.host_pool.num_read == 0
+    assert world.sent() == {"pool": 0, "host": 0}
+
+
+def test_a_copy_that_fails_costs_the_pull_and_lets_go_of_both_memories() -> None:
+    """Blocks of the pool of a device are copied out first."""
+    world = Kept()
+    world.fill(num_evicted=2)
+    asked = world.ask_q()
+    world.p.runner.fail_next_copy = True
+    assert_finished(world, asked)
+    assert world.pulls() == {"missed": 1}
+    assert not world.p.runner.fail_next_copy
+    world.check_closed()
