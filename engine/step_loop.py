@@ -73,8 +73,10 @@ class StepLoop(Generic[M, E]):
 
     With `is_async`, steps run on a thread of their own, and the next one is planned meanwhile. An
     `execution` that is given executes them instead, and the runner only swaps.
-    `perform` carries out one effect and must not block. `flush` is called after the effects that
-    report a step, and at the end of each turn, so that a step's tokens are sent together.
+    `perform` carries out one effect and must not block. `publish` is called when a step has taken
+    what it needs, and when results are known, before the effects that tell of either. `flush`
+    is called after the effects that report a step, and at the end of each turn, so that a step's
+    tokens are sent together.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class StepLoop(Generic[M, E]):
         perform: Callable[[E], None],
         flush: Callable[[], None],
         clock: Clock,
+        publish: Callable[[], None] | None = None,
         is_async: bool = False,
         execution: Execution | None = None,
     ) -> None:
@@ -96,6 +99,7 @@ class StepLoop(Generic[M, E]):
         self._execution: Execution = execution or of_runner(runner, clock)
         self._under_way: PlannedStep | None = None
         self._perform = perform
+        self._publish = publish or (lambda: None)
         self._flush = flush
         self._clock = clock
         self._preemptions = PreemptionLog()
@@ -125,6 +129,7 @@ class StepLoop(Generic[M, E]):
         self._perform_all(self._flow.on_time(self._clock.now_s()))
         began_s = self._clock.now_s()
         step, effects = self._flow.begin_step(began_s)
+        self._publish()
         self._preemptions.on_step(step.preempted, began_s)
         log.debug(
             "a step of %d sequences, %d tokens, %d preempted; admissions ended by: %s",
@@ -207,7 +212,9 @@ class StepLoop(Generic[M, E]):
         return True
 
     def _report(self) -> None:
-        self._perform_all(self._flow.report())
+        if effects := list(self._flow.report()):
+            self._publish()
+            self._perform_all(effects)
         self._flush()
 
     def _idle_timeout_s(self) -> float | None:

@@ -101,18 +101,20 @@ TOGETHER = (
     "tests/integration/on_shared_clusters/",
     "tests/unit/engine/runner/",
     "tests/equality/",
+    "tests/unit/test_",
 )
-"""Folders that one process takes as a whole, the one that takes longest first. Tests of the first
+"""What one process takes as a whole, the one that takes longest first. Tests of the first
 share clusters of up to five processes. Those of the second compile kernels that the demo model does
 not use, where none are cached yet (`tests.support.compiled_kernels` compiles those of the demo
 model before): several processes that need one at once would each compile it, a minute of CPU time
-each. Those of the last share runners of the demo model."""
+each. Those of the third share runners of the demo model, and those of the last, which look at all
+sources, what these were parsed to (`tests.unit.tree.parsed`)."""
 LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
 """Folders whose files take longest."""
 
 
 def _folder_of(nodeid: str) -> str | None:
-    """Return the folder of `TOGETHER` that a test is in."""
+    """Return what of `TOGETHER` a test belongs to."""
     return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
 
 

@@ -82,9 +82,9 @@ class Scheduler:
         config = config or SchedulingConfig()
         self.limits, self.pool = limits, BlockPool(num_blocks)
         can_swap = config.preemption_mode == "swap"
-        self.host_pool = HostPool(num_host_blocks if can_swap or keeps_prefixes else 0)
+        self.host_pool = host_pool = HostPool(num_host_blocks if can_swap or keeps_prefixes else 0)
         self.swapping = Swapping(
-            self.host_pool, limits.block_size, is_enabled=can_swap, is_late=swaps_late
+            host_pool, limits.block_size, is_enabled=can_swap, is_late=swaps_late
         )
         self.waiting = WaitingQueue(
             has_priorities=config.enable_priority_scheduling,
@@ -111,13 +111,11 @@ class Scheduler:
             fingerprint=fingerprint,
             is_enabled=enable_prefix_caching,
         )
-        self.prefix_transfers = PrefixTransfers(
-            self._prefixes, self.host_pool, counters, self._on_taken
-        )
+        self.prefix_transfers = PrefixTransfers(self._prefixes, host_pool, counters, self._on_taken)
         self.kept_prefixes = KeptPrefixes(
-            self.host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
+            host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
-        self.disk_prefixes = DiskPrefixes(self.host_pool, self._prefixes, counters, disk_index)
+        self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
         self._eos_token_ids = eos_token_ids
         self._results = StepResults(
             self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end

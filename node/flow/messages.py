@@ -7,11 +7,13 @@ The flows that read these messages only return effects, so a recorded inbox repr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
+from common.nodes import NodeLoad
 from common.request import GenerationRequest, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy
 from engine.core.blocks.disk_jobs import DiskJob, DiskResult
@@ -182,6 +184,13 @@ class NodeStatistics:
 
     scheduler: SchedulerStatistics
     num_transfers: int
+
+
+class NodeSnapshot(NamedTuple):
+    """What other threads may see of a node at one moment."""
+
+    statistics: NodeStatistics
+    load: NodeLoad
 
 
 Answer = Reserved | StartedLocally | PromptAccepted | CallRefused

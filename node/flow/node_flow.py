@@ -18,7 +18,6 @@ from common.errors import (
     Overloaded,
     PdserveError,
 )
-from common.nodes import NodeLoad
 from common.request import FinishReason
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
@@ -48,6 +47,7 @@ from node.flow.messages import (
     Effect,
     FetchBlocks,
     Message,
+    NodeSnapshot,
     NodeStatistics,
     PullRefused,
     RoleChanged,
@@ -65,10 +65,7 @@ from node.flow.shared_parts import SharedParts
 
 
 class NodeFlow:
-    """The decisions of one engine node.
-
-    Any thread may read `load` and `statistics`: they are replaced whole.
-    """
+    """The decisions of one engine node."""
 
     def __init__(
         self,
@@ -111,7 +108,6 @@ class NodeFlow:
             needs_staging=needs_staging,
         )
         self.prompts = SentPrompts(shared, needs_staging=needs_staging, place=tickets.place)
-        self._publish_snapshots()
 
     # --- events -------------------------------------------------------------------------------
 
@@ -221,7 +217,6 @@ class NodeFlow:
             effects += self._fail(
                 attempt, why_starved(sequence.num_known, self.scheduler.pool.num_blocks)
             )
-        self._publish_snapshots()
         return step, effects
 
     def plan_ahead(self, step: PlannedStep) -> None:
@@ -247,9 +242,7 @@ class NodeFlow:
         if self._unreported is None:
             return []
         outputs, self._unreported = self._unreported, None
-        effects = self._on_outputs(outputs)
-        self._publish_snapshots()
-        return effects
+        return self._on_outputs(outputs)
 
     def fail_step(self, step: PlannedStep, error: Exception, now_s: float) -> list[Effect]:
         """End the sequences of a step that failed with a typed error; all others go on."""
@@ -273,6 +266,15 @@ class NodeFlow:
         """Return the pushes of blocks for a step; None without prompts that are sent on."""
         return self.prompts.pushes(step)
 
+    def snapshot(self) -> NodeSnapshot:
+        """Return the statistics and the load as of now, which change no more."""
+        seen = self.scheduler.statistics()
+        load = current_load(
+            self.scheduler, seen, num_held=len(self._queue), is_draining=self.is_draining
+        )
+        statistics = NodeStatistics(scheduler=seen, num_transfers=self.attempts.num_leases)
+        return NodeSnapshot(statistics, load)
+
     # --- inside -------------------------------------------------------------------------------
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
@@ -281,7 +283,6 @@ class NodeFlow:
             return []
         self.is_draining = True
         self._hand_over_at_s = now_s + timeout_s
-        self._publish_snapshots()
         leaving = Draining("this node is draining")
         return [
             effect
@@ -411,21 +412,6 @@ class NodeFlow:
             life = self.prompts if attempt.is_prompt else self.reservations
             effects += life.on_output(attempt, output)
         return effects
-
-    def _publish_snapshots(self) -> None:
-        """Replace the load and statistics that other threads read."""
-        self.statistics = NodeStatistics(
-            scheduler=self.scheduler.statistics(), num_transfers=self.attempts.num_leases
-        )
-        self.load = self._current_load()
-
-    def _current_load(self) -> NodeLoad:
-        return current_load(
-            self.scheduler,
-            self.statistics.scheduler,
-            num_held=len(self._queue),
-            is_draining=self.is_draining,
-        )
 
 
 def _is_asked_again(attempt: NodeAttempt, message: Submit) -> bool:

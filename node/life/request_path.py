@@ -72,6 +72,7 @@ class RequestPath:
             told.keep_news()
         self._is_async = plans_ahead(config, model)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector)
+        self._published = self._flow.snapshot()
         self._streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
         self._streams.warm_from = config.handoff.warm_from
         loop.call_later(WARM_WISH_S, self._streams.start_is_over)
@@ -101,13 +102,13 @@ class RequestPath:
 
     def statistics(self) -> NodeStatistics:
         """Return what the step thread published last."""
-        return self._flow.statistics
+        return self._published.statistics
 
     def load(self) -> NodeLoad:
         """Return the load for the next heartbeat."""
         kv = self._connector.statistics()
         return replace(
-            self._flow.load,
+            self._published.load,
             kv_links=kv_links(kv),
             kv_unreachable=kv.unreachable,
             is_draining=self._drain.is_on,
@@ -126,6 +127,7 @@ class RequestPath:
             flow=self._flow,
             runner=self._model,
             perform=self._effects.perform_effect,
+            publish=self._publish,
             flush=self._flush,
             on_crash=lambda: self._loop.call_soon_threadsafe(on_crash),
             clock=self._clock,
@@ -144,6 +146,10 @@ class RequestPath:
         """Leave the files to the next process. The step thread has stopped before."""
         if self._disk is not None:
             await asyncio.to_thread(self._disk.close, grace_s)
+
+    def _publish(self) -> None:
+        """Replace, on the step thread, what other threads see of the node."""
+        self._published = self._flow.snapshot()
 
     def _flush(self) -> None:
         """End a turn of the step thread: tokens leave first, then ended attempts are reported."""

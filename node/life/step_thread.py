@@ -31,6 +31,7 @@ class StepThread:
         flush: Callable[[], None],
         on_crash: Callable[[], object],
         clock: Clock,
+        publish: Callable[[], None] | None = None,
         is_async: bool = False,
     ) -> None:
         self._inbox = inbox
@@ -43,6 +44,7 @@ class StepThread:
             flow=flow,
             runner=runner,
             perform=self._perform,
+            publish=publish,
             flush=self._flush,
             clock=clock,
             is_async=is_async,

@@ -163,7 +163,7 @@ class FaultyCluster:
         is_taken_over = False
         try:
             now_s = self.timeline.now_s()
-            is_taken_over = not self.leases.heartbeat(node.record, node.flow.load, now_s)
+            is_taken_over = not self.leases.heartbeat(node.record, node.flow.snapshot().load, now_s)
         except PlacementUnavailable:
             pass
         if is_taken_over:

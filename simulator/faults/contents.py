@@ -134,7 +134,8 @@ class KVMemory:
     @property
     def num_host_blocks(self) -> int:
         """Blocks in the host's memory."""
-        return self._host.shape[1]
+        num_blocks: int = self._host.shape[1]
+        return num_blocks
 
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
         """Overwrite one layer of blocks."""

@@ -23,8 +23,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder more time; in a run of several folders all are passed."""
     for item in items:
-        item.add_marker(pytest.mark.timeout(600))
+        if item.nodeid.startswith("tests/chart/"):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

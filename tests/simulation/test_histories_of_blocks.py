@@ -203,7 +203,7 @@ def check(nodes: list[Node], routers: list[Router], expected: set[int]) -> None:
 
 
 @pytest.mark.covers("F77")
-@pytest.mark.parametrize("seed", range(everyday(20, of=200)))
+@pytest.mark.parametrize("seed", range(everyday(10, of=200)))
 def test_what_routers_know_is_what_nodes_have(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(block_reports, "MAX_REPORTED", 4)

@@ -14,7 +14,7 @@ from tests.simulation.bugs_to_plant import BUGS
 from tests.simulation.planted_bugs import ROOT, histories_until_found
 from tests.support.examples import everyday
 
-NUM_HISTORIES = everyday(16, of=400)
+NUM_HISTORIES = everyday(8, of=400)
 FIRST_SEED = 1000
 QUICKLY_FOUND = (
     "decoding begins with another token than the one that was drawn",

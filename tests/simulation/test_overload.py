@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 
@@ -29,6 +30,7 @@ def trace() -> list[TraceRequest]:
     return requests
 
 
+@cache
 def tokens_per_s(load: float, row: str) -> tuple[float, int]:
     """Output tokens per second until the last request ends, and the preemptions."""
     requests, cost = trace(), StepCost()

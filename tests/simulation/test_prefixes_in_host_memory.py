@@ -46,7 +46,7 @@ def test_every_prompt_that_comes_back_a_third_time_finds_its_prefix(
     for node in world.nodes.values():
         counters = node.scheduler.statistics().counters
         assert counters.prefix_blocks_found["host"] >= 4 * NUM_FAMILIES
-        assert node.flow.load.num_prefix_host_blocks > 0
+        assert node.flow.snapshot().load.num_prefix_host_blocks > 0
 
 
 @pytest.mark.covers("F129")

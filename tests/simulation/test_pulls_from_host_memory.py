@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.simulation.world import (
     assert_finished,
 )
 from tests.support.engine.build import make_prompt
+from tests.support.examples import everyday
 
 OTHER = Incarnation("q", 1)
 NUM_SHARED = 4
@@ -74,7 +77,7 @@ class Kept(World):
     def ask_q(self, *, last: int = 9, **given: Any) -> Asked:
         """`q` is asked for the shared prompt, and told that `p` has it."""
         given.setdefault("max_tokens", 4)
-        return self.ask((*SHARED, last), name=f"q{last}", **given)
+        return self.ask((*SHARED, last), name=f"q{last}", may_wait=True, **given)
 
     def step_until_sent(self) -> None:
         """Go on until `p` has pushed all pieces, none of which was read."""
@@ -129,7 +132,7 @@ def test_what_is_sent_is_not_overwritten_meanwhile(num_evicted: int) -> None:
     assert world.pulls() == {"landed": 1}
     assert world.p.scheduler.host_pool.num_read == 0
     world.overwrite()
-    assert_finished(world, world.ask_q(last=10)), "what has landed is of no concern to the source"
+    assert_finished(world, world.ask_q(last=10))
     assert world.pulls() == {"landed": 1}
 
 
@@ -238,3 +241,45 @@ def test_a_copy_that_fails_costs_the_pull_and_lets_go_of_both_memories() -> None
     assert world.pulls() == {"missed": 1}
     assert not world.p.runner.fail_next_copy
     world.check_closed()
+
+
+@pytest.mark.covers("F135")
+def test_random_evictions_losses_and_deaths_change_no_answer() -> None:
+    sent: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    for seed in range(everyday(10, of=100)):
+        choose = random.Random(seed)
+        world = Kept(num_host_blocks=choose.choice([7, 12, 24]))
+        world.fill(num_evicted=choose.randint(0, NUM_SHARED))
+        world.network.is_one_sided = seed % 3 == 0
+        asked = [world.ask_q(last=20, max_tokens=choose.randint(1, 8), seed=seed)]
+        for _ in range(choose.randint(5, 40)):
+            happens = choose.random()
+            if happens < 0.1 and (world.p.connector.transfers or happens < 0.01):
+                world.overwrite()
+            elif happens < 0.2 and world.network.frames and not world.network.is_one_sided:
+                world.network.frames.remove(choose.choice(world.network.frames))
+            elif happens < 0.25:
+                world.network.send_again()
+            elif happens < 0.3:
+                asked.append(world.ask_q(last=20 + len(asked)))
+            elif happens < 0.31 and world.p.me in world.nodes:
+                world.kill(world.p, is_noticed=False)
+                world.q.connector.on_peer_lost(PREFILL)
+            elif world.network.frames and happens < 0.6:
+                world.network.deliver(choose.choice(world.network.frames))
+            else:
+                world.step(frames=False)
+        for _ in range(3):
+            world.network.send_again()
+            world.settle()
+            for node in world.nodes.values():
+                for token in list(node.connector.quarantined):
+                    node.connector.fence(token)
+            world.advance(6.0)
+        assert_finished(world, *asked)
+        world.check_closed()
+        sent += Counter(world.sent())
+        outcomes += Counter(world.pulls())
+    assert min(sent["pool"], sent["host"]) > 0, f"a tier has sent nothing: {sent}"
+    assert {"landed", "missed", "failed"} <= set(outcomes), f"an outcome is missing: {outcomes}"

@@ -232,8 +232,8 @@ def test_a_second_release_does_not_free_the_next_owners_blocks() -> None:
 def test_statistics_and_load_count_them_and_a_stop_does_not_wait_for_them() -> None:
     world = one_sided()
     asked, _ = given_up(world)
-    assert world.d.flow.statistics.scheduler.blocks.quarantined == 3
-    assert world.d.flow.load.num_quarantined_blocks == 3
+    assert world.d.flow.snapshot().statistics.scheduler.blocks.quarantined == 3
+    assert world.d.flow.snapshot().load.num_quarantined_blocks == 3
     world.stop(world.d)
     world.router.abort(asked)
     world.settle()

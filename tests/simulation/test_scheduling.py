@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from common.errors import Overloaded
+from common.ids import Incarnation
 from common.settings.config import SchedulingConfig
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.sequences.waiting_queue import WaitingQueue
 from kv_transfer.contract import Ticket
-from node.flow.messages import CallRefused, RoleChanged
+from node.flow.messages import CallRefused, NodeStatistics, RoleChanged
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
 from tests.support.engine.choices import MODES, ORDERS, REQUEUES
@@ -57,7 +58,7 @@ def test_a_pool_too_small_changes_no_answer(
     assert (statistics.counters.num_swapped_out > 0) is (mode == "swap")
     if mode == "recompute":
         assert statistics.counters.num_recomputed_tokens > 0
-    assert world.d.flow.load.num_preemptions == statistics.counters.num_preemptions
+    assert world.d.flow.snapshot().load.num_preemptions == statistics.counters.num_preemptions
 
 
 def test_a_more_important_request_takes_the_seat_of_a_decoding_one() -> None:
@@ -219,10 +220,14 @@ def test_a_prompt_that_no_pool_state_can_seat_is_refused_at_arrival(
 def test_a_node_that_comes_to_rest_leaves_the_last_numbers() -> None:
     # No time passes on this clock: what is shown is never the state before the last step.
     world = World(prefill=MANY, decode=MANY)
+    published: dict[Incarnation, NodeStatistics] = {}
+    for node in (world.p, world.d):
+        show = lambda node=node: published.update({node.me: node.flow.snapshot().statistics})  # noqa: E731
+        node.publish = show
     asked = [ask(world, seed=i) for i in range(3)]
     assert_finished(world, *asked)
     for node in (world.p, world.d):
-        shown = node.flow.statistics
+        shown = published[node.me]
         assert shown.scheduler == node.scheduler.statistics()
         assert (shown.scheduler.num_running, shown.num_transfers) == (0, 0)
         assert shown.scheduler.counters.num_steps == node.num_steps > 0
@@ -241,12 +246,12 @@ def test_the_load_is_known_without_a_look_at_the_queue(monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patched:
         patched.setattr(WaitingQueue, "__iter__", look)
-        load = world.d.flow._current_load()
+        load = world.d.flow.snapshot().load
     # The first one has its first token: one is left to compute. It takes the only seat.
     assert (load.num_running, load.num_waiting, load.free_seats) == (1, 19, 0)
     assert load.queued_tokens == 1 + sum(range(6, 25))
     world.settle()
-    assert world.d.flow.load.queued_tokens == 0
+    assert world.d.flow.snapshot().load.queued_tokens == 0
     world.check_closed()
 
 

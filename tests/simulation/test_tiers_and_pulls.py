@@ -120,7 +120,6 @@ def test_every_tier_and_pull_under_faults_gives_right_answers(
     pulls: Counter[str] = Counter()
     found: Counter[str] = Counter()
     happened: Counter[str] = Counter()
-    sent: Counter[str] = Counter()
     num_fetched = 0
     for seed in range(NUM_RUNS):
         folder = tmp_path / str(seed)
@@ -131,7 +130,6 @@ def test_every_tier_and_pull_under_faults_gives_right_answers(
             counters = node.scheduler.statistics().counters
             pulls += Counter(counters.pulls)
             found += Counter(counters.prefix_blocks_found)
-            sent += Counter(counters.prefix_blocks_sent)
             num_fetched += counters.num_fetched_tokens
     assert set(MORE_FAULTS) <= set(happened), "a fault never happened"
     assert pulls["landed"] > 0
@@ -141,7 +139,6 @@ def test_every_tier_and_pull_under_faults_gives_right_answers(
         f"a tier has found nothing: {found}"
     )
     assert num_fetched > 0
-    assert min(sent["pool"], sent["host"]) > 0, f"a tier has sent nothing: {sent}"
 
 
 class Tenants(World):

@@ -98,7 +98,7 @@ def reached(reach: Reach) -> tuple[CompilingWorld, Asked]:
     assert attempt.sequence.status is SequenceStatus.WAITING
     assert attempt.sequence not in world.nodes[node].scheduler.waiting
     assert not attempt.sequence.block_table
-    assert world.nodes[node].flow.load.num_waiting == 1
+    assert world.nodes[node].flow.snapshot().load.num_waiting == 1
     return world, asked
 
 

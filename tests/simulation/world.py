@@ -113,6 +113,7 @@ class Node:
             me, self.runner.kv_bytes, self.inbox.put, self.runner.host_kv
         )
         self.flow = make_flow(self.scheduler, size)
+        self.publish: Callable[[], None] = lambda: None
         self.fail_next_step = False
         self.fail_after_layer: int | None = None
         answers: Any = self
@@ -136,6 +137,7 @@ class Node:
             flow=self.flow,
             runner=self,
             perform=effects.perform_effect,
+            publish=lambda: self.publish(),
             flush=lambda: None,
             clock=world.clock,
             is_async=world.is_async,

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.tree import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+NAMES = {clock.rpartition(".")[2] for clock in WALL_CLOCKS}
 NODE_PACKAGES = (
     *("common", "decode_node", "engine", "kv_transfer"),
     *("node", "placement", "prefill_node", "protos", "simulator"),
@@ -30,8 +33,8 @@ def wall_clocks_read(package: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         names: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute):
+        for node in ast.walk(parsed(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in NAMES:
                 names.add(".".join(ast.unparse(node).split(".")[-2:]))
             if isinstance(node, ast.ImportFrom):
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}

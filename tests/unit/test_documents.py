@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.tree import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PACKAGES = ("pdserve", "common", "kv_transfer", "engine", "node", "router", "simulator", "bench")
@@ -121,7 +123,7 @@ def test_the_figures_of_the_first_page_have_their_source() -> None:
 @pytest.mark.parametrize("init", INITS, ids=lambda path: path.parent.relative_to(ROOT).as_posix())
 def test_every_path_in_a_map_exists(init: Path) -> None:
     """Paths begin at the root or at the package, or name a module of the room."""
-    docstring = ast.get_docstring(ast.parse(init.read_text())) or ""
+    docstring = ast.get_docstring(parsed(init.read_text())) or ""
     roots = (ROOT, init.parent, *init.parents)
     missing = [
         path
@@ -143,7 +145,7 @@ def unknown_modules(source: str, modules: frozenset[str]) -> list[str]:
 
     A module is known that is in the tree, or that the source itself imports.
     """
-    tree = ast.parse(source)
+    tree = parsed(source)
     imported = {
         (alias.asname or alias.name).partition(".")[0]
         for node in ast.walk(tree)

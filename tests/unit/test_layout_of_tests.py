@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tree import ROOT, name_of, python_files
+from tests.unit.tree import ROOT, name_of, parsed, python_files
 
 UNIT = ROOT / "tests/unit"
 OF_NAMED_TUPLES = frozenset({"_asdict", "_fields", "_make", "_replace"})
@@ -39,7 +39,6 @@ TOUCHING = {
     "tests/rdma/test_rdma_endings.py": 2,
     "tests/simulation/test_request_endings.py": 1,
     "tests/simulation/test_reservation_faults.py": 1,
-    "tests/simulation/test_scheduling.py": 1,
     "tests/simulation/world.py": 2,
     "tests/support/engine/build.py": 10,
     "tests/support/http/http_edge.py": 4,
@@ -101,7 +100,7 @@ def test_unit_tests_lie_in_the_folder_that_their_code_has() -> None:
 def imported(path: Path) -> frozenset[str]:
     """Return the dotted names that a file imports of tests, and of what it imports from them."""
     names, text = set[str](), path.read_text()
-    for node in ast.walk(ast.parse(text)) if "tests" in text else ():
+    for node in ast.walk(parsed(text)) if "tests" in text else ():
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -199,7 +198,7 @@ def touched_of_the_product(path: Path) -> int:
     text = path.read_text()
     if not PRIVATE.search(text):
         return 0
-    tree = ast.parse(text)
+    tree = parsed(text)
     touched, own = touched_in(tree), defined_in(tree)
     product = private_names_of_the_product()
     return sum(n for name, n in touched.items() if name in product and name not in own)

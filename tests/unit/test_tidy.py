@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tree import all_files, name_of, python_files
+from tests.unit.tree import all_files, name_of, parsed, python_files
 
 MOST_LINES = 450
 MOST_TEST_LINES = 600
@@ -75,7 +75,7 @@ def test_files_are_short() -> None:
 def test_functions_are_short() -> None:
     long = {}
     for path in python_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
                 count = node.end_lineno - node.lineno + 1
                 if count > MOST_FUNCTION_LINES:
@@ -90,7 +90,7 @@ def test_a_public_class_of_the_product_has_a_name_of_its_own() -> None:
     for path in python_files():
         if name_of(path).startswith(("tests/", "bench/", "tools/")):
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name_of(path))
     assert len(homes) > 500, "the product was found"
@@ -118,7 +118,7 @@ def records_by_position(source: str) -> list[str]:
     threads is given are the arguments of a call.
     """
     allowed: set[ast.AST] = set()
-    for node in ast.walk(tree := ast.parse(source)):
+    for node in ast.walk(tree := parsed(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "run_team":
             allowed.update(node.args)
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("range("):
@@ -171,7 +171,7 @@ def test_modules_open_with_a_docstring() -> None:
     silent = [
         name_of(path)
         for path in python_files()
-        if path.stat().st_size and ast.get_docstring(ast.parse(path.read_text())) is None
+        if path.stat().st_size and ast.get_docstring(parsed(path.read_text())) is None
     ]
     assert not silent
 

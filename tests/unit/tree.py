@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from functools import cache
@@ -24,6 +25,12 @@ def all_files() -> tuple[Path, ...]:
 
 def python_files() -> list[Path]:
     return [p for p in all_files() if p.suffix == ".py" and not p.name.endswith(GENERATED)]
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a source, which is parsed once for all tests of a process."""
+    return ast.parse(source)
 
 
 def name_of(path: Path) -> str:

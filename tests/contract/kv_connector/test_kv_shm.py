@@ -19,8 +19,8 @@ from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Landed, Released, TransferEnded
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Payload
-from kv_transfer.lanes.pool_memory import Pool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
@@ -90,9 +90,9 @@ def test_what_was_copied_is_what_is_verified(
     before = int(prefill.pool[1, kind, 4, 1000])
 
     def sum_then_change(
-        lane: ShmLane, pool: Pool, chunk: LayerChunk, *, is_summed: bool
+        lane: ShmLane, memory: SourceMemory, chunk: LayerChunk, *, is_summed: bool
     ) -> Payload:
-        payload = payload_of(lane, pool, chunk, is_summed=is_summed)
+        payload = payload_of(lane, memory, chunk, is_summed=is_summed)
         if chunk.layer == 1:
             prefill.pool[1, kind, 4, 1000] = before ^ 1
         return payload

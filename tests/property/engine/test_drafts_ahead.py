@@ -13,6 +13,7 @@ from tests.property.engine.strategies import fixed, policies, workloads
 from tests.property.engine.workload import Arrival, Run, check_answers
 from tests.support.engine.build import Engine
 from tests.support.engine.hash_runner import VOCAB_SIZE, expected_tokens
+from tests.support.examples import everyday
 
 
 class Guesses:
@@ -71,7 +72,7 @@ def engines(draw: st.DrawFn) -> Engine:
 
 
 @pytest.mark.covers("S60")
-@settings(fixed, max_examples=100)
+@settings(fixed, max_examples=everyday(40, of=100))
 @given(st.data())
 def test_every_answer_is_right_whenever_drafts_come(data: st.DataObject) -> None:
     engine = data.draw(engines())

@@ -12,8 +12,9 @@ from engine.core.policies.learned_outputs import LearnedOutputs
 from engine.core.policies.output_history import OutputHistory
 from tests.support.engine.planner_views import growth_columns
 from tests.support.engine.policy_views import View
+from tests.support.examples import everyday
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
+fixed = settings(derandomize=True, deadline=None, database=None, max_examples=everyday(60, of=200))
 
 
 @st.composite

@@ -13,6 +13,7 @@ from engine.core.sequences.status import SequenceStatus
 from tests.support.engine.build import Engine, make_request
 from tests.support.engine.choices import MODES, REQUEUES
 from tests.support.engine.hash_runner import expected_tokens
+from tests.support.examples import everyday
 
 fixed = settings(derandomize=True, deadline=None, database=None)
 
@@ -56,7 +57,7 @@ def check_answer(engine: Engine, sequence: Sequence) -> None:
 
 
 @pytest.mark.covers("S41")
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=everyday(25, of=60))
 @given(st.data())
 def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None:
     engine = data.draw(engines())
@@ -81,7 +82,7 @@ def test_a_stream_of_urgent_requests_starves_nobody(data: st.DataObject) -> None
 
 
 @pytest.mark.covers("S41")
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=everyday(25, of=60))
 @given(st.data())
 def test_an_urgent_request_does_not_wait_for_the_outputs_of_others(data: st.DataObject) -> None:
     engine = data.draw(engines())

@@ -37,8 +37,9 @@ from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from tests.support.engine.choices import FREE_METHODS
 from tests.support.engine.planner_views import growth_columns
 from tests.support.engine.policy_views import Decode, SummedReservation, View, summed
+from tests.support.examples import everyday
 
-fixed = settings(derandomize=True, deadline=None, database=None, max_examples=200)
+fixed = settings(derandomize=True, deadline=None, database=None, max_examples=everyday(80, of=200))
 
 BLOCK_SIZES = st.sampled_from([1, 4, 16, 64])
 PPM = st.integers(0, 1_000_000)

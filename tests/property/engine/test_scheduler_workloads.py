@@ -18,7 +18,7 @@ from tests.support.examples import everyday
 
 
 @pytest.mark.covers("B08", "F51", "F53", "S11", "S15", "S60")
-@settings(fixed, max_examples=everyday(150, of=500))
+@settings(fixed, max_examples=everyday(75, of=500))
 @given(st.data())
 def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -> None:
     engine = data.draw(engines())
@@ -27,7 +27,7 @@ def test_every_answer_is_right_whatever_happens_around_it(data: st.DataObject) -
 
 
 @pytest.mark.covers("F51")
-@settings(fixed, max_examples=everyday(40, of=100))
+@settings(fixed, max_examples=everyday(20, of=100))
 @given(st.data())
 def test_pools_that_preempt_all_the_time_change_no_answer(data: st.DataObject) -> None:
     length = data.draw(st.integers(4, 10))
@@ -88,7 +88,7 @@ def test_every_chunk_budget_gives_the_same_outputs(num_blocks: int, caching: boo
         Arrival(5, 2, 1, 4, 1),
     ]
     answers = []
-    for budget in range(3, 40):
+    for budget in range(3, 40, everyday(3, of=1)):
         engine = Engine(num_blocks=num_blocks, seats=3, budget=budget, caching=caching)
         run = Run(engine, arrivals)
         answers.append(run.to_the_end())

@@ -12,6 +12,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,14 @@ def is_quantised(name: str, weight: np.ndarray) -> bool:
     return weight.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
 
 
+@cache
+def _packed(
+    packer: Packer, weight: bytes, shape: tuple[int, ...], seed: int
+) -> tuple[dict[str, Tensor], np.ndarray]:
+    """Return what `packer.pack` does. It computes number by number, a third of a second a model."""
+    return packer.pack(np.frombuffer(weight, np.float32).reshape(shape), seed)
+
+
 def packed_model(
     weights: Mapping[str, np.ndarray], packer: Packer, plain: str = "F32"
 ) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
@@ -430,7 +439,9 @@ def packed_model(
         if not is_quantised(name, weight):
             tensors[name], values[name] = floats(plain, weight), weight
             continue
-        parts, values[name] = packer.pack(weight, seed)
+        assert weight.dtype == np.float32
+        parts, made = _packed(packer, weight.tobytes(), weight.shape, seed)
+        values[name] = made.copy()
         layer = name.removesuffix(".weight")
         tensors |= {f"{layer}.{suffix}": tensor for suffix, tensor in parts.items()}
     return tensors, values

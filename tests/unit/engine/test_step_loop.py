@@ -46,6 +46,22 @@ def test_a_turn_is_messages_time_plan_run_apply_emit_each_performed_before_the_n
     ]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_others_see_changes_before_anybody_is_told(is_async: bool) -> None:
+    log: list[str] = []
+    loop = StepLoop(
+        inbox=ScriptedInbox(), flow=ScriptedFlow(log, [2]), runner=ScriptedRunner(log),
+        perform=log.append, publish=lambda: log.append("publish"), flush=lambda: None,
+        clock=ManualClock(), is_async=is_async,
+    )  # fmt: skip
+    while loop.turn():
+        pass
+    for effect in ("effect of begin", "effect of end 2"):
+        assert log[log.index(effect) - 1] == "publish"
+    told = log.index("effect of end 2")
+    assert "publish" not in log[told + 1 : log.index("begin", told)], "nothing has changed"
+
+
 class _Executed:
     """Has the results of a step when it is asked for them; it plans nothing meanwhile."""
 

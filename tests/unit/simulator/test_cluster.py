@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from simulator.profile import facts_of
 from simulator.profiles.beside_steps import BesideSteps
 from simulator.served import ServedRequest, latency_figures
 from simulator.trace_file import TraceRequest
+from tests.support.examples import everyday
 from tests.unit.simulator.clusters import (
     BLOCK,
     COST,
@@ -123,8 +125,9 @@ SCHEDULING: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("num_nodes", SHAPES, ids=str)
-@pytest.mark.parametrize("scheduling", SCHEDULING)
+@pytest.mark.parametrize(
+    ("scheduling", "num_nodes"), [*product(SCHEDULING, SHAPES)][:: everyday(3, of=1)], ids=str
+)
 def test_runs_of_equal_steps_give_what_each_step_by_itself_gives(
     num_nodes: dict[Role, int], scheduling: str
 ) -> None:

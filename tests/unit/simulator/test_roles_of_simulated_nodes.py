@@ -13,6 +13,7 @@ from common.settings.config import HandoffConfig, PlacementConfig, SchedulingCon
 from node.flow.messages import CallRefused
 from simulator.cluster import SimulatedCluster
 from simulator.node import NodeSaid
+from tests.support.examples import everyday
 from tests.unit.simulator.clusters import MIXED, D, P, clients_of, setup_of, trace
 
 NUM_MOVES = 50
@@ -48,7 +49,7 @@ def failures(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> list
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(everyday(2, of=4)))
 @pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
 def test_every_answer_is_whole_while_roles_move(
     seed: int, preemption_mode: str, monkeypatch: pytest.MonkeyPatch

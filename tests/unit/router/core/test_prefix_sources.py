@@ -162,6 +162,14 @@ NEW = prefill("p9")
         ([prefill("p0", num_cached_blocks=9, sends_blocks=False)], "auto", None),
         ([prefill("p0", num_cached_blocks=9, fingerprint="other")], "auto", None),
         ([prefill("p0", num_cached_blocks=9, kv_unreachable=(NEW.incarnation,))], "auto", None),
+        (  # it has room for 50
+            [
+                prefill("p0", num_cached_blocks=60),
+                prefill("p1", num_cached_blocks=90, queued_tokens=900),
+            ],
+            "auto",
+            "p0",
+        ),
         ([prefill("p0"), prefill("p1", num_cached_blocks=9)], "p0", "p0"),
         ([prefill("p0", fingerprint="other"), prefill("p1")], "p0", None),
         ([prefill("p1")], "p0", None),

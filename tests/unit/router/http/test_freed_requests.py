@@ -37,12 +37,11 @@ TEXT = "/v1/completions"
 
 def objects_of(modules: tuple[str, ...]) -> Counter[str]:
     """The objects that the collector knows of types of these modules, by type."""
-    types = (type(one) for one in gc.get_objects())
-    return Counter(
-        f"{one.__module__}.{one.__qualname__}"
-        for one in types
-        if str(one.__module__).startswith(modules)  # some types' is a descriptor
-    )
+    found = Counter[str]()
+    for one, count in Counter(map(type, gc.get_objects())).items():
+        if str(one.__module__).startswith(modules):  # some types' is a descriptor
+            found[f"{one.__module__}.{one.__qualname__}"] += count
+    return found
 
 
 async def leaves_nothing(

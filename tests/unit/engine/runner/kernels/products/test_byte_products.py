@@ -106,11 +106,12 @@ def test_the_instruction_of_an_arm_host_is_found(
 
 @pytest.mark.parametrize("is_fine", KINDS)
 def test_extreme_bytes_do_not_saturate(is_fine: bool) -> None:
+    """In everyday runs one kind of rows for each instruction, because each is compiled anew."""
     tensor = stored("Q8_0", 16, 64)
     tensor.rows.reshape(16, 2, 34)[..., 2:] = 128  # the byte -128
     x = np.ones((1, 64), np.float32)
     wanted = dequantise(tensor) @ x[0]
-    for instruction in available():
+    for instruction in islice(available(), is_fine, None, everyday(2, of=1)):
         weight = packed(tensor, with_bytes=True, is_fine=is_fine)
         weight.table[0, BYTES] = byte_kernel(CODES["Q8_0"], instruction, is_fine=is_fine)
         out = np.empty((1, 16), np.float32)
