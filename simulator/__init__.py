@@ -6,8 +6,7 @@ node          a real step loop, flow and scheduler
 execution     steps that take their time on the virtual clock; runs of equal ones at once
 drawing       the tokens of a model that is not there
 kv_network    connectors over a modelled network
-shared_links  how long bytes take on links that flows share: pure; shared_cores: the same for steps
-              on the cores of one machine
+shared_links  how long bytes take on links that flows share: pure
 timeline      the virtual clock and its heap of events
 step_cost     the time of a step by a roofline, for replays that compare policies
 shared_pool   what one pool for the whole cluster would find: pure

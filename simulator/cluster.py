@@ -28,13 +28,13 @@ from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
 from simulator.node import NodeSaid, SimulatedNode, flow_of
 from simulator.profile import VOCAB_SIZE, DeviceProfile, facts_of
+from simulator.profiles.shared_cores import SharedCores
 from simulator.router import SimulatedRouter
 from simulator.served import ServedRequest
-from simulator.shared_cores import SharedCores
 from simulator.timeline import Timeline
 
 _MESSAGES_TO_FIRST_TOKEN = 4
-"""Of a request that is handed off: to the decode node and back, to the prefill node and back."""
+"""Messages before token 0 of a request that is handed off: to both of its nodes and back."""
 RENEWALS_PER_LEASE = 4
 """Heartbeats of a node, and listings of a router, in the time of one lease."""
 

@@ -18,7 +18,7 @@ from engine.core.step.step_batch import StepBatch
 from engine.execution import Batch
 from simulator.drawing import drawn, num_left
 from simulator.profile import StepTimes
-from simulator.shared_cores import PacedStep, SharedCores
+from simulator.profiles.shared_cores import PacedStep, SharedCores
 from simulator.timeline import Timeline
 
 

@@ -14,12 +14,10 @@ from pdserve.planning.page import page_of
 from pdserve.planning.shown import as_json, as_text, story_of
 from pdserve.planning.trial import run_story, setup_of
 from pdserve.planning.wanted import checked_page, wanted_of
-from pdserve.roles.long_lived import exclude_from_collection
 
 
 def run_plan(parsed: argparse.Namespace, config: Config) -> None:
     """Plan and print. Raises `ConfigError` for wrong flags, `TargetsOutOfReach`."""
-    exclude_from_collection()
     wanted = wanted_of(parsed, config)
     page = None if parsed.page is None else checked_page(parsed.page)
     request = _explained(parsed.explain, wanted)

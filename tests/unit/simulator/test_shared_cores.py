@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.shared_cores import SharedCores
+from simulator.profiles.shared_cores import SharedCores
 
 
 def test_a_step_alone_takes_its_time() -> None:

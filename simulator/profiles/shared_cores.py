@@ -1,8 +1,8 @@
 """Steps of nodes that share the cores of one machine: when each of them is done. Pure.
 
 As long as no more steps run than the cores carry, each runs at full speed, or a little slower for
-the caches and the memory that it shares with others. More steps than that get equal shares. Whoever
-begins or ends a step changes the pace of all others from that moment on.
+the caches and the memory that it shares with others. More steps than that get equal shares. A step
+that begins or ends changes the pace of all others from that moment on.
 """
 
 from __future__ import annotations
