@@ -30,7 +30,8 @@ from node.flow.messages import (
     Submit,
 )
 from node.flow.node_flow import NodeFlow
-from node.flow.perform_effects import NodeEffects
+from node.flow.perform_effects import BlockDisk, NodeEffects
+from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
@@ -53,6 +54,10 @@ class NodeSaid:
     pulls: list[AskBlocks] = field(default_factory=list)
     refused_pulls: list[RefusePull] = field(default_factory=list)
     """What it wants of other nodes' caches."""
+    offers: list[OfferBlocks] = field(default_factory=list)
+    """What others may pull of it."""
+    warm_from: str = ""
+    """Whose blocks it wants, which has started."""
     news: dict[BlockHash, bool] = field(default_factory=dict)
     host_news: dict[BlockHash, bool] = field(default_factory=dict)
 
@@ -76,6 +81,7 @@ class SimulatedNode:
         *,
         max_queued_requests: int,
         tell: Callable[[NodeSaid], object],
+        disk: BlockDisk | None = None,
     ) -> None:
         self.me = me
         self.flow, self.scheduler, self.execution = flow, flow.scheduler, execution
@@ -93,8 +99,9 @@ class SimulatedNode:
             self,
             self,
             self,
-            on_drained=lambda: None,
+            on_drained=self.on_drained,
             on_copied=self.put,
+            disk=disk,
         )
         self._loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self._inbox,
@@ -148,6 +155,10 @@ class SimulatedNode:
     def offer(self, offered: OfferBlocks) -> None:
         """Raise `RuntimeError`: no simulated node leaves."""
         raise RuntimeError("a node that does not leave offers its blocks")
+
+    def on_drained(self) -> None:
+        """Raise `RuntimeError`: no simulated node leaves."""
+        raise RuntimeError("a node that does not leave has drained")
 
     def execute(
         self,
@@ -212,6 +223,9 @@ def flow_of(
     vocab_size: int,
     new_lease_token: Callable[[], int],
     pull_cost: PullCost,
+    disk_cost: PullCost | None = None,
+    needs_staging: bool = False,
+    hand_over: HandOver | None = None,
 ) -> NodeFlow:
     """Return the flow of the node `me`, whose KV is reached by its name."""
     limits = FlowLimits(
@@ -231,7 +245,9 @@ def flow_of(
         scheduler,
         limits,
         tickets=Tickets(place, new_lease_token),
-        needs_staging=False,
+        needs_staging=needs_staging,
         local_prefill_threshold=config.handoff.local_prefill_threshold,
         pull_cost=pull_cost,
+        disk_cost=disk_cost,
+        hand_over=hand_over,
     )

@@ -184,6 +184,8 @@ class NodeFlow:
     def _next_due_s(self) -> float | None:
         leaving = self._hand_over_of_cache
         ends_at_s = None if leaving is None or self._has_said_drained else leaving.ends_at_s
+        if ends_at_s is not None and not self.is_empty:
+            ends_at_s = None  # it leaves when something ends, and waits for no time
         return _earliest(self.attempts.next_deadline_s(), self._hand_over_at_s, ends_at_s)
 
     @property

@@ -43,7 +43,7 @@ class Simulation:
 
 def simulation_of(flags: Mapping[str, Any]) -> Simulation:
     """Return what the flags ask for. Raises `SettingsError`, which names all that is wrong."""
-    problems: list[str] = []
+    problems = _ignored_by_replay(flags)
     seed = _number(flags, "seed", 0, (0, 1 << 62), problems)
     num_histories = _number(flags, "histories", 100, (1, MOST_HISTORIES), problems)
     num_requests = _number(flags, "requests", 20, (1, MOST_REQUESTS), problems)
@@ -66,6 +66,15 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
         is_json=bool(flags.get("json")),
         written_to=written_to,
     )
+
+
+def _ignored_by_replay(flags: Mapping[str, Any]) -> list[str]:
+    """Return one problem that names the flags which a file of a history leaves no choice of."""
+    names = ("seed", "histories", "faults", "requests", "nodes", "output")
+    ignored = [f"--{name}" for name in names if name in flags]
+    if "replay" not in flags or not ignored:
+        return []
+    return [f"--replay runs the history of a file as it is: wanted no {', '.join(ignored)}"]
 
 
 def run_simulation(
@@ -147,7 +156,8 @@ def lines_of(history: History) -> list[str]:
         (
             -1.0,
             f"nodes: {shape.num_prefill} prefill, {shape.num_decode} decode, "
-            f"{shape.num_mixed} mixed, of {shape.num_blocks} blocks and {shape.max_num_seqs} seats",
+            f"{shape.num_mixed} mixed, of {shape.num_blocks} blocks and {shape.max_num_seqs} "
+            f"seats; {shape.num_routers} routers",
         )
     ]
     for asked in history.requests:
@@ -155,8 +165,9 @@ def lines_of(history: History) -> list[str]:
         lines.append(
             (
                 asked.at_s,
-                f"{asked.at_s:8.4f} s  {asked.name}: {asked.num_prompt} tokens, at most "
-                f"{asked.max_tokens} more, within {asked.deadline_s:g} s{leaves}",
+                f"{asked.at_s:8.4f} s  {asked.name} to {asked.router}: {asked.num_prompt} tokens, "
+                f"at most {asked.max_tokens} more, priority {asked.priority}, within "
+                f"{asked.deadline_s:g} s{leaves}",
             )
         )
     for fault in history.faults:

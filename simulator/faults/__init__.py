@@ -9,11 +9,12 @@ fault_events  what each kind of fault does to a cluster
 checks        what must hold, whatever happens
 router        the simulator's router, on streams that break
 streams       the stream of a router and a node: what gRPC over TCP does to messages
-nodes         a node whose process stops, freezes and restarts
+between       what nodes have for each other, through a router
+beside        changes that an administrator asks a router for
+node/         a node whose process stops, freezes and restarts
 kv_wires      the real machines of `kv_transfer`, on connections that break
 leases        the store's leases: pure
 hosts         the clock of each process, and which hosts reach which others
-steps         steps whose tokens depend on every block that they read
 contents      blocks of KV with contents, and the answers that follow from them: pure
 
 Decisions:

@@ -18,7 +18,7 @@ from simulator.faults.contents import (
     values_of,
 )
 from simulator.faults.history import AskedRequest
-from simulator.faults.nodes import FaultyNode
+from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.router import Answered, FaultyRouter
 
 LATE_S = 1.0
@@ -34,6 +34,8 @@ BY_FAULTS = frozenset(
 """How a request may end where something was broken."""
 WITHOUT_FAULTS = frozenset({"deadline_exceeded"})
 """How a request with little time may end where nothing was broken before its end."""
+WITHOUT_NODES = WITHOUT_FAULTS | {"overloaded"}
+"""How one may end while all nodes that decode have left."""
 
 
 class Violation(InternalError):
@@ -64,14 +66,22 @@ def check_node(node: FaultyNode) -> None:
 
 
 def check_end(
-    asked: AskedRequest, answered: Answered, right: tuple[int, ...], *, has_faults: bool
+    asked: AskedRequest,
+    answered: Answered,
+    right: tuple[int, ...],
+    *,
+    has_faults: bool,
+    has_drains: bool,
+    is_served: bool,
 ) -> None:
     """Check how one request ended; `right` is its answer in an undisturbed run.
 
+    What is not broken fails nothing, whatever roles nodes have. A node that leaves may end an
+    attempt, and the request goes on elsewhere; `is_served`: some node decodes whatever others do.
     Raises `Violation`.
     """
     tokens, outcome = tuple(answered.tokens), answered.outcome
-    if answered.failure and not has_faults:
+    if answered.failure and not (has_faults or has_drains):
         raise Violation(f"an attempt of {asked.name} failed by itself: {answered.failure}")
     if tokens != right[: len(tokens)]:
         raise Violation(f"{asked.name} was answered {tokens}: right is {right}")
@@ -82,7 +92,8 @@ def check_end(
         return
     if outcome == LEFT and asked.leaves_at_s is not None:
         return
-    if outcome not in (BY_FAULTS if has_faults else WITHOUT_FAULTS):
+    known = WITHOUT_FAULTS if is_served or not has_drains else WITHOUT_NODES
+    if outcome not in (BY_FAULTS if has_faults else known):
         raise Violation(f"{asked.name} ended by {outcome}")
 
 
@@ -96,16 +107,25 @@ def check_time(asked: AskedRequest, answered: Answered, slack_s: float) -> None:
         raise Violation(f"{asked.name} ended {late_s:.3f} s after its deadline")
 
 
-def why_busy(nodes: Iterable[FaultyNode], router: FaultyRouter) -> str:
+def check_left(node: FaultyNode) -> None:
+    """Check that a node which says that it has drained holds nothing. Raises `Violation`."""
+    if not node.is_empty() or not node.kv.is_idle:
+        raise Violation(f"{node.me} has drained, and holds something")
+
+
+def why_busy(nodes: Iterable[FaultyNode], routers: Iterable[FaultyRouter]) -> str:
     """Return what is held although nothing runs any more; empty: nothing."""
     for node in nodes:
         if not node.is_empty():
             return f"{node.me} holds something"
         if not node.kv.is_idle:
             return f"{node.me} has a transfer or a landing"
-    if router.num_calls:
-        return "the router waits for an answer"
-    return router.why_held()
+    for router in routers:
+        if router.num_calls:
+            return f"{router.me} waits for an answer"
+        if router.why_held():
+            return router.why_held()
+    return ""
 
 
 def check_cache(node: FaultyNode, right: Mapping[BlockHash, Numbers]) -> None:
@@ -117,6 +137,24 @@ def check_cache(node: FaultyNode, right: Mapping[BlockHash, Numbers]) -> None:
             raise Violation(f"{node.me} has a cached block of tokens that nobody asked for")
         if not (node.memory.slots[:, block] == found).all():
             raise Violation(f"{node.me} has a cached block with something else in it")
+    host_pool, num_found = node.scheduler.host_pool, 0
+    for name, values in right.items():
+        host_block = host_pool.find(name)
+        if host_block is not None:
+            num_found += 1
+            if not (node.memory.host[:, host_block] == values).all():
+                raise Violation(f"{node.me} has a prefix in host memory with something else in it")
+    if num_found < host_pool.num_prefixes:
+        raise Violation(f"{node.me} has a prefix in host memory that nobody asked for")
+
+
+def check_files(
+    files: Iterable[tuple[BlockHash, Numbers]], right: Mapping[BlockHash, Numbers]
+) -> None:
+    """Check that every file holds what its hash says. Raises `Violation`."""
+    for name, values in files:
+        if name not in right or not (values == right[name]).all():
+            raise Violation("a file of a prefix has something else in it")
 
 
 def right_blocks(

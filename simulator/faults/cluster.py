@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -9,18 +10,23 @@ from itertools import count
 from common.ids import AttemptId, Incarnation
 from common.nodes import Role
 from common.request import GenerationRequest, SamplingParams
+from node.control.drain import LAST_GRACE_S
 from placement.store import PlacementUnavailable
+from router.core.membership import ENDED_BY_NODE
 from simulator.clients import ClientRequest
 from simulator.faults import checks
 from simulator.faults.checks import LOST_WITH_ROUTER, Violation
 from simulator.faults.contents import STOP_TOKEN_ID, prompt_of, right_answer
-from simulator.faults.history import AskedRequest, Fault, History
+from simulator.faults.history import BREAKING, CHANGES, AskedRequest, Fault, FaultKind, History
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.kv_wires import KVWires
 from simulator.faults.leases import Leases
-from simulator.faults.nodes import FaultyNode, layout_of
+from simulator.faults.node.disk import Disk
+from simulator.faults.node.faulty_node import FaultyNode, layout_of
+from simulator.faults.node.life import LifeStore
 from simulator.faults.router import Answered, FaultyRouter
-from simulator.faults.shape import node_names
+from simulator.faults.shape import node_names, router_names
+from simulator.faults.streams import RESET, NodeLink
 from simulator.timeline import Timeline
 from simulator.trace_file import TraceRequest
 
@@ -28,8 +34,9 @@ LOOK_S = 0.5
 """How often it is looked whether all has ended."""
 PATIENCE_S = 20.0
 """How long something may be held after the last request and the last fault have ended."""
-ENOUGH_S = 30.0
-"""A request with so much time after the last fault must be answered, if a node can."""
+ENOUGH_S, ENOUGH_STEPS = 30.0, 500
+"""A request with so much time, and for so many steps, after the last fault must be answered, if a
+node can."""
 _RETRY_S = 0.5
 
 
@@ -55,6 +62,7 @@ class FaultyCluster:
         self.paths = Paths()
         self.leases = Leases(shape.lease_s)
         self.wires = KVWires(self.timeline, self.paths, shape.kv_message_s)
+        self.disk = Disk()
         self.lives: dict[Incarnation, FaultyNode] = {}
         self.nodes: dict[str, FaultyNode] = {}
         """The life of each node that is alive, by the name that it began with."""
@@ -63,11 +71,24 @@ class FaultyCluster:
         self._requests = [_request(asked) for asked in history.requests]
         self._num_open = len(self._requests)
         self._ended_at_s = 0.0
-        self._faults_end_s = max((one.at_s + one.span_s for one in history.faults), default=0.0)
+        self._faults_end_s = max(map(self._end_of, history.faults), default=0.0)
+        self._first_broken_s = _first(history.faults, BREAKING)
+        self._first_drain_s = _first(history.faults, (FaultKind.DRAIN,))
         self.router_stood_s = 0.0
+        self._store = LifeStore(
+            leases=self.leases,
+            timeline=self.timeline,
+            lease_s=shape.lease_s,
+            drain_s=shape.drain_s,
+            on_left=self._on_left,
+            on_replaced=self._on_replaced,
+        )
+        self.routers: dict[str, FaultyRouter] = {}
+        """The life of each router that was started last, by its name."""
         for name in node_names(shape):
             self.start_node(name, name)
-        self.router = self._new_router()
+        for name in router_names(shape):
+            self.start_router(name)
 
     def run(self) -> None:
         """Run the history to its end. Raises `Violation`, or what a broken program raises."""
@@ -106,48 +127,43 @@ class FaultyCluster:
             ProcessClock(self.timeline),
             self.wires,
             self._lease_tokens.__next__,
+            self._store,
+            self.disk,
+            name=name,
             on_turn=checks.check_node,
         )
         self.lives[me] = self.nodes[name] = node
-        self._renew(name, node)
+        node.life.keep_lease()
 
-    def stop_node(self, name: str, *, is_known: bool) -> None:
-        """End a node's process."""
+    def stop_node(self, name: str, *, is_known: bool, reason: str = RESET) -> None:
+        """End a node's process; its host says so, and why, if that is known."""
         node = self.nodes.pop(name)
         node.clock.kill()
         node.is_death_known = is_known
         self.wires.leave(node.kv)
-        for link in self.router.links.values():
+        for link in self._links():
             if link.node is node:
-                link.on_node_dead(is_known=is_known)
+                link.on_node_dead(is_known=is_known, reason=reason)
 
-    def stop_router(self, *, is_known: bool) -> None:
-        """End the router's process; its requests end with it."""
-        self.router.clock.kill()
-        for link in self.router.links.values():
+    def stop_router(self, name: str, *, is_known: bool) -> None:
+        """End a router's process; its requests end with it."""
+        router = self.routers[name]
+        router.clock.kill()
+        for link in router.links.values():
             link.on_router_dead(is_known=is_known)
         for request in self._requests:
-            if request.asked.at_s <= self.timeline.now_s() and not request.answered.outcome:
+            asked = request.asked
+            is_there = asked.router == name and asked.at_s <= self.timeline.now_s()
+            if is_there and not request.answered.outcome:
                 self._lose(request)
 
-    def start_router(self) -> None:
-        """Start another router."""
-        self.router = self._new_router()
-
-    def flush(self) -> None:
-        """Let what waits go on: a path is open again."""
-        self.wires.flush()
-        for link in self.router.links.values():
-            link.flush()
-
-    # Inside.
-
-    def _new_router(self) -> FaultyRouter:
+    def start_router(self, name: str) -> None:
+        """Start a router, in another life than before."""
         shape = self.history.shape
-        return FaultyRouter(
+        self.routers[name] = FaultyRouter(
             self.timeline,
             ProcessClock(self.timeline),
-            next(self._router_epochs),
+            Incarnation(name, next(self._router_epochs)),
             self.paths,
             self.leases,
             self.lives,
@@ -159,18 +175,42 @@ class FaultyCluster:
             is_wide=self._is_wide,
         )
 
-    def _renew(self, name: str, node: FaultyNode) -> None:
-        is_taken_over = False
-        try:
-            now_s = self.timeline.now_s()
-            is_taken_over = not self.leases.heartbeat(node.record, node.flow.snapshot().load, now_s)
-        except PlacementUnavailable:
-            pass
-        if is_taken_over:
-            self.stop_node(name, is_known=True)
-        else:
-            renew = partial(self._renew, name, node)
-            node.clock.after(self.history.shape.lease_s / 4, renew)
+    def flush(self) -> None:
+        """Let what waits go on: a path is open again."""
+        self.wires.flush()
+        for link in self._links():
+            link.flush()
+
+    # Inside.
+
+    def _links(self) -> Iterator[NodeLink]:
+        """Yield the links of all routers. What they do may change a router's links."""
+        for router in list(self.routers.values()):
+            yield from list(router.links.values())
+
+    def _end_of(self, fault: Fault) -> float:
+        """Return when a fault or a change is over, whatever becomes of it."""
+        if fault.kind is FaultKind.DRAIN:
+            return fault.at_s + self.history.shape.drain_s + LAST_GRACE_S + fault.span_s
+        return fault.at_s + fault.span_s
+
+    def _on_left(self, node: FaultyNode, is_empty: bool) -> None:
+        """End the process of a node that leaves in order, and start it again where that is due."""
+        if not is_empty and self.timeline.now_s() < self._first_broken_s:
+            raise Violation(f"{node.me} drains, is not empty in time, and nothing is in its way")
+        if is_empty:
+            checks.check_left(node)
+        name = self._name_of(node)
+        self.stop_node(name, is_known=True, reason=ENDED_BY_NODE)
+        if node.restarts_in_s:
+            again = partial(self.start_node, name, node.me.node_id)
+            self.timeline.after(node.restarts_in_s, again)
+
+    def _on_replaced(self, node: FaultyNode) -> None:
+        self.stop_node(self._name_of(node), is_known=True)
+
+    def _name_of(self, node: FaultyNode) -> str:
+        return next(name for name, one in self.nodes.items() if one is node)
 
     def _break(self, fault: Fault) -> None:
         from simulator.faults.fault_events import begin
@@ -178,7 +218,8 @@ class FaultyCluster:
         begin(self, fault)
 
     def _arrive(self, request: _Request) -> None:
-        router, asked = self.router, request.asked
+        asked = request.asked
+        router = self.routers[asked.router]
         if not router.clock.is_alive:
             self._lose(request)
             return
@@ -217,16 +258,23 @@ class FaultyCluster:
         self.timeline.after(LOOK_S, self._look)
 
     def _why_busy(self) -> str:
-        return checks.why_busy(self.nodes.values(), self.router)
+        return checks.why_busy(self.nodes.values(), self.routers.values())
 
     def _check_end(self) -> None:
-        first_s = min((one.at_s for one in self.history.faults), default=float("inf"))
+        changed = {fault.target for fault in self.history.faults if fault.kind in CHANGES}
+        staying = set(node_names(self.history.shape)) - changed
+        is_served = any(not name.startswith(Role.PREFILL.value) for name in staying)
         for request in self._requests:
             asked, answered = request.asked, request.answered
-            has_faults = first_s <= answered.ended_at_s
-            checks.check_end(asked, answered, request.right, has_faults=has_faults)
+            checks.check_end(
+                *(asked, answered, request.right),
+                has_faults=self._first_broken_s <= answered.ended_at_s,
+                has_drains=self._first_drain_s <= answered.ended_at_s,
+                is_served=is_served,
+            )
             checks.check_time(asked, answered, self.router_stood_s)
             self._check_answered(request)
+        self._check_roles()
         shape = self.history.shape
         texts = {(*one.prompt, *one.right) for one in self._requests}
         fingerprint = layout_of(shape.block_size).fingerprint
@@ -234,16 +282,30 @@ class FaultyCluster:
         for node in self.nodes.values():
             checks.check_node(node)
             checks.check_cache(node, right)
+        checks.check_files(self.disk.files(), right)
+
+    def _check_roles(self) -> None:
+        """Check that something decodes where nothing is broken, no node leaves, and one router
+        decides about roles: of two, each may move another node."""
+        is_still = self._first_broken_s == self._first_drain_s == float("inf")
+        decoding = [node for node in self.nodes.values() if node.role is not Role.PREFILL]
+        if is_still and len(self.routers) == 1 and not decoding:
+            raise Violation("the last node that decodes was given another role")
 
     def _check_answered(self, request: _Request) -> None:
         """Check that a request with enough time after the last fault was answered in it."""
         asked, outcome = request.asked, request.answered.outcome
         began_s = max(asked.at_s, self._faults_end_s)
-        has_time = asked.at_s + asked.deadline_s > began_s + ENOUGH_S
+        enough_s = max(ENOUGH_S, ENOUGH_STEPS * self.history.shape.step_s)
+        has_time = asked.at_s + asked.deadline_s > began_s + enough_s
         is_late = outcome.startswith("deadline")
         can_decode = any(node.role is not Role.PREFILL for node in self.nodes.values())
         if is_late and has_time and can_decode:
             raise Violation(f"{asked.name} waited until its deadline, and nothing was in its way")
+
+
+def _first(faults: Sequence[Fault], kinds: Sequence[FaultKind]) -> float:
+    return min((one.at_s for one in faults if one.kind in kinds), default=float("inf"))
 
 
 def _request(asked: AskedRequest) -> _Request:

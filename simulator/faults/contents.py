@@ -20,6 +20,8 @@ _FIRST = 0x9E3779B97F4A7C15
 _LAYERS = np.array([0, 0x5851F42D4C957F2D], np.uint64)
 _LAYER_SUM = int(_LAYERS.sum())
 
+_SPOILED = 0xBAD0BAD0BAD0BAD0
+
 Numbers = npt.NDArray[np.uint64]
 
 
@@ -91,12 +93,18 @@ def prompt_of(group: int, num_shared: int, num_prompt: int, own: int) -> tuple[i
 
 
 class KVMemory:
-    """The blocks of one node, and those in its host's memory: `[layer, block, slot]`."""
+    """The blocks of one node, and those in its host's memory: `[layer, block, slot]`.
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
+    Steps read and write `slots`. With `is_staged` transfers read and write other memory.
+    """
+
+    def __init__(
+        self, num_blocks: int, num_host_blocks: int, block_size: int, *, is_staged: bool = False
+    ) -> None:
         self.block_size = block_size
         self.slots: Numbers = np.zeros((NUM_LAYERS, num_blocks, block_size), np.uint64)
-        self._host: Numbers = np.zeros((NUM_LAYERS, num_host_blocks, block_size), np.uint64)
+        self.host: Numbers = np.zeros((NUM_LAYERS, num_host_blocks, block_size), np.uint64)
+        self._staged = np.zeros_like(self.slots) if is_staged else self.slots
 
     def state_before(self, table: Sequence[int] | npt.NDArray[np.int32], position: int) -> int:
         """Return the state that the slot before `position` holds."""
@@ -123,28 +131,49 @@ class KVMemory:
         read = self.slots[:, table[:num_blocks]].reshape(NUM_LAYERS, -1)[:, :end]
         return int(read.sum())
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether transfers read and write other memory than steps."""
+        return self._staged is not self.slots
+
     def read(self, layer: int, blocks: Sequence[int]) -> Numbers:
-        """Return a copy of one layer of blocks, all of one memory; those of the host come behind
-        those of the node, as a transfer numbers them."""
+        """Return a copy of one layer of blocks, where transfers read them, all of one memory; those
+        of the host come behind those of the node, as a transfer numbers them."""
         num_blocks = self.slots.shape[1]
         if blocks[0] < num_blocks:
-            return self.slots[layer, list(blocks)]
-        return self._host[layer, [block - num_blocks for block in blocks]]
+            return self._staged[layer, list(blocks)]
+        return self.host[layer, [block - num_blocks for block in blocks]]
 
     @property
     def num_host_blocks(self) -> int:
         """Blocks in the host's memory."""
-        num_blocks: int = self._host.shape[1]
+        num_blocks: int = self.host.shape[1]
         return num_blocks
 
     def put(self, layer: int, blocks: Sequence[int], values: Numbers) -> None:
-        """Overwrite one layer of blocks."""
-        self.slots[layer, list(blocks)] = values
+        """Overwrite one layer of blocks, where transfers write them."""
+        self._staged[layer, list(blocks)] = values
+
+    def stage_in(self, blocks: Sequence[int]) -> None:
+        """Copy blocks from where transfers have written them."""
+        self.slots[:, list(blocks)] = self._staged[:, list(blocks)]
+
+    def stage_out(self, blocks: Sequence[int], layer: int | slice = slice(None)) -> None:
+        """Copy blocks to where transfers read them."""
+        self._staged[layer, list(blocks)] = self.slots[layer, list(blocks)]
+
+    def spoil(self, blocks: Sequence[int]) -> None:
+        """Let blocks hold nothing of use."""
+        self.slots[:, list(blocks)] = _SPOILED
+
+    def spoil_host(self, host_blocks: Sequence[int]) -> None:
+        """Let blocks in the host's memory hold nothing of use."""
+        self.host[:, list(host_blocks)] = _SPOILED
 
     def swap_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy blocks into host memory."""
-        self._host[:, list(host_blocks)] = self.slots[:, list(blocks)]
+        self.host[:, list(host_blocks)] = self.slots[:, list(blocks)]
 
     def swap_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy blocks back from host memory."""
-        self.slots[:, list(blocks)] = self._host[:, list(host_blocks)]
+        self.slots[:, list(blocks)] = self.host[:, list(host_blocks)]

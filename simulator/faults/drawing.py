@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from simulator.faults.history import (
     BETWEEN_TWO,
-    ROUTER,
+    BREAKING,
+    HARMLESS,
     STORE,
     WAYS,
     AskedRequest,
@@ -16,13 +17,17 @@ from simulator.faults.history import (
     FaultKind,
     History,
 )
-from simulator.faults.shape import Shape, node_names
+from simulator.faults.shape import ROUTER, Shape, node_names, router_names
 
 MOST_FAULTS = 6
+MOST_CHANGES = 4
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
 _LATER = (2.0, 4.0, 10.0, 30.0)
 _PROMPTS = (1, 3, 4, 5, 8, 9, 16, 17, 30)
+_SLOW_STEPS_S = (0.5, *(0.0,) * 24)
+"""A prompt that waits for such steps waits for longer than an idle reservation is kept."""
+_PRIORITIES = (0, 0, 0, 1, -1, 7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +41,32 @@ class Wishes:
 
 
 def draw_history(seed: int, wishes: Wishes) -> History:
-    """Return the history of this seed."""
-    rng = random.Random(seed)
-    shape = _shape(rng, wishes)
+    """Return the history of this seed.
+
+    Its routers, changes and priorities, and where its nodes keep KV, come from random numbers of
+    their own: whatever is drawn of them, the rest of a seed's history is the same.
+    """
+    rng, more = random.Random(seed), random.Random(f"more of {seed}")
+    shape = _shape(rng, more, wishes)
     arrivals_end_s = rng.choice((0.1, 0.3, 1.0, 3.0))
     unit_s = 4 * shape.message_s + shape.step_s  # until a request is computed, if nobody waits
     requests = [
         _request(rng, f"r{index}", arrivals_end_s, unit_s) for index in range(wishes.num_requests)
     ]
-    faults = []
-    if wishes.kinds:
-        names = node_names(shape)
+    breaking = [kind for kind in wishes.kinds if kind in BREAKING]
+    changing = [kind for kind in wishes.kinds if kind in HARMLESS]
+    names, routers = node_names(shape), router_names(shape)
+    requests = [_to_any_router(more, one, routers) for one in requests]
+    faults: list[Fault] = []
+    if breaking:
         faults = [
-            _fault(rng, wishes.kinds, names, rng.choice(requests).at_s, unit_s)
-            for _ in range(rng.randint(1, MOST_FAULTS))
+            _at_any_router(more, _fault(rng, breaking, names, around_s, unit_s), routers)
+            for around_s in _times(rng, requests, rng.randint(1, MOST_FAULTS))
+        ]
+    if changing:
+        faults += [
+            _change(more, changing, names, routers, around_s)
+            for around_s in _times(more, requests, more.randint(0 if breaking else 1, MOST_CHANGES))
         ]
     return History(
         seed=seed,
@@ -59,29 +76,80 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     )
 
 
-def _shape(rng: random.Random, wishes: Wishes) -> Shape:
+def _times(rng: random.Random, requests: Sequence[AskedRequest], count: int) -> Iterator[float]:
+    """Yield the times at which some request has come: then something is going on."""
+    return (rng.choice(requests).at_s for _ in range(count))
+
+
+def _at_any_router(rng: random.Random, fault: Fault, routers: Sequence[str]) -> Fault:
+    """Return the fault; one that is to be at the first router may be at any."""
+    return fault if fault.target != ROUTER else replace(fault, target=rng.choice(routers))
+
+
+def _to_any_router(rng: random.Random, asked: AskedRequest, routers: Sequence[str]) -> AskedRequest:
+    return replace(asked, router=rng.choice(routers), priority=rng.choice(_PRIORITIES))
+
+
+def _change(
+    rng: random.Random,
+    kinds: Sequence[FaultKind],
+    names: Sequence[str],
+    routers: Sequence[str],
+    around_s: float,
+) -> Fault:
+    """Return what breaks nothing, soon after `around_s`."""
+    kind = rng.choice(kinds)
+    spans_s: tuple[float, ...] = (0.0,)
+    if kind is FaultKind.DRAIN:
+        spans_s = (0.0, 0.05, 0.5, 3.0)
+    elif kind is FaultKind.DISK:
+        spans_s = (0.01, 0.1, 1.0, 10.0)
+    return Fault(
+        at_s=round(around_s + rng.choice((0.0, 0.02, 0.1, 0.5)) * rng.random(), 4),
+        kind=kind,
+        target=rng.choice(names),
+        other="" if kind is FaultKind.DISK else rng.choice(routers),
+        span_s=rng.choice(spans_s),
+        how=rng.choice(WAYS[kind]),
+    )
+
+
+def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
     is_mixed = wishes.num_prefill is None and rng.random() < 0.1
     num_prefill = rng.choice((1, 1, 2)) if wishes.num_prefill is None else wishes.num_prefill
     num_decode = rng.choice((1, 2, 2)) if wishes.num_decode is None else wishes.num_decode
     max_num_seqs = rng.choice((2, 4, 8, 8))
+    num_mixed = rng.choice((1, 2)) if is_mixed else 0
+    num_blocks, num_host_blocks = rng.choice((16, 18, 24, 40)), rng.choice((0, 8, 30))
+    keeps_prefixes = num_host_blocks > 0 and more.random() < 0.5
+    num_disk_blocks = more.choice((0, 0, 6, 30)) if keeps_prefixes else 0
     return Shape(
+        num_routers=more.choice((1, 1, 2)),
         num_prefill=0 if is_mixed else num_prefill,
         num_decode=0 if is_mixed else num_decode,
-        num_mixed=rng.choice((1, 2)) if is_mixed else 0,
-        num_blocks=rng.choice((16, 18, 24, 40)),
-        num_host_blocks=rng.choice((0, 8, 30)),
+        num_mixed=num_mixed,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        num_disk_blocks=num_disk_blocks,
         block_size=4,
+        keeps_prefixes=keeps_prefixes,
+        is_staged=more.random() < 0.2,
+        is_warmed=more.random() < 0.4,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(rng.choice((16, 32, 64)), LEAST_TOKENS_PER_SEAT * max_num_seqs),
         local_prefill_threshold=rng.choice((0, 0, 4, 8)),
+        has_priorities=more.random() < 0.5,
+        preemption_policy=more.choice(("last_in_first_out", "shortest_output", "priority")),
         preemption_mode=rng.choice(("recompute", "swap")),
         reservation_policy=rng.choice(("learned", "none", "token_ratio")),
         speculative_method=rng.choice(("none", "ngram")),
         placement_policy=rng.choice(("prefix_affinity", "least_loaded", "round_robin")),
         lease_s=rng.choice((2.0, 4.0)),
+        kv_lease_s=more.choice((3.0, 30.0)),
+        drain_s=more.choice((0.02, 0.2, 1.0, 5.0)),
         message_s=rng.choice((0.2e-3, 1e-3, 5e-3)),
         kv_message_s=rng.choice((0.1e-3, 1e-3, 4e-3, 15e-3)),
-        step_s=rng.choice((2e-3, 10e-3, 30e-3)),
+        step_s=max(rng.choice((2e-3, 10e-3, 30e-3)), more.choice(_SLOW_STEPS_S)),
     )
 
 

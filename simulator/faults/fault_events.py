@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulator.faults.history import ROUTER, STORE, Fault, FaultKind
+from common.nodes import Role
+from simulator.faults.history import STORE, Fault, FaultKind
 from simulator.faults.hosts import ProcessClock
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def begin(cluster: FaultyCluster, fault: Fault) -> None:
     """Begin a fault. One that meets a process which is dead already does nothing."""
     match fault.kind:
-        case FaultKind.CRASH if fault.target == ROUTER:
+        case FaultKind.CRASH if fault.target in cluster.routers:
             _crash_router(cluster, fault)
         case FaultKind.CRASH if fault.target in cluster.nodes:
             _crash_node(cluster, fault)
@@ -31,15 +32,20 @@ def begin(cluster: FaultyCluster, fault: Fault) -> None:
             cluster.leases.empty()
         case FaultKind.STORE:
             _lose_store(cluster, fault)
+        case FaultKind.ROLE | FaultKind.DRAIN if fault.target in cluster.nodes:
+            _change(cluster, fault)
+        case FaultKind.DISK:
+            _trouble_disk(cluster, fault)
         case _:
             pass
 
 
 def _crash_router(cluster: FaultyCluster, fault: Fault) -> None:
-    if cluster.router.clock.is_alive:
-        cluster.stop_router(is_known=fault.how != "silent")
+    name = fault.target
+    if cluster.routers[name].clock.is_alive:
+        cluster.stop_router(name, is_known=fault.how != "silent")
         if fault.span_s:
-            cluster.timeline.after(fault.span_s, cluster.start_router)
+            cluster.timeline.after(fault.span_s, partial(cluster.start_router, name))
 
 
 def _crash_node(cluster: FaultyCluster, fault: Fault) -> None:
@@ -51,8 +57,8 @@ def _crash_node(cluster: FaultyCluster, fault: Fault) -> None:
 
 
 def _clock_of(cluster: FaultyCluster, name: str) -> ProcessClock | None:
-    if name == ROUTER:
-        return cluster.router.clock
+    if name in cluster.routers:
+        return cluster.routers[name].clock
     node = cluster.nodes.get(name)
     return None if node is None else node.clock
 
@@ -62,7 +68,7 @@ def _freeze(cluster: FaultyCluster, fault: Fault) -> None:
     if clock is not None and clock.is_running:
         clock.freeze()
         cluster.timeline.after(fault.span_s, clock.thaw)
-        if fault.target == ROUTER:
+        if fault.target in cluster.routers:
             cluster.router_stood_s += fault.span_s
 
 
@@ -93,13 +99,14 @@ def _cut(cluster: FaultyCluster, fault: Fault) -> None:
 def _break(cluster: FaultyCluster, fault: Fault) -> None:
     arrives = fault.kind is FaultKind.REPEAT
     first, second = fault.target, fault.other
-    if ROUTER not in (first, second):
+    if second in cluster.routers:
+        first, second = second, first
+    if first not in cluster.routers:
         hosts = _host_of(cluster, first), _host_of(cluster, second)
         cluster.wires.break_between(*hosts, arrives=arrives)
         return
-    name = second if first == ROUTER else first
-    for link in list(cluster.router.links.values()):
-        if link.node is cluster.nodes.get(name):
+    for link in list(cluster.routers[first].links.values()):
+        if link.node is cluster.nodes.get(second):
             link.on_break(arrives=arrives)
 
 
@@ -114,6 +121,23 @@ def _jump(cluster: FaultyCluster, fault: Fault) -> None:
     node = cluster.nodes.get(fault.target)
     if node is not None:
         clock.run(node.wake)
+
+
+def _change(cluster: FaultyCluster, fault: Fault) -> None:
+    """Ask a router for a change, as an administrator does."""
+    node, router = cluster.nodes[fault.target], cluster.routers[fault.other]
+    if fault.kind is FaultKind.ROLE:
+        change = partial(router.beside.give_role, node.me.node_id, Role(fault.how))
+    else:
+        node.restarts_in_s = fault.span_s
+        change = partial(router.beside.drain, node.me.node_id)
+    router.clock.run(change)
+
+
+def _trouble_disk(cluster: FaultyCluster, fault: Fault) -> None:
+    trouble = cluster.disk.trouble
+    trouble[fault.target] = fault.how
+    cluster.timeline.after(fault.span_s, partial(trouble.pop, fault.target, ""))
 
 
 def _lose_store(cluster: FaultyCluster, fault: Fault) -> None:

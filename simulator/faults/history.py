@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
-from simulator.faults.shape import Shape, node_names, problems_of
+from simulator.faults.shape import ROUTER, Shape, node_names, problems_of, router_names
 
-FORMAT = 1
+FORMAT = 2
 MOST_REQUESTS, MOST_SECONDS = 1000, 3600.0
-ROUTER = "router"
 STORE = "store"
 
 
 class FaultKind(Enum):
-    """What is broken. `how` of a fault says in which way, where there are several.
+    """What is broken, or changed. `how` of a fault says in which way, where there are several.
 
     crash      a process ends, and starts again after `span_s` (0: never). `known`: its host says
                so at once; `silent`: the host is gone too; `renamed`: as `known`, and what starts
@@ -31,6 +30,11 @@ class FaultKind(Enum):
                nobody knows, so that it is sent again
     clock      the clock of a process jumps ahead by `span_s`; of the store: leases expire earlier
     store      the store is `away` for `span_s`, or `empty` from now on
+
+    role       a router gives a node another role, as `pdserve role` does
+    drain      a router has a node leave in order; it starts again after `span_s` (0: never)
+    disk       the files of a node's prefixes are `slow`, give an `error` or are `corrupt` for
+               `span_s`; that costs hits, and nothing else
     """
 
     CRASH = "crash"
@@ -40,8 +44,16 @@ class FaultKind(Enum):
     REPEAT = "repeat"
     CLOCK = "clock"
     STORE = "store"
+    ROLE = "role"
+    DRAIN = "drain"
+    DISK = "disk"
 
 
+CHANGES = (FaultKind.ROLE, FaultKind.DRAIN)
+"""What a router is asked for."""
+HARMLESS = (*CHANGES, FaultKind.DISK)
+"""What breaks nothing."""
+BREAKING = tuple(one for one in FaultKind if one not in HARMLESS)
 WAYS: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.CRASH: ("known", "silent", "renamed"),
     FaultKind.FREEZE: ("",),
@@ -50,13 +62,19 @@ WAYS: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.REPEAT: ("",),
     FaultKind.CLOCK: ("",),
     FaultKind.STORE: ("away", "empty"),
+    FaultKind.ROLE: ("prefill", "decode", "mixed"),
+    FaultKind.DRAIN: ("",),
+    FaultKind.DISK: ("slow", "error", "corrupt"),
 }
 BETWEEN_TWO = (FaultKind.PARTITION, FaultKind.LOSS, FaultKind.REPEAT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault, at `at_s`, of `target` (a node's name, `router` or `store`) and maybe `other`."""
+    """One fault, at `at_s`, of `target` (a name of a node or a router, or `store`).
+
+    `other` is the second one where it is between two, and for a change the router that is asked.
+    """
 
     at_s: float
     kind: FaultKind
@@ -70,7 +88,7 @@ class Fault:
 class AskedRequest:
     """One request. Requests of one `group` begin with the same `num_shared` tokens.
 
-    Its client leaves at `leaves_at_s`; None: it stays.
+    It goes to `router`. Its client leaves at `leaves_at_s`; None: it stays.
     """
 
     at_s: float
@@ -81,6 +99,7 @@ class AskedRequest:
     max_tokens: int
     seed: int
     deadline_s: float
+    router: str = ROUTER
     priority: int = 0
     leaves_at_s: float | None = None
 
@@ -180,6 +199,8 @@ def _is_of(value: object, kind: str) -> bool:
         return "None" in kind
     if kind in ("str", "FaultKind"):
         return isinstance(value, str)
+    if kind == "bool":
+        return isinstance(value, bool)
     if kind == "int":
         return type(value) is int and abs(value) < 1 << 63
     return type(value) in (int, float) and 0 <= value <= MOST_SECONDS  # type: ignore[operator]
@@ -197,10 +218,16 @@ def _check(history: History) -> None:
             raise ValueError(f"{asked.name}: wanted 2 to {most_tokens} tokens, 1 or more of each")
         if asked.deadline_s <= 0:
             raise ValueError(f"{asked.name}: deadline_s is {asked.deadline_s}: wanted more than 0")
-    names = node_names(shape)
+    routers = router_names(shape)
+    for asked in history.requests:
+        if asked.router not in routers:
+            raise ValueError(f"{asked.name}: router is {asked.router!r}: wanted one of {routers}")
+    names = [*node_names(shape), *routers]
     for fault in history.faults:
         for name in (fault.target, fault.other):
-            if name and name not in (*names, ROUTER, STORE):
-                raise ValueError(f"no node is called {name!r}: wanted one of {', '.join(names)}")
+            if name and name not in (*names, STORE):
+                raise ValueError(f"nothing is called {name!r}: wanted one of {', '.join(names)}")
+        if fault.kind in CHANGES and (fault.target in routers or fault.other not in routers):
+            raise ValueError(f"a {fault.kind.value}: wanted a node, and in other a router")
     if len({one.name for one in history.requests}) < len(history.requests):
         raise ValueError("two requests have one name")

@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 from common.errors import InternalError, NodeLost
 from common.ids import Incarnation
 from common.kv.blocks import block_key
+from common.kv.tiers import Tier
 from common.request import GenerationRequest
-from node.flow.messages import Answer, AskBlocks, Message, PullRefused, SendBlocks, Submit
+from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
@@ -23,12 +24,13 @@ from router.core.membership import (
     NodeTrusted,
     StreamLost,
 )
-from router.dispatch.between_nodes import PassedPulls
 from router.dispatch.liveness.silence import TICK_S
 from router.watch.router_metrics import RouterMetrics
+from simulator.faults.beside import CallsBeside
+from simulator.faults.between import BetweenNodes
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
-from simulator.faults.nodes import FaultyNode
+from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
@@ -62,7 +64,7 @@ class FaultyRouter(SimulatedRouter):
         self,
         timeline: Timeline,
         clock: ProcessClock,
-        epoch: int,
+        me: Incarnation,
         paths: Paths,
         leases: Leases,
         nodes: Mapping[Incarnation, FaultyNode],
@@ -85,10 +87,10 @@ class FaultyRouter(SimulatedRouter):
             on_end=lambda served: on_end(),
             metrics=_metrics(),
         )
-        self.me = Incarnation("router", epoch)
+        self.me = me
         self.clock = clock
         self.is_wide = is_wide
-        self._call_ids = count(1 + epoch * _CALLS_PER_LIFE)
+        self._call_ids = count(1 + me.epoch * _CALLS_PER_LIFE)
         self._paths = paths
         self._leases = leases
         self._nodes = nodes
@@ -96,7 +98,11 @@ class FaultyRouter(SimulatedRouter):
         self._refresh_s = lease_s / 4
         self._refreshing = 0
         self.links: dict[Incarnation, NodeLink] = {}
-        self._passed = PassedPulls()
+        self._between = BetweenNodes(me, self._send, self.nodes)
+        self.beside = CallsBeside(
+            *(me, clock, timeline, paths, latency_s, nodes, self._membership),
+            refresh_soon=self._refresh_soon,
+        )
         self._refresh(0)
         self._tick()
 
@@ -134,17 +140,16 @@ class FaultyRouter(SimulatedRouter):
         """Take a message of a node, in the order of `NodeClient`."""
         for reply_to, answer in said.answers:
             self._on_answer(node, reply_to, answer)
-        if said.news or is_first:
-            added = tuple(block_key(name) for name, is_there in said.news.items() if is_there)
-            removed = tuple(block_key(name) for name, is_there in said.news.items() if not is_there)
-            self._placer.on_blocks(node, BlockReport(is_first, added, removed))
-        for wanted in said.pulls:
-            self._pull(node, wanted)
-        for refused in said.refused_pulls:
-            self._send(refused.node, PullRefused(refused.lease_token))
+        for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
+            if news or is_first:
+                added = tuple(block_key(name) for name, is_there in news.items() if is_there)
+                removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+                self._placer.on_blocks(node, BlockReport(is_first, added, removed, tier))
+                is_first = False
         self.on_heard(node, "")
         for output in said.outputs:
             self._on_output(node, output, ())
+        self._between.take(node, said)
 
     def has_requests(self, node: Incarnation) -> bool:
         """Return whether this router has a request on a node."""
@@ -183,6 +188,9 @@ class FaultyRouter(SimulatedRouter):
             membership.nodes()
         self.clock.after(self._refresh_s, partial(self._refresh, self._refreshing))
 
+    def _refresh_soon(self) -> None:
+        self.clock.after(0.0, partial(self._refresh, self._refreshing))
+
     def _match_links(self) -> None:
         wanted = {record.incarnation for record in self._membership.records()}
         for node in [one for one in self.links if one not in wanted]:
@@ -212,21 +220,12 @@ class FaultyRouter(SimulatedRouter):
                         self._perform(choice, choice.flow.on_node_suspected(node, is_heard))
                 case StreamLost(node):
                     self._on_node_lost(node)
-                    self.clock.after(0.0, partial(self._refresh, self._refreshing))
+                    self._refresh_soon()
                 case _:
                     pass
 
-    def _pull(self, node: Incarnation, wanted: AskBlocks) -> None:
-        """Pass a pull on, as `BetweenNodes` does; say at once if nobody answers."""
-        token = wanted.ticket.lease_token
-        if self._send(wanted.source, SendBlocks(self.me, wanted.ticket, wanted.block_hashes)):
-            self._passed.add(wanted.source, node, token)
-        else:
-            self._send(node, PullRefused(token))
-
     def _on_node_lost(self, node: Incarnation) -> None:
-        for puller, token in self._passed.take(node):
-            self._send(puller, PullRefused(token))
+        self._between.on_lost(node)
         self._placer.on_lost(node)
         for choice in list(self._choices.values()):
             self._perform(choice, choice.flow.on_node_lost(node))

@@ -14,33 +14,50 @@ from common.settings.config import (
     SchedulingConfig,
     SpeculationConfig,
 )
+from router.core.prefix_sources import AUTO
 
 MODEL = "modelled"
+ROUTER = "router"
+MOST_ROUTERS = 4
 MOST_NODES = 16
 MOST_BLOCKS = 4096
 NUM_DRAFTS = 3
-LEASE_S = 30.0
-"""The time until an idle reservation expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The nodes of a cluster and their settings. Latencies are in seconds, one way."""
+    """The nodes and routers of a cluster and their settings.
 
+    Latencies are in seconds, one way; `lease_s` is that of a node, `kv_lease_s` that of an idle
+    reservation. With `keeps_prefixes` host memory holds prefixes too; with
+    `is_warmed` a node that starts pulls what others have cached. A node that drains gives what runs
+    on it `drain_s` to finish. With `is_staged` steps read other memory than transfers write, as on
+    a GPU, and copies are made beside the steps.
+    """
+
+    num_routers: int
     num_prefill: int
     num_decode: int
     num_mixed: int
     num_blocks: int
     num_host_blocks: int
+    num_disk_blocks: int
     block_size: int
+    keeps_prefixes: bool
+    is_staged: bool
+    is_warmed: bool
     max_num_seqs: int
     max_num_batched_tokens: int
     local_prefill_threshold: int
+    has_priorities: bool
+    preemption_policy: str
     preemption_mode: str
     reservation_policy: str
     speculative_method: str
     placement_policy: str
     lease_s: float
+    kv_lease_s: float
+    drain_s: float
     message_s: float
     kv_message_s: float
     step_s: float
@@ -52,6 +69,11 @@ def node_names(shape: Shape) -> list[str]:
     return [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
 
 
+def router_names(shape: Shape) -> list[str]:
+    """Return the names of the routers."""
+    return [ROUTER, *(f"{ROUTER}-{number}" for number in range(2, shape.num_routers + 1))]
+
+
 def config_of(shape: Shape, role: Role) -> Config:
     """Return the settings of a node."""
     return Config(
@@ -61,8 +83,13 @@ def config_of(shape: Shape, role: Role) -> Config:
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
             block_size=shape.block_size,
+            prefix_host_memory=shape.num_host_blocks if shape.keeps_prefixes else 0,
+            prefix_disk="disk" if shape.num_disk_blocks else "",
+            prefix_disk_size=shape.num_disk_blocks << 20,
         ),
         scheduling=SchedulingConfig(
+            enable_priority_scheduling=shape.has_priorities,
+            preemption_policy=shape.preemption_policy,
             preemption_mode=shape.preemption_mode,
             reservation_policy=shape.reservation_policy,
             retract_decode_steps=4,
@@ -72,7 +99,9 @@ def config_of(shape: Shape, role: Role) -> Config:
             num_speculative_tokens=0 if shape.speculative_method == "none" else NUM_DRAFTS,
         ),
         handoff=HandoffConfig(
-            local_prefill_threshold=shape.local_prefill_threshold, lease_s=LEASE_S
+            local_prefill_threshold=shape.local_prefill_threshold,
+            lease_s=shape.kv_lease_s,
+            warm_from=AUTO if shape.is_warmed else "",
         ),
         placement=PlacementConfig(
             placement_policy=shape.placement_policy, node_lease_s=shape.lease_s
@@ -86,6 +115,8 @@ def problems_of(shape: Shape) -> list[str]:
     if min(counts) < 0 or not 0 < sum(counts) <= MOST_NODES:
         return [f"{sum(counts)} nodes: wanted 1 to {MOST_NODES}, and no negative number of any"]
     wrong = []
+    if not 0 < shape.num_routers <= MOST_ROUTERS:
+        wrong.append(f"{shape.num_routers} routers: wanted 1 to {MOST_ROUTERS}")
     if not 2 <= shape.num_blocks <= MOST_BLOCKS or not 0 <= shape.num_host_blocks <= MOST_BLOCKS:
         wrong.append(f"wanted 2 to {MOST_BLOCKS} blocks, and no more on the host")
     if min(shape.message_s, shape.kv_message_s, shape.step_s) <= 0:

@@ -19,11 +19,12 @@ from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, backoff_s
 from simulator.faults.hosts import Paths, ProcessClock
-from simulator.faults.nodes import FaultyNode
+from simulator.faults.node.faulty_node import FaultyNode
 from simulator.node import NodeSaid
 from simulator.timeline import Timeline
 
 CONNECT_TIMEOUT_S = 1.0
+RESET = "the connection was reset"
 
 
 class LinkListener(Protocol):
@@ -79,8 +80,13 @@ class NodeLink:
         self._is_closed = False
         self._is_waiting = False
         """Whether there is no connection: it is opened after a pause."""
+        self._number_there = 0
+        """The stream that the node has open, if it has one of this link."""
+        self._open_calls: set[int] = set()
+        """The calls on it that the node has not answered."""
         self._there: deque[tuple[int, Message | None]] = deque()
-        self._back: deque[tuple[int, NodeSaid | None]] = deque()
+        self._back: deque[tuple[int, NodeSaid | str]] = deque()
+        """A string is the end of the stream, and why."""
         self.connect()
 
     @property
@@ -161,8 +167,15 @@ class NodeLink:
     def say(self, said: NodeSaid) -> None:
         """Send a message of the node, if its end of the stream is open."""
         if self._is_open_there:
-            self._back.append((self.node.stream_number, said))
+            self._back.append((self._number_there, said))
             self._timeline.after(self._latency_s, self._arrive_back)
+
+    def end_call(self, reply_to: int) -> bool:
+        """Take that the node answers a call; return whether it came on this stream."""
+        if reply_to not in self._open_calls:
+            return False
+        self._open_calls.remove(reply_to)
+        return True
 
     # What the network does.
 
@@ -173,14 +186,14 @@ class NodeLink:
         self._there.clear()
         self._back.clear()
         if self._is_open_there:
-            self.node.clock.run(partial(self._end_there, self.node.stream_number))
+            self.node.clock.run(partial(self._end_there, self._number_there))
         self._router.clock.run(partial(self._on_reset, self._number))
 
-    def on_node_dead(self, *, is_known: bool) -> None:
-        """Take the death of the node's process; its host says so if `is_known`."""
+    def on_node_dead(self, *, is_known: bool, reason: str = RESET) -> None:
+        """Take the end of the node's process; its host says so if `is_known`."""
         self._there.clear()
         if is_known:
-            self._back.append((self._number, None))
+            self._back.append((self._number, reason))
             self._timeline.after(self._latency_s, self._arrive_back)
 
     def on_router_dead(self, *, is_known: bool) -> None:
@@ -189,7 +202,7 @@ class NodeLink:
         self._back.clear()
         self._there.clear()
         span_s = self._latency_s if is_known else CONNECT_TIMEOUT_S
-        ends = partial(self._end_there, self.node.stream_number)
+        ends = partial(self._end_there, self._number_there)
         self._timeline.after(span_s, partial(self.node.clock.run, ends))
 
     def flush(self) -> None:
@@ -225,17 +238,19 @@ class NodeLink:
         self._router.clock.after(pause_s, self.connect)
 
     def _open_there(self, number: int) -> None:
-        node = self.node
-        if node.link is not None:
-            node.link._end_there(node.stream_number)
-        node.link, node.stream_number = self, number
-        self.say(NodeSaid(node.me, news=dict.fromkeys(node.cached, True)))
+        node, router = self.node, self.router
+        earlier = node.streams.get(router)
+        if earlier is not None:
+            earlier._end_there(earlier._number_there)
+        node.streams[router] = self
+        self._number_there = number
+        self.say(node.all_cached())
 
     # Inside: both ends.
 
     @property
     def _is_open_there(self) -> bool:
-        return self.node.link is self
+        return self.node.streams.get(self.router) is self
 
     def _is_path_open(self) -> bool:
         router, node = self._names
@@ -256,33 +271,32 @@ class NodeLink:
 
     def _take_there(self, number: int, message: Message | None) -> None:
         node = self.node
-        if not self._is_open_there or node.stream_number != number:
+        if not self._is_open_there or self._number_there != number:
             return
         if message is None:
             self._end_there(number)
         elif isinstance(message, Submit):
-            node.open_calls.add(message.reply_to)
+            self._open_calls.add(message.reply_to)
             node.put(replace(message, received_at_s=node.clock.now_s()))
         else:
             node.put(message)
 
     def _end_there(self, number: int) -> None:
-        node = self.node
-        if self._is_open_there and node.stream_number == number:
-            node.link = None
-            node.open_calls.clear()
-            node.put(RouterGone(self._router.me))
+        if self._is_open_there and self._number_there == number:
+            del self.node.streams[self.router]
+            self._open_calls.clear()
+            self.node.put(RouterGone(self.router))
 
     def _arrive_back(self) -> None:
         if self._back and self._is_path_back():
             number, said = self._back.popleft()
             self._router.clock.run(partial(self._take_back, number, said))
 
-    def _take_back(self, number: int, said: NodeSaid | None) -> None:
+    def _take_back(self, number: int, said: NodeSaid | str) -> None:
         if number != self._number or self._is_closed:
             return
-        if said is None:
-            self._on_reset(number)
+        if isinstance(said, str):
+            self._on_reset(number, said)
             return
         self._liveness.heard()
         self.is_heard, self._num_quiet = True, 0
@@ -290,11 +304,11 @@ class NodeLink:
         self._num_taken += 1
         self._router.on_message(self.node.me, said, is_first=is_first)
 
-    def _on_reset(self, number: int) -> None:
+    def _on_reset(self, number: int, reason: str = RESET) -> None:
         if number != self._number or self._is_closed or self._is_waiting:
             return
         if self.is_heard:
-            self._lose("the connection was reset")
+            self._lose(reason)
         else:
             self._try_again()
 

@@ -69,6 +69,28 @@ ROUTER = [
         "if not self.is_done and now_s >= self._deadline_at_s:",
         "if not self.is_done and now_s >= 3 * self._deadline_at_s + 60:",
     ),
+    Bug(
+        "a token that was emitted is emitted again by the attempt that continues",
+        "router.core.token_ledger",
+        "        after.emitted = list(self.emitted)\n"
+        "        after.num_emitted = after.num_before = self.num_emitted\n",
+        "        after.emitted = list(self.emitted[:-1])\n"
+        "        after.num_emitted = after.num_before = len(after.emitted)\n",
+    ),
+    Bug(
+        "of two attempts that send tokens both go on",
+        "router.core.request_flow",
+        "        if other is not None:\n            self._drop(other)\n",
+        "        if other is not None:\n            pass\n",
+        (FaultKind.FREEZE, FaultKind.PARTITION),
+    ),
+    Bug(
+        "the last node that decodes is given another role",
+        "router.cluster.role",
+        "    if role is Role.PREFILL and all(",
+        "    if role is Role.PREFILL and not all(",
+        (FaultKind.ROLE,),
+    ),
 ]
 
 NODE = [
@@ -127,6 +149,40 @@ NODE = [
         "        return [*effects, CommitTransfer(attempt.lease_token, commit)]",
         "        return effects",
     ),
+    Bug(
+        "the end of one router's stream ends the attempts of another one",
+        "node.flow.attempts.attempt_table",
+        "        return list(self._by_router.get(router, {}).values())",
+        "        return [one for table in self._by_router.values() for one in table.values()]",
+    ),
+    Bug(
+        "a prompt that waited for a pull is not queued when that has failed",
+        "node.flow.pulls.prefix_pulls",
+        "                attempt.num_pulled_tokens = pull.num_tokens\n"
+        "            self._resume(attempt)",
+        "                attempt.num_pulled_tokens = pull.num_tokens\n"
+        "                self._resume(attempt)",
+    ),
+    Bug(
+        "an idle node does not wake for the end of a copy",
+        "node.flow.node_flow",
+        "_earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())",
+        "_earliest(self._next_due_s(), self._disk.next_due_s())",
+    ),
+    Bug(
+        "a node that drains leaves while its blocks may still be written",
+        "node.flow.node_flow",
+        "        is_held = scheduler.quarantined or scheduler.prefix_transfers or",
+        "        is_held = scheduler.prefix_transfers or",
+        (FaultKind.DRAIN, FaultKind.PARTITION, FaultKind.CRASH),
+    ),
+    Bug(
+        "a node that drains gives up what has time to finish",
+        "node.flow.node_flow",
+        "            if attempt.waiting_replies\n",
+        "            if attempt.waiting_replies or not attempt.is_over\n",
+        (FaultKind.DRAIN,),
+    ),
 ]
 
 ENGINE = [
@@ -165,6 +221,37 @@ ENGINE = [
         "engine.core.sequences.stop_rules",
         "num_output >= max_tokens or",
         "num_output > max_tokens or",
+    ),
+    Bug(
+        "blocks of a prompt are freed while their transfer reads them",
+        "engine.core.scheduler",
+        "        self.finish(sequence, keep_blocks=sequence.is_exported)",
+        "        self.finish(sequence)",
+    ),
+    Bug(
+        "the last token of a prompt counts as cached",
+        "engine.core.sequences.prefix_index",
+        "        num_hashes = (sequence.num_known - 1) // self.block_size\n",
+        "        num_hashes = sequence.num_known // self.block_size\n",
+    ),
+    Bug(
+        "blocks are swapped in to the places of others",
+        "engine.core.swapping",
+        "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]\n",
+        "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]"
+        "[::-1]\n",
+    ),
+    Bug(
+        "what a prefix in host memory is copied to can be found before the copy has ended",
+        "engine.core.kept_prefixes",
+        "dict.fromkeys(hashes, copy))\n            else:\n",
+        "dict.fromkeys(hashes, copy))\n            if hashes:\n",
+    ),
+    Bug(
+        "a prefix in host memory gives way while it is read",
+        "engine.core.blocks.host_pool",
+        "            if num_readers == 0:\n                self._evictable.forget(host_block_id)\n",
+        "            if num_readers < 0:\n                self._evictable.forget(host_block_id)\n",
     ),
 ]
 
@@ -205,6 +292,19 @@ KV = [
         "                if code == frames.NO_SESSION:\n"
         "                    return self.on_link_lost(link.peer, now_s)",
         "                if code == frames.NO_SESSION:\n                    return []",
+    ),
+    Bug(
+        "the receiver takes the right generation for an old one",
+        "kv_transfer.receiving.machine",
+        "        if landing.ticket.generation != data.generation:\n",
+        "        if landing.ticket.generation == data.generation:\n",
+    ),
+    Bug(
+        "a question of the sender does not renew the lease of its landing",
+        "kv_transfer.receiving.machine",
+        "                    if landing is not None and landing.session == session.id:\n",
+        "                    if landing is not None and landing.session != session.id:\n",
+        (FaultKind.ROLE,),
     ),
 ]
 

@@ -8,7 +8,7 @@ from common.ids import Incarnation
 from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
-from node.flow.messages import Drain, FetchBlocks, SendBlocks
+from node.flow.messages import Drain, Drained, FetchBlocks, SendBlocks
 from node.flow.pulls import prefix_pulls
 from node.flow.pulls.hand_over import MOST_S, UNASKED_S
 from tests.simulation.scripted_router import Asked
@@ -165,6 +165,21 @@ def test_a_node_that_is_asked_slowly_leaves_all_the_same() -> None:
         world.advance(UNASKED_S * 0.9)
         world.settle()
     assert MOST_S <= world.clock.now_s() - begun_at_s <= MOST_S + UNASKED_S
+
+
+def test_a_node_that_still_sends_when_its_time_is_over_waits_for_the_end_of_that() -> None:
+    """Nothing is due meanwhile: the step thread would turn without a pause."""
+    world = Leaving()
+    first(world)
+    world.fetch(world.p, world.drain(world.p))
+    world.step_until(lambda: len(world.p.flow.sends) == 1)
+    world.advance(MOST_S + UNASKED_S)
+    now_s = world.clock.now_s()
+    assert not any(isinstance(one, Drained) for one in world.p.flow.on_time(now_s))
+    due_s = world.p.flow.next_deadline_s()
+    assert due_s is None or due_s > now_s
+    world.settle()
+    world.leave(world.p)
 
 
 def test_what_is_there_is_not_pulled_again() -> None:

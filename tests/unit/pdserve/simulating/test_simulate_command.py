@@ -65,6 +65,15 @@ def test_nonsense_is_named(flags: dict[str, str], says: str) -> None:
     assert says in "; ".join(refused.value.problems)
 
 
+def test_what_a_replay_would_ignore_is_refused_in_one_sentence() -> None:
+    with pytest.raises(SettingsError) as refused:
+        simulation_of({"replay": "x.json", "seed": "3", "histories": "5", "output": "y.json"})
+    (problem,) = refused.value.problems
+    assert problem.startswith("--replay runs the history of a file as it is: wanted no --seed, ")
+    assert problem.endswith("--histories, --output")
+    assert simulation_of({"replay": "x.json", "json": True}).replayed == Path("x.json")
+
+
 def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--seed", "x", "--nodes", "y"]) == 2
     said = capsys.readouterr().err

@@ -5,35 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.faults.cluster import FaultyCluster
-from simulator.faults.history import AskedRequest, Fault, FaultKind
+from simulator.faults.history import Fault, FaultKind
 from simulator.faults.hosts import ProcessClock
 from simulator.faults.search import ALL, history_of, quiet
 from simulator.timeline import Timeline
-
-
-def an_asked_request(at_s: float, name: str, deadline_s: float = 60.0) -> AskedRequest:
-    return AskedRequest(
-        at_s=at_s,
-        name=name,
-        num_prompt=30,
-        group=0,
-        num_shared=0,
-        max_tokens=2,
-        seed=1,
-        deadline_s=deadline_s,
-    )
+from tests.unit.simulator.faults.histories import an_asked_request, plain
 
 
 def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> None:
     # It was opened twice, and the calls on the first one were never answered.
-    shape = replace(history_of(127, ALL).shape, num_prefill=0, num_decode=0, num_mixed=1)
+    drawn = plain(history_of(127, ALL))
+    shape = replace(drawn.shape, num_prefill=0, num_decode=0, num_mixed=1)
     breaks = [
         Fault(at_s=at_s, kind=FaultKind.REPEAT, target="router", other="mixed-0")
         for at_s in (0.4613, 0.5360)
     ]
     asked = [an_asked_request(0.55 + 0.01 * i, f"r{i}") for i in range(30)]
-    history = replace(history_of(127, ALL), shape=shape)
-    history = replace(history, requests=tuple(asked), faults=tuple(breaks))
+    history = replace(drawn, shape=shape, requests=tuple(asked), faults=tuple(breaks))
     with quiet():
         cluster = FaultyCluster(history)
         cluster.run()
@@ -42,7 +30,7 @@ def test_a_connection_that_breaks_before_it_is_open_again_is_opened_once() -> No
 
 def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
     # The end of the landing was read with the next message, and the blocks were held until then.
-    drawn = history_of(2036, ALL)
+    drawn = plain(history_of(2036, ALL))
     names = ("r2", "r16", "r15", "r13", "r0", "r1")
     asked = tuple(one for one in drawn.requests if one.name in names)
     freeze = Fault(at_s=0.1176, kind=FaultKind.FREEZE, target="prefill-0", span_s=7.0)
@@ -56,7 +44,7 @@ def test_a_node_reads_what_came_while_it_dropped_a_landing() -> None:
 def test_what_waits_at_a_cut_path_does_not_arrive_before_a_break() -> None:
     # The node was to read it before the connection broke, for ever.
     with quiet():
-        FaultyCluster(history_of(100059, ALL)).run()
+        FaultyCluster(plain(history_of(100059, ALL))).run()
 
 
 def test_a_clock_that_has_jumped_reaches_what_is_due() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from common.errors import ConfigError
 from simulator.faults.drawing import Wishes, draw_history
-from simulator.faults.history import FaultKind, History, read_history, to_json
+from simulator.faults.history import BREAKING, FaultKind, History, read_history, to_json
 from simulator.faults.shape import problems_of
 
 WISHES = Wishes(kinds=tuple(FaultKind), num_requests=20)
@@ -52,7 +53,35 @@ def test_what_is_wished_for_is_drawn() -> None:
 def test_every_kind_and_every_way_is_drawn() -> None:
     drawn = {(f.kind, f.how) for seed in range(300) for f in a_history(seed).faults}
     assert {kind for kind, _ in drawn} == set(FaultKind)
-    assert len(drawn) == 3 + 1 + 3 + 1 + 1 + 1 + 2
+    assert len(drawn) == 3 + 1 + 3 + 1 + 1 + 1 + 2 + 3 + 1 + 3
+
+
+def test_changes_do_not_move_what_is_broken() -> None:
+    for seed in range(20):
+        every = a_history(seed)
+        broken = draw_history(seed, replace(WISHES, kinds=BREAKING))
+        assert [f for f in every.faults if f.kind in BREAKING] == list(broken.faults)
+        assert (every.shape, every.requests) == (broken.shape, broken.requests)
+
+
+def test_every_place_of_a_cluster_is_drawn() -> None:
+    shapes = [a_history(seed).shape for seed in range(200)]
+    for field in ("num_routers", "keeps_prefixes", "is_staged", "is_warmed", "has_priorities"):
+        assert len({getattr(shape, field) for shape in shapes}) == 2, field
+    asked = [one for seed in range(20) for one in a_history(seed).requests]
+    assert {one.router for one in asked} == {"router", "router-2"}
+    assert len({one.priority for one in asked}) > 2
+
+
+def test_a_change_is_asked_of_a_router(tmp_path: Path) -> None:
+    history = draw_history(1, replace(WISHES, kinds=(FaultKind.DRAIN,)))
+    path = tmp_path / "history.json"
+    for change in ({"other": ""}, {"target": "router"}):
+        found = json.loads(to_json(history))
+        found["faults"][0].update(change)
+        path.write_text(json.dumps(found), encoding="utf-8")
+        with pytest.raises(ConfigError, match="a drain: wanted a node, and in other a router"):
+            read_history(path)
 
 
 def test_parts_are_requests_and_then_faults() -> None:
@@ -67,10 +96,10 @@ def test_parts_are_requests_and_then_faults() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 7}, "format 1"),
+        ({"format": 7}, "format 2"),
         ({"seed": "x"}, "seed: wanted a whole number"),
         ({"requests": {}}, "wanted lists"),
-        ({"shape": {}}, "shape: wanted an object with num_prefill"),
+        ({"shape": {}}, "shape: wanted an object with num_routers"),
         ({"requests": [{}]}, "request 0: wanted an object with at_s"),
     ],
 )
@@ -89,7 +118,7 @@ def test_nonsense_is_refused_by_name(tmp_path: Path, change: dict[str, Any], say
         ("how", "hard", "how is 'hard': wanted one of"),
         ("at_s", -1.0, "at_s is -1.0"),
         ("at_s", float("nan"), "at_s is nan"),
-        ("target", "decode-77", "no node is called 'decode-77'"),
+        ("target", "decode-77", "nothing is called 'decode-77'"),
         ("span_s", True, "span_s is True"),
     ],
 )

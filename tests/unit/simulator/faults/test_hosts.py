@@ -12,8 +12,7 @@ from placement.store import PlacementUnavailable
 from simulator.faults.drawing import Wishes, draw_history
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.faults.leases import Leases
-from simulator.faults.nodes import facts_of, record_of
-from simulator.faults.shape import config_of
+from simulator.faults.node.faulty_node import nature_of
 from simulator.timeline import Timeline
 
 SHAPE = draw_history(1, Wishes(kinds=(), num_requests=1)).shape
@@ -74,9 +73,9 @@ def test_a_way_that_was_cut_twice_is_mended_twice() -> None:
 
 def test_leases_expire_are_fenced_by_epochs_and_outlive_an_emptied_store() -> None:
     leases = Leases(lease_s=4.0)
-    config, facts = config_of(SHAPE, Role.DECODE), facts_of(SHAPE)
-    first = record_of(config, facts, Incarnation("d", leases.next_epoch()))
-    second = record_of(config, facts, Incarnation("d", leases.next_epoch()))
+    nature = nature_of(SHAPE, Role.DECODE)
+    first = nature.record_of(Incarnation("d", leases.next_epoch()))
+    second = nature.record_of(Incarnation("d", leases.next_epoch()))
     load = NodeLoad(num_running=0, num_waiting=0, queued_tokens=0, free_blocks=1, free_seats=1)
     assert leases.heartbeat(first, load, 0.0)
     assert leases.heartbeat(second, load, 1.0)

@@ -28,11 +28,18 @@ _MASK = (1 << 64) - 1
 class ComputedExecution:
     """The `Execution` of a node's step loop. The loop's turn at `ends_at_s` takes the results."""
 
-    is_beside, plans_ahead = True, False
+    is_beside = True
 
     def __init__(
-        self, clock: ProcessClock, memory: KVMemory, step_s: float, most_tokens: int
+        self,
+        clock: ProcessClock,
+        memory: KVMemory,
+        step_s: float,
+        most_tokens: int,
+        *,
+        plans_ahead: bool,
     ) -> None:
+        self.plans_ahead = plans_ahead
         self._clock = clock
         self._memory = memory
         self._step_s = step_s
@@ -91,7 +98,18 @@ class ComputedExecution:
 
     def _layer(self, layer: int, on_layer: OnLayer) -> None:
         self._write(layer)
+        if self._memory.is_staged:
+            self._stage(layer)
         on_layer(layer)
+
+    def _stage(self, layer: int) -> None:
+        """Copy one layer of the blocks that the step has written to where transfers read them."""
+        batch, size = self._batch, self._memory.block_size
+        assert batch is not None, "a layer is written while its step runs"
+        for entry, states in enumerate(self._states):
+            table, start = batch.seats.block_tables[batch.rows[entry]], int(batch.starts[entry])
+            end = start + len(states)
+            self._memory.stage_out(table[start // size : -(-end // size)].tolist(), layer)
 
     def _write(self, layer: int) -> None:
         batch = self._batch

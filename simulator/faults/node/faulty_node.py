@@ -1,0 +1,310 @@
+"""A node in one life: the simulator's node on real blocks, with a stream to each router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from common.ids import Incarnation
+from common.kv.kv_layout import KVLayout
+from common.kv.tiers import Tier
+from common.nodes import NodeRecord, Role
+from common.request import RequestOutput
+from common.settings.config import Config
+from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
+from engine.core.blocks.disk_index import FILE_SYSTEM_BLOCK_BYTES, DiskIndex
+from engine.core.runner_contract import StepCosts
+from engine.core.scheduler import Scheduler
+from kv_transfer.contract import OnEvent
+from kv_transfer.shared.limits import Limits
+from node.control.block_reports import CachedBlocks
+from node.control.output_streams import MOST_OFFERS
+from node.flow.messages import Answer, AskBlocks, OfferBlocks, RefusePull
+from node.flow.pulls.hand_over import HandOver
+from node.flow.pulls.pull_cost import PullCost
+from node.life.make_scheduler import make_scheduler
+from node.life.possible_roles import NODE_ROLES, refused_roles
+from node.life.request_path import WARM_WISH_S
+from simulator.faults.contents import NUM_LAYERS, VOCAB_SIZE, KVMemory
+from simulator.faults.hosts import ProcessClock
+from simulator.faults.kv_wires import KVEnd, KVWires
+from simulator.faults.node.copies import LateCopies
+from simulator.faults.node.disk import Disk, NodeDisk
+from simulator.faults.node.life import LifeStore, NodeLife
+from simulator.faults.node.steps import TOKEN_S, ComputedExecution
+from simulator.faults.shape import MODEL, Shape, config_of
+from simulator.node import NodeSaid, SimulatedNode, flow_of
+from simulator.profile import ModelledFacts
+
+if TYPE_CHECKING:
+    from simulator.faults.streams import NodeLink
+
+_PIECES_PER_WINDOW = 12
+COMPUTE_S = 20e-3
+"""Seconds that a token of a prompt is expected to take, where a pull is thought of: pulls pay."""
+
+
+def layout_of(block_size: int) -> KVLayout:
+    """Return the layout of blocks whose slots hold a number."""
+    return KVLayout(
+        model_digest=MODEL,
+        num_layers=NUM_LAYERS,
+        num_kv_heads=1,
+        head_dim=4,
+        block_size=block_size,
+        dtype="float16",
+    )
+
+
+def facts_of(shape: Shape) -> ModelledFacts:
+    """Return what a scheduler wants to know of the model."""
+    return ModelledFacts(
+        layout=layout_of(shape.block_size),
+        num_blocks=shape.num_blocks,
+        max_model_len=(shape.num_blocks - 1) * shape.block_size,
+        pairs_per_token=64,
+        step_costs=StepCosts((1, 65), (shape.step_s, shape.step_s + 64 * TOKEN_S)),
+        num_host_blocks=shape.num_host_blocks,
+        needs_staging=shape.is_staged,
+    )
+
+
+@dataclass(slots=True)
+class _Wires:
+    """Stands in for a `ModelledNetwork`: makes the connector of the node that joins."""
+
+    wires: KVWires
+    clock: ProcessClock
+    memory: KVMemory
+    scheduler: Scheduler
+    end: list[KVEnd] = field(default_factory=list)
+
+    def join(self, node: Incarnation, on_event: OnEvent) -> KVEnd:
+        pool, layout = self.scheduler.pool, layout_of(self.scheduler.limits.block_size)
+        window = _PIECES_PER_WINDOW * 2 * layout.piece_bytes
+        limits = Limits(window_bytes=window, max_frame_bytes=window // 2)
+        end = KVEnd(node, self.clock, self.wires, layout, self.memory, pool, limits, on_event)
+        self.end.append(end)
+        return end
+
+
+def _moved_kv_cost() -> PullCost:
+    """Return the rule by which moving KV pays; each use corrects its own."""
+    return PullCost(1.0, lambda num_tokens: num_tokens * COMPUTE_S)
+
+
+class FaultyNode(SimulatedNode):
+    """A node that can be stopped at any time. `on_turn` is called after each turn.
+
+    `name` is that of its folder on `disk`.
+    """
+
+    def __init__(
+        self,
+        me: Incarnation,
+        shape: Shape,
+        role: Role,
+        clock: ProcessClock,
+        wires: KVWires,
+        new_lease_token: Callable[[], int],
+        store: LifeStore,
+        disk: Disk,
+        *,
+        name: str,
+        on_turn: Callable[[FaultyNode], object],
+    ) -> None:
+        nature = nature_of(shape, role)
+        config, facts = nature.config, nature.facts
+        index = None
+        if shape.num_disk_blocks:
+            index = DiskIndex(shape.num_disk_blocks * FILE_SYSTEM_BLOCK_BYTES, 1)
+        scheduler = make_scheduler(config, facts, index)
+        self.needs_staging = shape.is_staged
+        flow = flow_of(
+            config,
+            facts,
+            scheduler,
+            me,
+            vocab_size=VOCAB_SIZE,
+            new_lease_token=new_lease_token,
+            pull_cost=_moved_kv_cost(),
+            disk_cost=None if index is None else _moved_kv_cost(),
+            needs_staging=shape.is_staged,
+            hand_over=HandOver(scheduler.pool),
+        )
+        self.clock = clock
+        self.memory = KVMemory(
+            shape.num_blocks, shape.num_host_blocks, shape.block_size, is_staged=shape.is_staged
+        )
+        joining = _Wires(wires, clock, self.memory, scheduler)
+        most_tokens = scheduler.limits.max_num_batched_tokens
+        execution = ComputedExecution(
+            clock, self.memory, shape.step_s, most_tokens, plans_ahead=shape.is_staged
+        )
+        super().__init__(
+            me,
+            clock,  # type: ignore[arg-type]
+            flow,
+            execution,  # type: ignore[arg-type]
+            joining,  # type: ignore[arg-type]
+            facts.layout,
+            max_queued_requests=config.handoff.max_queued_requests,
+            tell=self._say,
+            disk=None if index is None else NodeDisk(disk, name, clock, self.memory),
+        )
+        self.kv = joining.end[0]
+        self.copies = LateCopies(clock, self.memory, shape.step_s)
+        self.cached = CachedBlocks()
+        self.streams: dict[Incarnation, NodeLink] = {}
+        """The open streams by router, as far as this end knows."""
+        self._said_to: dict[Incarnation, NodeSaid] = {}
+        self.warm_from = config.handoff.warm_from
+        clock.after(WARM_WISH_S, self._start_is_over)
+        self.is_death_known = True
+        self.restarts_in_s = 0.0
+        """When it starts again after it has left in order; 0: never."""
+        self._on_turn = on_turn
+        self.life = NodeLife(self, nature.record_of(me), role, nature.refused, store)
+
+    @property
+    def role(self) -> Role:
+        """The role that the node has now."""
+        return self.life.role
+
+    # What the loop and the effects call.
+
+    def resolve(self, reply_to: int, answer: Answer) -> None:
+        """Answer a call; the stream of one that is forgotten has ended."""
+        for router, link in self.streams.items():
+            if link.end_call(reply_to):
+                self._for(router).answers.append((reply_to, answer))
+
+    def add(self, router: Incarnation, output: RequestOutput) -> None:
+        """Send an output, if its router listens."""
+        self.life.check_output(output)
+        if router in self.streams:
+            self._for(router).outputs.append(output)
+
+    def ask(self, wanted: AskBlocks) -> None:
+        """Want cached blocks of another node."""
+        if wanted.router in self.streams:
+            self._for(wanted.router).pulls.append(wanted)
+
+    def refuse(self, refused: RefusePull) -> None:
+        """Not answer the pull of another node."""
+        if refused.router in self.streams:
+            self._for(refused.router).refused_pulls.append(refused)
+
+    def offer(self, offered: OfferBlocks) -> None:
+        """Offer cached blocks, through the router of a new node or any, if there is one."""
+        router = next(iter(self.streams), None)
+        if offered.new_node is not None:
+            router = offered.new_node.router
+        if router in self.streams and len(self._for(router).offers) < MOST_OFFERS:
+            self._for(router).offers.append(offered)
+
+    def on_drained(self) -> None:
+        """Leave: nothing is left here."""
+        self.life.on_drained()
+
+    def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Copy blocks to the host."""
+        self.memory.swap_out(block_ids, host_block_ids)
+
+    def swap_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy blocks back from the host."""
+        self.memory.swap_in(host_block_ids, block_ids)
+
+    def begin_copy(self, copy: CacheCopy) -> CopyUnderWay:
+        """Begin a copy beside the steps."""
+        return self.copies.begin(copy)
+
+    def wake(self) -> None:
+        """Look at the time, which has jumped."""
+        self.kv.wake()
+        if not self.execution.is_running:
+            self._turn_at(self.clock.now_s())
+
+    def all_cached(self) -> NodeSaid:
+        """Return the first message of a stream: all blocks that can be found here."""
+        held = self.cached.all()
+        return NodeSaid(
+            self.me,
+            news=held[Tier.POOL],
+            host_news=held[Tier.HOST],
+            warm_from=self.warm_from,
+        )
+
+    # Inside.
+
+    def _start_is_over(self) -> None:
+        self.warm_from = ""
+
+    def _for(self, router: Incarnation) -> NodeSaid:
+        """Return what the next message to a router will say."""
+        said = self._said_to.get(router)
+        if said is None:
+            said = self._said_to[router] = NodeSaid(self.me)
+        return said
+
+    def _say(self, said: NodeSaid) -> None:
+        """Answer calls that were not even read."""
+        for reply_to, answer in said.answers:
+            self.resolve(reply_to, answer)
+        self._flush()
+
+    def _flush(self) -> None:
+        news = self.scheduler.pool.prefix_cache.take_news()
+        host_news = self.scheduler.host_pool.take_news()
+        if news or host_news:
+            self.cached.take({Tier.POOL: news, Tier.HOST: host_news})
+            for router in self.streams:
+                said = self._for(router)
+                said.news, said.host_news = news, host_news
+        if self._said_to:
+            told, self._said_to = self._said_to, {}
+            for router, said in told.items():
+                if router in self.streams:
+                    self.streams[router].say(said)
+
+    def _turn(self, planned_for_s: float) -> None:
+        super()._turn(planned_for_s)
+        self._on_turn(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Nature:
+    """What nodes of one cluster and role have in common, in all their lives."""
+
+    config: Config
+    facts: ModelledFacts
+    refused: Mapping[Role, str]
+    """The roles that they cannot be given, each with why."""
+
+    def record_of(self, me: Incarnation) -> NodeRecord:
+        """Return what a node says of itself in the store."""
+        config, facts = self.config, self.facts
+        return NodeRecord(
+            node_id=me.node_id,
+            epoch=me.epoch,
+            role=config.role,
+            control_address=f"{me.node_id}:1",
+            model=MODEL,
+            fingerprint=facts.layout.fingerprint,
+            block_size=config.engine.block_size,
+            num_blocks=facts.num_blocks,
+            max_num_seqs=config.engine.max_num_seqs,
+            max_model_len=facts.max_model_len,
+            sends_blocks=True,
+            num_host_blocks=facts.num_host_blocks,
+            roles=tuple(one for one in NODE_ROLES if one not in self.refused),
+        )
+
+
+@lru_cache(maxsize=64)
+def nature_of(shape: Shape, role: Role) -> Nature:
+    """Return it; nodes start often, and rules about settings take long."""
+    config = config_of(shape, role)
+    return Nature(config, facts_of(shape), refused_roles(config))

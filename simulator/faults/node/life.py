@@ -1,0 +1,136 @@
+"""The life of a node beside its steps: its lease, its role, and how it leaves in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from common.errors import InternalError, PdserveError
+from common.nodes import NodeRecord, Role
+from common.request import FinishReason, RequestOutput
+from node.control.drain import LAST_GRACE_S
+from node.control.role import NodeRole
+from node.flow.messages import Drain, RoleChanged
+from node.life.lease_keeper import RENEWALS_PER_LEASE
+from placement.store import PlacementUnavailable
+from simulator.faults.leases import Leases
+from simulator.timeline import Timeline
+
+if TYPE_CHECKING:
+    from simulator.faults.node.faulty_node import FaultyNode
+
+T = TypeVar("T")
+OnLeft = Callable[["FaultyNode", bool], object]
+"""Takes a node that leaves in order, and whether it is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeStore:
+    """The store of a node's lease, and what becomes of the node.
+
+    `on_replaced` takes a node whose name belongs to a later life.
+    """
+
+    leases: Leases
+    timeline: Timeline
+    lease_s: float
+    drain_s: float
+    on_left: OnLeft
+    on_replaced: Callable[[FaultyNode], object]
+
+
+class NodeLife:
+    """What the event loop of a node does; the real `NodeRole` decides about roles."""
+
+    def __init__(
+        self,
+        node: FaultyNode,
+        record: NodeRecord,
+        role: Role,
+        refused: Mapping[Role, str],
+        store: LifeStore,
+    ) -> None:
+        self._node, self._record, self._store = node, record, store
+        self.is_on = False
+        """Whether the node drains; `NodeRole` asks for it by this name."""
+        self.drain_ends_s = float("inf")
+        self._has_left = False
+        leaving: Any = self
+        self._role = NodeRole(role, leaving, refused)
+        self._role.on_change(lambda: node.put(RoleChanged()), self._announce)
+
+    @property
+    def role(self) -> Role:
+        """The role that the node has now."""
+        return self._role.current
+
+    def keep_lease(self) -> None:
+        """Renew the lease now, and from now on."""
+        self._renew()
+        span_s = self._store.lease_s / RENEWALS_PER_LEASE
+        self._node.clock.after(span_s, self.keep_lease)
+
+    def set_role(self, role: Role) -> PdserveError | None:
+        """Take new work of another role; return why not."""
+        try:
+            _result(self._role.change(role))
+        except PdserveError as refused:
+            return refused
+        return None
+
+    def drain(self) -> None:
+        """Begin to leave, once."""
+        if self.is_on:
+            return
+        clock, drain_s = self._node.clock, self._store.drain_s
+        self.is_on, self.drain_ends_s = True, clock.now_s() + drain_s
+        self._renew()
+        self._node.put(Drain(drain_s))
+        clock.after(drain_s + LAST_GRACE_S, lambda: self._leave(is_empty=False))
+
+    def on_drained(self) -> None:
+        """Leave when the turn is over in which nothing was left."""
+        self._node.clock.after(0.0, lambda: self._leave(is_empty=True))
+
+    def check_output(self, output: RequestOutput) -> None:
+        """Raise `InternalError` where a node hands over what has time to finish."""
+        details = output.details
+        if details.finish_reason is not FinishReason.ERROR or details.error_code != "draining":
+            return
+        if self._node.clock.now_s() < self.drain_ends_s:
+            raise InternalError(f"{self._node.me} gives up {output.id}, which has time")
+
+    def _leave(self, *, is_empty: bool) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._store.leases.leave(self._node.me)
+            self._store.on_left(self._node, is_empty)
+
+    async def _announce(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        store, node = self._store, self._node
+        record = replace(self._record, role=self.role)
+        load = replace(
+            node.flow.snapshot().load,
+            is_draining=self.is_on,
+            kv_unreachable=node.kv.sender.unreachable,
+        )
+        try:
+            is_newest = store.leases.heartbeat(record, load, store.timeline.now_s())
+        except PlacementUnavailable:
+            return
+        if not is_newest:
+            store.on_replaced(node)
+
+
+def _result(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise InternalError("it waits for something")

@@ -1,0 +1,81 @@
+"""Histories that a test writes itself, and drawn ones without what came to them later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.faults.history import BREAKING, AskedRequest, Fault, History
+from simulator.faults.search import ALL, history_of
+from simulator.faults.shape import ROUTER, Shape
+
+
+def plain(history: History) -> History:
+    """Return a history with one router, on nodes with nothing but their pools, unchanged."""
+    return replace(
+        history,
+        shape=plain_shape(history.shape),
+        requests=tuple(replace(one, router=ROUTER, priority=0) for one in history.requests),
+        faults=tuple(
+            replace(one, target=ROUTER if one.target.startswith(ROUTER) else one.target)
+            for one in history.faults
+            if one.kind in BREAKING
+        ),
+    )
+
+
+def plain_shape(shape: Shape) -> Shape:
+    return replace(
+        shape,
+        num_routers=1,
+        keeps_prefixes=False,
+        is_staged=False,
+        is_warmed=False,
+        has_priorities=False,
+        preemption_policy="last_in_first_out",
+        kv_lease_s=30.0,
+    )
+
+
+def a_shape() -> Shape:
+    """Return one prefill and two decode nodes with room for everything."""
+    return replace(
+        plain_shape(history_of(1, ALL).shape),
+        num_prefill=1,
+        num_decode=2,
+        num_mixed=0,
+        num_blocks=40,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        local_prefill_threshold=4,
+        lease_s=2.0,
+        drain_s=1.0,
+        message_s=1e-3,
+        kv_message_s=1e-3,
+        step_s=10e-3,
+    )
+
+
+def an_asked_request(
+    at_s: float,
+    name: str,
+    *,
+    num_prompt: int = 30,
+    max_tokens: int = 2,
+    deadline_s: float = 60.0,
+    router: str = ROUTER,
+) -> AskedRequest:
+    return AskedRequest(
+        at_s=at_s,
+        name=name,
+        num_prompt=num_prompt,
+        group=0,
+        num_shared=0,
+        max_tokens=max_tokens,
+        seed=1,
+        deadline_s=deadline_s,
+        router=router,
+    )
+
+
+def a_history(shape: Shape, asked: list[AskedRequest], *faults: Fault) -> History:
+    return History(seed=1, shape=shape, requests=tuple(asked), faults=faults)
