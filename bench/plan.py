@@ -17,6 +17,8 @@ reported_blocks          those that entered or left a tier of a node, as it repo
 report_bytes_per_s       the bytes of these reports, of all nodes together, in a simulated second
 ttft_s, tpot_s, gap_s    p50 and p99: `common/observing/latency.py`; the longest gap of each request
 goodput_rps              requests a second within `--ttft` and `--tpot`
+
+Then `--many` short requests go to 1,000 nodes (`plan_many.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.plan_many import NUM_NODES, serve_many
 from common.errors import ConfigError
 from common.kv.blocks import KEY_BYTES
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig
+from pdserve.roles.long_lived import exclude_from_collection
 from simulator.clients import client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.generated_trace import generated_trace
@@ -66,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--profile", type=Path, default=FOLDER / "8b_h100.json")
     flags.add_argument("--ttft", type=float, default=2.0, help="target in seconds")
     flags.add_argument("--tpot", type=float, default=0.05, help="target in seconds")
+    flags.add_argument(
+        "--many", type=int, default=10_000, help="short requests to 1,000 nodes (0: none)"
+    )
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--json", action="store_true", help="print one JSON line last")
     return flags
@@ -156,7 +163,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     arguments = parser().parse_args()
     try:
+        exclude_from_collection()
         result = run(arguments)
+        if arguments.many > 1:
+            result |= serve_many(arguments.profile, arguments.many, NUM_NODES, arguments.seed)
     except ConfigError as error:
         sys.exit(str(error))
     for name, value in result.items():

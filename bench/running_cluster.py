@@ -72,13 +72,18 @@ class RunningCluster:
         shown = (await self._client.get("/v1/cluster")).json()
         return {node["node_id"]: node for node in shown["nodes"]}
 
+    async def metrics(self) -> dict[str, float]:
+        """Return the samples of the router's metrics, by name and labels as they are written."""
+        text = (await self._client.get("/metrics")).text
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
     async def metric(self, name: str) -> float:
         """Return a metric of the router that has no labels. Raises `RuntimeError` without it."""
-        text = (await self._client.get("/metrics")).text
-        for line in text.splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-        raise RuntimeError(f"the router has no metric {name}")
+        found = (await self.metrics()).get(name)
+        if found is None:
+            raise RuntimeError(f"the router has no metric {name}")
+        return found
 
     async def timed(self, load: Load, chunks: list[float] | None = None) -> RequestTiming:
         """Send one request and record when each piece of its answer arrived.

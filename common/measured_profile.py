@@ -30,6 +30,7 @@ UNITS = {
     "tokens": "prompt tokens of one sequence",
     "tokens_per_sequence": "one token and its drafts",
     "num_bytes": "bytes of KV",
+    "others": "other nodes of the machine that computed at the same time",
 }
 
 
@@ -93,9 +94,41 @@ class TransferTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedTime:
+    """A step of a node as clients of a router see it: from a token of `rows` answers to the next.
+
+    `context` is the mean length of their sequences.
+    """
+
+    rows: int
+    context: int
+    others: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTokenTime:
+    """A request to a router without load, from its sending to its first token."""
+
+    tokens: int
+    others: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondTokenTime:
+    """From the first token of an answer to the second, as the client sees it: the node that decodes
+    waits for the KV of a prompt of so many tokens, and runs a step."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
     """Everything. Each time is the least of a few; points that would have taken too long are left
-    out. `verified` is empty where the speculative method drafts nothing."""
+    out. `verified` is empty where the speculative method drafts nothing, and the times of tokens
+    that clients see where no cluster served."""
 
     pdserve_version: str
     measured_at: str
@@ -106,6 +139,9 @@ class MeasuredProfile:
     chunks: tuple[ChunkTime, ...]
     verified: tuple[VerifiedTime, ...]
     transfers: tuple[TransferTime, ...]
+    streamed: tuple[StreamedTime, ...] = ()
+    first_tokens: tuple[FirstTokenTime, ...] = ()
+    second_tokens: tuple[SecondTokenTime, ...] = ()
     source: str = MEASURED
     """The origin of the times, in words."""
 

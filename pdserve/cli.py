@@ -132,10 +132,10 @@ def _up(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _profile(parsed: argparse.Namespace, unknown: list[str]) -> int:
-    from pdserve.profiling.profile_command import loaded_runner, run_profile
+    from pdserve.profiling.profile_command import loaded_runner, run_profile, served_times
 
     loaded = _load(parsed, unknown, PROFILE, Role.MIXED)
-    run_profile(loaded.config, parsed.file, loaded_runner)
+    run_profile(loaded.config, parsed.file, loaded_runner, served_times)
     return EXIT_OK
 
 

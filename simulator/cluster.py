@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 
 from common.errors import InternalError, InvalidRequest
@@ -28,10 +28,13 @@ from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
 from simulator.node import NodeSaid, SimulatedNode, flow_of
 from simulator.profile import VOCAB_SIZE, DeviceProfile, facts_of
+from simulator.profiles.shared_cores import SharedCores
 from simulator.router import SimulatedRouter
 from simulator.served import ServedRequest
 from simulator.timeline import Timeline
 
+_MESSAGES_TO_FIRST_TOKEN = 4
+"""Messages before token 0 of a request that is handed off: to both of its nodes and back."""
 RENEWALS_PER_LEASE = 4
 """Heartbeats of a node, and listings of a router, in the time of one lease."""
 
@@ -40,7 +43,8 @@ RENEWALS_PER_LEASE = 4
 class ClusterSetup:
     """How many nodes of each role, on which device, with which settings (those of a decode node).
 
-    A message between a router and a node takes `message_s`. Without `may_repeat` every step is
+    A message between a router and a node takes `message_s`; what a request takes beside in the
+    profile passes before it is placed. Without `may_repeat` every step is
     planned by itself, which changes nothing but how long the simulation takes. `told` are the
     indices of the requests whose story is kept. Where all nodes share a machine that runs
     `at_once` of them at full speed, steps of more nodes at once take longer; 0: each has its own.
@@ -86,6 +90,9 @@ class SimulatedCluster:
             seed=setup.seed,
             on_end=self._on_end,
         )
+        self._cores = None
+        if setup.at_once:
+            self._cores = SharedCores(setup.at_once, profile.beside.slowdown)
         self._records: dict[Incarnation, NodeRecord] = {}
         self.nodes = [
             self._node(Incarnation(f"{role.value}-{number}", 1), role)
@@ -97,7 +104,11 @@ class SimulatedCluster:
             n.me: n.flow.snapshot().load for n in self.nodes
         }
         self._renewal_s = lease_s / RENEWALS_PER_LEASE
+        in_messages_s = _MESSAGES_TO_FIRST_TOKEN * setup.message_s
+        self._edge_s = max(0.0, profile.beside.request_s - in_messages_s)
         self._num_open = 0
+        """Requests that have not ended, and one more as long as others will come."""
+        self._on_served: Callable[[ServedRequest], object] | None = None
         self.served: list[ServedRequest] = []
         self._scaling = None if setup.targets is None else RoleScaling(setup.targets)
         self.moves: list[tuple[float, Move]] = []
@@ -125,13 +136,7 @@ class SimulatedCluster:
             ServedRequest(one, one.trace.arrival_s, story=[] if one.index in told else None)
             for one in clients
         ]
-        self._num_open = len(clients)
-        self._list()
-        rng = random.Random(self._setup.seed)
-        for node in self.nodes:
-            first_s = rng.random() * self._renewal_s
-            self.timeline.at(first_s, partial(self._renew, node))
-        self._admit(iter(self.served))
+        self._begin(iter(self.served))
         is_stopped = False
 
         def until() -> bool:
@@ -141,13 +146,22 @@ class SimulatedCluster:
             return is_stopped or self._num_open == 0
 
         self.timeline.run(until)
-        if is_stopped:
-            return self.served
-        if self._num_open:
-            raise InternalError(f"{self._num_open} requests wait, and nothing happens any more")
-        self.timeline.run()
-        self.check_empty()
+        if not is_stopped:
+            self._end()
         return self.served
+
+    def serve_each(
+        self, clients: Iterable[ClientRequest], on_served: Callable[[ServedRequest], object]
+    ) -> None:
+        """Serve requests as they come, ordered by arrival, and keep none: each goes to `on_served`
+        when it has ended.
+
+        Raises `InternalError` as `run` does.
+        """
+        self._on_served = on_served
+        self._begin(ServedRequest(one, one.trace.arrival_s) for one in clients)
+        self.timeline.run(lambda: self._num_open == 0)
+        self._end()
 
     def role_of(self, node: Incarnation) -> Role:
         """Return the role that a node has now."""
@@ -180,19 +194,45 @@ class SimulatedCluster:
 
     # Inside: what happens by itself.
 
+    def _begin(self, coming: Iterator[ServedRequest]) -> None:
+        self._num_open = 1
+        self._list()
+        rng = random.Random(self._setup.seed)
+        for node in self.nodes:
+            first_s = rng.random() * self._renewal_s
+            self.timeline.at(first_s, partial(self._renew, node))
+        self._admit(coming)
+
+    def _end(self) -> None:
+        if self._num_open:
+            raise InternalError(f"{self._num_open} requests wait, and nothing happens any more")
+        self.timeline.run()
+        self.check_empty()
+
     def _admit(self, coming: Iterator[ServedRequest]) -> None:
         """Have the next request arrive at its time, and the one after it then."""
         served = next(coming, None)
-        if served is not None:
-            at_s = max(served.arrived_at_s, self.timeline.now_s())
-            self.timeline.at(at_s, partial(self._arrive, served, coming))
+        if served is None:
+            self._num_open -= 1
+            return
+        at_s = max(served.arrived_at_s, self.timeline.now_s())
+        self.timeline.at(at_s, partial(self._arrive, served, coming))
 
     def _arrive(self, served: ServedRequest, coming: Iterator[ServedRequest]) -> None:
+        self._num_open += 1
         self._admit(coming)
+        if self._edge_s:
+            self.timeline.after(self._edge_s, partial(self._ask, served))
+        else:
+            self._ask(served)
+
+    def _ask(self, served: ServedRequest) -> None:
         self.router.ask(served.client.generation_request(), served)
 
-    def _on_end(self) -> None:
+    def _on_end(self, served: ServedRequest) -> None:
         self._num_open -= 1
+        if self._on_served is not None:
+            self._on_served(served)
 
     def _tell(self, said: NodeSaid) -> None:
         self.timeline.after(self._setup.message_s, partial(self.router.on_said, said))
@@ -233,9 +273,9 @@ class SimulatedCluster:
             setup.profile.step,
             scheduler,
             num_layers=facts.layout.num_layers,
-            may_repeat=setup.may_repeat and not setup.at_once,
+            may_repeat=setup.may_repeat,
             next_due_s=flow.next_deadline_s,
-            slowdown=self._slowdown if setup.at_once else None,
+            cores=self._cores,
         )
         self._records[me] = self._record(config, me)
         return SimulatedNode(
@@ -248,11 +288,6 @@ class SimulatedCluster:
             max_queued_requests=config.handoff.max_queued_requests,
             tell=self._tell,
         )
-
-    def _slowdown(self) -> float:
-        """Return how many times longer a step takes that begins now, for want of cores."""
-        num_running = sum(node.execution.is_running for node in self.nodes)
-        return max(1.0, num_running / self._setup.at_once)
 
     def _record(self, config: Config, me: Incarnation) -> NodeRecord:
         facts = self._facts
@@ -270,8 +305,13 @@ class SimulatedCluster:
             max_model_len=facts.max_model_len,
             sends_blocks=True,
             device=self._setup.profile.device,
-            roles=tuple(one for one in NODE_ROLES if one not in refused_roles(config)),
+            roles=self._possible_roles(config.role),
         )
+
+    @cache  # noqa: B019 (a cluster of thousands of nodes asks it for each of them)
+    def _possible_roles(self, role: Role) -> tuple[Role, ...]:
+        refused = refused_roles(replace(self._setup.config, role=role))
+        return tuple(one for one in NODE_ROLES if one not in refused)
 
     def _flow(self, config: Config, scheduler: Scheduler, me: Incarnation) -> NodeFlow:
         facts = self._facts

@@ -18,6 +18,7 @@ from engine.core.step.step_batch import StepBatch
 from engine.execution import Batch
 from simulator.drawing import drawn, num_left
 from simulator.profile import StepTimes
+from simulator.profiles.shared_cores import PacedStep, SharedCores
 from simulator.timeline import Timeline
 
 
@@ -25,7 +26,8 @@ class ModelledExecution:
     """The `Execution` of a node's step loop. The loop's turn at `ends_at_s` takes the results.
 
     With `may_repeat`, equal steps are run at once. `next_due_s` says when the node has something to
-    do besides steps, and `slowdown` how many times longer a step takes that begins now.
+    do besides steps. On `cores` that nodes share, the end of a step moves with what others do:
+    `on_moved` is called then.
     """
 
     is_beside, plans_ahead = True, False
@@ -39,16 +41,20 @@ class ModelledExecution:
         num_layers: int,
         may_repeat: bool,
         next_due_s: Callable[[], float | None],
-        slowdown: Callable[[], float] | None = None,
+        cores: SharedCores | None = None,
     ) -> None:
         self._timeline = timeline
         self._cost = cost
         self._scheduler = scheduler
         self._num_layers = num_layers
-        self._may_repeat = may_repeat
+        self._may_repeat = may_repeat and cores is None
         self._next_due_s = next_due_s
-        self._slowdown = slowdown
+        self._cores = cores
+        self._paced: PacedStep | None = None
+        self.on_moved: Callable[[], object] = lambda: None
         self._batch: StepBatch | None = None
+        self._on_layer: OnLayer | None = None
+        self._next_layer, self._layer_at_s = 0, -1.0
         self._began_s = 0.0
         self._ends_s: list[float] = []
         self._num_copied = 0
@@ -78,15 +84,16 @@ class ModelledExecution:
         self.num_runs += 1
         num_copied, self._num_copied = self._num_copied, 0
         if on_layer is None and not num_copied and batch.is_decode.all() and batch.is_plain:
-            self._ends_s = self._slowed(self._ends_of_decodes(batch))
-            return
-        self._ends_s = self._slowed([self._began_s + self._cost.step_s(batch, num_copied)])
-        end_s = self._ends_s[0]
+            self._ends_s = self._ends_of_decodes(batch)
+        else:
+            self._ends_s = [self._began_s + self._cost.step_s(batch, num_copied)]
+        if self._cores is not None:
+            took_s = self._ends_s[0] - self._began_s
+            self._paced = self._cores.begin(took_s, self._on_pace, self._began_s)
+            self._ends_s = [self._cores.done_at_s(self._paced)]
+        self._on_layer, self._next_layer = on_layer, 0
         if on_layer is not None:
-            for layer in range(self._num_layers):
-                share = (layer + 1) / self._num_layers
-                at_s = self._began_s + (end_s - self._began_s) * share
-                self._timeline.at(min(at_s, end_s), partial(on_layer, layer))
+            self._plan_layer()
 
     def interrupt(self) -> bool:
         """Have the steps under way end with the one that runs now; return whether that is new."""
@@ -104,6 +111,8 @@ class ModelledExecution:
         assert batch is not None, "a step is under way"
         assert self._timeline.now_s() == self.ends_at_s, "its results are asked for when it ends"
         self.ended_s, self._ends_s = self._ends_s, []
+        if self._cores is not None and self._paced is not None:
+            self._cores.end(self._paced, self._timeline.now_s())
         took_s = self.ended_s[-1] - self._began_s
         self.busy_s += took_s
         count = len(self.ended_s)
@@ -112,11 +121,31 @@ class ModelledExecution:
     def close(self) -> None:
         """Have nothing to close."""
 
-    def _slowed(self, ends_s: list[float]) -> list[float]:
-        if self._slowdown is None:
-            return ends_s
-        times = self._slowdown()
-        return [self._began_s + (end_s - self._began_s) * times for end_s in ends_s]
+    def _on_pace(self) -> None:
+        """Take that the step under way ends at another time: another node's has begun or ended."""
+        assert self._cores is not None, "its cores are shared"
+        assert self._paced is not None, "a step is under way"
+        self._ends_s = [self._cores.done_at_s(self._paced)]
+        if self._next_layer < self._num_layers and self._on_layer is not None:
+            self._plan_layer()
+        self.on_moved()
+
+    def _plan_layer(self) -> None:
+        share = (self._next_layer + 1) / self._num_layers
+        if self._cores is not None and self._paced is not None:
+            at_s = self._cores.done_at_s(self._paced, share)
+        else:
+            at_s = self._began_s + (self._ends_s[0] - self._began_s) * share
+        self._layer_at_s = max(self._timeline.now_s(), min(at_s, self._ends_s[0]))
+        self._timeline.at(self._layer_at_s, partial(self._end_layer, self._layer_at_s))
+
+    def _end_layer(self, planned_for_s: float) -> None:
+        if planned_for_s != self._layer_at_s or self._on_layer is None:
+            return  # the pace has changed since
+        layer, self._next_layer, self._layer_at_s = self._next_layer, self._next_layer + 1, -1.0
+        self._on_layer(layer)
+        if self._next_layer < self._num_layers:
+            self._plan_layer()
 
     def _ends_of_decodes(self, batch: StepBatch) -> list[float]:
         """Return the ends of a step of decodes and of those that would follow it unchanged."""

@@ -86,6 +86,7 @@ class SimulatedNode:
         self.me = me
         self.flow, self.scheduler, self.execution = flow, flow.scheduler, execution
         self.layout = layout
+        execution.on_moved = lambda: self._turn_at(execution.ends_at_s)
         self._timeline = timeline
         self._tell = tell
         self._said = NodeSaid(self.me)

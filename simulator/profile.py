@@ -15,13 +15,10 @@ from common.kv.kv_layout import KVLayout
 from common.measured_profile import MeasuredProfile, read_measured_profile
 from engine.core.runner_contract import StepCosts
 from engine.core.step.step_batch import StepBatch
-from simulator.profiles.measured_steps import MeasuredSteps, transfer_line
+from simulator.profiles.beside_steps import NOTHING_BESIDE, BesideSteps
+from simulator.profiles.measured_steps import PUSHED_PARTS, MeasuredSteps, transfer_line
 
 FOLDER = Path(__file__).parent / "profiles"
-PUSHED_PARTS = 4
-"""Layers of the modelled cache. A prefill node sends each when it is computed; a quarter of a real
-model's layers leaves at once here, which saves most of the events and delays a handoff by at most
-the time of a quarter of its last step."""
 VOCAB_SIZE = 1 << 31
 _NUM_PLANES, _NUMBER_BYTES = 2, 2
 _ROWS = (1, 64, 512, 8192)
@@ -61,6 +58,7 @@ class DeviceProfile:
     max_model_len: int
     network_bytes_per_s: float
     network_latency_s: float
+    beside: BesideSteps = NOTHING_BESIDE
 
     def layout(self, block_size: int) -> KVLayout:
         """Return the layout of its cache, in `PUSHED_PARTS` layers."""
@@ -141,14 +139,16 @@ def device_of(measured: MeasuredProfile, transport: str = "") -> DeviceProfile:
     bytes_per_s, latency_s = transfer_line(measured, transport)
     block_bytes = model.kv_bytes_per_token * model.block_size
     quickest = max(transfer_line(measured, lane)[0] for lane in lanes)
+    step = MeasuredSteps(measured, block_copy_s=block_bytes / quickest)
     return DeviceProfile(
         model=model.name,
         device=machine.device or machine.processor,
         source=measured.source,
-        step=MeasuredSteps(measured, block_copy_s=block_bytes / quickest),
+        step=step,
         kv_bytes_per_token=model.kv_bytes_per_token,
         kv_memory_bytes=machine.num_blocks * block_bytes,
         max_model_len=model.max_model_len,
         network_bytes_per_s=bytes_per_s,
-        network_latency_s=latency_s,
+        network_latency_s=latency_s + step.beside.handoff_s,
+        beside=step.beside,
     )

@@ -83,7 +83,7 @@ class SimulatedRouter:
         lease_s: float,
         latency_s: float,
         seed: int,
-        on_end: Callable[[], object],
+        on_end: Callable[[ServedRequest], object],
         metrics: RouterMetrics | None = None,
     ) -> None:
         self.me = Incarnation("router", 1)
@@ -310,4 +310,4 @@ class SimulatedRouter:
         self._note(choice, f"ended: {outcome}, {choice.served.num_tokens} tokens")
         choice.served.outcome = outcome
         if self._choices.pop(choice.flow.attempt.choice_id, None) is not None:
-            self._on_end()
+            self._on_end(choice.served)

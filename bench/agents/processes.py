@@ -23,6 +23,16 @@ def cpu_s(pid: int) -> float:
     return sum(_cpu_s(one) for one in (pid, *_below(pid)))
 
 
+def pids_by_name(pid: int) -> dict[str, int]:
+    """Return the router and the nodes that `pdserve up` has started as the process `pid`."""
+    commands = {one: _command(one) for one in _below(pid)}
+    return {
+        Path(command[-1]).stem: one
+        for one, command in commands.items()
+        if command and command[-1].endswith(".toml")
+    }
+
+
 class Replacements:
     """Nodes that were started in place of others; `stop` ends them."""
 
@@ -56,11 +66,10 @@ class Replacements:
 
     def _node(self, name: str) -> tuple[int, list[str]]:
         """Return the process of a node, and its command."""
-        for pid in _below(self._cluster.pid):
-            command = _command(pid)
-            if command and Path(command[-1]).name == f"{name}.toml":
-                return pid, command
-        raise RuntimeError(f"no process of the cluster is {name}")
+        pid = pids_by_name(self._cluster.pid).get(name)
+        if pid is None:
+            raise RuntimeError(f"no process of the cluster is {name}")
+        return pid, _command(pid)
 
     async def _until(self, name: str, *, is_there: bool, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):

@@ -7,8 +7,8 @@ measured in turn, in systems that run at the same time; of each figure the media
 
     idle_share       CPU of the router by number of nodes, as a share of a core, without requests:
                      its streams, its reading of the registry, and all else
-    request_us       CPU of the router per request, by number of nodes, at `--streams` clients with
-                     one request each, idle CPU included
+    request_us       CPU of the router per request beyond that without requests, by number of nodes,
+                     at `--streams` clients with one request each
     growth           request_us of the largest size / that of the smallest, less 1
     requests_per_s   what these clients got
     redis_commands   of Redis per request, also inside of scripts, beyond those without requests
@@ -40,6 +40,8 @@ NUM_TOKENS = 64
 NUM_STREAMS = 32
 SETTLE_S = 12.0
 """Until idle nodes are asked rarely."""
+WARM_UP = 200
+"""The first requests are dearer."""
 _TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"
 
 
@@ -56,6 +58,11 @@ def measure(
             size: stack.enter_context(running_system(folder, pieces, 0.0, num_nodes=size))
             for size in sizes
         }
+        for system in systems.values():
+            system.load.call(
+                "run",
+                LoadSpec(num_streams=num_streams, num_tokens=NUM_TOKENS, num_requests=WARM_UP),
+            )
         time.sleep(SETTLE_S)
         for number in range(num_rounds):
             for size, system in systems.items():
@@ -79,7 +86,7 @@ def _round(system: RunningSystem, seconds: float, num_streams: int) -> dict[str,
     cpu_s, commands = system.cpu_s()["router"], _num_commands(system)
     spec = LoadSpec(num_streams=num_streams, num_tokens=NUM_TOKENS, duration_s=seconds)
     loaded = system.load.call("run", spec)
-    cpu_s = system.cpu_s()["router"] - cpu_s
+    cpu_s = system.cpu_s()["router"] - cpu_s - idle_cpu_s * loaded.seconds / seconds
     if system.num_misplaced():
         raise RuntimeError(f"{system.num_misplaced()} requests were given to idle nodes")
     commands = _num_commands(system) - commands - idle_commands * loaded.seconds / seconds

@@ -43,17 +43,14 @@ def hash_full_blocks(
     token_ids: Sequence[int], block_size: int, fingerprint: str, salt: str = ""
 ) -> list[BlockHash]:
     """Return the hashes of the full blocks of `token_ids` in order, without a partial last one."""
-    return hash_blocks_behind(root_hash(fingerprint, salt), token_ids, block_size)
+    return hash_words_behind(root_hash(fingerprint, salt), array("I", token_ids), block_size)
 
 
-def hash_blocks_behind(
-    parent: BlockHash, token_ids: Sequence[int], block_size: int
-) -> list[BlockHash]:
-    """Return the hashes of the full blocks of `token_ids`, which come behind the block `parent`.
+def hash_words_behind(parent: BlockHash, words: array[int], block_size: int) -> list[BlockHash]:
+    """Return the hashes of the full blocks of `words`, which come behind the block `parent`.
 
-    `parent` is that block's hash, or the root.
+    `parent` is that block's hash, or the root; a word is a token in 32 bits without a sign.
     """
-    words = array("I", token_ids)
     content, step = words.tobytes(), block_size * words.itemsize
     hashes: list[BlockHash] = []
     for end in range(step, len(content) + 1, step):

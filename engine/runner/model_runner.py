@@ -124,7 +124,8 @@ class ModelRunner:
     def kv_bytes(self) -> np.ndarray:
         """The cache as bytes, for transfers, writable: `[num_layers, 2, num_blocks, piece_bytes]`.
 
-        With `needs_staging` it is a mirror of the cache, otherwise the cache's own memory.
+        With `needs_staging` it is a mirror of the cache, otherwise the cache's own memory. Raises
+        `InternalError` where there is a `card_pool`, through which transfers move it.
         """
         return self._cache.host_bytes
 

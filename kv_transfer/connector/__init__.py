@@ -7,7 +7,8 @@ receiving_end     the receiving machine, the pool it writes, the fence of `revok
 fallbacks         pairs that do without a faster lane: why, until when
 transfer_metrics  times and bytes of each transfer and landing
 workers           threads that hash and copy
-card_mirror       a card's pool for lanes of the host: copied out before, copied in after
+card_ring         a card's pool for lanes of the host: through slots in host memory
+frames_to_send    frames of each connection, in order, and the slots they hold
 statistics        a snapshot of all counters
 
 Decisions:
@@ -18,9 +19,14 @@ machine needs no lock, and a push takes a microsecond for any number of blocks. 
 the window opens, in parts of at most 1024 blocks. What is wrong with a push therefore ends its
 transfer instead of raising.
 
-Where a pool is on a card, only the connector knows of its mirror in host memory. Blocks are pushed
-when the card has computed them, and have arrived when the card has them. A lane of the host has
-blocks copied to the mirror when it sends them, and to the card when it has verified them; the lane
-between cards uses no mirror. So a transfer may change its lane in the middle: no owner of blocks
-decides beforehand where their bytes have to be.
+Where a pool is on a card, lanes of the host see a ring: a small pool of the same layout, in which a
+block is a slot for any layer. A lane reads and writes blocks in their places, and does not know
+that these are slots: the connector has blocks copied to slots before, and to the card after they
+were verified, and gives a lane the slots' numbers in place of the blocks'. So lanes, frames and
+machines are the same for pools in host memory, which nothing is copied for, and a transfer may
+change its lane in the middle. The lane between cards uses no ring.
+
+Slots are lent in the order in which they are asked for, and no frame holds some while it asks for
+more. Those for sending and for receiving are apart: a node that receives never waits for a peer to
+acknowledge, so acknowledgements always come, and with them slots for sending.
 """

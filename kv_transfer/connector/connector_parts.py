@@ -9,7 +9,7 @@ from typing import cast
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock
-from kv_transfer.connector.card_mirror import CardMirror
+from kv_transfer.connector.card_ring import CardRing
 from kv_transfer.connector.transfer_metrics import TransferMetrics
 from kv_transfer.connector.workers import Workers
 from kv_transfer.lanes.lane import (
@@ -34,11 +34,12 @@ class ConnectorParts:
     """Queue, lanes, threads and settings of a connector.
 
     `effects` is the connector's queue; `verify` is a mode of `shared.lanes` or auto. What arrives
-    is written to the pool of `memory`, all of which is sent from. With `mirror` blocks of the pool
-    are on a card, and it is their mirror in host memory.
+    is written to the pool of `memory`, all of which is sent from. With `ring` the pool's
+    `num_blocks` blocks are on a card, and the pool of `memory` has the slots of the ring.
     """
 
     memory: SourceMemory
+    num_blocks: int
     layout: KVLayout
     incarnation: Incarnation
     transport: Transport
@@ -48,7 +49,7 @@ class ConnectorParts:
     limits: Limits
     metrics: TransferMetrics
     workers: Workers
-    mirror: CardMirror | None = None
+    ring: CardRing | None = None
     effects: deque[Effect] = field(default_factory=deque)
 
     @property

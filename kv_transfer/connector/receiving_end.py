@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
 from common.errors import HandoffFailed, PeerProtocolError
+from kv_transfer.connector.card_ring import CardRing
 from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Ticket
@@ -17,7 +19,7 @@ from kv_transfer.lanes.lane import LateCopyingLane
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.receiving.effects import CloseLane, Fence, MoveSlab, OpenLane, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
-from kv_transfer.shared.block_arrays import as_blocks
+from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import BlockSums
 from kv_transfer.shared.lanes import LANES_BY_SPEED
 from kv_transfer.transport import Parts
@@ -47,13 +49,13 @@ class ReceivingEnd:
         self._clock = parts.clock
         self._effects = parts.effects
         self._workers = parts.workers
-        self._mirror = parts.mirror
+        self._ring = parts.ring
         slabs = (lane.blocks_per_slab for lane in self._one_sided.values())
         self._machine = Receiver(
             parts.incarnation,
             parts.layout,
             parts.limits,
-            num_blocks=self._pool.num_blocks,
+            num_blocks=parts.num_blocks,
             verify=parts.verify,
             blocks_per_slab=min(slabs, default=None),
         )
@@ -160,10 +162,25 @@ class ReceivingEnd:
         """Have the pieces copied into the pool if the lane copies, and verified there."""
         self._num_copies[write.session] += 1
         late = self._copying_late.get(write.lane)
-        if late is None:
-            self._workers.run(lambda: self._copy(write, parts))
-        else:
+        if late is not None:
             self._begin_copy(late, write, parts)
+        elif self._ring is not None:
+            self._ask_for_slots(self._ring, write, parts)
+        else:
+            self._workers.run(lambda: self._copy(write, parts))
+
+    def _ask_for_slots(self, ring: CardRing, write: Write, parts: Parts) -> None:
+        """Have the pieces copied to slots when there are enough, and from there to the card."""
+        count = write.target_blocks.size
+        if count > ring.receiving.count:
+            error = f"DATA of {count} blocks: this node takes {ring.receiving.count} at a time"
+            self._on_unwritten(write, PeerProtocolError(error))
+            return
+
+        def on_slots(slots: Blocks) -> None:
+            self._workers.run(lambda: self._copy(write, parts, (ring, slots)))
+
+        ring.receiving.ask(count, on_slots)
 
     def _may_write(self, write: Write) -> bool:
         with self._lock:
@@ -187,16 +204,20 @@ class ReceivingEnd:
                 else:
                     self._verified(copied.write, copied.sums)()
 
-    def _copy(self, write: Write, parts: Parts) -> Finish:
-        """Copy and verify; runs on any thread."""
+    def _copy(
+        self, write: Write, parts: Parts, through: tuple[CardRing, Blocks] | None = None
+    ) -> Finish:
+        """Copy and verify, into slots of a ring if they are given; runs on any thread."""
         lane = self._copying.get(write.lane)
         if not self._may_write(write):
-            return partial(self._on_unwritten, write, None)
+            return partial(self._on_unwritten, write, None, through)
+        copied = write if through is None else replace(write, target_blocks=through[1])
         try:
-            found = lane.copy(write, parts, self._pool) if lane else self._sums_of_written(write)
+            found = lane.copy(copied, parts, self._pool) if lane else self._sums_of_written(write)
         except PeerProtocolError as error:
-            return partial(self._on_unwritten, write, error)
-        return self._verified(write, found)
+            return partial(self._on_unwritten, write, error, through)
+        record = self._verified(write, found)
+        return record if through is None else partial(self._copy_in, write, *through, record)
 
     def _verified(self, write: Write, found: pieces.Sums) -> Finish:
         """Return what is to be done with the sums of a copy."""
@@ -205,11 +226,10 @@ class ReceivingEnd:
             if damaged:
                 detail = pieces.describe_damage(write.data, found)
                 # The other pieces of the frame count.
-                record = partial(self._on_corrupt, write, damaged, detail)
-                return self._when_on_card(write, record)
+                return partial(self._on_corrupt, write, damaged, detail)
         num_blocks = len(write.target_blocks)
         sums = pieces.block_sums(found, num_blocks) if write.verify == "commit" else None
-        return self._when_on_card(write, partial(self._on_written, write, sums))
+        return partial(self._on_written, write, sums)
 
     def _sums_of_written(self, write: Write) -> pieces.Sums:
         """Return the sums of what the sender wrote by itself."""
@@ -220,31 +240,37 @@ class ReceivingEnd:
 
     # Results of copies.
 
-    def _when_on_card(self, write: Write, record: Finish) -> Finish:
-        """Return what has pieces recorded when the card has them too, if there is one."""
-        mirror = self._mirror
-        if mirror is None or not mirror.serves(write.lane):
-            return record
+    def _copy_in(self, write: Write, ring: CardRing, slots: Blocks, record: Finish) -> None:
+        """Have the pieces in slots copied to the card, and recorded when it has them."""
 
         def on_copied(error: HandoffFailed | None) -> None:
             if error is None:
                 record()
             else:
                 self._on_failed(write, error)
+            ring.receiving.give_back(slots)
 
-        return lambda: mirror.copy_in(write.data.layer, write.target_blocks, on_copied)
+        ring.copy_in(write.data.layer, slots, write.target_blocks, on_copied)
 
     def _on_written(self, write: Write, sums: BlockSums | None) -> None:
         with self._lock:
             self._effects.extend(self._machine.on_written(write, sums))
         self._on_copy_ended(write.session)
 
-    def _on_unwritten(self, write: Write, error: PeerProtocolError | None) -> None:
+    def _on_unwritten(
+        self,
+        write: Write,
+        error: PeerProtocolError | None,
+        through: tuple[CardRing, Blocks] | None = None,
+    ) -> None:
         with self._lock:
             self._effects.extend(self._machine.on_unwritten(write))
             if error is not None:
                 self._effects.extend(self._machine.on_malformed(write.session, error))
         self._on_copy_ended(write.session)
+        if through is not None:
+            ring, slots = through
+            ring.receiving.give_back(slots)
 
     def _on_failed(self, write: Write, error: HandoffFailed) -> None:
         with self._lock:

@@ -6,14 +6,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
+
+import numpy as np
 
 from common.errors import HandoffFailed, PeerProtocolError
 from common.ids import Incarnation
 from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.fallbacks import Fallbacks
+from kv_transfer.connector.frames_to_send import FramesToSend, FrameToSend
 from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Commit, Ticket
 from kv_transfer.lanes import pieces
@@ -31,6 +34,7 @@ from kv_transfer.sending.effects import (
     TakeLane,
 )
 from kv_transfer.sending.machine import Sender
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import POOL_ONLY_LANES
 from kv_transfer.transport import Parts
@@ -38,15 +42,6 @@ from kv_transfer.wire import frames
 from kv_transfer.wire.header_seal import DamagedHeader
 
 logger = logging.getLogger("pdserve.kv_transfer")
-
-
-@dataclass(eq=False, slots=True)
-class _Prepared:
-    """A DATA frame that is to be sent; `payload` is None until it was read and hashed."""
-
-    effect: SendChunk
-    lane: Lane
-    payload: Payload | None = None
 
 
 class SendingEnd:
@@ -64,25 +59,25 @@ class SendingEnd:
     def __init__(self, parts: ConnectorParts) -> None:
         self._memory = memory = parts.memory
         self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
+        self._num_blocks = parts.num_blocks
         self._machine = Sender(
             parts.incarnation,
             parts.layout,
             parts.limits,
-            memory.num_pool_blocks,
+            parts.num_blocks,
             memory.num_host_blocks,
         )
         self._transport = parts.transport
         self._lanes = parts.lanes
         self._one_sided = parts.one_sided
         self._summing_late = parts.summing_late
-        self._mirror = parts.mirror
+        self._ring = parts.ring
+        self._frames = FramesToSend(parts.ring, self._machine.is_sending)
         self._verify = parts.verify
         self._metrics = parts.metrics
         self._clock = parts.clock
         self._effects = parts.effects
         self._workers = parts.workers
-        # DATA frames of each connection that were not sent, in order.
-        self._prepared: dict[Peer, deque[_Prepared]] = {}
         self._calls: deque[Callable[[], list[SenderEffect]]] = deque()
         # For what `open` checks; not held while the machine works.
         self._lock = threading.Lock()
@@ -148,6 +143,7 @@ class SendingEnd:
     def on_ended(self, lease_token: int) -> None:
         """Forget a transfer whose end is being reported."""
         self._open.discard(lease_token)
+        self._frames.on_ended(lease_token)
 
     # -- events of the network --------------------------------------------------------------------
 
@@ -172,6 +168,7 @@ class SendingEnd:
             return
         if isinstance(frame, frames.Ack):
             self._metrics.on_acknowledged(peer, frame.consumed, now_s)
+            self._frames.acknowledge(peer, frame.consumed)
         self._effects.extend(self._machine.on_frame(peer, frame, now_s))
 
     def take_written(self) -> None:
@@ -247,7 +244,7 @@ class SendingEnd:
 
     def _disconnect(self, peer: Peer) -> None:
         lane = self._lane_to.pop(peer, None)
-        self._prepared.pop(peer, None)
+        self._frames.drop(peer, self._open)
         self._fallbacks.forget(peer)
         if lane is not None:
             lane.forget(peer)
@@ -285,63 +282,60 @@ class SendingEnd:
         lane = self._lane_to.get(effect.peer)
         if lane is None:
             return  # The link broke in this turn: the chunk is sent again on the next one.
-        prepared = _Prepared(effect, lane)
-        self._prepared.setdefault(effect.peer, deque()).append(prepared)
-        is_in_pool = self._memory.is_in_pool(effect.chunk)
+        frame = self._frames.add(effect, lane)
+        is_in_pool = int(effect.chunk.source_blocks[0]) < self._num_blocks
         if not is_in_pool and lane.name in POOL_ONLY_LANES:
             self._effects.extend(self._machine.on_abort(effect.lease_token))
         summing = self._summing_late.get(lane.name)
         if not self._machine.is_sending(effect.lease_token):
-            self._on_prepared(prepared, Payload())
+            self._on_prepared(frame, Payload())
         elif summing is not None:
-            finished = partial(self._on_late_payload, prepared)
+            finished = partial(self._on_late_payload, frame)
             summing.begin_payload(
                 effect.chunk,
                 lambda payload: self._workers.post(partial(finished, payload)),
                 is_summed=effect.verify != "off",
             )
-        elif self._mirror is not None and is_in_pool and self._mirror.serves(lane.name):
-            chunk = effect.chunk
-            on_copied = partial(self._on_copied_out, prepared)
-            self._mirror.copy_out(chunk.layer, chunk.source_blocks, on_copied)
+        elif self._ring is not None and is_in_pool:
+            self._frames.copy_out(self._ring, frame, partial(self._on_copied_out, frame))
         else:
-            self._workers.run(lambda: self._prepare(prepared))
+            if self._ring is not None:
+                frame.chunk = _moved(effect.chunk, self._memory.num_pool_blocks - self._num_blocks)
+            self._workers.run(lambda: self._prepare(frame))
 
-    def _on_late_payload(self, prepared: _Prepared, payload: Payload | HandoffFailed) -> None:
+    def _on_late_payload(self, frame: FrameToSend, payload: Payload | HandoffFailed) -> None:
         """Send a chunk whose sums are known. Raises an error of the card: the node has to end."""
         if isinstance(payload, HandoffFailed):
             raise payload
-        self._on_prepared(prepared, payload)
+        self._on_prepared(frame, payload)
 
-    def _on_copied_out(self, prepared: _Prepared, error: HandoffFailed | None) -> None:
-        """Read and hash a chunk that is in the mirror. Raises an error of the card, as above."""
+    def _on_copied_out(
+        self, frame: FrameToSend, is_in_slots: bool, error: HandoffFailed | None
+    ) -> None:
+        """Read and hash a chunk that is in its slots. Raises an error of the card, as above."""
         if error is not None:
             raise error
-        self._workers.run(lambda: self._prepare(prepared))
+        if is_in_slots:
+            self._workers.run(lambda: self._prepare(frame))
+        else:
+            self._on_prepared(frame, Payload())
 
-    def _prepare(self, prepared: _Prepared) -> Finish:
+    def _prepare(self, frame: FrameToSend) -> Finish:
         """Read and hash a chunk; runs on any thread."""
-        effect = prepared.effect
-        is_summed = effect.verify != "off"
-        payload = prepared.lane.payload(self._memory, effect.chunk, is_summed=is_summed)
-        return partial(self._on_prepared, prepared, payload)
+        is_summed = frame.effect.verify != "off"
+        payload = frame.lane.payload(self._memory, frame.chunk, is_summed=is_summed)
+        return partial(self._on_prepared, frame, payload)
 
-    def _on_prepared(self, prepared: _Prepared, payload: Payload) -> None:
-        """Send the chunks at the head of a connection's queue that are ready.
+    def _on_prepared(self, frame: FrameToSend, payload: Payload) -> None:
+        """Send the frames of a connection that are ready, with this one."""
+        for ready in self._frames.take_ready(frame, payload):
+            self._send_prepared(ready)
 
-        The queue is gone when the connection has ended.
-        """
-        prepared.payload = payload
-        peer = prepared.effect.peer
-        while waiting := self._prepared.get(peer):
-            first = waiting[0]
-            if first.payload is None:
-                return
-            waiting.popleft()
-            self._send_prepared(first.effect, first.lane, first.payload)
-
-    def _send_prepared(self, effect: SendChunk, lane: Lane, payload: Payload) -> None:
+    def _send_prepared(self, frame: FrameToSend) -> None:
+        effect, lane, payload = frame.effect, frame.lane, frame.payload
+        assert payload is not None
         if not self._machine.is_sending(effect.lease_token):
+            self._frames.give_back(frame)
             self._send_without_bytes(lane, effect)
             return
         sums = self._sums_with_frame(effect, payload.sums)
@@ -350,6 +344,8 @@ class SendingEnd:
         one_sided = self._one_sided.get(lane.name)
         if one_sided is not None:
             one_sided.write(effect.peer, effect.chunk, effect.target_blocks)
+        if self._frames.on_sent(frame):
+            effect = replace(effect, wants_ack=True)  # It frees the slots.
         parts = [_header(effect, payload, sums), *payload.parts]
         self._send_in_order(effect.peer, parts, is_behind_writes=True)
 
@@ -400,6 +396,12 @@ class SendingEnd:
     def _give_up(self, peer: Peer, error: HandoffFailed) -> None:
         now_s = self._clock.now_s()
         self._effects.extend(self._machine.on_peer_failed(peer, error, now_s))
+
+
+def _moved(chunk: LayerChunk, by: int) -> LayerChunk:
+    """Return a chunk of host memory with its numbers behind a ring's slots, not a card's blocks."""
+    blocks = (chunk.source_blocks.astype(np.int64) + by).astype(np.uint32)
+    return replace(chunk, source_blocks=blocks)
 
 
 def _header(effect: SendChunk, payload: Payload, sums: pieces.Sums) -> memoryview:

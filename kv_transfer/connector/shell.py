@@ -19,7 +19,7 @@ from typing import assert_never
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.observing.clock import Clock
-from kv_transfer.connector.card_mirror import CardMirror
+from kv_transfer.connector.card_ring import CardRing
 from kv_transfer.connector.connector_parts import ConnectorParts, Effect
 from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.sending_end import SendingEnd
@@ -105,7 +105,7 @@ class TransportConnector:
 
         `lanes` are offered to decode nodes and accepted from prefill nodes. Blocks of `beside`,
         other memory, are sent too, with the numbers behind those of the pool. With `card` blocks of
-        the pool are pushed and land there, and `pool` is its mirror. `verify` is a mode of
+        the pool are pushed and land there, and `pool` is its ring. `verify` is a mode of
         `shared.lanes` or auto. The transport is the connector's: it is closed with it, and where
         making the connector fails.
         """
@@ -121,13 +121,13 @@ class TransportConnector:
             on_failure.callback(transport.close)
             self._workers = Workers(limits.num_workers, transport.wake)
             on_failure.callback(self._workers.close)
-            self._mirror = CardMirror(card, self._workers.post) if card is not None else None
-            if self._mirror is not None:
-                on_failure.callback(self._mirror.close)
+            pool = as_pool(pool, layout)
+            self._ring = CardRing(card, pool, self._workers.post) if card is not None else None
+            if self._ring is not None:
+                on_failure.callback(self._ring.close)
             parts = ConnectorParts(
-                memory=SourceMemory(
-                    as_pool(pool, layout), None if beside is None else as_pool(beside, layout)
-                ),
+                memory=SourceMemory(pool, None if beside is None else as_pool(beside, layout)),
+                num_blocks=pool.num_blocks if card is None else card.num_blocks,
                 layout=layout,
                 incarnation=incarnation,
                 transport=transport,
@@ -137,7 +137,7 @@ class TransportConnector:
                 limits=limits,
                 metrics=self._metrics,
                 workers=self._workers,
-                mirror=self._mirror,
+                ring=self._ring,
             )
             self._effects = parts.effects
             self._sending = SendingEnd(parts)
@@ -226,6 +226,11 @@ class TransportConnector:
         """The last committed transfer, as this sender measured it."""
         return self._metrics.last_committed
 
+    @property
+    def ring(self) -> CardRing | None:
+        """The ring, where a card has the pool; other threads may read its counts."""
+        return self._ring
+
     def _refuse_when_closing(self) -> None:
         if self._is_closing:
             raise ValueError("the KV connector is closed")
@@ -263,9 +268,9 @@ class TransportConnector:
         for lane in self._lanes.values():
             with _logging_errors():
                 lane.close()
-        if self._mirror is not None:
+        if self._ring is not None:
             with _logging_errors():
-                self._mirror.close()
+                self._ring.close()
         with _logging_errors():
             # `close` of the lanes waited for these: an ABORT after the last write reports the end.
             self._sending.take_written()

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import HandoffFailed
+from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.shared.block_arrays import Blocks
 
 logger = logging.getLogger("pdserve.kv_transfer")
@@ -52,6 +53,12 @@ class CardPool(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
+    def use_ring(self, memory: Bytes) -> None:
+        """Take the memory of the ring for `begin_out` and `begin_in`, once: uint8 `[num_bytes]`.
+
+        It begins on a page, and is a ring for this layout (`pool_memory.ring_pool`).
+        """
+
     @property
     def shared_bytes(self) -> int:
         """The size of what `export` shares: the pool, and what is left of its last page."""
@@ -87,11 +94,11 @@ class CardPool(Protocol):
         queue begins before the steps that are queued now are over.
         """
 
-    def begin_out(self, layer: int, blocks: Blocks) -> Queued:
-        """Begin to copy blocks to their places in the host's mirror of the pool."""
+    def begin_out(self, layer: int, blocks: Blocks, slots: Blocks) -> Queued:
+        """Begin to copy blocks to slots of the ring, pairwise, when the layer is computed."""
 
-    def begin_in(self, layer: int, blocks: Blocks) -> Queued:
-        """Begin to copy blocks from their places in the mirror, after the steps queued now."""
+    def begin_in(self, layer: int, slots: Blocks, blocks: Blocks) -> Queued:
+        """Begin to copy slots of the ring to blocks, pairwise, after the steps queued now."""
 
 
 OnEnd = Callable[[CardSums | None, HandoffFailed | None], None]

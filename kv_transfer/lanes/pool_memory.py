@@ -137,7 +137,7 @@ def as_pool(pool: Pool | Bytes, layout: KVLayout) -> Pool:
     if not isinstance(pool, Pool):
         return host_pool(pool, layout)
     if pool.shape.layers != layout.layers:
-        raise ValueError(f"the KV pool is not one of this layout ({layout.description})")
+        raise ValueError(f"the KV pool is of another layout: wanted {layout.description}")
     return pool
 
 
@@ -155,3 +155,16 @@ def host_pool(memory: Bytes, layout: KVLayout) -> Pool:
             f"{layout.block_bytes} bytes ({layout.description})"
         )
     return Pool(PoolShape.of(layout, num_blocks), HostMemory(memory.reshape(-1)))
+
+
+def ring_pool(memory: Bytes, layout: KVLayout) -> Pool:
+    """Return the ring of these bytes `[num_bytes]`, as a pool whose blocks are slots.
+
+    Raises `ValueError` unless they are whole slots of the layout.
+    """
+    return Pool(PoolShape.ring(layout, memory.size // slot_bytes(layout)), HostMemory(memory))
+
+
+def slot_bytes(layout: KVLayout) -> int:
+    """Return the bytes of a ring for each slot: a block in one layer of each kind."""
+    return sum(layer.num_bytes for layer in set(layout.layers))

@@ -2,7 +2,8 @@
 
 A node keeps prefixes in host memory beside its pool. They are sent from there: block `n` of it is
 number `num_pool_blocks + n` of a `push`, of a chunk and, on a lane that names source blocks, of a
-frame. A chunk has blocks of one memory.
+frame. A chunk has blocks of one memory. Lanes of a node with a card see its ring in place of the
+pool, so for them the numbers of host memory are behind those of the slots.
 """
 
 from __future__ import annotations
@@ -33,10 +34,6 @@ class SourceMemory:
     def num_blocks(self) -> int:
         """The blocks of both."""
         return self.num_pool_blocks + self.num_host_blocks
-
-    def is_in_pool(self, chunk: LayerChunk) -> bool:
-        """Return whether a chunk is in the pool."""
-        return int(chunk.source_blocks[0]) < self.num_pool_blocks
 
     def place(self, chunk: LayerChunk) -> tuple[Pool, LayerChunk]:
         """Return the memory that a chunk is in, and the chunk as one of that memory alone."""

@@ -7,6 +7,7 @@ transfer          one handoff, and how its chunks join to frames; turns: which o
 unreachable       decode nodes that did not answer; transfer_errors: how transfers end badly
 effects           what the machine asks its connector to do
 link_rates        which transfers are too slow
+sent_slots        how long the slots of a sent frame are kept, where there is a ring
 
 Decisions:
 

@@ -15,6 +15,12 @@ MAX_PEERS = 8192
 DEFAULT_WINDOW_BYTES = 32 << 20
 DEFAULT_PEER_TIMEOUT_S = 5.0
 WINDOWS_PER_NODE = 4
+RING_WINDOWS, RING_RECEIVING_WINDOWS = 8, 2
+"""Windows that the ring of a node with a card holds, and how many of them are for what it receives.
+
+The rest is what a node may have unacknowledged, and half as much again: for two frames to each of
+many peers beyond that, and for slots that a broken connection leaves taken.
+"""
 MAX_WAIT_S = 1.0
 """The longest wait of a connector before it checks the time again."""
 MAX_HEADER_BYTES = 128 * 1024
@@ -162,6 +168,11 @@ class Limits:
         # Half a window at most, so that one frame is sent while the other is acknowledged.
         most_bytes = min(self.max_frame_bytes, self.window_bytes // 2)
         return tuple(max(1, min(LEAST_BLOCKS_PER_FRAME, most_bytes // size)) for size in sizes)
+
+    def ring_slots(self, layout: KVLayout) -> int:
+        """Return how many slots a ring has: what is for receiving takes any frame of any sender."""
+        least_bytes = min(layer.num_bytes for layer in layout.layers)
+        return RING_WINDOWS * max(self.window_bytes, self.max_frame_bytes) // least_bytes
 
     def max_part_bytes(self, layout: KVLayout) -> int:
         """Return the largest message part that a sender with any window may send, in bytes."""

@@ -26,7 +26,7 @@ class ZmqConnector(TransportConnector):
     able to reach it. `lanes` are faster lanes, used where a pair supports them; without
     `has_inline` a pair that supports none of them is refused. Blocks of `beside`, other memory, are
     sent too, with the numbers behind those of the pool. With `card` blocks of the pool are pushed
-    and land there, and `pool` is its mirror in host memory. `verify` is a mode of `shared.lanes`.
+    and land there, and `pool` is its ring in host memory. `verify` is a mode of `shared.lanes`.
     With `keys` only nodes that hold the same pair can connect, and all frames here are encrypted.
 
     At most `window_bytes` of data per decode node are unacknowledged, times `kv_lanes`; transfers

@@ -3,6 +3,8 @@
 profile_command  from settings to a file
 step_times       decodes, chunks and verified drafts by their sizes
 transfer_times   KV between two pools by size
+own_cluster      a cluster on this machine
+served_times     tokens of a cluster as clients see them
 
 Decisions:
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from common.errors import ConfigError
+from common.errors import ConfigError, PdserveError
 from common.files.cache_folder import cache_root, full_path
 from common.kv.kv_layout import KVLayout
 from common.kv.token_budget import tokens_per_seq
@@ -28,6 +28,7 @@ from engine.core.runner_contract import ScheduledSequence
 from node.life.make_scheduler import max_chunk_tokens_of, speculation_of
 from pdserve.checkpoints.resolve import resolve_checkpoint
 from pdserve.checkpoints.speculative_model import resolve_speculation
+from pdserve.profiling.served_times import ServedTimer, ServedTimes, StreamAsker
 
 DECODES_S, CHUNKS_S, VERIFIED_S = 18.0, 22.0, 6.0
 MOST_BYTES = 64 << 20
@@ -56,8 +57,13 @@ class ProfiledRunner(Protocol):
         """Run one step."""
 
 
-def run_profile(config: Config, file: str, load: Callable[[Config], ProfiledRunner]) -> None:
-    """Measure what `load` returns, warm, and write `file`.
+def run_profile(
+    config: Config,
+    file: str,
+    load: Callable[[Config], ProfiledRunner],
+    serve: Callable[[Config], ServedTimes],
+) -> None:
+    """Measure what `serve` finds on a cluster and then what `load` returns, warm; write `file`.
 
     Raises `ConfigError` for a file that cannot be written, before anything is measured, and what a
     node raises that cannot load its model.
@@ -65,11 +71,13 @@ def run_profile(config: Config, file: str, load: Callable[[Config], ProfiledRunn
     path = checked_path(file)
     folder = resolve_checkpoint(config.model.model)
     name = config.model.served_model_name or folder.name
-    config = replace(config, model=replace(config.model, model=str(folder)))
+    model = replace(config.model, model=str(folder), served_model_name=name)
+    config = replace(config, model=model)
+    served = serve(config)
     tell(f"loading {name}")
     with redirect_stdout(sys.stderr):
         runner = load(config)
-    profile = measured(config, runner, name)
+    profile = measured(config, runner, name, served)
     path.write_text(encode_profile(profile), encoding="utf-8")
     found = (
         f"{len(profile.decodes)} decodes, {len(profile.chunks)} chunks, "
@@ -113,8 +121,23 @@ def loaded_runner(config: Config) -> ProfiledRunner:
     return runner
 
 
-def measured(config: Config, runner: ProfiledRunner, name: str) -> MeasuredProfile:
-    """Return the profile of a runner that is warm."""
+def served_times(config: Config) -> ServedTimes:
+    """Return the times of a cluster on this machine; none where no cluster starts."""
+    from pdserve.profiling.own_cluster import own_cluster
+
+    tell("starting a router, a prefill node and a decode node")
+    try:
+        with own_cluster(config) as url:
+            return ServedTimer(StreamAsker(url), tell).measure()
+    except PdserveError as error:
+        tell(f"what a cluster takes beside its steps is left out: {error}")
+        return ServedTimes()
+
+
+def measured(
+    config: Config, runner: ProfiledRunner, name: str, served: ServedTimes
+) -> MeasuredProfile:
+    """Return the profile of a runner that is warm, with the times of a cluster."""
     from pdserve.profiling.step_times import StepBounds, StepTimer
     from pdserve.profiling.transfer_times import transfer_times
 
@@ -150,6 +173,9 @@ def measured(config: Config, runner: ProfiledRunner, name: str) -> MeasuredProfi
         chunks=timer.chunks(CHUNKS_S),
         verified=timer.verified(most_tokens, VERIFIED_S),
         transfers=transfer_times(layout, tell, MOST_BYTES),
+        streamed=served.streamed,
+        first_tokens=served.first_tokens,
+        second_tokens=served.second_tokens,
     )
 
 

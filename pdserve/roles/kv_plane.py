@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from pathlib import Path
 from typing import cast
 
@@ -18,11 +19,13 @@ from kv_transfer.contract import OnEvent
 from kv_transfer.lanes.card_pool import CardPool
 from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.lanes.lane import Lane
-from kv_transfer.lanes.pool_memory import Pool, host_pool
+from kv_transfer.lanes.pool_memory import Pool, host_pool, ring_pool
 from kv_transfer.lanes.rdma.mooncake_engine import MooncakeEngine, RdmaUnavailable
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
+from kv_transfer.shared.limits import Limits
+from kv_transfer.shared.pool_shape import PoolShape
 from kv_transfer.zmq.connector import ZmqConnector
 from kv_transfer.zmq.curve_keys import load_curve_keys
 from node.life.node_parts import LoadedModel, NodeConnector
@@ -58,7 +61,7 @@ class KVPlane:
         self._engine = self._start_engine() if self._is_rdma_wanted or takes_rdma else None
 
     def host_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
-        """Return shared memory for the KV pool; None: private memory will do.
+        """Return shared memory for the KV pool, or a ring; None: private memory will do.
 
         Nodes on this host to which this one sends read the pool through it. A pool that others
         write by RDMA requires it too, because it is fenced by moving it to other addresses.
@@ -84,7 +87,7 @@ class KVPlane:
 
         Nodes on this host that pull from there read it as they read the pool.
         """
-        if self._shared is None or not (self._takes_shm and self._keeps_prefixes):
+        if not (self._takes_shm and self._keeps_prefixes):
             return None
         try:
             self._shared_host = SharedPool(num_bytes, is_touched=is_touched)
@@ -109,10 +112,14 @@ class KVPlane:
 
         config = self._config
         runner = cast(ModelRunner, model)
-        pool, beside = host_pool(runner.kv_bytes, model.layout), None
+        beside = None
         if self._keeps_prefixes and model.num_host_blocks:
             beside = host_pool(model.host_kv, model.layout)
         card = cast(CardPool | None, runner.card_pool)
+        if card is None:
+            pool = host_pool(runner.kv_bytes, model.layout)
+        else:
+            pool = self._ring(card, model.layout)
         return ZmqConnector(
             pool,
             model.layout,
@@ -123,7 +130,10 @@ class KVPlane:
             advertised_host=self._host,
             window_bytes=config.handoff.kv_window,
             kv_lanes=config.handoff.kv_lanes,
-            lanes=[*self._card_lanes(card, model.layout), *self._lanes(pool, model.layout)],
+            lanes=[
+                *self._card_lanes(card, model.layout),
+                *self._lanes(pool, model.layout, has_card=card is not None),
+            ],
             beside=beside,
             card=card,
             has_inline=not (self._is_shm_only or self._is_ipc_only),
@@ -147,11 +157,29 @@ class KVPlane:
             log.debug("KV does not travel between cards: %s", error)
             return []
 
-    def _lanes(self, pool: Pool, layout: KVLayout) -> list[Lane]:
+    def _ring(self, card: CardPool, layout: KVLayout) -> Pool:
+        """Return the ring through which lanes of the host reach a card, which knows it now."""
+        handoff = self._config.handoff
+        limits = Limits(window_bytes=handoff.kv_lanes * handoff.kv_window)
+        num_bytes = PoolShape.ring(layout, limits.ring_slots(layout)).num_bytes
+        memory = self.host_memory(num_bytes, True)
+        if memory is None:
+            memory = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
+        card.use_ring(memory)
+        return ring_pool(memory, layout)
+
+    def _lanes(self, pool: Pool, layout: KVLayout, *, has_card: bool) -> list[Lane]:
+        """Return the lanes of host memory, in which a node with a card has a ring.
+
+        Raises `ConfigError` where RDMA is wanted and there is a card: others write its blocks by
+        themselves there, and a ring has slots in their place.
+        """
         lanes: list[Lane] = []
         if self._takes_shm:
-            lanes.append(ShmLane(layout, self._shared, self._shared_host))
-        if self._engine is not None:
+            lanes.append(ShmLane(layout, self._shared, self._shared_host, is_ring=has_card))
+        if self._engine is not None and has_card:
+            self._do_without_rdma(RdmaUnavailable("the KV cache is on a GPU"))
+        elif self._engine is not None:
             try:
                 window_bytes = self._config.handoff.kv_window
                 lanes.append(RdmaLane(pool, self._engine, window_bytes=window_bytes))

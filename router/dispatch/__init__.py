@@ -37,8 +37,8 @@ connection with so many pings.
 
 Many nodes are asked as often as a request needs it. What silence costs is the time of the requests
 on the silent node. So of many nodes one without a request of this router is asked every 4.5 s, is
-not pinged, and its silence counts from a question on. The message that places a request on it asks it
-too, and from there on it is judged as if it had had requests all the time: the request waits no
+not pinged, and its silence counts from a question on. The message that places a request on it asks
+it too, and from there on it is judged as if it had had requests all the time: the request waits no
 longer than one on a node that dies under it. What is lost is that such a node, if it is silent, can
 still be chosen for 7 s instead of 2 s, about as long as its lease lasts; a request that meets it
 goes on elsewhere after 2 s. It would meet a second one if many fell silent together, so the first

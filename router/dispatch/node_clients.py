@@ -53,7 +53,7 @@ from router.dispatch.fairness import (
     part_end,
     part_size,
 )
-from router.dispatch.liveness.node_liveness import NodeLiveness, Verdict
+from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.pace import PHASES
 from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
 from router.dispatch.node_listener import NodeListener
@@ -182,11 +182,11 @@ class NodeClient:
         if number:
             self._unsent.set_echo(number, liveness.pace.beat_ms)
         match liveness.judge():
-            case Verdict.LOST:
+            case NodeVerdict.LOST:
                 self._is_silent.set()
-            case Verdict.SUSPECTED:
+            case NodeVerdict.SUSPECTED:
                 self._listener.on_suspected(self._node, liveness.reason, is_heard=False)
-            case Verdict.UNREACHED:
+            case NodeVerdict.UNREACHED:
                 self._listener.on_suspected(self._node, UNREACHED, is_heard=True)
 
     def _is_running(self) -> bool:

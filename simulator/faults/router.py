@@ -84,7 +84,7 @@ class FaultyRouter(SimulatedRouter):
             lease_s=lease_s,
             latency_s=latency_s,
             seed=seed,
-            on_end=on_end,
+            on_end=lambda served: on_end(),
             metrics=_metrics(),
         )
         self.me = me

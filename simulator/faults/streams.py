@@ -15,7 +15,7 @@ from typing import Protocol
 
 from common.ids import Incarnation
 from node.flow.messages import Message, RouterGone, Submit
-from router.dispatch.liveness.node_liveness import NodeLiveness, Verdict
+from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, backoff_s
 from simulator.faults.hosts import Paths, ProcessClock
@@ -154,12 +154,12 @@ class NodeLink:
         if not self.is_heard:
             return
         match liveness.judge():
-            case Verdict.LOST:
+            case NodeVerdict.LOST:
                 self._put_there(None)
                 self._lose(liveness.reason)
-            case Verdict.SUSPECTED:
+            case NodeVerdict.SUSPECTED:
                 self._router.on_suspected(self.node.me, liveness.reason, is_heard=False)
-            case Verdict.UNREACHED:
+            case NodeVerdict.UNREACHED:
                 self._router.on_suspected(self.node.me, UNREACHED, is_heard=True)
 
     # What a node does.

@@ -6,6 +6,7 @@ weights once:
 
     step_s = chunk(tokens and rows) + attention of the decodes
            + what the rows cost above as many tokens of a prompt (drawing, short products)
+           + what the node takes beside the model (`beside_steps`)
 
 Noise of a machine that does something else makes times longer, never shorter. So a step that took
 longer than one with more rows and more context takes what that one took: `unevenness` is the
@@ -17,11 +18,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 
 from common.measured_profile import MeasuredProfile
 from engine.core.step.step_batch import StepBatch
+from simulator.profiles.beside_steps import beside_steps
 
+PUSHED_PARTS = 4
+"""Layers of the modelled cache. A prefill node sends each when it is computed; a quarter of a real
+model's layers leaves at once here, which saves most of the events and delays a handoff by at most
+the time of a quarter of its last step."""
+WITHIN_MACHINE = "shm"
+"""The transport between nodes of one machine."""
 Point = tuple[int, int, float]
 """Rows or tokens, context, seconds."""
 
@@ -107,6 +116,9 @@ class MeasuredSteps:
         self._decodes = StepTable((p.rows, p.context, p.step_s) for p in profile.decodes)
         self._chunks = StepTable((p.tokens, p.context, p.step_s) for p in profile.chunks)
         self._block_copy_s = block_copy_s
+        self.beside = beside_steps(
+            profile, self._decodes.seconds, self._prompt_s, partial(_moved_s, profile)
+        )
 
     @property
     def unevenness(self) -> float:
@@ -129,12 +141,12 @@ class MeasuredSteps:
         rows, context = int(is_one.sum()), int((starts[is_one] + 1).sum())
         pairs = int((counts * (2 * starts + counts + 1) // 2)[~is_one].sum())
         num_tokens = int(counts.sum()) - rows
-        copy_s = self._block_copy_s * num_copied_blocks
-        return copy_s + self.seconds(rows, context, num_tokens, pairs)
+        beside_s = self._block_copy_s * num_copied_blocks + self.beside.of_step(rows)
+        return beside_s + self.seconds(rows, context, num_tokens, pairs)
 
     def seconds(self, rows: int, context: int, num_tokens: int = 0, pairs: int = 0) -> float:
-        """Return the seconds of `rows` decodes that attend to `context` tokens in all, and chunks
-        of `num_tokens` with so many `pairs`."""
+        """Return the model's seconds of `rows` decodes that attend to `context` tokens in all, and
+        chunks of `num_tokens` with so many `pairs`."""
         if not num_tokens:
             return self._decodes.seconds(rows, context / rows) if rows else 0.0
         at_context = pairs / num_tokens - (num_tokens + 1) / 2
@@ -156,8 +168,27 @@ class MeasuredSteps:
 
         They attend to `context` tokens in the first step, and to `count` more in each further one.
         """
+        beside_s = self.beside.of_step(count)
         took_s = self._decodes.rising(count, context / count, num_steps)
-        return list(accumulate(took_s, initial=began_s))[1:]
+        return list(accumulate((s + beside_s for s in took_s), initial=began_s))[1:]
+
+    def _prompt_s(self, num_tokens: int) -> float:
+        """Return the seconds of a prompt alone, in chunks of the largest size that was measured."""
+        most = self._chunks.sizes[-1]
+        return sum(
+            self._chunks.seconds(min(most, num_tokens - begin), begin)
+            for begin in range(0, num_tokens, most)
+        )
+
+
+def _moved_s(profile: MeasuredProfile, num_tokens: int) -> float:
+    """Return the seconds after the last step of a prompt until its KV is at another node of this
+    machine: the last of `PUSHED_PARTS` goes then."""
+    if all(one.transport != WITHIN_MACHINE for one in profile.transfers):
+        return 0.0
+    bytes_per_s, latency_s = transfer_line(profile, WITHIN_MACHINE)
+    num_bytes = num_tokens * profile.model.kv_bytes_per_token
+    return latency_s + num_bytes / PUSHED_PARTS / bytes_per_s
 
 
 def transfer_line(profile: MeasuredProfile, transport: str) -> tuple[float, float]:

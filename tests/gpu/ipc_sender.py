@@ -32,7 +32,7 @@ TOKEN = 1
 def cache_of(card: Any, layout: KVLayout, content: np.ndarray | None = None) -> GpuCache:
     """Return a cache, with this content `[num_bytes]` if it is given."""
     num_bytes = NUM_BLOCKS * layout.block_bytes
-    cache = GpuCache(card.device, card.kernel, card.stream, layout, num_bytes, None)
+    cache = GpuCache(card.device, card.kernel, card.stream, layout, num_bytes)
     if content is not None:
         card.device.upload_array(cache.pool.address, content)
     card.device.synchronize(card.stream)
@@ -48,12 +48,14 @@ def content_of(layout: KVLayout) -> np.ndarray:
 def connector_of(cache: GpuCache, name: str, *, is_offered: bool) -> tuple[Any, queue.Queue[Any]]:
     """Return a connector that knows the lane `ipc` alone, and its events."""
     from kv_transfer.lanes.ipc.ipc_lane import IpcLane
-    from kv_transfer.lanes.pool_memory import host_pool
+    from kv_transfer.lanes.pool_memory import ring_pool
     from kv_transfer.zmq.connector import ZmqConnector
+    from tests.support.engine.moved_blocks import new_ring
 
     events: queue.Queue[Any] = queue.Queue()
+    ring = new_ring(cache.layout, 2)  # This lane does without, a connector not.
     connector = ZmqConnector(
-        host_pool(cache.host_bytes, cache.layout), cache.layout, Incarnation(name, 1), events.put,
+        ring_pool(ring, cache.layout), cache.layout, Incarnation(name, 1), events.put,
         lanes=[IpcLane(cache.layout, cache.card_pool, is_offered=is_offered)],
         card=cache.card_pool, has_inline=False,
     )  # fmt: skip

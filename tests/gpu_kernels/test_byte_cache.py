@@ -16,7 +16,6 @@ import pytest
 from common.errors import ConfigError
 from engine.runner.cache.kv_formats import stored_slots
 from engine.runner.gpu.back_end import GpuBackEnd
-from engine.runner.gpu.cache.card_pool import GpuCardPool
 from engine.runner.gpu.launches import Launches
 from engine.runner.gpu.load_weights import load_weights
 from engine.runner.gpu.steps.chunk_step import ChunkRow, ChunkStep
@@ -27,6 +26,7 @@ from engine.runner.weights.model_spec import read_decoder_spec
 from tests.gpu.decoding import Decoding
 from tests.gpu_kernels.tiny_decoder import BLOCK, MAX_LEN, SHAPE, SPEC, TinyDecoder
 from tests.gpu_kernels.uploaded import upload
+from tests.support.engine.moved_blocks import move_blocks
 from tests.support.models.running import load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import weights_of, write_checkpoint
 
@@ -171,12 +171,7 @@ def test_a_runner_over_bytes(tmp_path: Path, family: str) -> None:
     assert there.layout.fingerprint == runner.layout.fingerprint
     assert there.layout.fingerprint != on_card(folder).layout.fingerprint
     moved = [2, 8, 0]
-    assert isinstance(runner.card_pool, GpuCardPool)
-    assert isinstance(there.card_pool, GpuCardPool)
-    for layer in range(2):
-        runner.card_pool.begin_out(layer, np.array(TABLE)).wait()
-        there.kv_bytes[layer][:, moved] = runner.kv_bytes[layer][:, TABLE]
-        there.card_pool.begin_in(layer, np.array(moved)).wait()
+    move_blocks(runner.card_pool, there.card_pool, runner.layout, TABLE, moved)
     [landed] = logits_of(there, scheduled(PROMPT[39:], 39, moved))
     assert np.array_equal(landed, whole)
 

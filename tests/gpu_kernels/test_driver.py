@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -144,9 +145,7 @@ def test_a_copy_of_blocks_waits_for_every_step_that_is_queued(
 ) -> None:
     """A step that was begun early may still write a block that has another owner by then."""
     pool = KVPool(1, NUM_BLOCKS, BLOCK, 64)
-    side = CardSide(
-        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: None, 7
-    )
+    side = CardSide(device, lambda spec: _RecordingKernel(device, spec), lambda: pool, 7)
     ours, theirs = np.array([3, 5]), np.array([0, 1])
     host = np.zeros((2, 4, pool.piece_bytes), np.uint8)
     library.calls.clear()
@@ -156,6 +155,55 @@ def test_a_copy_of_blocks_waits_for_every_step_that_is_queued(
         side.begin_in(0, ours, side.gather(host, theirs, ours))
     calls = [c for c in library.calls if c.startswith(("cuEventRecord", "cuStream", "cuLaunch"))]
     assert calls == ["cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuEventRecord"]
+
+
+class _StreamKernel:
+    """A kernel that tells on which stream it was launched."""
+
+    def __init__(self, streams: list[int]) -> None:
+        self._streams = streams
+
+    def bind(self, grid: tuple[int, ...], *_: Any) -> Callable[[int], None]:
+        return self._streams.append
+
+
+def test_blocks_pass_a_ring_on_streams_of_their_own_and_no_thread_waits_in_the_driver(
+    library: RecordingLibrary, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out behind the end of their layer, whatever is queued behind it; in behind all steps."""
+    made = itertools.count(100)
+    monkeypatch.setattr(device, "stream", lambda **_: next(made))
+    pool, streams = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024), list[int]()
+    memory = Memory(1 << 20, 1 << 20, lambda: None)
+    card = GpuCardPool(
+        device, lambda _: _StreamKernel(streams), lambda: pool, lambda: memory, 7, [device.event()]
+    )
+    card.use_ring(np.zeros(2 * 4 * 1024, np.uint8))
+    assert "cuMemHostRegister_v2" in library.calls
+    blocks, slots = np.array([2, 0]), np.array([1, 3])
+    for _ in range(2):  # The first ones make a buffer each.
+        streams.clear()
+        library.calls.clear()
+        out = card.begin_out(0, blocks, slots)
+        num_out = len(library.calls)
+        into = card.begin_in(0, slots, blocks)
+        num_begun = len(library.calls)
+        for queued in (out, into):
+            queued.wait()
+    named = [name for name in library.calls if name != "cuCtxSetCurrent"]
+    num_out, num_begun = (
+        sum(name != "cuCtxSetCurrent" for name in library.calls[:end])
+        for end in (num_out, num_begun)
+    )
+    assert named[:num_out] == ["cuStreamWaitEvent", "cuEventCreate", "cuEventRecord"]
+    assert named[num_out:num_begun] == [
+        "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy_v2",
+        "cuEventCreate", "cuEventRecord",
+    ]  # fmt: skip
+    assert set(named[num_begun:]) == {"cuEventQuery", "cuEventDestroy_v2"}
+    assert len({*streams, 7}) == 3
+    card.close()
+    assert library.calls[-1] == "cuMemHostUnregister"
 
 
 def test_a_chunk_is_uploaded_when_the_step_before_has_ended(
@@ -185,10 +233,9 @@ def test_a_copy_out_of_another_cache_is_queued_and_not_waited_for(
     """A landing's first copy is ordered behind the steps on the card; the host waits for none."""
     pool = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024)
     memory = Memory(1 << 20, 1 << 20, lambda: None)
-    nothing: Any = None
     card = GpuCardPool(
-        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory, nothing,
-        nothing, 7, [device.event()],
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory,
+        7, [device.event()],
     )  # fmt: skip
     source, blocks = OpenedCache(device, memory, NUM_BLOCKS), np.array([1, 2])
     for _ in range(2):  # The first one makes a stream and a buffer.
@@ -213,11 +260,10 @@ def test_sums_are_made_behind_the_end_of_their_layer(
     """Layers are told when all are queued, and no thread waits for one to be computed."""
     pool = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024)
     memory = Memory(1 << 20, 1 << 20, lambda: None)
-    nothing: Any = None
     ends = [device.event(), device.event()]
     card = GpuCardPool(
-        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory, nothing,
-        nothing, 7, ends,
+        device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory,
+        7, ends,
     )  # fmt: skip
     told: list[int] = []
     queued = QueuedLayers(ends, 7)

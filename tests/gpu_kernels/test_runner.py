@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
 from tests.gpu_kernels.interpreted_runner import FAMILIES, PROMPT, TABLE, computed, on_card  # isort: skip
@@ -16,13 +16,15 @@ from tests.gpu_kernels.interpreted_runner import FAMILIES, PROMPT, TABLE, comput
 import numpy as np
 import pytest
 
+from common.errors import InternalError
 from common.request import SamplingParams, TokenLogprobs
 from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence, SequencesFailed
-from engine.runner.gpu.cache import pool
-from engine.runner.gpu.cache.card_pool import GpuCardPool
+from engine.runner.gpu.cuda_driver import GpuError
 from engine.runner.gpu.drawing.edit_launches import HISTORY_TOKENS, LISTED_TOKENS
 from engine.runner.model_runner import ModelRunner
+from tests.gpu_kernels.interpreted import InterpretedDevice
+from tests.support.engine.moved_blocks import move_blocks
 from tests.support.models.running import host_draw, load, logits_of, scheduled
 from tests.support.models.tiny_checkpoints import prompt_of, write_checkpoint
 
@@ -219,24 +221,24 @@ def test_drafts_are_verified_as_one_by_one(filled: ModelRunner, params: Sampling
     assert list(found.logprobs) == logprobs
 
 
-@pytest.mark.parametrize("share", [1.0, 0.0], ids=["pinned", "buffers"])
+def refuse_to_pin(*_: object) -> NoReturn:
+    raise GpuError("cuMemHostRegister_v2: not supported (801)")
+
+
+@pytest.mark.parametrize("is_pinned", [True, False], ids=["pinned", "buffers"])
 def test_blocks_go_out_and_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pinned: bool
 ) -> None:
-    """What a step wrote goes to the mirror and from another mirror to another cache."""
-    monkeypatch.setattr(pool, "_MOST_PINNED_SHARE", share)
+    """What a step wrote goes to slots of a ring and from those of another to another cache."""
+    if not is_pinned:
+        monkeypatch.setattr(InterpretedDevice, "register", refuse_to_pin)
     folder = write_checkpoint(tmp_path, FAMILIES["qwen3"])
     ours, theirs = on_card(folder), on_card(folder)
     told: list[int] = []
     ours.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)], told.append)
     assert told == [0, 1]
     moved = [2, 8, 0]
-    assert isinstance(ours.card_pool, GpuCardPool)
-    assert isinstance(theirs.card_pool, GpuCardPool)
-    for layer in range(2):
-        ours.card_pool.begin_out(layer, np.array(TABLE)).wait()
-        theirs.kv_bytes[layer][:, moved] = ours.kv_bytes[layer][:, TABLE]
-        theirs.card_pool.begin_in(layer, np.array(moved)).wait()
+    move_blocks(ours.card_pool, theirs.card_pool, ours.layout, TABLE, moved)
     [here] = logits_of(ours, scheduled(PROMPT[39:], 39, TABLE))
     [there] = logits_of(theirs, scheduled(PROMPT[39:], 39, moved))
     assert np.array_equal(here, there)
@@ -254,7 +256,7 @@ def test_blocks_that_wait_in_host_memory_come_back(tmp_path: Path) -> None:
     runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen3"]))
     runner.execute([scheduled(PROMPT[:39], 0, TABLE, is_sampled=False)])
     [before] = logits_of(runner, scheduled(PROMPT[39:], 39, TABLE))
-    host, places, moved = np.zeros_like(runner.kv_bytes), [4, 0, 2], [2, 8, 0]
+    host, places, moved = np.zeros(runner.layout.pool_shape(5), np.uint8), [4, 0, 2], [2, 8, 0]
     for block_ids, is_out in ((TABLE, True), (moved, False)):
         copy = runner._cache.begin_copy(block_ids, host, places, is_out=is_out)
         while not copy.is_done():
@@ -267,3 +269,5 @@ def test_flows_stage_nothing_where_connectors_reach_the_card(tmp_path: Path) -> 
     runner = on_card(write_checkpoint(tmp_path, FAMILIES["qwen3"]))
     assert runner.needs_staging
     assert not runner.stages_landings
+    with pytest.raises(InternalError, match="it has no host view"):
+        _ = runner.kv_bytes

@@ -25,20 +25,21 @@ from kv_transfer.contract import Commit, ConnectorEvent, Landed, Ticket, Transfe
 from kv_transfer.lanes.card_pool import CardPool
 from kv_transfer.lanes.ipc.ipc_lane import IpcLane
 from kv_transfer.lanes.lane import Lane
-from kv_transfer.lanes.pool_memory import host_pool
+from kv_transfer.lanes.pool_memory import ring_pool
 from kv_transfer.zmq.connector import ZmqConnector
 from tests.support.engine.fake_card import bytes_sum
+from tests.support.engine.moved_blocks import new_ring
 
 WAIT_S = 20.0
 # A block's keys are three parts of the kernel, the last one shorter.
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=5, head_dim=64, block_size=64, dtype="bfloat16"
 )
-NUM_BLOCKS = 7
+NUM_BLOCKS, NUM_SLOTS = 7, 12
 
 
 def cache_on(device: Any, num_blocks: int = NUM_BLOCKS) -> GpuCache:
-    return GpuCache(device, InterpretedKernel, 1, LAYOUT, num_blocks * LAYOUT.block_bytes, None)
+    return GpuCache(device, InterpretedKernel, 1, LAYOUT, num_blocks * LAYOUT.block_bytes)
 
 
 def content(cache: GpuCache) -> np.ndarray:
@@ -236,15 +237,17 @@ class Node:
         self.events: queue.Queue[ConnectorEvent] = queue.Queue()
         card: CardPool = self.cache.card_pool
         lanes: list[Lane] = [IpcLane(LAYOUT, card, is_offered=True)] if lane == "ipc" else []
+        ring = new_ring(LAYOUT, NUM_SLOTS)
+        card.use_ring(ring)
         self.connector = ZmqConnector(
-            host_pool(self.cache.host_bytes, LAYOUT), LAYOUT, self.incarnation, self.events.put,
+            ring_pool(ring, LAYOUT), LAYOUT, self.incarnation, self.events.put,
             lanes=lanes, card=card,
         )  # fmt: skip
 
 
 @pytest.mark.parametrize("lane", ["ipc", "zmq"])
 def test_a_handoff_from_card_to_card(lane: str) -> None:
-    """Over its own lane, and over one of the host through the mirrors."""
+    """Over its own lane, and over one of the host through rings of few slots."""
     with contextlib.ExitStack() as at_end:
         prefill, decode = Node("p", 1, lane), Node("d", 2, lane)
         for node in (prefill, decode):

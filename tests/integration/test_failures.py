@@ -35,7 +35,7 @@ from tests.support.stores.refusing_redis import Spoil, failed_snapshot, full_mem
 pytestmark = pytest.mark.timeout(300)
 
 GREEDY: Fields = {"temperature": 0, "ignore_eos": True}
-LONG_PROMPT = 8000
+LONG_PROMPT = 4000
 ENDLESS = 12_000
 PROMPT_S = 40.0
 """How soon a request must end after the node that held it fell silent: before its deadline."""
@@ -100,7 +100,7 @@ def fails_soon(call: Callable[[], object], *codes: str) -> None:
 def test_a_prefill_node_that_dies_costs_time_and_no_answer(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
-    other: Fields = {"prompt": prompt_tokens(50, salt=31), "max_tokens": 2000, **GREEDY}
+    other: Fields = {"prompt": prompt_tokens(50, salt=31), "max_tokens": 800, **GREEDY}
     with api.stream(logprobs=0, **other) as undisturbed:
         with cluster.slow():
             undisturbed.read_tokens(3)
@@ -119,7 +119,7 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
     old_life = cluster.record("decode-1")
-    fields: Fields = {"prompt": prompt_tokens(40, salt=34), "max_tokens": 1500, **GREEDY}
+    fields: Fields = {"prompt": prompt_tokens(40, salt=34), "max_tokens": 600, **GREEDY}
     digits = schemas.digits(200)
     ruled: Fields = {"prompt": prompt_tokens(45, salt=34), "max_tokens": 800, "temperature": 1}
     ruled |= {"seed": 5, **schemas.asked(digits)}
@@ -161,7 +161,7 @@ def test_answers_of_a_decode_node_that_dies_go_on_in_its_next_life(
 def test_a_router_that_dies_takes_its_own_requests_with_it(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
-    fields: Fields = {"prompt": prompt_tokens(50, salt=36), "max_tokens": 3000, **GREEDY}
+    fields: Fields = {"prompt": prompt_tokens(50, salt=36), "max_tokens": 1000, **GREEDY}
     with (
         Api(cluster.urls[1], "tiny") as other,
         other.stream(logprobs=0, **fields) as undisturbed,
@@ -212,7 +212,7 @@ def test_answers_of_a_frozen_decode_node_go_on_when_it_comes_back(
     cluster: Cluster, api: Api, threads: ThreadPoolExecutor
 ) -> None:
     frozen = cluster.processes["decode-1"]
-    fields: Fields = {"prompt": prompt_tokens(40, salt=39), "max_tokens": 1500, **GREEDY}
+    fields: Fields = {"prompt": prompt_tokens(40, salt=39), "max_tokens": 600, **GREEDY}
     with api.stream(logprobs=0, **fields) as stream:
         with cluster.slow():
             stream.read_tokens(3)
@@ -247,7 +247,7 @@ def test_a_frozen_prefill_node_is_given_up_and_comes_back(
 def test_answers_of_a_decode_node_that_is_stopped_go_on_in_its_next_life(
     cluster: Cluster, api: Api
 ) -> None:
-    fields: Fields = {"prompt": prompt_tokens(40, salt=42), "max_tokens": 1500, **GREEDY}
+    fields: Fields = {"prompt": prompt_tokens(40, salt=42), "max_tokens": 600, **GREEDY}
     with api.stream(logprobs=0, **fields) as stream:
         with cluster.slow():
             stream.read_tokens(3)

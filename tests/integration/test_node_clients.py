@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from router.dispatch.fairness import (
     TURNS_FOR_OTHERS,
     part_size,
 )
-from router.dispatch.liveness.pace import IDLE, USUAL, WIDE
+from router.dispatch.liveness.pace import USUAL, WIDE
 from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
 from router.dispatch.node_clients import NodeClient
 from tests.integration.fake_node import FakeNode, record_of
@@ -292,27 +291,6 @@ async def test_a_node_of_many_is_told_how_long_it_may_be_silent_and_judged_so() 
         await wait_until(lambda: log.num_messages == 3)
         tick(client, USUAL.suspicion)
         assert log.suspected == [f"nothing was heard for {ticks} s" for ticks in (2.0, 1.25)]
-
-
-@pytest.mark.covers("F80")
-async def test_a_request_asks_an_idle_node_of_many_whether_it_lives() -> None:
-    async with connected() as (node, client, log):
-        await wait_until(lambda: log.num_messages == 1)
-        for _ in range(100):
-            client.tick(is_wide=True, is_used=False)
-            await wait_until(lambda: node.echo == client.liveness.latest or not client._unsent)
-            num_messages = log.num_messages
-            node.push()
-            await wait_until(partial(log.has_more_than, num_messages))
-        await wait_until(lambda: node.beat_ms == IDLE.beat_ms)
-        number = node.echo
-        await reserve(client)
-        assert node.beat_ms == WIDE.beat_ms
-        assert node.echo > number, "it is asked in the message that has the call"
-        assert log.suspected == []
-        client.tick(is_wide=True, is_used=True)
-        tick(client, WIDE.suspicion - 1)
-        assert log.suspected == ["nothing was heard for 2.0 s"]
 
 
 async def test_a_node_of_an_earlier_release_repeats_nothing_and_is_not_suspected() -> None:

@@ -248,6 +248,10 @@ KV = {
         f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)} times `--kv-lanes`; "
         "on ipc, shm and rdma twice as much"
     ),
+    "slots for frames on their way to a card": (
+        f"two windows ({size(kv.RING_RECEIVING_WINDOWS * HANDOFF.kv_window)} by default) for what "
+        "comes, six for what is sent"
+    ),
     "messages that wait to be read": f"{RECEIVER_HIGH_WATER_MARK} from each sender",
 }
 STORE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from common.kv.blocks import BlockHash, hash_blocks_behind, root_hash
+from common.kv.blocks import BlockHash, hash_words_behind, root_hash
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.sequences.sequence import Sequence
 
@@ -57,8 +57,8 @@ class PrefixIndex:
         size, hashes = self.block_size, sequence.block_hashes
         if len(hashes) < count:
             parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)
-            token_ids = sequence.tokens(len(hashes) * size, count * size)
-            hashes += hash_blocks_behind(parent, token_ids, size)
+            words = sequence.words(len(hashes) * size, count * size)
+            hashes += hash_words_behind(parent, words, size)
 
     def _root(self, salt: str) -> BlockHash:
         return root_hash(self._fingerprint, salt) if salt else self._root_hash

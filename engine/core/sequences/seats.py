@@ -6,6 +6,7 @@ far the tokens are computed. Its `Sequence` reads them here, and takes them alon
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -67,15 +68,16 @@ class Seats:
 
     def take(
         self,
-        prompt_token_ids: Items[int],
+        prompt_words: array[int],
         output_token_ids: Items[int],
         max_new_tokens: int,
         params: SamplingParams,
     ) -> int:
         """Return a free seat, now with these tokens, of which none is computed, and no blocks."""
         seat = self._free.pop()
-        self.append(seat, prompt_token_ids)
-        self.num_prompt[seat] = len(prompt_token_ids)
+        num_prompt = len(prompt_words)
+        self.token_ids[seat, :num_prompt] = np.frombuffer(prompt_words, np.uint32)
+        self.num_prompt[seat] = self.num_known[seat] = num_prompt
         self.append(seat, output_token_ids)
         self.max_new_tokens[seat] = max_new_tokens
         self.set_params(seat, params)

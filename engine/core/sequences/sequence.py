@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Tokens
 from collections.abc import Set
 
@@ -59,6 +60,7 @@ class Sequence:
         "priority",
         "prompt_logprobs",
         "prompt_token_ids",
+        "prompt_words",
         "proposed_token_ids",
         "queue_key",
         "request",
@@ -83,6 +85,8 @@ class Sequence:
         """Sort key in the waiting queue, smallest first; only the queue writes it."""
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
+        self.prompt_words = array("I", request.prompt_token_ids)
+        """The prompt as it is hashed, and copied into a seat: both cost little from here."""
         self.num_prompt = len(request.prompt_token_ids)
         self._output_token_ids: Tokens[int] = request.output_token_ids
         self.prompt_logprobs: list[PromptLogprobs] = []
@@ -128,7 +132,7 @@ class Sequence:
     def take_seat(self, seats: Seats) -> None:
         """Move into a free seat; it has no blocks yet."""
         self.seat = seats.take(
-            self.prompt_token_ids,
+            self.prompt_words,
             self._output_token_ids,
             self.max_new_tokens,
             self.request.sampling,
@@ -226,6 +230,12 @@ class Sequence:
             *self.prompt_token_ids[start:end],
             *self._output_token_ids[max(start - first, 0) : max(end - first, 0)],
         ]
+
+    def words(self, start: int, end: int) -> array[int]:
+        """Return known tokens `start` to `end`, exclusive, as 32-bit numbers without a sign."""
+        if end <= self.num_prompt:
+            return self.prompt_words[start:end]
+        return array("I", self.tokens(start, end))
 
     def take_drafts(self, drawn: DrawnTokens) -> None:
         """Keep the drafts that came with the latest tokens; earlier ones are outdated."""

@@ -19,23 +19,24 @@ own rows from the cache too. Kernels take the cache as bytes and recognise the t
 slot: one compilation serves all types. Layout, handoff, swap and prefix cache only see blocks of
 other sizes.
 
-A cache on another device is mirrored in host memory. Of one on a card with kernels of this project
-connectors move the blocks themselves (`engine/runner/gpu/cache/card_pool.py`), so steps and flows
-copy nothing. Of one that Paddle computes in they move the mirror's bytes, as the rest of this
-describes: Paddle has one current stream in a process, so the step thread begins all copies. KV of a
-step is copied out after each layer, on a separate stream through pinned memory, and is sent when
-the copy has ended. The thread that feeds the device stays at most a few layers ahead; otherwise
-everything would be sent at the end.
+Of a cache on a card with kernels of this project connectors move the blocks themselves
+(`engine/runner/gpu/cache/card_pool.py`), through a ring of slots in host memory where a lane needs
+it, so steps and flows copy nothing for them. A cache on a device that Paddle computes in is
+mirrored in host memory, and connectors move the mirror's bytes, as the rest of this describes:
+Paddle has one current stream in a process, so the step thread begins all copies. KV of a step is
+copied out after each layer, on a separate stream through pinned memory, and is sent when the copy
+has ended. The thread that feeds the device stays at most a few layers ahead; otherwise everything
+would be sent at the end.
 
 Landings, cached prefixes that are sent, and swapped blocks are copied in one way
 (`engine/runner/cache/device_copies.py`). A thread gathers from host memory into pinned memory and
-writes from there, unless the mirror itself is pinned and the device reaches its blocks in their
-places; the step thread only begins the device's part, on a separate stream, and looks whether it is
-complete. The flow gets a message at the end of each copy (`node/flow/copies_under_way.py`). A
-landed sequence starts then. A cached prefix is pushed then, also in the middle of a step, and its
-commit waits for that; a transfer that ends earlier keeps its blocks until its copies have ended.
-Between two steps all of this may begin on the device; while a step runs, only ends are looked at,
-because a process has one current stream. So the step thread copies no KV in any direction, which a
-played device counts. It waits in one place, the end of a step, for the copies of its last layers.
+writes from there; the step thread only begins the device's part, on a separate stream, and looks
+whether it is complete. The flow gets a message at the end of each copy
+(`node/flow/copies_under_way.py`). A landed sequence starts then. A cached prefix is pushed then,
+also in the middle of a step, and its commit waits for that; a transfer that ends earlier keeps its
+blocks until its copies have ended. Between two steps all of this may begin on the device; while a
+step runs, only ends are looked at, because a process has one current stream. So the step thread
+copies no KV in any direction, which a played device counts. It waits in one place, the end of a
+step, for the copies of its last layers.
 On a CPU the mirror is the cache itself and nothing is copied.
 """

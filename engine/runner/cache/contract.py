@@ -28,17 +28,21 @@ class Cache(Protocol):
 
     layout: KVLayout
     is_mirrored: bool
-    """Whether `host_bytes` is other memory than what is computed in."""
+    """Whether steps compute in other memory than the host's; `host_bytes`, if any, is a mirror."""
     num_blocks: int
-    host_bytes: np.ndarray
-    """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable."""
+
+    @property
+    def host_bytes(self) -> np.ndarray:
+        """uint8 `[num_layers, 2, num_blocks, piece_bytes]`, writable.
+
+        Raises `InternalError` for a cache with a `card_pool`, which has none.
+        """
 
     @property
     def card_pool(self) -> object | None:
         """What a connector moves blocks of a cache on a card by (`kv_transfer.lanes.card_pool`).
 
-        Blocks land and are sent on the card then, and `host_bytes` is what it uses for some lanes.
-        None: transfers read and write `host_bytes`.
+        Blocks land and are sent on the card then. None: transfers read and write `host_bytes`.
         """
 
     def allocate(
@@ -46,8 +50,9 @@ class Cache(Protocol):
     ) -> None:
         """Allocate as many blocks as fit, all zero, in place of those that the cache has.
 
-        With `is_touched` a cache in host memory takes all of it from the system now, and not when
-        its blocks are first used. Raises `ConfigError` when fewer than two blocks fit.
+        A cache on a card does without `host_memory`. With `is_touched` a cache in host memory takes
+        all of it from the system now, and not when its blocks are first used. Raises `ConfigError`
+        when fewer than two blocks fit.
         """
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:

@@ -26,13 +26,12 @@ class HostBlockArrays:
         """Allocate as many blocks as fit; `host_memory` None: private memory."""
         self.num_blocks = size_bytes // cache.layout.block_bytes
         self._cache = cache
-        layers, kinds, _, piece_bytes = cache.host_bytes.shape
         # Pages of blocks that were never used are not touched, so they take no memory.
         num_bytes = self.num_blocks * cache.layout.block_bytes
         memory = host_memory(num_bytes, False) if host_memory and num_bytes else None
         if memory is None:
             memory = np.zeros(num_bytes, np.uint8)
-        self.bytes = memory.reshape(layers, kinds, self.num_blocks, piece_bytes)
+        self.bytes = memory.reshape(cache.layout.pool_shape(self.num_blocks))
 
     def swap_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy cache blocks to host blocks, pairwise; `InternalError` for bad ids."""

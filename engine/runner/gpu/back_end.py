@@ -148,7 +148,10 @@ class GpuBackEnd:
     def new_cache(
         self, layout: KVLayout, memory_bytes: int, host_memory: HostMemory | None
     ) -> Cache:
-        """Return a cache on the card; `ConfigError` for heads that its type cannot have."""
+        """Return a cache on the card; `ConfigError` for heads that its type cannot have.
+
+        It needs no `host_memory`: connectors have a ring there.
+        """
         from engine.runner.gpu.cache.pool import GpuCache
 
         if layout.dtype == "int8" and layout.head_dim < _LEAST_HEAD_OF_BYTES:
@@ -157,7 +160,7 @@ class GpuBackEnd:
                 f"triton takes heads of {_LEAST_HEAD_OF_BYTES} and more, or kv_cache_dtype auto"
             )
         card = self.card
-        return GpuCache(card.device, card.kernel, card.stream, layout, memory_bytes, host_memory)
+        return GpuCache(card.device, card.kernel, card.stream, layout, memory_bytes)
 
     def load(self, model: ModelToLoad) -> LoadedDecoder:
         """Send the weights to the card and record the graphs; `packed_folder` is not used."""

@@ -33,7 +33,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from common.kv.kv_layout import KVLayout
-from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool
+from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool, ring_pool, slot_bytes
 from kv_transfer.lanes.shm.huge_pages import FileMapping
 
 _UNPACKING_ERRORS = (
@@ -42,6 +42,8 @@ _UNPACKING_ERRORS = (
 _HEADER = struct.Struct("<16sI16sQ")
 _MAGIC = b"pdserve KV pool\0"
 _VERSION = 1
+_RING_VERSION = 2
+"""The version of offers of a ring; releases that know the first one alone refuse them."""
 _NONCE_BYTES = 16
 _FILE_NAME = "pdserve-kv"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -99,10 +101,14 @@ class SharedPool:
         if hasattr(self, "_fd"):
             os.close(self._fd)
 
-    def offer(self, num_blocks: int) -> bytes:
-        """Return what a process on this host needs to find the pool, which holds `num_blocks`."""
+    def offer(self, num_blocks: int, *, is_ring: bool = False) -> bytes:
+        """Return what a process on this host needs to find the pool, which holds `num_blocks`.
+
+        With `is_ring` these are slots.
+        """
+        version = _RING_VERSION if is_ring else _VERSION
         packed: bytes = msgpack.packb(
-            [_VERSION, os.getpid(), self._fd, self._nonce, self._num_bytes, num_blocks]
+            [version, os.getpid(), self._fd, self._nonce, self._num_bytes, num_blocks]
         )
         return packed
 
@@ -124,6 +130,7 @@ class _Offer:
     nonce: bytes
     num_bytes: int
     num_blocks: int
+    is_ring: bool
 
 
 def pack_offers(offers: Sequence[bytes]) -> bytes:
@@ -148,10 +155,11 @@ def map_pool(offer: bytes, layout: KVLayout) -> Pool:
     of it are gone, also when its owner dies.
     """
     offered = _unpack(offer)
-    if offered.num_bytes != offered.num_blocks * layout.block_bytes:
+    block_bytes = slot_bytes(layout) if offered.is_ring else layout.block_bytes
+    if offered.num_bytes != offered.num_blocks * block_bytes:
         raise NotShared(
             f"a pool of {offered.num_bytes} bytes is not {offered.num_blocks} blocks "
-            f"of {layout.block_bytes}"
+            f"of {block_bytes}"
         )
     try:
         fd = _open_sealed(offered)
@@ -165,7 +173,8 @@ def map_pool(offer: bytes, layout: KVLayout) -> Pool:
     wanted = _HEADER.pack(_MAGIC, _VERSION, offered.nonce, offered.num_bytes)
     if whole[: _HEADER.size].tobytes() != wanted:
         raise NotShared(f"process {offered.pid} shares another pool")
-    return host_pool(whole[mmap.PAGESIZE :], layout)
+    as_pool = ring_pool if offered.is_ring else host_pool
+    return as_pool(whole[mmap.PAGESIZE :], layout)
 
 
 def _unpack(offer: bytes) -> _Offer:
@@ -173,15 +182,16 @@ def _unpack(offer: bytes) -> _Offer:
         fields = msgpack.unpackb(offer)
     except _UNPACKING_ERRORS:
         raise NotShared("the offer is not msgpack") from None
-    if type(fields) is not list or len(fields) != 6 or fields[0] != _VERSION:
-        raise NotShared(f"the offer is not one of version {_VERSION}")
-    _, pid, fd, nonce, num_bytes, num_blocks = fields
+    is_known = type(fields) is list and len(fields) == 6
+    if not is_known or fields[0] not in (_VERSION, _RING_VERSION):
+        raise NotShared(f"the offer is not one of version {_VERSION} or {_RING_VERSION}")
+    version, pid, fd, nonce, num_bytes, num_blocks = fields
     numbers = (pid, fd, num_bytes, num_blocks)
     if not all(type(number) is int and 0 <= number <= _LARGEST_INT for number in numbers):
         raise NotShared("the offer holds a value that is not a number")
     if type(nonce) is not bytes or len(nonce) != _NONCE_BYTES or num_blocks == 0:
         raise NotShared("the offer has no nonce, or no blocks")
-    return _Offer(pid, fd, nonce, num_bytes, num_blocks)
+    return _Offer(pid, fd, nonce, num_bytes, num_blocks, version == _RING_VERSION)
 
 
 def _open_sealed(offered: _Offer) -> int:

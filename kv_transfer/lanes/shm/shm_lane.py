@@ -23,7 +23,7 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.lane import Payload
 from kv_transfer.lanes.piece_rows import PieceRows
 from kv_transfer.lanes.pieces import NO_SUMS, Sums
-from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.pool_memory import Pool, host_pool, ring_pool
 from kv_transfer.lanes.shm.shared_pool import (
     NotShared,
     SharedPool,
@@ -47,19 +47,28 @@ class ShmLane:
     name = "shm"
 
     def __init__(
-        self, layout: KVLayout, shared: SharedPool | None = None, host: SharedPool | None = None
+        self,
+        layout: KVLayout,
+        shared: SharedPool | None = None,
+        host: SharedPool | None = None,
+        *,
+        is_ring: bool = False,
     ) -> None:
         """Make the lane.
 
-        `shared` holds the connector's own pool, and `host` what is sent beside it; without a pool
-        this end only receives. Raises `ValueError` when one of them does not hold whole blocks.
+        `shared` holds the connector's own pool or, with `is_ring`, its ring, and `host` what is
+        sent beside it; without a pool this end only receives. Raises `ValueError` when one of them
+        does not hold whole blocks.
         """
         self._rows = PieceRows()
         self._layout = layout
-        self._shared = [one for one in (shared, host) if one is not None]
+        self._shared = shared, host  # They are shared as long as they are held.
         self._offer: bytes | None = None
         if shared is not None:
-            offers = [one.offer(_num_blocks(one, layout)) for one in self._shared]
+            pool = (ring_pool if is_ring else host_pool)(shared.memory, layout)
+            offers = [shared.offer(pool.num_blocks, is_ring=is_ring)]
+            if host is not None:
+                offers.append(host.offer(host_pool(host.memory, layout).num_blocks))
             self._offer = pack_offers(offers)
         self._source_of: dict[bytes, SourceMemory] = {}
 
@@ -127,12 +136,3 @@ class ShmLane:
 
     def close(self) -> None:
         self._source_of.clear()
-
-
-def _num_blocks(shared: SharedPool, layout: KVLayout) -> int:
-    num_blocks, rest = divmod(shared.memory.size, layout.block_bytes)
-    if num_blocks == 0 or rest:
-        raise ValueError(
-            f"a pool of {shared.memory.size} bytes: wanted blocks of {layout.block_bytes}"
-        )
-    return num_blocks

@@ -52,10 +52,6 @@ class Echoes:
                 self._missing.append(self._now)
         return self._now
 
-    def is_next(self, pace: Pace) -> bool:
-        """Return whether the next tick brings a number at this pace."""
-        return (self._now + 1) % pace.echo_every == 0
-
     def heard(self, number: int) -> None:
         """Take the number of a message of the node; 0: it repeats none."""
         if number:

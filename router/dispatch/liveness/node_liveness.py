@@ -15,7 +15,7 @@ from router.dispatch.liveness.pace import IDLE, IDLE_TICKS, PINGED_TICKS, USUAL,
 from router.dispatch.liveness.silence import Silence, SilenceVerdict
 
 
-class Verdict(Enum):
+class NodeVerdict(Enum):
     """What is wrong with a node, at a tick."""
 
     NONE = "none"
@@ -73,10 +73,8 @@ class NodeLiveness:
         shows that it runs, where it `is_pinged`.
         """
         self._num_unused = 0 if is_used else self._num_unused + 1
-        was_idle, pace = self.pace is IDLE, self._wanted_pace(is_wide, is_alarm)
-        # Many nodes become idle at once: each begins in the tick in which it is asked anyway.
-        if pace is not IDLE or self._echoes.is_next(IDLE):
-            self._set_pace(pace)
+        was_idle = self.pace is IDLE
+        self._set_pace(self._wanted_pace(is_wide, is_alarm))
         number = self._echoes.tick()
         if was_idle and is_used and not number:
             number = self._echoes.ask()
@@ -86,16 +84,16 @@ class NodeLiveness:
         self._is_due = self._is_due or number > 0
         return number
 
-    def judge(self) -> Verdict:
+    def judge(self) -> NodeVerdict:
         """Return what is wrong since the last tick; a suspicion of silence is told once."""
         if self._silence.has_begun:
             self._echoes.forgive()
             if self._found is SilenceVerdict.LOST:
-                return Verdict.LOST
+                return NodeVerdict.LOST
             if self._found is SilenceVerdict.SUSPECTED:
-                return Verdict.SUSPECTED
-            return Verdict.NONE
-        return Verdict.NONE if self.is_reached else Verdict.UNREACHED
+                return NodeVerdict.SUSPECTED
+            return NodeVerdict.NONE
+        return NodeVerdict.NONE if self.is_reached else NodeVerdict.UNREACHED
 
     @property
     def pace(self) -> Pace:

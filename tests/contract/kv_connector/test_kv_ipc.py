@@ -54,7 +54,7 @@ def any_lane(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 def _release(cluster: Cluster) -> None:
     assert isinstance(cluster.kind, CardKind)
-    for card, _ in cluster.kind.cards.values():
+    for card in cluster.kind.cards.values():
         card.copier.release()
 
 
@@ -297,7 +297,7 @@ def test_an_offer_that_lies_is_passed_over_for_the_next_lane(
 def test_a_lane_that_changes_within_a_transfer(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What came from card to card stays, and the rest comes through the mirrors."""
+    """What came from card to card stays, and the rest comes through the rings."""
     prefill, decode = cluster.node("p"), cluster.node("d")
     port = int(decode.connector.endpoint.rpartition(":")[2])
     with contextlib.closing(Link(port)) as link:

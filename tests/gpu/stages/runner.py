@@ -32,6 +32,7 @@ def runner_bits(card: Any, found: Findings) -> None:
     """Chunks cut anywhere, rows among others, drafts, draws, and blocks that went to another."""
     if not card.is_real:
         return
+    from tests.support.engine.moved_blocks import move_blocks
     from tests.support.models.running import host_draw, logits_of, scheduled
 
     runner, other = loaded(_SMALL, 2048), loaded(_SMALL, 2048)
@@ -58,10 +59,7 @@ def runner_bits(card: Any, found: Findings) -> None:
     runner.execute([scheduled(prompt[:699], 0, table, is_sampled=False)], told.append)
     assert told == list(range(4)), told
     moved = list(range(11))
-    for layer in range(4):
-        runner.card_pool.begin_out(layer, np.array(table)).wait()
-        other.kv_bytes[layer][:, moved] = runner.kv_bytes[layer][:, table]
-        other.card_pool.begin_in(layer, np.array(moved)).wait()
+    move_blocks(runner.card_pool, other.card_pool, runner.layout, table, moved)
     [there] = logits_of(other, scheduled(prompt[699:], 699, moved))
     assert np.array_equal(there, whole), "another cache"
     steps = [_drawing(prompt, table, seed) for seed in range(16)]

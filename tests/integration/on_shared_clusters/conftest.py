@@ -1,8 +1,7 @@
 """Clusters of real processes that the tests of this folder share.
 
-They start when a test first asks for them, and end with the last test of the folder: idle ones take
-a tenth of a core each. Every test that uses one ends with the check that nothing is held for any
-request, on any node or in Redis.
+They start when a test first asks for them, and end with the last test of the folder. Every test
+that uses one ends with the check that nothing is held for any request, on any node or in Redis.
 """
 
 from __future__ import annotations

@@ -147,5 +147,5 @@ def test_many_large_schemas_at_a_time(tiny_api: Api) -> None:
         body = {"prompt": "Hi", "guided_json": schema}
         return status_of(tiny_api, COMPLETIONS, body)
 
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(ask, range(8))) == [200] * 8
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, range(4))) == [200] * 4

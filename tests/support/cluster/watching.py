@@ -22,6 +22,9 @@ from tests.support.cluster.forked_serve import FORKS
 from tests.support.models.tiny_model import prompt_tokens
 
 TICK_S = 0.02
+PAUSES_S = {"health": TICK_S, "completion": 0.2, "stream": 0.1}
+"""Between two requests of a kind, in seconds: the watched cluster has few cores for what it is
+attacked with. A process that stands still shows in each kind, less by at most this."""
 LONGEST_TICK_S = 0.1
 """A longer one is a stall of the watching process, of which no other process is the cause."""
 TOLD_S = 0.05
@@ -149,7 +152,7 @@ def _watch(
                 told.put(Wait(kind, began_s, ended_s, took_s, queue.queued_s(began_s, ended_s)))
 
         def repeat(kind: str, way: Callable[[], None]) -> None:
-            while not stop.wait(TICK_S):
+            while not stop.wait(PAUSES_S[kind]):
                 began_s, began_clock_s = time.monotonic(), clock.now_s()
                 try:
                     way()

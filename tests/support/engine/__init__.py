@@ -9,6 +9,7 @@ hash_grammars      grammars over the tokens of `hash_runner`
 hash_runner        a runner without a model that notices every KV mistake
 keeping            a small engine with prefixes in host memory
 mirrored_cache     a KV cache that plays to be on a device
+moved_blocks       blocks that go from one card's cache to another's through rings
 planner_views      sequences and pools for the planner, and `plan`
 policy_views       sequences as policies see them
 scripted_loop      a step loop whose flow, inbox and runner are scripted

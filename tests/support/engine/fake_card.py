@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import HandoffFailed
 from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.card_pool import CardSums, OpenedPool
-from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool
+from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool, ring_pool
 from kv_transfer.shared.block_arrays import Blocks
 from tests.support.kv.fake_late_lane import Copier
 
@@ -46,14 +46,11 @@ class FakeOpened:
 
 
 class FakeCard:
-    """A `card_pool.CardPool`. `content` is what the card holds, for the test alone.
-
-    `mirror` is the host's memory of the same shape, if there is one.
-    """
+    """A `card_pool.CardPool`. `content` is what the card holds, for the test alone."""
 
     _numbers = itertools.count()
 
-    def __init__(self, layout: KVLayout, num_blocks: int, mirror: Bytes | None = None) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout, self.num_blocks, self.copier = layout, num_blocks, Copier()
         used = num_blocks * layout.block_bytes
         self.shared_bytes = -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -62,7 +59,7 @@ class FakeCard:
         mapped = mmap.mmap(self._descriptor, self.shared_bytes)
         self.content: Bytes = np.frombuffer(mapped, np.uint8)[:used]
         self._pool = host_pool(self.content, layout)
-        self._mirror = None if mirror is None else host_pool(mirror.reshape(-1), layout)
+        self.ring: Pool | None = None
         self.opened: list[FakeOpened] = []
         self.fails: HandoffFailed | None = None
         self.num_behind_steps = 0
@@ -117,17 +114,18 @@ class FakeCard:
 
         return self._begin(copy)
 
-    def begin_out(self, layer: int, blocks: Blocks) -> _Queued:
-        return self._begin(lambda: self._mirrored(layer, blocks, is_out=True))
+    def use_ring(self, memory: Bytes) -> None:
+        self.ring = ring_pool(memory, self.layout)
 
-    def begin_in(self, layer: int, blocks: Blocks) -> _Queued:
-        return self._begin(lambda: self._mirrored(layer, blocks, is_out=False))
+    def begin_out(self, layer: int, blocks: Blocks, slots: Blocks) -> _Queued:
+        assert self.ring is not None
+        pools = self._pool, self.ring
+        return self._begin(lambda: _copy_between(*pools, layer, blocks, slots))
 
-    def _mirrored(self, layer: int, blocks: Blocks, *, is_out: bool) -> None:
-        assert self._mirror is not None
-        pools = (self._pool, self._mirror) if is_out else (self._mirror, self._pool)
-        for source, target in zip(*(pool.planes(layer) for pool in pools), strict=True):
-            target[blocks] = source[blocks]
+    def begin_in(self, layer: int, slots: Blocks, blocks: Blocks) -> _Queued:
+        assert self.ring is not None
+        pools = self.ring, self._pool
+        return self._begin(lambda: _copy_between(*pools, layer, slots, blocks))
 
     def _begin(self, work: Callable[[], CardSums | None]) -> _Queued:
         if self.fails is not None:
@@ -146,6 +144,11 @@ class FakeCard:
 
         self.copier.begin(run)
         return _Queued(future)
+
+
+def _copy_between(source: Pool, target: Pool, layer: int, blocks: Blocks, to: Blocks) -> None:
+    for origin, plane in zip(source.planes(layer), target.planes(layer), strict=True):
+        plane[to] = origin[blocks]
 
 
 def _sums(pool: Pool, layer: int, blocks: Blocks) -> CardSums:

@@ -22,10 +22,12 @@ from kv_transfer.contract import OnEvent
 from kv_transfer.lanes.ipc.ipc_lane import IpcLane, placed_sums
 from kv_transfer.lanes.lane import Lane
 from kv_transfer.lanes.pieces import Sums, packed_sums, piece_sum
-from kv_transfer.lanes.pool_memory import Bytes, host_pool
+from kv_transfer.lanes.pool_memory import Bytes, Pool, host_pool, ring_pool
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.lanes import VERIFY_AUTO
+from kv_transfer.shared.limits import Limits
+from kv_transfer.shared.pool_shape import PoolShape
 from kv_transfer.zmq.connector import ZmqConnector
 from tests.support.engine.fake_card import FakeCard, bytes_sum
 from tests.support.kv.fake_late_lane import Copier, FakeLateLane
@@ -181,13 +183,13 @@ class ZmqKind(Kind):
         """Return the card that has the pool."""
         return None
 
-    def host_bytes(self, pool: Bytes) -> Bytes:
-        """Return the connector's pool: where a card has `pool`, the mirror of it."""
-        return pool
+    def host_pool(self, pool: Bytes, options: NodeOptions) -> Pool:
+        """Return the connector's pool: where a card has `pool`, its ring."""
+        return host_pool(pool, options.layout)
 
     def connector(self, pool: Bytes, options: NodeOptions, on_event: OnEvent) -> TransportConnector:
         return ZmqConnector(
-            self.host_bytes(pool),
+            self.host_pool(pool, options),
             options.layout,
             options.incarnation,
             on_event,
@@ -249,31 +251,63 @@ class ShmKind(ZmqKind):
 
 
 class CardKind(ZmqKind):
-    """Pools on cards, which the connector's lanes of the host reach through mirrors."""
+    """Pools on cards, which the connector's lanes of the host reach through rings."""
 
     is_read_beside = True
+    num_slots: int | None = None
+    """Slots of each ring; None: as many as a node makes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cards: dict[int, tuple[FakeCard, Bytes]] = {}
+        self.cards: dict[int, FakeCard] = {}
 
     def pool(self, layout: KVLayout, num_blocks: int) -> Bytes:
-        shape = shape_of_bytes(layout, num_blocks)
-        mirror = np.full(shape, 0xEE, np.uint8)
-        card = FakeCard(layout, num_blocks, mirror)
-        self.cards[card.content.ctypes.data] = card, mirror
-        return card.content.reshape(shape)
+        card = FakeCard(layout, num_blocks)
+        self.cards[card.content.ctypes.data] = card
+        return card.content.reshape(shape_of_bytes(layout, num_blocks))
 
     def card(self, pool: Bytes) -> FakeCard:
-        return self.cards[pool.ctypes.data][0]
+        return self.cards[pool.ctypes.data]
 
-    def host_bytes(self, pool: Bytes) -> Bytes:
-        return self.cards[pool.ctypes.data][1]
+    def host_pool(self, pool: Bytes, options: NodeOptions) -> Pool:
+        card = self.card(pool)
+        num_slots = self.num_slots or Limits(window_bytes=options.window_bytes).ring_slots(
+            card.layout
+        )
+        memory = self.ring_memory(PoolShape.ring(card.layout, num_slots).num_bytes)
+        memory.fill(0xEE)
+        card.use_ring(memory)
+        return ring_pool(memory, card.layout)
+
+    def ring_memory(self, num_bytes: int) -> Bytes:
+        return np.empty(num_bytes, np.uint8)
 
     def close(self) -> None:
         super().close()
-        for card, _ in self.cards.values():
+        for card in self.cards.values():
             card.close()
+
+
+class CardShmKind(CardKind):
+    """Frames over TCP, bytes out of the sender's ring, which is shared memory."""
+
+    lane = "shm"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: list[Any] = []
+
+    def ring_memory(self, num_bytes: int) -> Bytes:
+        from kv_transfer.lanes.shm.shared_pool import SharedPool
+
+        self._shared.append(SharedPool(num_bytes, is_touched=False))
+        memory: Bytes = self._shared[-1].memory
+        return memory
+
+    def lanes(self, pool: Bytes, layout: KVLayout) -> Sequence[Lane]:
+        from kv_transfer.lanes.shm.shm_lane import ShmLane
+
+        return [ShmLane(layout, self._shared[-1], is_ring=True)]
 
 
 class IpcKind(CardKind):
@@ -333,5 +367,7 @@ MORE_KINDS: dict[str, Callable[[], Kind]] = {
     "zmq-2": lambda: _with_lanes(ZmqKind(), 2),
     "shm-2": lambda: _with_lanes(ShmKind(), 2),
     "ipc-2": lambda: _with_lanes(IpcKind(), 2),
+    "card-shm": CardShmKind,
+    "card-zmq-2": lambda: _with_lanes(CardKind(), 2),
 }
 """Single tests name these."""

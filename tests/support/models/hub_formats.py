@@ -427,9 +427,7 @@ def _packed(
     packer: Packer, weight: bytes, shape: tuple[int, ...], seed: int
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """Return what `packer.pack` does. It computes number by number, a third of a second a model."""
-    tensors, values = packer.pack(np.frombuffer(weight, np.float32).reshape(shape), seed)
-    values.setflags(write=False)
-    return tensors, values
+    return packer.pack(np.frombuffer(weight, np.float32).reshape(shape), seed)
 
 
 def packed_model(
@@ -442,7 +440,8 @@ def packed_model(
             tensors[name], values[name] = floats(plain, weight), weight
             continue
         assert weight.dtype == np.float32
-        parts, values[name] = _packed(packer, weight.tobytes(), weight.shape, seed)
+        parts, made = _packed(packer, weight.tobytes(), weight.shape, seed)
+        values[name] = made.copy()
         layer = name.removesuffix(".weight")
         tensors |= {f"{layer}.{suffix}": tensor for suffix, tensor in parts.items()}
     return tensors, values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -17,10 +18,11 @@ from bench.plan_accuracy import (
     goal_of,
     measure,
     parser,
-    planned_timings,
+    planned_run,
     scaled,
     winner,
 )
+from bench.plan_stages import OF_TPOT, OF_TTFT, Run
 from common.errors import ConfigError
 from common.nodes import Role
 from common.observing.latency import LatencyTargets, RequestTiming
@@ -48,9 +50,14 @@ def test_a_trace_is_scaled_in_lengths_and_rate() -> None:
 def test_every_request_is_in_the_plan_with_its_length() -> None:
     requests = chosen_requests(options())
     for shape in SHAPES.values():
-        timings, took_s = planned_timings(PROFILE, CONFIG, shape, requests)
-        assert [one.num_tokens for one in timings] == [one.num_output for one in requests]
-        assert took_s >= requests[-1].arrival_s
+        run = planned_run(PROFILE, CONFIG, shape, requests)
+        assert [one.num_tokens for one in run.timings] == [one.num_output for one in requests]
+        assert run.took_s >= requests[-1].arrival_s
+        stages = run.stages
+        ttft_s = fmean(one.ttft_s for one in run.timings)
+        assert sum(stages[name] for name in OF_TTFT) == pytest.approx(ttft_s)
+        assert all(0 <= stages[name] < 1 for name in (*OF_TTFT, *OF_TPOT))
+        assert set(run.cpu_s) == {role.value for role in shape.num_nodes}
 
 
 def test_figures_are_those_of_the_definitions() -> None:
@@ -75,26 +82,23 @@ def test_the_winner_has_the_most_goodput_and_then_the_least_ttft() -> None:
     results = {
         "a": {"goodput": 0.4, "ttft_p50": 0.1},
         "b": {"goodput": 0.5, "ttft_p50": 0.3},
-        "c": {"goodput": 0.5, "ttft_p50": 0.2},
+        "c": {"goodput": 0.495, "ttft_p50": 0.2},
     }
-    assert winner(results) == "c"
+    assert winner(results) == "c", "about the same goodput"
 
 
 async def test_a_cluster_that_does_what_the_plan_says_has_no_error(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = replace(PROFILE, network_latency_s=5.0)
 
-    async def real(
-        shape: Fleet, requests: list[TraceRequest]
-    ) -> tuple[list[RequestTiming], int, float]:
-        timings, took_s = planned_timings(profiles[shape], CONFIG_OF_UP, shape, requests)
-        return timings, 0, took_s
+    async def real(shape: Fleet, requests: list[TraceRequest]) -> Run:
+        return planned_run(profiles[shape], CONFIG_OF_UP, shape, requests)
 
     CONFIG_OF_UP = replace(  # noqa: N806
         CONFIG, engine=replace(CONFIG.engine, max_num_batched_tokens=512)
     )
-    monkeypatch.setattr(plan_accuracy, "real_timings", real)
+    monkeypatch.setattr(plan_accuracy, "real_run", real)
     monkeypatch.setattr(plan_accuracy, "read_profile", lambda path, transport: PROFILE)
     monkeypatch.setattr(plan_accuracy, "num_cores", lambda: 3)
     profiles = dict.fromkeys(SHAPES.values(), PROFILE)
@@ -102,10 +106,15 @@ async def test_a_cluster_that_does_what_the_plan_says_has_no_error(
     assert set(found["worst"].values()) == {0.0}  # type: ignore[attr-defined]
     assert found["within_goals"] is True
     assert found["oversubscribed"] == ["2P1D", "1P2D"]
+    assert "most of it in" not in capsys.readouterr().err
     profiles = dict.fromkeys(SHAPES.values(), slow)
     found = await measure(options("--profile", "any.json", "--shape", "1P1D"))
     assert found["worst"]["tpot_p50"] > 0.5  # type: ignore[index]
     assert found["within_goals"] is False
+    real_s, planned_s = found["stages"]["1P1D"]["handoff"]  # type: ignore[index]
+    assert real_s > planned_s + 2, "most prompts are handed off"
+    assert "1P1D tpot_p50: " in (said := capsys.readouterr().err)
+    assert "most of it in handoff: -" in said
 
 
 @pytest.mark.parametrize("flags", [("--rate-rps", "0"), ("--duration-s", "-1")])

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from bench.plan import REPORT_BYTES, parser, run
+from bench.plan_many import serve_many
 from common.errors import ConfigError
 from common.kv.blocks import KEY_BYTES
 from node.control.block_reports import MAX_REPORTED
 from protos import pdserve_node_pb2 as pb
+from simulator.profile import FOLDER
 from simulator.trace_file import read_trace
 
 TRACE = Path(__file__).parents[3] / "bench" / "traces" / "mooncake_conversation.jsonl"
@@ -57,6 +59,14 @@ def test_nodes_can_have_host_memory() -> None:
 def test_without_a_trace_conversations_are_made_up() -> None:
     found = run(parsed("--requests", "10", "--prefill", "0", "--decode", "0", "--mixed", "1"))
     assert (found["requests"], found["failed"]) == (10, 0)
+
+
+def test_many_requests_are_served_and_what_a_million_costs_follows() -> None:
+    found = serve_many(FOLDER / "8b_h100.json", number=20, num_nodes=4, seed=0)
+    assert found["many_requests"] == 20
+    further_s = found["many_request_ms"] * 1e-3 * 999_980
+    assert 0 < further_s < found["million_s"] * 1.01 + 1
+    assert 0.9 < found["memory_growth"] < 2
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from placement.store import LiveNode
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.node import SimulatedNode
 from simulator.profile import facts_of
+from simulator.profiles.beside_steps import BesideSteps
 from simulator.served import ServedRequest, latency_figures
 from simulator.trace_file import TraceRequest
 from tests.support.examples import everyday
@@ -52,6 +53,17 @@ def run(setup: ClusterSetup, requests: list[TraceRequest]) -> SimulatedCluster:
 
 def outcome(one: ServedRequest) -> tuple[object, ...]:
     return (*astuple(one)[1:],)
+
+
+def test_requests_that_come_one_by_one_end_as_those_that_are_all_known() -> None:
+    whole = run(setup_of({P: 1, D: 1}), trace())
+    cluster = SimulatedCluster(setup_of({P: 1, D: 1}))
+    ended: list[ServedRequest] = []
+    cluster.serve_each(iter(clients_of(cluster, trace())), ended.append)
+    assert cluster.served == []
+    assert [one.last_at_s for one in ended] == sorted(one.last_at_s for one in ended)
+    ended.sort(key=lambda one: one.client.index)
+    assert [outcome(one) for one in ended] == [outcome(one) for one in whole.served]
 
 
 def test_a_handoff_shows_how_quick_pulls_will_be() -> None:
@@ -247,11 +259,37 @@ def test_what_is_left_on_a_node_is_found() -> None:
 
 @pytest.mark.parametrize(("at_once", "times"), [(0, 1.0), (2, 1.0), (1, 2.0)])
 def test_nodes_that_share_cores_slow_each_other_down(at_once: int, times: float) -> None:
-    """Two prompts at the same time on two nodes: a step of the second takes twice as long."""
+    """Two prompts at the same time on two nodes: their steps take twice as long."""
     requests = [TraceRequest(0.0, 1000, 1), TraceRequest(0.0, 1000, 1)]
     cluster = run(replace(setup_of({MIXED: 2}), at_once=at_once), requests)
     assert {node.execution.num_runs for node in cluster.nodes} == {1}
     step_s = COST.seconds(1000, 0, 1000 * 1001 // 2)
-    first, second = sorted(node.execution.busy_s for node in cluster.nodes)
-    assert first == pytest.approx(step_s)
-    assert second == pytest.approx(times * step_s)
+    for node in cluster.nodes:
+        assert node.execution.busy_s == pytest.approx(times * step_s)
+
+
+@pytest.mark.parametrize("num_nodes", SHAPES, ids=str)
+def test_cores_that_are_enough_for_all_change_nothing(num_nodes: dict[Role, int]) -> None:
+    setup = setup_of(num_nodes)
+    own, shared = (run(replace(setup, at_once=n), trace()) for n in (0, 9))
+    for one, other in zip(own.served, shared.served, strict=True):
+        assert outcome(one) == pytest.approx(outcome(other))
+
+
+def test_a_step_is_slow_only_as_long_as_another_one_runs() -> None:
+    """A short prompt comes while a long one is computed, whose layers leave one after the other."""
+    requests = [TraceRequest(0.0, 1000, 2), TraceRequest(0.01, 100, 1)]
+    setup = replace(setup_of({P: 2, D: 1}), at_once=1)
+    cluster = run(setup, requests)
+    long_s, short_s = (COST.seconds(n, 0, n * (n + 1) // 2) for n in (1000, 100))
+    busy_s = sorted(node.execution.busy_s for node in cluster.nodes[:2])
+    assert busy_s == pytest.approx([2 * short_s, long_s + short_s])
+
+
+def test_what_a_request_takes_beside_passes_before_it_is_placed() -> None:
+    setup = setup_of({P: 1, D: 1})
+    slow = replace(setup, profile=replace(PROFILE, beside=BesideSteps(request_s=0.012)))
+    requests = [TraceRequest(0.0, 100, 3)]
+    quick, slow_served = (run(one, requests).served[0] for one in (setup, slow))
+    assert slow_served.ttft_s - quick.ttft_s == pytest.approx(0.012 - 4 * setup.message_s)
+    assert slow_served.tpot_s == pytest.approx(quick.tpot_s)

@@ -7,6 +7,7 @@ and the waiting thread adds the parts up.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +18,15 @@ import numpy as np
 
 from common.errors import HandoffFailed
 from engine.runner.cache.device_copies import IsComplete
-from engine.runner.gpu.cache.copies import CardSide, PinnedBlocks
+from engine.runner.gpu.cache.copies import CardSide
 from engine.runner.gpu.cache.pinned import PinnedBuffer, PinnedBuffers
 from engine.runner.gpu.cuda_driver import Device, Event, GpuError, Memory
 from engine.runner.gpu.kernels.gathering import copy_and_sum
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.launches import KVPool
 from engine.runner.gpu.shareable import ShareableMemory, open_shareable
+
+_logger = logging.getLogger("pdserve.engine")
 
 _TYPES = {
     "source": "*i64", "source_ids": "*i32", "target": "*i64", "target_ids": "*i32", "sums": "*i64",
@@ -73,8 +76,8 @@ class _Moved:
         return found
 
 
-class _Mirrored:
-    """Blocks on their way between the card and its mirror."""
+class _ThroughRing:
+    """Blocks on their way between the card and the ring."""
 
     def __init__(self, is_complete: IsComplete, finish: Callable[[], None]) -> None:
         self._is_complete, self._finish = is_complete, finish
@@ -98,13 +101,18 @@ class GpuCardPool:
         make_kernel: Callable[[KernelSpec], BindableKernel],
         pool: Callable[[], KVPool],
         memory: Callable[[], Memory],
-        host_bytes: Callable[[], np.ndarray],
-        side: CardSide,
         compute_stream: int,
         layer_ends: Sequence[Event],
     ) -> None:
         self._device, self._make_kernel, self._compute = device, make_kernel, compute_stream
-        self._pool, self._memory, self._host_bytes, self._side = pool, memory, host_bytes, side
+        self._pool, self._memory = pool, memory
+        self._ring: np.ndarray | None = None
+        self._pinned_ring: Memory | None = None
+        # With a stream each: what goes in waits for steps, and what goes out must not wait for it.
+        self._out, self._in = (
+            CardSide(device, make_kernel, pool, compute_stream, lambda: self._pinned_ring)
+            for _ in range(2)
+        )
         self._layer_ends = layer_ends
         self._buffers = PinnedBuffers(device)
         self._sum_stream = device.stream(is_urgent=True)
@@ -180,20 +188,41 @@ class GpuCardPool:
             there, here, layer, (source_blocks, blocks), stream, is_copied=True, is_summed=is_summed
         )
 
-    def begin_out(self, layer: int, blocks: np.ndarray) -> _Mirrored:
-        host = self._host_bytes()[layer]
-        with _failing():
-            pinned, is_complete = self._side.begin_out(
-                layer, blocks, host, blocks, behind=self._layer_ends[layer]
-            )
-        return _Mirrored(is_complete, lambda: self._side.scatter(pinned, host, blocks))
+    def use_ring(self, memory: np.ndarray) -> None:
+        """Take the ring, and pin it; a slot is a block in any layer, since all are alike.
 
-    def begin_in(self, layer: int, blocks: np.ndarray) -> _Mirrored:
-        host = self._host_bytes()[layer]
+        Where the driver does not pin it, the card reaches it through buffers.
+        """
+        self._ring = memory.reshape(2, -1, self._pool().piece_bytes)
+        self._device.use()
+        try:
+            self._pinned_ring = self._device.register(int(memory.ctypes.data), memory.nbytes)
+        except GpuError as error:
+            _logger.warning("KV for other nodes is copied through buffers: %s", error)
+
+    def close(self) -> None:
+        """Let go of the ring's pages; nothing uses them."""
+        if self._pinned_ring is not None:
+            self._pinned_ring.close()
+
+    def begin_out(self, layer: int, blocks: np.ndarray, slots: np.ndarray) -> _ThroughRing:
+        ring = self._slots()
         with _failing():
-            gathered: PinnedBlocks = self._side.gather(host, blocks, blocks)
-            is_complete = self._side.begin_in(layer, blocks, gathered)
-        return _Mirrored(is_complete, lambda: None)
+            pinned, is_complete = self._out.begin_out(
+                layer, blocks, ring, slots, behind=self._layer_ends[layer]
+            )
+        return _ThroughRing(is_complete, lambda: self._out.scatter(pinned, ring, slots))
+
+    def begin_in(self, layer: int, slots: np.ndarray, blocks: np.ndarray) -> _ThroughRing:
+        with _failing():
+            gathered = self._in.gather(self._slots(), slots, blocks)
+            is_complete = self._in.begin_in(layer, blocks, gathered)
+        return _ThroughRing(is_complete, lambda: None)
+
+    def _slots(self) -> np.ndarray:
+        """Return the slots of the ring, uint8 `[2, num_slots, piece_bytes]`."""
+        assert self._ring is not None
+        return self._ring
 
     def _begin(
         self,

@@ -53,8 +53,8 @@ class CardSide:
         device: Device,
         make_kernel: Callable[[KernelSpec], BindableKernel],
         pool: Callable[[], KVPool],
-        pinned: Callable[[], Memory | None],
         compute_stream: int,
+        pinned: Callable[[], Memory | None] = lambda: None,
     ) -> None:
         """Take `pinned`, which returns the host memory that the card reaches, or None."""
         self._device, self._pool, self._pinned = device, pool, pinned

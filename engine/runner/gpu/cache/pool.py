@@ -1,14 +1,13 @@
-"""The KV cache on a card, with a mirror in host memory for lanes that need one."""
+"""The KV cache on a card."""
 
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from common.errors import InternalError
 from common.kv.kv_layout import KVLayout
 from engine.core.blocks.cache_copy import CopyUnderWay
 from engine.core.runner_contract import OnLayer
@@ -23,9 +22,6 @@ from engine.runner.gpu.launches import KVPool
 from engine.runner.gpu.shareable import allocate_shareable
 
 _logger = logging.getLogger("pdserve.engine")
-
-_MOST_PINNED_SHARE = 0.25
-"""The largest part of the machine's memory that is pinned."""
 
 
 class QueuedLayers:
@@ -64,20 +60,17 @@ class GpuCache:
         stream: int,
         layout: KVLayout,
         memory_bytes: int,
-        host_memory: HostMemory | None,
     ) -> None:
         self.layout = layout
         self._device, self._stream = device, stream
         self._memory: Memory | None = None
-        self._pinned: Memory | None = None
-        self.allocate(memory_bytes, host_memory=host_memory)
-        self._side = CardSide(device, make_kernel, lambda: self.pool, lambda: self._pinned, stream)
+        self.allocate(memory_bytes)
+        side = CardSide(device, make_kernel, lambda: self.pool, stream)
         sizes = [layer.num_bytes for layer in layout.layers]
-        self._copies = DeviceCopies(self._side, block_bytes=sizes)
+        self._copies = DeviceCopies(side, block_bytes=sizes)
         self._layer_ends = [device.event() for _ in layout.layers]
         self.card_pool = GpuCardPool(
-            device, make_kernel, lambda: self.pool, self._whole, lambda: self.host_bytes,
-            self._side, stream, self._layer_ends,
+            device, make_kernel, lambda: self.pool, self._whole, stream, self._layer_ends
         )  # fmt: skip
 
     def allocate(
@@ -92,13 +85,11 @@ class GpuCache:
             self._memory.close()
         self._memory = self._allocate(num_bytes)
         self._device.fill(self._memory.address, 0, num_bytes, self._stream)
-        mirror = host_memory(num_bytes, False) if host_memory else None
-        if mirror is None:
-            mirror = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
-        if self._pinned is not None:
-            self._pinned.close()
-        self._pinned = self._pin(mirror)
-        self.host_bytes = mirror.reshape(layout.pool_shape(self.num_blocks))
+
+    @property
+    def host_bytes(self) -> np.ndarray:
+        """See `contract.Cache`. Raises `InternalError`."""
+        raise InternalError("the KV cache is on a card: it has no host view")
 
     def _allocate(self, num_bytes: int) -> Memory:
         """Return memory of the card, such as other processes can map where the driver has it."""
@@ -112,34 +103,13 @@ class GpuCache:
         assert self._memory is not None
         return self._memory
 
-    def _pin(self, mirror: np.ndarray) -> Memory | None:
-        """Pin the mirror, so that the card reaches it; None where that would take too much.
-
-        The pages of a mirror that is not pinned are touched when blocks are staged, so unused ones
-        take no memory.
-        """
-        host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if mirror.nbytes > _MOST_PINNED_SHARE * host_bytes:
-            _logger.warning(
-                "KV for other nodes is copied through buffers, which is slower: %.1f GiB of KV "
-                "cache are more than a quarter of this machine's memory",
-                mirror.nbytes / (1 << 30),
-            )
-            return None
-        try:
-            return self._device.register(int(mirror.ctypes.data), mirror.nbytes)
-        except GpuError as error:
-            _logger.warning("KV for other nodes is copied through buffers: %s", error)
-            return None
-
     def close(self) -> None:
-        """Free the memory of the card, and let go of the mirror's pages: nothing uses them."""
+        """Free the memory of the card, and let go of the ring's pages: nothing uses them."""
         self._device.use()
         for end in self._layer_ends:
             end.close()
-        for memory in (self._memory, self._pinned):
-            if memory is not None:
-                memory.close()
+        self.card_pool.close()
+        self._whole().close()
 
     @property
     def pool(self) -> KVPool:

@@ -10,12 +10,13 @@ import stat
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.kv.blocks import BlockHash, hash_blocks_behind
+from common.kv.blocks import BlockHash, hash_words_behind
 from engine.core.blocks.disk_jobs import (
     OWN_FOLDER,
     DiskFailure,
@@ -50,7 +51,7 @@ def opened(path: Path, memory: np.ndarray, fingerprint: str = "f" * 16) -> Block
 
 
 def hash_of(number: int) -> BlockHash:
-    return hash_blocks_behind(b"", [number], 1)[0]
+    return hash_words_behind(b"", array("I", [number]), 1)[0]
 
 
 def write(into: BlockFolder, *numbers: int) -> DiskResult:

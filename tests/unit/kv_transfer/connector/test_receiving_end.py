@@ -68,6 +68,7 @@ class Node:
         lanes: dict[str, Lane] = {"shm": ShmLane(LAYOUT)}
         self.parts = ConnectorParts(
             memory=SourceMemory(host_pool(self.memory, LAYOUT)),
+            num_blocks=NUM_BLOCKS,
             layout=LAYOUT,
             incarnation=ME,
             transport=self.replies,  # type: ignore[arg-type]  # The rest is not called.

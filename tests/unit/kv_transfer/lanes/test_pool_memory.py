@@ -11,7 +11,7 @@ from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout, Layer, LayerShape
 from kv_transfer.lanes.inline_lane import InlineLane
 from kv_transfer.lanes.piece_rows import PieceRows
-from kv_transfer.lanes.pool_memory import Pool, as_pool, host_pool
+from kv_transfer.lanes.pool_memory import Pool, as_pool, host_pool, ring_pool
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk
@@ -42,6 +42,38 @@ def test_planes_are_views_at_their_addresses() -> None:
     assert [view.shape for view in views] == [(8, 64), (8, 64), (8, 96)]
 
 
+def test_layers_of_a_kind_share_the_slots_of_a_ring() -> None:
+    layers = (LayerShape(2, 1, 4), LayerShape(1, 3, 2), LayerShape(2, 1, 4))
+    layout = KVLayout.of_layers(layers, model_digest="m", block_size=4, dtype="float32")
+    memory = np.zeros(5 * (128 + 96), np.uint8)
+    ring = ring_pool(memory, layout)
+    assert (ring.num_blocks, ring.shape.num_bytes) == (5, memory.size)
+    starts = [
+        (ring.addresses(layer) - np.uint64(memory.ctypes.data)).tolist() for layer in range(3)
+    ]
+    assert starts == [[0, 5 * 64], [5 * 128], [0, 5 * 64]]
+    ring.planes(0)[1][4] = 1
+    assert ring.planes(2)[1][4].all()
+    assert not ring.planes(1)[0].any()
+
+
+@pytest.mark.parametrize("memory", [np.zeros(225, np.uint8), np.zeros(0, np.uint8)])
+def test_what_is_no_ring_of_the_layout_is_refused(memory: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="KV pool of"):
+        ring_pool(memory, LAYOUT)
+
+
+@pytest.mark.parametrize("window_bytes", [36 * 64, 1 << 20, 32 << 20])
+def test_what_a_ring_has_for_receiving_takes_any_frame(window_bytes: int) -> None:
+    """A frame of the layer with the smallest blocks too, which has most of them."""
+    shapes = (LayerShape(1, 36, 4), LayerShape(1, 1, 4))
+    layout = KVLayout.of_layers(shapes, model_digest="m", block_size=4, dtype="float32")
+    limits = Limits(window_bytes=window_bytes)
+    num_receiving = limits.ring_slots(layout) // 4
+    for layer in layout.layers:
+        assert num_receiving * layer.num_bytes >= max(window_bytes, limits.max_frame_bytes)
+
+
 @pytest.mark.parametrize(
     "memory",
     [
@@ -65,7 +97,7 @@ def test_bytes_in_the_shape_of_another_layout_are_refused() -> None:
     assert host_pool(memory, usual).num_blocks == 4
     with pytest.raises(ValueError, match="KV pool is uint8"):
         host_pool(memory.reshape(2, 3, 4, -1), usual)
-    with pytest.raises(ValueError, match="not one of this layout"):
+    with pytest.raises(ValueError, match="the KV pool is of another layout: wanted"):
         as_pool(host_pool(memory, usual), LAYOUT)
 
 

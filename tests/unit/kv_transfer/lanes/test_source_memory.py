@@ -43,7 +43,6 @@ def test_a_chunk_is_in_one_of_two_memories() -> None:
         assert found is wanted
         assert placed.source_blocks.tolist() == numbers
         assert (placed.layer, placed.ordinals.tolist()) == (1, [0, 1])
-        assert memory.is_in_pool(chunk) is (wanted is pool)
 
 
 def test_without_other_memory_all_blocks_are_the_pools() -> None:

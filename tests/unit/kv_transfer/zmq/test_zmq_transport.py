@@ -207,7 +207,7 @@ def test_a_port_where_nobody_listens_is_told_of_once(
     for one in (itself, peer):
         transport.connect(one)
         assert transport.send(one, [memoryview(b"hello")])
-    told = set()
+    told: set[type[object]] = set()
     while len(told) < 2:
         transport.wait(1.0)
         while (arrival := transport.receive_nowait()) is not None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from common.kv.kv_layout import KVLayout
-from common.measured_profile import read_measured_profile
+from common.measured_profile import StreamedTime, read_measured_profile
 from common.nodes import Role
 from common.settings.config import Config, EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import ScheduledSequence
 from pdserve.cli import main
-from pdserve.profiling import profile_command
+from pdserve.local_cluster.local_cluster import LocalClusterError
+from pdserve.profiling import own_cluster, profile_command
+from pdserve.profiling.served_times import ServedTimes
 from tests.support.models.tiny_checkpoints import CONFIGS, write_checkpoint
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=2, head_dim=64, block_size=16, dtype="bfloat16"
 )
+STREAMED = StreamedTime(rows=1, context=500, others=0, step_s=0.01)
 
 
 class Played:
@@ -57,12 +61,18 @@ def test_a_model_is_measured_and_written(
         asked.append(wanted)
         return runner
 
-    profile_command.run_profile(config, str(path), load)
+    def serve(served: Config) -> ServedTimes:
+        assert not asked, "the runner takes its memory later"
+        assert served.model.served_model_name == "llama"
+        return ServedTimes((STREAMED,))
+
+    profile_command.run_profile(config, str(path), load, serve)
     profile = read_measured_profile(path, model="llama")
     assert asked[0].model.model == str(folder)
     assert {one.rows for one in profile.decodes} == {1, 2, 4}, "no more than the seats"
     assert {one.context for one in profile.chunks} == {0, 1024}
     assert profile.verified[0].tokens_per_sequence > 1
+    assert profile.streamed == (STREAMED,)
     assert {one.transport for one in profile.transfers} == {"zmq", "shm"}
     machine, model = profile.machine, profile.model
     assert (machine.device, machine.back_end, machine.num_blocks) == ("a card", "played", 500)
@@ -73,6 +83,17 @@ def test_a_model_is_measured_and_written(
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{path}: ")
     assert "profile: decode of 1 rows" in printed.err
+
+
+def test_where_no_cluster_starts_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(config: Config) -> NoReturn:
+        raise LocalClusterError("redis is not installed")
+
+    monkeypatch.setattr(own_cluster, "own_cluster", none)
+    assert profile_command.served_times(Config(role=Role.MIXED)) == ServedTimes()
+    assert "is left out: redis is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

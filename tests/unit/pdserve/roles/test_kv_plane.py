@@ -19,6 +19,7 @@ from common.kv.kv_layout import KVLayout
 from common.nodes import Role
 from common.settings.config import Config, HandoffConfig, ServerConfig
 from kv_transfer.contract import Commit, ConnectorEvent, Landed, Ticket
+from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.shm import shm_lane
 from kv_transfer.lanes.shm.shared_pool import NotShared
@@ -148,24 +149,25 @@ class Node:
         self.events: queue.Queue[ConnectorEvent] = queue.Queue()
         self.incarnation = Incarnation(role.value, 1)
         plane = KVPlane(replace(config(role, transport), server=server or ServerConfig()))
-        memory = plane.host_memory(8 * LAYOUT.block_bytes, True)
+        self.exit = contextlib.ExitStack()
+        self.card = FakeCard(LAYOUT, 8) if has_card else None
+        if self.card is not None:
+            self.card.fails = error
+            self.exit.callback(self.card.close)
+            memory: Bytes | None = self.card.content
+        else:
+            memory = plane.host_memory(8 * LAYOUT.block_bytes, True)
         if memory is None:
             memory = np.zeros(8 * LAYOUT.block_bytes, np.uint8)
-        self.pool = memory.reshape(LAYOUT.num_layers, 2, 8, LAYOUT.piece_bytes)
-        self.exit = contextlib.ExitStack()
-        card, mirror = None, self.pool
-        if has_card:
-            card = FakeCard(LAYOUT, 8, mirror)
-            card.fails = error
-            self.exit.callback(card.close)
-            self.pool = card.content.reshape(mirror.shape)
-        runner = SimpleNamespace(kv_bytes=mirror, layout=LAYOUT, card_pool=card)
+        self.pool = memory.reshape(LAYOUT.pool_shape(8))
+        kv_bytes = None if has_card else self.pool
+        runner = SimpleNamespace(kv_bytes=kv_bytes, layout=LAYOUT, card_pool=self.card)
         model = cast(LoadedModel, runner)
         with self.exit.pop_all() as at_error:
             made = plane.connect(model, self.incarnation, self.events.put)
             self.exit = at_error.pop_all()
-        if card is not None:
-            card.fails = None
+        if self.card is not None:
+            self.card.fails = None
         self.connector = cast(ZmqConnector, made)
         self.exit.callback(self.connector.close)
 
@@ -244,7 +246,7 @@ NO_SHARING = HandoffFailed("this card's memory cannot be shared")
     [("both", "ipc"), ("one that shares nothing", "shm"), ("none", "shm")],
 )
 def test_nodes_on_cards_take_the_lane_between_cards(cards: str, lane: str) -> None:
-    """Where that one is impossible, KV gets to the card through the mirrors."""
+    """Where that one is impossible, KV gets to the card through the rings."""
     error = NO_SHARING if cards == "one that shares nothing" else None
     with (
         contextlib.closing(Node(Role.PREFILL, has_card=cards != "none", error=error)) as prefill,
@@ -271,6 +273,39 @@ def test_a_lane_between_cards_that_was_asked_for_without_a_card(role: Role) -> N
 def test_a_lane_between_cards_that_was_asked_for_and_cannot_share() -> None:
     with pytest.raises(ConfigError, match="kv_transport is ipc, but this card's memory"):
         Node(Role.PREFILL, transport="ipc", has_card=True, error=NO_SHARING)
+
+
+@pytest.mark.parametrize("transport", ["zmq", "shm"])
+def test_a_node_on_a_card_has_a_ring_and_no_second_cache(transport: str) -> None:
+    """It is as large as its windows, whatever the cache is, and reaches the card both ways."""
+    with (
+        contextlib.closing(Node(Role.PREFILL, transport=transport, has_card=True)) as prefill,
+        contextlib.closing(Node(Role.DECODE, transport=transport, has_card=True)) as decode,
+    ):
+        assert lane_taken(prefill, decode) == transport
+        for node in (prefill, decode):
+            assert node.card is not None
+            assert node.card.ring is not None
+            num_bytes = 8 * config(Role.PREFILL, transport).handoff.kv_window
+            assert node.card.ring.memory.num_bytes == num_bytes
+        assert prefill.connector.ring is not None
+        assert prefill.connector.ring.sending.num_lent == 0
+
+
+def test_rdma_is_not_for_nodes_on_cards(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others write a pool by RDMA, and a node on a card has slots in its place."""
+    monkeypatch.setattr(kv_plane, "MooncakeEngine", lambda host, devices: object())
+    with pytest.raises(ConfigError, match="kv_transport is rdma, but the KV cache is on a GPU"):
+        Node(Role.DECODE, transport="rdma", has_card=True)
+    with (
+        caplog.at_level(logging.DEBUG),
+        contextlib.closing(Node(Role.PREFILL, has_card=True, error=NO_SHARING)) as prefill,
+        contextlib.closing(Node(Role.DECODE, has_card=True)) as decode,
+    ):
+        assert lane_taken(prefill, decode) == "shm"
+    assert "KV does not travel by RDMA: the KV cache is on a GPU" in caplog.text
 
 
 def test_the_kv_port_has_a_network_of_its_own() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.kv.blocks import hash_blocks_behind
+from common.kv.blocks import hash_words_behind
 from engine.core.blocks.disk_jobs import DiskLook, DiskWrite
 from engine.prefix_disk.block_folder import BlockFolder
 from tests.soak.files import file_complaints, folder_of
 
 FINGERPRINT = "f" * 32
-HASHES = hash_blocks_behind(b"", [0, 1, 2, 3], 1)
+HASHES = hash_words_behind(b"", array("I", range(4)), 1)
 
 
 def left(path: Path, fingerprint: str = FINGERPRINT) -> dict[str, int]:

@@ -21,6 +21,7 @@ import pytest
 from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.shm.huge_pages import HUGE_PAGE_BYTES
 from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool, map_pool
+from kv_transfer.shared.pool_shape import PoolShape
 
 LAYOUT = KVLayout(
     model_digest="m", num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32"
@@ -79,6 +80,16 @@ def test_a_reader_sees_what_the_owner_writes(is_touched: bool) -> None:
     assert seen.shape == (NUM_BYTES,)
     pool.memory[:] = np.arange(NUM_BYTES, dtype=np.uint32).astype(np.uint8)
     assert np.array_equal(seen.reshape(-1), pool.memory)
+
+
+def test_a_ring_is_mapped_as_one() -> None:
+    """A slot is a block in any layer, so the same bytes are twice as many slots as blocks."""
+    pool = new_pool()
+    ring = map_pool(pool.offer(2 * NUM_BLOCKS, is_ring=True), LAYOUT)
+    assert ring.shape == PoolShape.ring(LAYOUT, 2 * NUM_BLOCKS)
+    wanted = pool.memory.reshape(2, 2 * NUM_BLOCKS, LAYOUT.piece_bytes)
+    for layer in range(2):
+        assert np.array_equal(np.array(ring.planes(layer)), wanted)
 
 
 def test_owner_and_reader_map_it_where_large_pages_fit() -> None:
@@ -157,6 +168,8 @@ def test_what_is_no_offer(offer: bytes) -> None:
     "fields",
     [
         {"version": 2},
+        {"version": 3},
+        {"version": 2, "blocks": 2 * NUM_BLOCKS + 1},
         {"pid": "self"},
         {"pid": -1},
         {"pid": 0},

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def cluster(cluster_redis: RedisServer, cluster_folder: Path) -> Iterator[Cluster]:
     spec = ClusterSpec(
-        name="host-pulls",
+        name="host_pulls",
         model=demo_model_folder(),
         nodes=(
             NodeSpec("prefill-1", Role.PREFILL, MEMORY),

@@ -1,0 +1,174 @@
+"""Times of answers as clients of a router see them, with what nodes take beside the model's steps.
+
+The cluster has a prefill node and a decode node on this machine, and no other load. Answers of one
+client, of several, and of one while the prefill node computes the prompts of others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import count
+from typing import NamedTuple
+
+from common.measured_profile import FirstTokenTime, SecondTokenTime, StreamedTime
+from pdserve.commands.answer_stream import COMPLETION, answer_events, served_model
+
+NUM_PROMPT, NUM_OUTPUT = 512, 48
+NUM_SHORT_PROMPT, NUM_ROWS = 64, 8
+NUM_LONG_OUTPUT = 400
+NUM_REPEATS = 4
+_LEAST_TOKENS = 5
+"""A mean of less gaps says little."""
+_READ_TIMEOUT_S = 60.0
+_BESIDE = ("", " beside prompts of another node")
+
+Ask = Callable[[int, int, list[float], Callable[[], object]], float]
+"""Asks for an answer: tokens of its prompt and of the answer, the times at which these came, added
+as they come, and what is called then. Returns when it was asked."""
+
+
+class ServedTimes(NamedTuple):
+    """What clients see; nothing, where no cluster served."""
+
+    streamed: tuple[StreamedTime, ...] = ()
+    first_tokens: tuple[FirstTokenTime, ...] = ()
+    second_tokens: tuple[SecondTokenTime, ...] = ()
+
+
+class ServedTimer:
+    """Asks a router by `ask`, and keeps the least of some times. `tell` gets a line for each."""
+
+    def __init__(self, ask: Ask, tell: Callable[[str], None]) -> None:
+        self._asked = ask
+        self._tell = tell
+        self._streamed: list[StreamedTime] = []
+        self._first: list[FirstTokenTime] = []
+        self._second: list[SecondTokenTime] = []
+
+    def measure(self) -> ServedTimes:
+        """Return the times between tokens, those until the first one, and those to the second."""
+        self._ask(NUM_PROMPT, 2)  # the first request opens connections
+        self._alone()
+        self._several()
+        self._beside_prompts()
+        return ServedTimes(tuple(self._streamed), tuple(self._first), tuple(self._second))
+
+    def _alone(self) -> None:
+        answers = [self._ask(NUM_PROMPT, NUM_OUTPUT) for _ in range(NUM_REPEATS)]
+        self._on_gaps(1, NUM_PROMPT + NUM_OUTPUT // 2, 0, [_gap_s(one[2:]) for one in answers])
+        self._on_first(0, [first_s - sent_s for sent_s, first_s, *_ in answers])
+        second_s = min(second_s - first_s for _, first_s, second_s, *_ in answers)
+        self._second.append(SecondTokenTime(tokens=NUM_PROMPT, seconds=second_s))
+        self._tell(f"the second token, which waits for KV: {1e3 * second_s:.2f} ms")
+
+    def _several(self) -> None:
+        """Measure the gaps of some answers while all of them decode."""
+        gaps_s = []
+        for _ in range(NUM_REPEATS // 2):
+            with ThreadPoolExecutor(NUM_ROWS) as threads:
+                asked = [
+                    threads.submit(self._ask, NUM_SHORT_PROMPT, 2 * NUM_OUTPUT)
+                    for _ in range(NUM_ROWS)
+                ]
+                answers = [one.result()[2:] for one in asked]
+            begin_s, end_s = max(one[0] for one in answers), min(one[-1] for one in answers)
+            gaps_s += _gaps_s([_between(one, begin_s, end_s) for one in answers])
+        self._on_gaps(NUM_ROWS, NUM_SHORT_PROMPT + NUM_OUTPUT, 0, gaps_s)
+
+    def _beside_prompts(self) -> None:
+        """Measure the gaps of an answer while prompts are computed, and the times of these."""
+        at_s: list[float] = []
+        begun = threading.Event()
+
+        def on_token() -> None:
+            if len(at_s) > 2:
+                begun.set()
+
+        spans: list[tuple[float, float]] = []
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(self._asked, NUM_PROMPT, NUM_LONG_OUTPUT, at_s, on_token)
+            begun.wait(_READ_TIMEOUT_S)
+            while not asked.done() and len(spans) < NUM_REPEATS:
+                sent_at_s, first_at_s = self._ask(NUM_PROMPT, 1)
+                if not asked.done():
+                    spans.append((sent_at_s, first_at_s))
+            asked.result()
+        gaps_s = _gaps_s([_between(at_s, *span) for span in spans])
+        self._on_gaps(1, NUM_PROMPT + NUM_LONG_OUTPUT // 4, 1, gaps_s)
+        self._on_first(1, [first_s - sent_s for sent_s, first_s in spans])
+
+    def _on_gaps(self, rows: int, context: int, others: int, gaps_s: list[float]) -> None:
+        """Keep and tell the least of the times between two tokens; nothing without one."""
+        if gaps_s:
+            time = StreamedTime(rows=rows, context=context, others=others, step_s=min(gaps_s))
+            self._streamed.append(time)
+            said = f"a token of each of {rows} answers{_BESIDE[others]}"
+            self._tell(f"{said}: {1e3 * time.step_s:.2f} ms")
+
+    def _on_first(self, others: int, spans_s: list[float]) -> None:
+        """Keep and tell the least of the times until a first token; nothing without one."""
+        if spans_s:
+            time = FirstTokenTime(tokens=NUM_PROMPT, others=others, seconds=min(spans_s))
+            self._first.append(time)
+            said = f"the first token after {time.tokens} of a prompt{_BESIDE[others]}"
+            self._tell(f"{said}: {1e3 * time.seconds:.2f} ms")
+
+    def _ask(self, num_prompt: int, num_output: int) -> list[float]:
+        """Return when a request was sent and when each token of its answer came."""
+        at_s: list[float] = []
+        sent_at_s = self._asked(num_prompt, num_output, at_s, lambda: None)
+        return [sent_at_s, *at_s]
+
+
+class StreamAsker:
+    """Asks the router at `url` for completions, no two of whose prompts begin alike.
+
+    Raises `RouterUnreachable` or `RouterRefused` where it does not answer, such as for a prompt
+    that the model has no room for.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._model = served_model(url, api_key="")
+        self._numbers = count()
+
+    def __call__(
+        self, num_prompt: int, num_output: int, at_s: list[float], on_token: Callable[[], object]
+    ) -> float:
+        number = next(self._numbers)
+        body = {
+            "model": self._model,
+            "prompt": [3 + (number + 31 * place) % 90 for place in range(num_prompt)],
+            "max_tokens": num_output,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        sent_at_s = time.perf_counter()
+        stream = answer_events(self._url, COMPLETION, body, api_key="", timeout_s=_READ_TIMEOUT_S)
+        with closing(stream) as events:
+            for event in events:
+                now_s = time.perf_counter()
+                for choice in event.get("choices") or []:
+                    at_s += [now_s] * len(choice.get("token_ids") or [])
+                on_token()
+        return sent_at_s
+
+
+def _gap_s(at_s: Sequence[float]) -> float:
+    """Return the mean time from one to the next; there are at least two."""
+    return (at_s[-1] - at_s[0]) / (len(at_s) - 1)
+
+
+def _gaps_s(answers: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean gap of each that has some."""
+    return [_gap_s(at_s) for at_s in answers if len(at_s) >= _LEAST_TOKENS]
+
+
+def _between(at_s: Sequence[float], begin_s: float, end_s: float) -> list[float]:
+    return [one for one in at_s if begin_s <= one <= end_s]

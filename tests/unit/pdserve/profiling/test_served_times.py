@@ -1,0 +1,75 @@
+"""Times of answers as clients see them, from answers that are played."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from common.measured_profile import FirstTokenTime, StreamedTime
+from pdserve.profiling.served_times import (
+    NUM_LONG_OUTPUT,
+    NUM_PROMPT,
+    NUM_REPEATS,
+    NUM_ROWS,
+    ServedTimer,
+)
+
+TIMEOUT_S = 20.0
+
+
+class Played:
+    """A router whose answers come at times that were written down: a token every 10 ms, 20 ms where
+    others decode, 12 ms while a prompt is computed, in 0.5 s alone and 0.6 s beside an answer.
+
+    Each answer takes 1 ms longer than the one before it, so the first is the least.
+    """
+
+    def __init__(self, *, is_quick: bool = False) -> None:
+        self._is_quick = is_quick
+        self._numbers, self.long, self.prompts = count(), threading.Event(), count()
+        self.has_asked_all = threading.Event()
+
+    def __call__(
+        self, num_prompt: int, num_output: int, at_s: list[float], on_token: Callable[[], object]
+    ) -> float:
+        late_s = next(self._numbers) * 1e-3
+        if num_output == NUM_LONG_OUTPUT:
+            at_s += [100.0 + 0.012 * index for index in range(NUM_LONG_OUTPUT)]
+            on_token()
+            if not self._is_quick:
+                assert self.has_asked_all.wait(TIMEOUT_S)
+            return 99.0
+        if num_output == 1:
+            number = next(self.prompts)
+            if number + 1 == NUM_REPEATS:
+                self.has_asked_all.set()
+            at_s += [100.6 + number + late_s]
+            return 100.0 + number
+        gap_s = 0.02 if num_prompt < NUM_PROMPT else 0.01 + late_s
+        first_s = 50.0 + (late_s if num_prompt < NUM_PROMPT else 0.0)
+        at_s += [first_s, *(first_s + 0.1 + gap_s * index for index in range(num_output - 1))]
+        return 49.5 - late_s
+
+
+def test_the_least_times_are_kept_alone_among_others_and_beside_prompts() -> None:
+    lines: list[str] = []
+    streamed, first, second = ServedTimer(Played(), lines.append).measure()
+    alone, several, beside = streamed
+    assert (alone.rows, alone.others, several.rows, beside.others) == (1, 0, NUM_ROWS, 1)
+    assert alone.step_s == pytest.approx(0.011), "without the second token, which waits for KV"
+    assert several.step_s == pytest.approx(0.02)
+    assert beside.step_s == pytest.approx(0.012)
+    assert [(one.tokens, one.others) for one in first] == [(NUM_PROMPT, 0), (NUM_PROMPT, 1)]
+    assert first[0].seconds == pytest.approx(0.501)
+    assert first[1].seconds > 0.6
+    assert [one.seconds for one in second] == pytest.approx([0.1])
+    assert len(lines) == len(streamed) + len(first) + len(second)
+
+
+def test_an_answer_that_ends_before_any_prompt_was_computed_beside_it_says_nothing() -> None:
+    streamed, first, _ = ServedTimer(Played(is_quick=True), lambda line: None).measure()
+    assert {one.others for one in streamed if isinstance(one, StreamedTime)} == {0}
+    assert {one.others for one in first if isinstance(one, FirstTokenTime)} == {0}

@@ -1,0 +1,91 @@
+"""What nodes take beside their models: differences and ratios of what clients saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from common.measured_profile import (
+    ChunkTime,
+    DecodeTime,
+    FirstTokenTime,
+    SecondTokenTime,
+    StreamedTime,
+    TransferTime,
+)
+from simulator.profile import device_of
+from simulator.profiles.beside_steps import NOTHING_BESIDE, BesideSteps
+from simulator.profiles.measured_steps import MeasuredSteps
+from tools.generate_profiles import FILES, profile_of
+
+STREAMED = (
+    StreamedTime(rows=8, context=100, others=0, step_s=0.021),
+    StreamedTime(rows=1, context=500, others=0, step_s=0.012),
+    StreamedTime(rows=1, context=600, others=1, step_s=0.0132),
+)
+FIRST = (
+    FirstTokenTime(tokens=512, others=1, seconds=0.676),
+    FirstTokenTime(tokens=512, others=0, seconds=0.520),
+)
+WHOLE = replace(
+    profile_of(*FILES["8b_h100"]),
+    decodes=tuple(
+        DecodeTime(rows=n, context=c, step_s=0.009 + 0.001 * n) for n in (1, 8) for c in (1, 900)
+    ),
+    chunks=tuple(ChunkTime(tokens=n, context=0, step_s=1e-3 * n) for n in (64, 256)),
+)  # fmt: skip
+
+
+def beside(streamed: tuple[StreamedTime, ...], first: tuple[FirstTokenTime, ...]) -> BesideSteps:
+    return device_of(replace(WHOLE, streamed=streamed, first_tokens=first)).beside
+
+
+def test_it_is_what_clients_saw_less_what_the_model_takes() -> None:
+    """A prompt of 512 is computed in two chunks, as none of 512 was measured."""
+    found = beside(STREAMED, FIRST)
+    assert found.turn_s == pytest.approx(0.002)
+    assert found.row_s == pytest.approx((0.004 - 0.002) / 7)
+    assert found.request_s == pytest.approx(0.520 - 0.512 - 0.002)
+    assert found.slowdown == pytest.approx((1.1 + 1.3) / 2)
+
+
+def test_a_second_token_shows_what_a_handoff_takes_beside_its_bytes() -> None:
+    """A quarter of the KV moves after the prompt's last step."""
+    num_bytes = WHOLE.model.kv_bytes_per_token * 1024
+    transfers = (
+        TransferTime(transport="shm", num_bytes=num_bytes, seconds=0.005),
+        TransferTime(transport="shm", num_bytes=2 * num_bytes, seconds=0.009),
+        TransferTime(transport="zmq", num_bytes=num_bytes, seconds=0.5),
+    )
+    second = (SecondTokenTime(tokens=1024, seconds=0.020),)
+    measured = replace(WHOLE, transfers=transfers, streamed=STREAMED, second_tokens=second)
+    found = device_of(measured, "shm")
+    assert found.beside.handoff_s == pytest.approx(0.020 - 0.012 - 0.002)
+    assert found.network_latency_s == pytest.approx(0.001 + found.beside.handoff_s)
+    elsewhere = device_of(measured, "zmq").beside.handoff_s
+    assert elsewhere == found.beside.handoff_s, "measured on one machine"
+    without = replace(measured, transfers=transfers[2:])
+    assert device_of(without).beside.handoff_s == pytest.approx(0.008)
+
+
+def test_it_is_part_of_every_step() -> None:
+    profile = replace(WHOLE, streamed=STREAMED, first_tokens=FIRST)
+    found, model = MeasuredSteps(profile, 0.0), MeasuredSteps(WHOLE, 0.0)
+    for rows, beside_s in ((1, 0.002), (8, 0.004)):
+        took_s = [
+            steps.ends_of_decodes(1.0, rows, 300 * rows, 3)[-1] - 1.0 for steps in (found, model)
+        ]
+        assert took_s[0] - took_s[1] == pytest.approx(3 * beside_s)
+    assert found.beside.of_step(0) == found.beside.turn_s, "a step of prompts alone"
+
+
+def test_nothing_measured_is_nothing_beside_and_noise_is_none() -> None:
+    assert beside((), ()) == NOTHING_BESIDE
+    quicker = tuple(replace(one, step_s=one.step_s / 2) for one in STREAMED)
+    found = beside(quicker, tuple(replace(one, seconds=0.1) for one in FIRST))
+    assert (found.turn_s, found.row_s, found.request_s) == (0.0, 0.0, 0.0)
+    assert found.slowdown == 1.0
+    found = beside(STREAMED[1:2], ())
+    assert found == BesideSteps(turn_s=found.turn_s)
+    assert found.turn_s == pytest.approx(0.002)
