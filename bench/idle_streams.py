@@ -32,7 +32,7 @@ from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import NodeClient
 
 WARM_UP_S = 10.0
-"""Until all nodes are idle."""
+"""A wait that ends when all nodes are idle."""
 _OPENED_AT_ONCE = 20
 _ROUTER = Incarnation("router-0", 1)
 

@@ -45,13 +45,13 @@ class NoConnection:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NobodyListens:
     """Nobody listens where a connection to `peer` was opened; the transport tries on."""
 
     peer: Peer
 
 
-Arrival = FromPeer | FromSession | LinkLost | NoConnection | Refused
+Arrival = FromPeer | FromSession | LinkLost | NoConnection | NobodyListens
 
 
 class Transport(Protocol):
@@ -69,7 +69,7 @@ class Transport(Protocol):
         """Open a fresh connection, dropping an earlier one; returns at once.
 
         Raises `HandoffFailed` for an address that cannot be. What is found out later arrives as
-        `NoConnection` or `Refused`.
+        `NoConnection` or `NobodyListens`.
         """
 
     def disconnect(self, peer: Peer) -> None:

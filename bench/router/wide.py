@@ -39,7 +39,7 @@ SIZES = (2, 100, 1000)
 NUM_TOKENS = 64
 NUM_STREAMS = 32
 SETTLE_S = 12.0
-"""Until idle nodes are asked rarely."""
+"""A wait after which idle nodes are asked rarely."""
 WARM_UP = 200
 """The first requests are dearer."""
 _TEXT = Path(__file__).resolve().parent.parent.parent / "LICENSE"

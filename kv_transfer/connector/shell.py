@@ -70,8 +70,8 @@ from kv_transfer.transport import (
     FromPeer,
     FromSession,
     LinkLost,
+    NobodyListens,
     NoConnection,
-    Refused,
     Transport,
 )
 
@@ -295,7 +295,7 @@ class TransportConnector:
                     self._sending.on_link_lost(peer)
                 case NoConnection(peer, error):
                     self._sending.on_no_connection(peer, error)
-                case Refused(peer):
+                case NobodyListens(peer):
                     self._sending.on_refused(peer)
                 case FromPeer(peer, parts):
                     self._sending.on_answer(peer, parts)

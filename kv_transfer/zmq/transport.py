@@ -24,7 +24,7 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.sending.transfer_errors import PeerUnreachable
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import MAX_HEADER_BYTES, MAX_PEERS, Limits
-from kv_transfer.transport import Arrival, FromPeer, FromSession, NoConnection, Parts, Refused
+from kv_transfer.transport import Arrival, FromPeer, FromSession, NobodyListens, NoConnection, Parts
 from kv_transfer.zmq.curve_keys import CurveKeys
 from kv_transfer.zmq.endpoints import address_to_bind, is_number, parse_tcp, tcp
 from kv_transfer.zmq.first_tries import FirstTries
@@ -90,7 +90,7 @@ class ZmqTransport:
         self._names = NameLookup(self.wake)
         # What is to be sent to peers whose name is being looked up.
         self._unsent: dict[Peer, list[Parts]] = {}
-        self._failed: deque[NoConnection | Refused] = deque()
+        self._failed: deque[NoConnection | NobodyListens] = deque()
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._part_senders: dict[Peer, PartSender] = {}
         # Those whose parts ZMQ has not released yet, also of closed sockets.
@@ -250,7 +250,7 @@ class ZmqTransport:
             elif source in self._first_tries:
                 refused = self._first_tries.end(source)
                 if refused is not None:
-                    self._failed.append(Refused(refused))
+                    self._failed.append(NobodyListens(refused))
             else:
                 self._ready[source] = None
         self._connect_found()

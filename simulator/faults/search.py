@@ -19,7 +19,7 @@ IsWrong = Callable[[History], str]
 ALL = Wishes(kinds=tuple(FaultKind), num_requests=20)
 RUNS_PER_COLLECTION = 50
 CALM_SHARE = 8
-"""In one history of so many nothing is broken: there more must hold."""
+"""The number of histories of which one is without faults: there more must hold."""
 
 
 @dataclass(frozen=True, slots=True)

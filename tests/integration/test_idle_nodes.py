@@ -1,4 +1,4 @@
-"""Of many nodes, one without a request: it is asked rarely, and by the request that it gets."""
+"""A node of many, without a request, is asked rarely, and by the request that it gets."""
 
 from __future__ import annotations
 

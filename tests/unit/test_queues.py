@@ -24,6 +24,7 @@ FEW = frozenset(
     {
         ("router/core/known/block_index.py", "_leaving"),
         ("node/control/output_streams.py", "_streams"),
+        ("simulator/faults/node/faulty_node.py", "streams"),
     }
 )
 

@@ -60,7 +60,7 @@ class Moves:
         self._moved_at_s: float | None = None
         self._moved_to: Role | None = None
         self._return_hold_s = HOLD_S
-        """For how long the same has to be found before the last change is taken back."""
+        """The time for which the same has to be found before the last change is taken back."""
 
     def begin(self, now_s: float) -> None:
         """Forget what was found: this router decides from now on, and waits as after a move."""

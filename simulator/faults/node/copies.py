@@ -1,8 +1,8 @@
 """Copies of blocks beside the steps, as a device makes them.
 
-A copy reads as late as it may, and what it writes holds nothing until its end: whoever writes what
-it reads, or uses what it writes, before it has ended is found out. Copies end in the order of their
-begin, each a while after the one before it.
+A copy reads as late as it may, and what it writes holds nothing until its end: a part that writes
+what it reads, or uses what it writes, before it has ended is found. Copies end in the order of
+their begin, each a while after the one before it.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class FaultyNode(SimulatedNode):
         clock.after(WARM_WISH_S, self._start_is_over)
         self.is_death_known = True
         self.restarts_in_s = 0.0
-        """When it starts again after it has left in order; 0: never."""
+        """The pause before a node that has left in order starts again; 0: it does not."""
         self._on_turn = on_turn
         self.life = NodeLife(self, nature.record_of(me), role, nature.refused, store)
 

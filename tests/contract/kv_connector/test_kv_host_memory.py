@@ -25,7 +25,7 @@ from tests.support.kv.kv_cluster import (
 POOL_ALONE = ("ipc", "fake-rdma")
 NUM_BLOCKS, NUM_HOST_BLOCKS = 12, 5
 SOURCES = (3, NUM_BLOCKS + 4, 11, NUM_BLOCKS, NUM_BLOCKS + 1)
-"""Of the pool and of host memory in turn, with a last one and a first one that are adjacent."""
+"""Blocks of the pool and of host memory in turn; the last one and the first one are adjacent."""
 TARGETS = (7, 2, 9, 0, 5)
 
 
