@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.cluster.memory import memory_of
 from tests.support.stores.redis_server import RedisServer, redis_server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +24,10 @@ NOT_QUICK = ("tests/unit/engine/runner/", "tests/unit/bench/", "tests/unit/tools
 # each full collection of garbage. With Python's threshold of 700 objects these are a third of the
 # time of a test that parses the tree.
 gc.set_threshold(50_000)
+# A model that a test has run hangs in a cycle of few objects and much memory: hundreds of such
+# tests in a row would take more than a machine has before so many objects ask for a collection.
+MOST_GROWTH_BYTES = 1 << 30
+_collected = {"bytes": 0}
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:
@@ -95,6 +101,13 @@ def pytest_collection_finish() -> None:
     """Leave out the thousands of collected tests where tests collect garbage."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Collect garbage where tests have taken much memory of this process since the last time."""
+    if memory_of(os.getpid()) - _collected["bytes"] > MOST_GROWTH_BYTES:
+        gc.collect()
+        _collected["bytes"] = memory_of(os.getpid())
 
 
 TOGETHER = (

@@ -2,7 +2,8 @@
 
 A role spends more of its start on imports than on everything else. One process of a test run makes
 them once, and its forks have them. Kernels are not among them: the threads of GNU's OpenMP, which
-computes them, do not survive a fork.
+computes them, do not survive a fork. Nor is gRPC: its core reads the environment when it is loaded,
+which each role sets up for itself.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PRELOADED = [
+    "engine.core.scheduler",
     "engine.runner.start.load",
     "numba",
-    "pdserve.roles.engine_role",
-    "pdserve.roles.router_role",
+    "redis.asyncio",
+    "router.api.endpoints",
+    "router.http.server",
+    "router.live.live_routes",
     "tests.support.cluster.watching",
     __name__,
 ]
@@ -69,6 +73,7 @@ class ForkedServe:
 
 def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path) -> None:
     """Become the role. It ends with the process that forked it, which ends with the tests."""
+    assert "grpc" not in sys.modules, "what is preloaded has loaded gRPC"
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     os.setsid()
     with log_path.open("ab") as log:
