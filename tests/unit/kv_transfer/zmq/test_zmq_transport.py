@@ -16,7 +16,7 @@ import zmq
 from common.ids import Incarnation
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.limits import Limits
-from kv_transfer.transport import FromPeer, FromSession, NoConnection, Refused
+from kv_transfer.transport import FromPeer, FromSession, NobodyListens, NoConnection
 from kv_transfer.zmq import endpoints
 from kv_transfer.zmq.transport import (
     KERNELS_CHOICE,
@@ -170,13 +170,13 @@ def refusing() -> Iterator[int]:
         yield bound.getsockname()[1]
 
 
-@pytest.mark.parametrize(("is_found", "wanted"), [(False, NoConnection), (True, Refused)])
+@pytest.mark.parametrize(("is_found", "wanted"), [(False, NoConnection), (True, NobodyListens)])
 def test_a_connection_that_failed_is_not_told_of_when_it_is_over(
     transport: ZmqTransport,
     monkeypatch: pytest.MonkeyPatch,
     refusing: int,
     is_found: bool,
-    wanted: type[NoConnection | Refused],
+    wanted: type[NoConnection | NobodyListens],
 ) -> None:
     """It would end the next one, whose name may be found, or whose port may be open."""
 
@@ -211,7 +211,7 @@ def test_a_port_where_nobody_listens_is_told_of_once(
     while len(told) < 2:
         transport.wait(1.0)
         while (arrival := transport.receive_nowait()) is not None:
-            assert arrival == Refused(peer) or isinstance(arrival, FromSession)
+            assert arrival == NobodyListens(peer) or isinstance(arrival, FromSession)
             assert type(arrival) not in told
             told.add(type(arrival))
 
