@@ -15,7 +15,7 @@ plan, the shape with the least median TTFT of those whose goodput is within 2 % 
 `stages` and `cpu_s` show where both differ (`plan_stages.py`), the real value first; a figure that
 misses its goal is told on standard error, with its stage.
 
-With `--duration-s 130` it takes 12 minutes, with ten minutes of arrivals 44. Run it while the
+Each shape serves for `--duration-s`, ten minutes by default. Run it while the
 machine does nothing else; `--quick` serves few requests, and its percentiles say little.
 """
 

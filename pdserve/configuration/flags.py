@@ -238,8 +238,8 @@ def _add_simulate(commands: Any) -> None:
         (
             "--faults",
             "KINDS",
-            "crash, freeze, partition, loss, repeat, clock, store, role, drain, with commas "
-            "between them; or all, or none (default: all)",
+            "crash, freeze, partition, loss, repeat, clock, store, role, drain, disk, with "
+            "commas between them; or all, or none (default: all)",
         ),
         ("--requests", "N", "requests of each history (default: 20)"),
         ("--nodes", "P:D", "prefill and decode nodes (default: drawn for each history)"),

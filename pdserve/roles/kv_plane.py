@@ -113,7 +113,9 @@ class KVPlane:
         config = self._config
         runner = cast(ModelRunner, model)
         beside = None
-        if self._keeps_prefixes and model.num_host_blocks:
+        # Memory that a lane's receivers cannot read is not sent from on any lane.
+        is_readable = self._shared_host is not None or not self._takes_shm
+        if self._keeps_prefixes and model.num_host_blocks and is_readable:
             beside = host_pool(model.host_kv, model.layout)
         card = cast(CardPool | None, runner.card_pool)
         if card is None:
