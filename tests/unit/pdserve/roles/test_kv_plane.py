@@ -17,12 +17,20 @@ from common.errors import ConfigError, HandoffFailed
 from common.ids import AttemptId, Incarnation
 from common.kv.kv_layout import KVLayout
 from common.nodes import Role
-from common.settings.config import Config, HandoffConfig, ServerConfig
-from kv_transfer.contract import Commit, ConnectorEvent, Landed, Ticket
+from common.settings.config import Config, EngineConfig, HandoffConfig, ServerConfig
+from kv_transfer.contract import (
+    Commit,
+    ConnectorEvent,
+    Landed,
+    LandingFailed,
+    Released,
+    Ticket,
+    TransferEnded,
+)
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.shm import shm_lane
-from kv_transfer.lanes.shm.shared_pool import NotShared
+from kv_transfer.lanes.shm.shared_pool import NotShared, SharedPool
 from kv_transfer.zmq.connector import ZmqConnector
 from kv_transfer.zmq.curve_keys import new_curve_keys, write_curve_keys
 from node.life.node_parts import LoadedModel
@@ -135,7 +143,10 @@ LAYOUT = KVLayout(
 
 
 class Node:
-    """A node's end of the KV plane, with a pool and no model; with `has_card` it is on a card."""
+    """A node's end of the KV plane, with a pool and no model; with `has_card` it is on a card.
+
+    It keeps prefixes in `num_host_blocks` of host memory.
+    """
 
     def __init__(
         self,
@@ -145,10 +156,18 @@ class Node:
         transport: str = "auto",
         has_card: bool = False,
         error: HandoffFailed | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         self.events: queue.Queue[ConnectorEvent] = queue.Queue()
         self.incarnation = Incarnation(role.value, 1)
-        plane = KVPlane(replace(config(role, transport), server=server or ServerConfig()))
+        host_bytes = num_host_blocks * LAYOUT.block_bytes
+        plane = KVPlane(
+            replace(
+                config(role, transport),
+                server=server or ServerConfig(),
+                engine=EngineConfig(prefix_host_memory=host_bytes),
+            )
+        )
         self.exit = contextlib.ExitStack()
         self.card = FakeCard(LAYOUT, 8) if has_card else None
         if self.card is not None:
@@ -161,7 +180,17 @@ class Node:
             memory = np.zeros(8 * LAYOUT.block_bytes, np.uint8)
         self.pool = memory.reshape(LAYOUT.pool_shape(8))
         kv_bytes = None if has_card else self.pool
-        runner = SimpleNamespace(kv_bytes=kv_bytes, layout=LAYOUT, card_pool=self.card)
+        host = plane.host_space_memory(host_bytes, False) if num_host_blocks else None
+        if host is None:
+            host = np.zeros(host_bytes, np.uint8)
+        self.host = host.reshape(LAYOUT.pool_shape(num_host_blocks))
+        runner = SimpleNamespace(
+            kv_bytes=kv_bytes,
+            layout=LAYOUT,
+            card_pool=self.card,
+            num_host_blocks=num_host_blocks,
+            host_kv=self.host,
+        )
         model = cast(LoadedModel, runner)
         with self.exit.pop_all() as at_error:
             made = plane.connect(model, self.incarnation, self.events.put)
@@ -175,26 +204,31 @@ class Node:
         self.exit.close()
 
 
-def lane_taken(prefill: Node, decode: Node) -> str:
-    """By a handoff of one block, which is where it belongs then."""
+def send(prefill: Node, decode: Node, source_block: int, *, lease_token: int = 1) -> ConnectorEvent:
+    """Send one block to block 3; what the receiver says of it."""
     ticket = Ticket(
         attempt=AttemptId("a", 0),
         decode_node=decode.incarnation,
         kv_endpoint=decode.connector.endpoint,
-        lease_token=1,
+        lease_token=lease_token,
         generation=1,
         target_block_ids=(3,),
         num_cached_tokens=0,
         fingerprint=LAYOUT.fingerprint,
         lease_s=30.0,
     )
-    prefill.pool[:, :, 5] = 77
     decode.connector.expect(ticket, sender_deadline_s=20.0)
     prefill.connector.open(ticket, deadline_s=20.0)
     for layer in range(LAYOUT.num_layers):
-        prefill.connector.push(1, layer=layer, ordinals=[0], source_blocks=[5])
-    prefill.connector.commit(1, Commit(num_tokens=4, first_token_id=0))
-    assert isinstance(decode.events.get(timeout=20), Landed)
+        prefill.connector.push(lease_token, layer=layer, ordinals=[0], source_blocks=[source_block])
+    prefill.connector.commit(lease_token, Commit(num_tokens=4, first_token_id=0))
+    return decode.events.get(timeout=20)
+
+
+def lane_taken(prefill: Node, decode: Node, *, lease_token: int = 1) -> str:
+    """By a handoff of one block, which is where it belongs then."""
+    prefill.pool[:, :, 5] = 77
+    assert isinstance(send(prefill, decode, 5, lease_token=lease_token), Landed)
     assert np.all(decode.pool[:, :, 3] == 77)
     return prefill.connector.statistics().lanes[decode.incarnation.node_id]
 
@@ -236,6 +270,37 @@ def test_auto_takes_the_fastest_lane_that_the_pair_has(
         role = Role.DECODE
         with contextlib.closing(Node(role)) as decode:
             assert lane_taken(prefill, decode) == lane
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_host_memory_that_is_not_shared_is_not_sent_and_disturbs_nothing(
+    is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = []
+
+    def share(num_bytes: int, *, is_touched: bool) -> SharedPool:
+        if pools and not is_shared:
+            raise OSError("no such memory")
+        pools.append(SharedPool(num_bytes, is_touched=is_touched))
+        return pools[-1]
+
+    with contextlib.closing(Node(Role.DECODE)) as decode:
+        monkeypatch.setattr(kv_plane, "SharedPool", share)
+        with contextlib.closing(Node(Role.PREFILL, num_host_blocks=4)) as prefill:
+            assert lane_taken(prefill, decode) == "shm"
+            assert prefill.events.get(timeout=20) == TransferEnded(1, None)
+            prefill.host[:, :, 1] = 55
+            told = send(prefill, decode, 8 + 1, lease_token=2)
+            ended = prefill.events.get(timeout=20)
+            assert isinstance(ended, TransferEnded)
+            if is_shared:
+                assert isinstance(told, Landed)
+                assert np.all(decode.pool[:, :, 3] == 55)
+            else:
+                assert isinstance(told, LandingFailed)
+                assert decode.events.get(timeout=20) == Released(2)
+                assert "source block 9: wanted 0 to 7" in str(ended.error)
+            assert lane_taken(prefill, decode, lease_token=3) == "shm"
 
 
 NO_SHARING = HandoffFailed("this card's memory cannot be shared")
