@@ -276,7 +276,7 @@ def test_auto_takes_the_fastest_lane_that_the_pair_has(
 def test_host_memory_that_is_not_shared_is_not_sent_and_disturbs_nothing(
     is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pools = []
+    pools: list[SharedPool] = []
 
     def share(num_bytes: int, *, is_touched: bool) -> SharedPool:
         if pools and not is_shared:
