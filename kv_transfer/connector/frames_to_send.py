@@ -93,10 +93,7 @@ class FramesToSend:
                 on_copied(None)
 
         def on_copied(error: HandoffFailed | None) -> None:
-            is_needed = self._is_needed(frame)
-            if not is_needed:
-                self.give_back(frame)
-            then(is_needed, error)
+            then(self._is_needed(frame), error)
 
         self._slots.ask(int(is_missing.sum()), on_slots)
 

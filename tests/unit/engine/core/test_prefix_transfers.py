@@ -196,3 +196,13 @@ def test_a_block_that_is_in_both_is_sent_from_the_pool() -> None:
     assert all(host_pool.find(one) is not None for one in hashes)
     block_ids, host_block_ids = transfers.split(transfers.pin(hashes))
     assert (len(block_ids), host_block_ids) == (3, [])
+
+
+def test_what_was_sent_from_host_memory_counts_as_used_last() -> None:
+    engine = keeping(num_host_blocks=6)
+    transfers, host_pool = engine.scheduler.prefix_transfers, engine.scheduler.host_pool
+    sent, other = kept_hashes(engine), kept_hashes(engine, family=1)
+    transfers.unpin(transfers.pin(sent))
+    host_pool.allocate(1)
+    assert all(host_pool.find(one) is not None for one in sent)
+    assert sum(host_pool.find(one) is None for one in other) == 1
