@@ -1,4 +1,4 @@
-"""`pdserve profile`: what this machine does with a model, measured in about a minute.
+"""`pdserve profile`: what this machine does with a model.
 
 profile_command  from settings to a file
 step_times       decodes, chunks and verified drafts by their sizes
