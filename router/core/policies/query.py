@@ -13,7 +13,8 @@ from common.token_rules import NO_RULES
 from router.core.known.block_index import BlockIndex
 from router.core.known.sessions import NO_NODES, SessionId, SessionNodes
 
-MAX_HASHED_BLOCKS = 512
+MAX_HASHED_BLOCKS = 8192
+"""As many as one pull brings. What is behind them is not looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,8 @@ class Query:
         )
 
     def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
-        """Return the hashes of the prompt's full blocks as this node cuts them, at most 512."""
+        """Return the hashes of the prompt's full blocks as this node cuts them, the first
+        `MAX_HASHED_BLOCKS`."""
         key = (record.fingerprint, record.block_size)
         if key not in self._hashes:
             head = self.prompt_token_ids[: MAX_HASHED_BLOCKS * record.block_size]

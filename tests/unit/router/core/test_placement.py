@@ -11,7 +11,13 @@ from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
 from router.core.placement import ChosenNodes, Placer
 from router.core.policies import POLICIES
-from router.core.policies.query import NodeView, PolicyState, Query, query_of
+from router.core.policies.query import (
+    MAX_HASHED_BLOCKS,
+    NodeView,
+    PolicyState,
+    Query,
+    query_of,
+)
 from tests.support.nodes.node_views import names, node, prefill, query
 
 NOBODY: frozenset[Incarnation] = frozenset()
@@ -269,10 +275,11 @@ def test_fuller_nodes_score_less_even_beyond_full() -> None:
 
 
 def test_hashes_are_of_full_blocks_and_of_a_bounded_head() -> None:
-    request = Query(tuple(range(4 * 600 + 3)), 8)
     record = node("a").record
+    assert len(Query(tuple(range(4 * 600 + 3)), 8).block_hashes(record)) == 600
+    request = Query(tuple(range(4 * MAX_HASHED_BLOCKS + 9)), 8)
     hashes = request.block_hashes(record)
-    assert len(hashes) == 512
+    assert len(hashes) == MAX_HASHED_BLOCKS
     assert request.block_hashes(record) is hashes
     assert request.block_hashes(node("b", fingerprint="other").record) != hashes
 

@@ -20,6 +20,7 @@ from tests.support.nodes.node_views import node, prefill, query
 P0, P1, D0, D1 = (Incarnation(name, 1) for name in ("p0", "p1", "d0", "d1"))
 PROMPT = query(num_tokens=40)
 """Ten blocks."""
+LONG_ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 
 
 def source(nodes: list[NodeView], depths: dict[str, int], decode: Incarnation | None = D0) -> Any:
@@ -92,6 +93,21 @@ def test_only_what_was_reported_counts_also_right_after_a_placement() -> None:
     assert (other.prefill, other.source) == (P1, PrefixSource(P0, 40))
     placer.on_lost(P0)
     assert all(one.source is None for one in _choices(placer, nodes, 2))
+
+
+def test_of_a_long_prompt_the_node_with_all_of_it_is_named() -> None:
+    """The last turns of long sessions are long: both nodes have what is in front of them."""
+    prompt = query(num_tokens=4 * 1500)
+    nodes = [node(name, role, max_model_len=10_000) for name, role in LONG_ROLES.items()]
+    placer = Placer("prefix_affinity")
+    hashes = prompt.block_hashes(nodes[0].record)
+    for name, depth in {"p0": 600, "p1": 1400, "d0": 600, "d1": 700}.items():
+        keys = tuple(block_key(one) for one in hashes[:depth])
+        placer.on_blocks(Incarnation(name, 1), BlockReport(is_first=True, added=keys))
+    chosen = placer.choose(nodes, prompt, frozenset())
+    assert (chosen.prefill, chosen.source) == (P1, None), "it has the least to compute"
+    chosen = placer.choose(nodes, prompt, frozenset({P1}))
+    assert (chosen.prefill, chosen.source) == (P0, PrefixSource(P1, 4 * 1400))
 
 
 def test_a_prompt_for_one_token_has_a_source_and_local_ones_have_none() -> None:
