@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Set
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
@@ -30,8 +30,11 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.statistics import StepCounters
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
 
-LEAST_AHEAD, MOST_AHEAD = 16, 256
-"""How many allocations ahead of its eviction a block is copied out, at least and at most."""
+LEAST_AHEAD, MOST_AHEAD_SHARE = 16, 1 / 2
+"""How many allocations ahead of its eviction a block is copied out: at least so many, and at most
+such a share of the pool."""
+MOST_AT_ONCE = 64
+"""So many blocks are copied out in a step, at most: other steps follow before they are evicted."""
 STEPS_AHEAD = 3
 """So many steps ahead, of those that have evicted most lately."""
 _FORGOTTEN = 0.999
@@ -68,6 +71,8 @@ class KeptPrefixes:
         self._num_evicted = self._num_used_again = 0
         self._num_paid = 0
         """So many blocks that were used once may be copied: no more than both pools have."""
+        self._saved_until = 0
+        """Until so many blocks have left the order of eviction, those that leave it are saved."""
         self._ahead: list[int] = []
         """What was to be evicted next when blocks were last copied out, in this order."""
         self._planned: list[PrefixCopy] = []
@@ -232,16 +237,21 @@ class KeptPrefixes:
         if not cache.unsaved:
             return None
         num_ahead = self._look_ahead()
-        # Seldom and many at a time: no more is looked at until one of them is half as far away.
-        if cache.unsaved.isdisjoint(self._pool.next_evicted(num_ahead // 2)):
+        # Seldom and many at a time: nothing is copied until one of them is half as far away.
+        num_near = num_ahead // 2 - self._pool.num_free
+        if self._saved_until - self._pool.num_taken >= num_near:
             return None
-        most = host_pool.num_available
+        ahead = self._pool.next_evicted(num_ahead)
+        num_saved = sum(1 for _ in takewhile(lambda one: one not in cache.unsaved, ahead))
+        self._saved_until = self._pool.num_taken + num_saved
+        if num_saved >= num_near:
+            return None
+        most = min(host_pool.num_available, MOST_AT_ONCE)
         if self.is_late:
             # One copy at a time, and never more than half of what others could allocate.
             if any(copy.is_out for copy in self._under_way):
                 return None
             most = min(most, self._pool.num_available // 2)
-        ahead = self._pool.next_evicted(num_ahead)
         chosen = list(islice(filter(cache.unsaved.__contains__, ahead), most))
         if not chosen:
             return None
@@ -274,7 +284,8 @@ class KeptPrefixes:
         num_evicted = self._pool.num_evicted - self._num_evicted
         self._num_evicted += num_evicted
         self._most_evicted = max(_FORGOTTEN * self._most_evicted, num_evicted)
-        return min(max(math.ceil(STEPS_AHEAD * self._most_evicted), LEAST_AHEAD), MOST_AHEAD)
+        most = int(MOST_AHEAD_SHARE * self._pool.num_blocks)
+        return max(min(math.ceil(STEPS_AHEAD * self._most_evicted), most), LEAST_AHEAD)
 
     def _fetch(self, sequence: Sequence, num_cached: int, held: list[int]) -> bool:
         """Begin to copy back what a sequence lacks, up to the first block that is nowhere."""

@@ -164,13 +164,14 @@ def test_a_handoff_shows_the_time_of_a_pull_with_what_each_pull_takes_besides() 
 
 def test_one_pull_is_a_quarter_of_what_the_next_one_is_expected_to_take() -> None:
     cost = PullCost(1e6, float)
-    expected_s = cost.expected_s(1000)
-    assert expected_s == pytest.approx(FIXED_S + 2.0)
-    cost.on_pulled(1000, expected_s + 4.0)
-    assert cost.expected_s(1000) == pytest.approx(expected_s + 1.0)
+    guessed_s = cost.expected_s(1000)
+    assert guessed_s == pytest.approx(FIXED_S + 2.0)
+    cost.on_pulled(1000, guessed_s + 4.0)
+    # All but a hundredth of it are bytes, which take so much longer.
+    assert cost.expected_s(1000) == pytest.approx(guessed_s + 1.0, rel=0.01)
     for _ in range(200):
         cost.on_pulled(1000, 0.0)
-    assert cost.expected_s(1000) == pytest.approx(expected_s / 64), "bounded"
+    assert cost.expected_s(1000) == pytest.approx(guessed_s / 256), "bounded"
 
 
 def test_what_host_memory_has_is_not_pulled() -> None:

@@ -61,6 +61,8 @@ class BlockPool:
         self._num_used = dict.fromkeys(BlockUse, 0)
         self.num_evicted = 0
         """Cached blocks that made room since the start."""
+        self.num_taken = 0
+        """Cached blocks that were evicted or acquired since the start: no longer the next ones."""
 
     @property
     def num_available(self) -> int:
@@ -120,6 +122,7 @@ class BlockPool:
         for block_id in block_ids:
             if block_id in self._evictable:
                 del self._evictable[block_id]
+                self.num_taken += 1
                 self._set_use(block_id, BlockUse.RUNNING)
             elif self._use.get(block_id) is not BlockUse.RUNNING:
                 raise ValueError(f"block {block_id} cannot be shared: it holds no finished KV")
@@ -204,5 +207,6 @@ class BlockPool:
             return self._free.pop()
         block_id, _ = self._evictable.popitem(last=False)
         self.num_evicted += 1
+        self.num_taken += 1
         self.prefix_cache.forget(block_id)
         return block_id

@@ -104,7 +104,7 @@ class PrefixPulls:
         if self._pauses.is_on(source.node, now_s):
             self._transfers.count(PullOutcome.AVOIDED, num_tokens)
             return []
-        if not self.cost.is_worth(num_tokens):
+        if not self.cost.is_worth(num_tokens, self._scheduler.num_queued_tokens):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)

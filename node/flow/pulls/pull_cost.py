@@ -1,13 +1,15 @@
 """Whether a pull pays, and from which nodes none comes. Pure.
 
-A pull is tried where it should be quicker than computing:
+A pull is tried where a prompt should be computed sooner with it:
 
-    pulled    fixed time + tokens × time of a token's KV on the wire, both × what pulls took lately
-    computed  what a step of so many tokens takes, by the costs measured at the start
+    pulled    a fixed time + tokens × the time of a token's KV on the wire
+    computed  what a step takes of so many tokens, and of those that wait here before them
 
-The rule is that of llm-d's router: pull if α + β·Δ < Δ / rate. Its constants are guesses here until
-the first pull has ended, and are corrected by what handoffs take meanwhile: a handoff waits for its
-prompt as well, so a link is at least as quick as it seems.
+The rule is that of llm-d's router: pull if α + β·Δ < Δ / rate, with what waits here added to Δ: a
+pull goes on beside it. α and β are guesses until the first pull has ended. Handoffs correct them
+meanwhile: they wait for their prompts as well, so a link is at least as quick as it seems. Then
+each pull corrects the constant that explains more of its time: long ones tell how quick a link is,
+short ones how long a source takes to answer, which may be as long as one of its steps.
 """
 
 from __future__ import annotations
@@ -23,9 +25,13 @@ BYTES_PER_S = 0.5e9
 """Less than any lane carries."""
 _NEWEST = 0.25
 """Weight of the latest pull."""
-_LEAST, _MOST = 1 / 64, 64.0
-_FORGIVEN = 0.95
-"""A pull that is not tried shows nothing: after some of them one is tried again."""
+_MOST_CHANGE = 1.0
+"""The most by which one pull that was slow raises a constant: twice as much."""
+_LEAST, _MOST = 1 / 256, 64.0
+"""How many times the guesses the constants are, at least and at most."""
+_FORGIVEN, _FORGIVEN_GUESS = 0.95, 0.5
+"""A pull that is not tried shows nothing: after some of them one is tried again; after a few, where
+nothing was measured yet."""
 MOST_PAUSES = 1024
 
 
@@ -34,39 +40,50 @@ class PullCost:
 
     def __init__(self, token_bytes: float, compute_s: Callable[[int], float]) -> None:
         """Take the bytes of a token's KV, and the seconds of a step of so many tokens."""
-        self._token_bytes = token_bytes
+        self._token_guess_s = token_bytes / BYTES_PER_S
         self.compute_s = compute_s
-        self._slowness = 1.0
+        self._fixed = self._token = 1.0
+        """How many times its guess each constant is."""
         self._is_measured = False
 
     def expected_s(self, num_tokens: int) -> float:
         """Return the seconds that a pull of so many tokens is expected to take."""
-        return self._slowness * self._planned_s(num_tokens)
+        return self._fixed * FIXED_S + self._token * num_tokens * self._token_guess_s
 
-    def is_worth(self, num_tokens: int) -> bool:
-        """Return whether a pull is expected to be quicker than computing."""
-        if self.expected_s(num_tokens) < self.compute_s(num_tokens):
+    def is_worth(self, num_tokens: int, num_before: int = 0) -> bool:
+        """Return whether a pull is expected to end sooner than computing so many tokens, and the
+        `num_before` that wait before them."""
+        if self.expected_s(num_tokens) < self.compute_s(num_tokens + num_before):
             return True
-        self._set(self._slowness * _FORGIVEN)
+        forgiven = _FORGIVEN if self._is_measured else _FORGIVEN_GUESS
+        self._fixed = _within(self._fixed * forgiven)
+        self._token = _within(self._token * forgiven)
         return False
 
     def on_pulled(self, num_tokens: int, took_s: float) -> None:
         """Take how long a pull took, from its request to its landing."""
-        found = took_s / self._planned_s(num_tokens)
-        self._set(self._slowness + _NEWEST * (found - self._slowness))
+        # Neither part took longer than the whole.
+        self._fixed = _within(min(self._fixed, took_s / FIXED_S))
+        self._bound_token(num_tokens, took_s)
+        expected_s = self.expected_s(num_tokens)
+        change = min(_NEWEST * (took_s / expected_s - 1), _MOST_CHANGE)
+        of_fixed = self._fixed * FIXED_S / expected_s
+        self._fixed = _within(self._fixed * (1 + change * of_fixed))
+        self._token = _within(self._token * (1 + change * (1 - of_fixed)))
         self._is_measured = True
 
     def on_sent(self, num_tokens: int, sending_s: float) -> None:
         """Take how long a handoff took, from its first byte to its last acknowledgement."""
-        if not self._is_measured:
-            found = (FIXED_S + sending_s) / self._planned_s(num_tokens)
-            self._set(min(self._slowness, found))
+        if num_tokens and not self._is_measured:
+            self._bound_token(num_tokens, sending_s)
 
-    def _planned_s(self, num_tokens: int) -> float:
-        return FIXED_S + num_tokens * self._token_bytes / BYTES_PER_S
+    def _bound_token(self, num_tokens: int, took_s: float) -> None:
+        found = took_s / (num_tokens * self._token_guess_s)
+        self._token = _within(min(self._token, found))
 
-    def _set(self, slowness: float) -> None:
-        self._slowness = min(max(slowness, _LEAST), _MOST)
+
+def _within(factor: float) -> float:
+    return min(max(factor, _LEAST), _MOST)
 
 
 class Pauses:
