@@ -2,7 +2,8 @@
 
 A block is copied out ahead of its eviction, so that no allocation waits for a copy: when a step is
 planned, those that the next steps are about to evict. How far ahead that is follows from what was
-evicted lately: what is copied too early takes room there while it is here. What was used once is
+evicted lately, a long prompt evicts many at once: what is copied too early takes room there while
+it is here, and a prefix that has lost its beginning is worth nothing. What was used once is
 copied as far as uses of other blocks pay for it: where nothing is asked for again, nothing is
 copied. A block is copied back before the sequence that needs it is admitted, and then is a cached
 block like any other. So admissions, handoffs and transfers know nothing of host memory, and a copy
@@ -30,10 +31,9 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.statistics import StepCounters
 from engine.core.step.step_in_flight import BlockCopy, PlannedStep
 
-LEAST_AHEAD, MOST_AHEAD_SHARE = 16, 1 / 2
-"""How many allocations ahead of its eviction a block is copied out: at least so many, and at most
-such a share of the pool."""
-MOST_AT_ONCE = 64
+LEAST_AHEAD = 16
+"""How many allocations ahead of its eviction a block is copied out, at least."""
+MOST_AT_ONCE = 32
 """So many blocks are copied out in a step, at most: other steps follow before they are evicted."""
 STEPS_AHEAD = 3
 """So many steps ahead, of those that have evicted most lately."""
@@ -234,43 +234,54 @@ class KeptPrefixes:
     def _copy_out(self) -> PrefixCopy | None:
         """Choose blocks to be copied out and allocate host blocks for them."""
         cache, host_pool = self._pool.prefix_cache, self._host_pool
-        if not cache.unsaved:
+        ahead = self._near_eviction()
+        if not ahead:
             return None
-        num_ahead = self._look_ahead()
-        # Seldom and many at a time: nothing is copied until one of them is half as far away.
-        num_near = num_ahead // 2 - self._pool.num_free
-        if self._saved_until - self._pool.num_taken >= num_near:
-            return None
-        ahead = self._pool.next_evicted(num_ahead)
-        num_saved = sum(1 for _ in takewhile(lambda one: one not in cache.unsaved, ahead))
-        self._saved_until = self._pool.num_taken + num_saved
-        if num_saved >= num_near:
-            return None
-        most = min(host_pool.num_available, MOST_AT_ONCE)
+        most = host_pool.num_available
         if self.is_late:
             # One copy at a time, and never more than half of what others could allocate.
             if any(copy.is_out for copy in self._under_way):
                 return None
             most = min(most, self._pool.num_available // 2)
         chosen = list(islice(filter(cache.unsaved.__contains__, ahead), most))
-        if not chosen:
-            return None
-        self._ahead = ahead[: ahead.index(chosen[-1]) + 1]
-        cache.unsaved.difference_update(chosen)  # once for each use
-        block_ids = [one for one in chosen if not host_pool.note_use(cache.hash_of(one))]
-        once = [one for one in block_ids if one not in cache.reused]
+        wanted = [one for one in chosen if host_pool.find(cache.hash_of(one)) is None]
+        once = [one for one in wanted if one not in cache.reused]
         # They would make room for each other: the last ones stay.
         most_once = min(host_pool.num_room_once, self._earn())
         dropped = set(once[: max(len(once) - most_once, 0)])
-        # What is evicted last comes first, as in a sequence: both pools release in that order.
-        block_ids = [one for one in reversed(block_ids) if one not in dropped]
+        block_ids = [one for one in wanted if one not in dropped]
+        if len(block_ids) > MOST_AT_ONCE:  # the others are chosen again with the next step
+            del block_ids[MOST_AT_ONCE:]
+            del chosen[chosen.index(block_ids[-1]) + 1 :]
+        if chosen:
+            self._ahead = ahead[: ahead.index(chosen[-1]) + 1]
+        for one in chosen:
+            host_pool.note_use(cache.hash_of(one))
+        cache.unsaved.difference_update(chosen)  # once for each use
         if not block_ids:
             return None
-        num_once = len(once) - len(dropped)
+        # What is evicted last comes first, as in a sequence: both pools release in that order.
+        block_ids.reverse()
+        num_once = sum(one not in cache.reused for one in block_ids)
         self._num_paid -= num_once
         host_block_ids = host_pool.allocate(len(block_ids), num_once=num_once)
         hashes = list(map(cache.hash_of, block_ids))
         return PrefixCopy(block_ids, host_block_ids, hashes, is_out=True)
+
+    def _near_eviction(self) -> list[int]:
+        """Return the blocks to be evicted next, if one of the first half of them is unsaved.
+
+        What is saved is not looked at again before so many have left the order of eviction.
+        """
+        unsaved, pool = self._pool.prefix_cache.unsaved, self._pool
+        num_ahead = self._look_ahead()
+        num_near = num_ahead // 2 - pool.num_free
+        if not unsaved or self._saved_until - pool.num_taken >= num_near:
+            return []
+        ahead = pool.next_evicted(num_ahead)
+        num_saved = sum(1 for _ in takewhile(lambda one: one not in unsaved, ahead))
+        self._saved_until = pool.num_taken + num_saved
+        return ahead if num_saved < num_near else []
 
     def _earn(self) -> int:
         """Return how many blocks that were used once may be copied now."""
@@ -284,8 +295,8 @@ class KeptPrefixes:
         num_evicted = self._pool.num_evicted - self._num_evicted
         self._num_evicted += num_evicted
         self._most_evicted = max(_FORGOTTEN * self._most_evicted, num_evicted)
-        most = int(MOST_AHEAD_SHARE * self._pool.num_blocks)
-        return max(min(math.ceil(STEPS_AHEAD * self._most_evicted), most), LEAST_AHEAD)
+        wanted = math.ceil(STEPS_AHEAD * self._most_evicted)
+        return max(min(wanted, self._pool.num_blocks), LEAST_AHEAD)
 
     def _fetch(self, sequence: Sequence, num_cached: int, held: list[int]) -> bool:
         """Begin to copy back what a sequence lacks, up to the first block that is nowhere."""

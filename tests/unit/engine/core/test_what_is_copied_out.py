@@ -6,7 +6,13 @@ from itertools import takewhile
 
 import pytest
 
-from engine.core.kept_prefixes import LEAST_AHEAD, MOST_AHEAD, REMEMBERED, USE_PAYS
+from engine.core.kept_prefixes import (
+    LEAST_AHEAD,
+    MOST_AT_ONCE,
+    REMEMBERED,
+    USE_PAYS,
+)
+from engine.core.sequences.sequence import Sequence
 from tests.support.engine.build import Engine, make_prompt, make_request
 from tests.support.engine.keeping import (
     LATE,
@@ -244,24 +250,68 @@ def test_of_a_long_prompt_that_comes_once_the_beginning_is_kept(
     assert kept[-1] < 8
 
 
-@pytest.mark.parametrize("num_evicted", [2, LEAST_AHEAD, 40, MOST_AHEAD])
+@pytest.mark.parametrize("num_evicted", [2, LEAST_AHEAD, 40, 300, 600])
 def test_blocks_are_copied_out_as_far_ahead_as_three_steps_evict(num_evicted: int) -> None:
-    num_blocks = 4 * MOST_AHEAD
+    num_blocks = 1000
     engine = keeping(
-        num_blocks, num_blocks=num_blocks, budget=8 * MOST_AHEAD, max_model_len=4 * num_blocks
+        num_blocks, num_blocks=num_blocks, budget=8 * num_blocks, max_model_len=4 * num_blocks
     )
     fill_and_release(engine, num_blocks - 1, 1)
     assert counters(engine).num_prefix_blocks_out == 0
     fill_and_release(engine, num_evicted + 1, 2)
     num_before = counters(engine).num_prefix_blocks_out
     rest(engine)
-    num_ahead = min(max(3 * num_evicted, LEAST_AHEAD), MOST_AHEAD)
+    num_ahead = max(min(3 * num_evicted, num_blocks), LEAST_AHEAD)
     cache = engine.scheduler.pool.prefix_cache
     is_saved = [one not in cache.unsaved for one in engine.scheduler.pool.next_evicted(num_blocks)]
     num_saved = sum(is_saved)
     assert all(is_saved[:num_saved])
     assert num_ahead // 2 <= num_saved <= num_ahead
     assert num_before <= counters(engine).num_prefix_blocks_out <= num_evicted + num_ahead
+
+
+@LATE
+def test_what_a_long_prompt_evicts_at_once_is_kept_as_a_whole(num_copy_polls: int | None) -> None:
+    """Of a prefix that has lost its beginning, nothing is found."""
+    given = {"num_blocks": 1000, "budget": 8000, "max_model_len": 4000}
+    engine = keeping(1600, num_copy_polls=num_copy_polls, **given)
+    for family in range(1, 8):
+        for _ in range(2):
+            fill_and_release(engine, 400, family)
+            rest(engine)
+    for family in (4, 5, 6, 7):
+        asked = Sequence(999, make_request(make_prompt(4 * 400, family)))
+        assert engine.scheduler.num_cached_tokens(asked) == 4 * 399, f"{family} has holes"
+
+
+def test_few_blocks_are_copied_out_in_one_step() -> None:
+    """A step that copies makes what it decodes wait."""
+    engine = keeping(1000, num_blocks=1000, budget=8000, max_model_len=4000)
+    most = 0
+    for family in range(1, 6):
+        for _ in range(2):
+            engine.add(make_request(make_prompt(4 * 400 + 1, family), max_tokens=1))
+            for _ in range(20):
+                step = engine.plan()
+                most = max(most, sum(len(copy.block_ids) for copy in step.swap_outs))
+                engine.apply(step)
+    assert most == MOST_AT_ONCE
+
+
+def test_nothing_is_looked_at_until_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at half of a large pool takes longer than all else that a plan does."""
+    engine = keeping(1000, num_blocks=1000, budget=8000, max_model_len=4000)
+    fill_and_release(engine, 999, 1)
+    fill_and_release(engine, 400, 2)
+    rest(engine)
+    looks = []
+    pool = engine.scheduler.pool
+    look = pool.next_evicted
+    monkeypatch.setattr(pool, "next_evicted", lambda count: looks.append(count) or look(count))
+    for family in range(10, 60):
+        fill_and_release(engine, 1, family)
+    assert 0 < len(looks) < 40
+    assert num_saved(engine) >= 100
 
 
 def test_blocks_are_copied_out_many_at_a_time() -> None:
