@@ -18,6 +18,7 @@ from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import (
     Commit,
+    GivenUp,
     KVEvent,
     Landed,
     LandingFailed,
@@ -137,7 +138,7 @@ class ModelledNetwork:
         transfer = self._transfers.get(token)
         if transfer is None:
             return
-        error = HandoffFailed("the transfer was aborted by its sender")
+        error = GivenUp("the transfer was aborted by its sender")
         self._timeline.after(self._latency_s, partial(self._fail, transfer.ticket, error))
         self._end(token, error)
 

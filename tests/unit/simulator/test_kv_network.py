@@ -11,6 +11,7 @@ from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import (
     Commit,
     ConnectorEvent,
+    GivenUp,
     KVConnector,
     Landed,
     LandingFailed,
@@ -102,6 +103,8 @@ def test_an_aborted_transfer_fails_its_landing_and_frees_both_sides() -> None:
         ("d", 0.75, Released.__name__),
         ("p", 0.75, TransferEnded.__name__),
     ]
+    (failed,) = (event for _, _, event in pair.events if isinstance(event, LandingFailed))
+    assert isinstance(failed.error, GivenUp), "its sender can be reached"
     assert pair.network.is_idle
 
 

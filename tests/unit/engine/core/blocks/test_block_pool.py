@@ -243,7 +243,9 @@ def test_blocks_that_are_to_be_evicted_next_are_and_others_stay_as_they_are() ->
     pool.acquire_cached([b])
     pool.evict_next([d, b, free, c])
     assert pool.next_evicted(5) == [d, c, a]
-    assert (pool.num_free, pool.num_evicted) == (0, 0)
+    assert (pool.num_free, pool.num_evicted, pool.num_taken) == (0, 0, 1)
     pool.allocate(2, BlockUse.RUNNING)
-    assert (pool.next_evicted(1), pool.num_evicted) == ([a], 2)
+    assert (pool.next_evicted(1), pool.num_evicted, pool.num_taken) == ([a], 2, 3)
+    pool.acquire_cached([b])
+    assert pool.num_taken == 3, "it was held already"
     pool.check()
