@@ -56,6 +56,13 @@ def test_nodes_can_have_host_memory() -> None:
         run(parsed("--host-memory", "-1"))
 
 
+def test_nodes_find_what_one_pool_would_find() -> None:
+    """Prompts of 12,000 tokens, which evict many blocks at once, on nodes that pull."""
+    flags = ("--requests", "120", "--rate", "0.9", "--host-memory", "32", "--seed", "1")
+    found = run(parsed(*flags, "--prefill", "2", "--decode", "2"))
+    assert found["sim.hit_share_of_pool"] > 0.97  # type: ignore[operator]
+
+
 def test_without_a_trace_conversations_are_made_up() -> None:
     found = run(parsed("--requests", "10", "--prefill", "0", "--decode", "0", "--mixed", "1"))
     assert (found["requests"], found["failed"]) == (10, 0)
