@@ -306,8 +306,13 @@ def test_nothing_is_looked_at_until_it_is_near(monkeypatch: pytest.MonkeyPatch) 
     rest(engine)
     looks = []
     pool = engine.scheduler.pool
-    look = pool.next_evicted
-    monkeypatch.setattr(pool, "next_evicted", lambda count: looks.append(count) or look(count))
+    next_evicted = pool.next_evicted
+
+    def look(num_allocated: int) -> list[int]:
+        looks.append(num_allocated)
+        return next_evicted(num_allocated)
+
+    monkeypatch.setattr(pool, "next_evicted", look)
     for family in range(10, 60):
         fill_and_release(engine, 1, family)
     assert 0 < len(looks) < 40
