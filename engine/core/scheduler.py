@@ -47,10 +47,9 @@ from engine.core.sequences.stop_rules import end_tokens
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
-from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_batch import planned_batch
 from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
-from engine.core.step.step_results import StepResults
+from engine.core.step.step_results import StepOutputs, StepResults
 from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
 
