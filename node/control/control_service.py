@@ -25,11 +25,10 @@ from common.ids import Incarnation
 from common.nodes import Role
 from common.observing.clock import Clock
 from node.control.drain import NodeDrain
-from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams, RouterStream
 from node.control.pulls import add_offer
 from node.control.role import NodeRole
-from node.control.router_calls import PrepareGrammar, Replies, RouterCalls
+from node.control.router_calls import IgnoredPriorities, PrepareGrammar, Replies, RouterCalls
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
 from node.flow.messages import (

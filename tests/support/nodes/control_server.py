@@ -14,10 +14,9 @@ from common.request import GenerationRequest
 from kv_transfer.contract import Ticket
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
-from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams
 from node.control.role import NodeRole
-from node.control.router_calls import Replies
+from node.control.router_calls import IgnoredPriorities, Replies
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
 from node.flow.messages import (
