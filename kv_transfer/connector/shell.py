@@ -40,8 +40,7 @@ from kv_transfer.contract import (
 )
 from kv_transfer.lanes.card_pool import CardPool
 from kv_transfer.lanes.lane import Lane
-from kv_transfer.lanes.pool_memory import Bytes, Pool, as_pool
-from kv_transfer.lanes.source_memory import SourceMemory
+from kv_transfer.lanes.pool_memory import Bytes, Pool, SourceMemory, as_pool
 from kv_transfer.receiving.effects import (
     CloseLane,
     Dropped,

@@ -19,8 +19,8 @@ from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Landed, Released, TransferEnded
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Payload
+from kv_transfer.lanes.pool_memory import SourceMemory
 from kv_transfer.lanes.shm.shm_lane import ShmLane
-from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
