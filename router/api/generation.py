@@ -21,9 +21,8 @@ from common.observing.clock import Clock
 from common.request import SamplingParams
 from common.settings.config import ApiConfig
 from common.version import VERSION
-from router.api.answers.answer import Answer, StreamedAnswer, WholeAnswer
+from router.api.answers.answer import Answer, AnswerTurns, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead
-from router.api.answers.turns import AnswerTurns
 from router.api.bodies.kinds import RequestKind
 from router.api.bodies.unknown_fields import UnknownFields
 from router.api.endpoints import ENDPOINTS, Endpoint

@@ -8,6 +8,5 @@ responses              these as events and answers of `/v1/responses`
 messages               these as events and answers of Anthropic's `/v1/messages`
 prompt_logprobs_json   log probabilities of a prompt, in vLLM's shape
 json_parts             JSON of what may be long, in parts
-turns                  long work on the event loop: one piece in a turn, whosever it is
 shapes                 answers and events of all endpoints, for `/openapi.json`
 """

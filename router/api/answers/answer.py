@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from router.api.answers.chat_and_completions import AnswerForm, WholeChoice
 from router.api.answers.json_parts import LOGPROBS_PER_PART, in_parts, num_logprobs
-from router.api.answers.turns import AnswerTurns
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.text.choice_text import ChoiceText, Delta
@@ -365,3 +364,19 @@ class WholeAnswer(Answer):
             self._wholes[index].add(delta)
         if not self._num_left:
             self._wake()
+
+
+class AnswerTurns:
+    """Turns for long work in pieces, which all requests share; who asks first is served first.
+
+    Each request alone could give way between its pieces, and a hundred of them would still do a
+    hundred pieces in one turn of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def next(self) -> None:
+        """Return in a turn in which no other caller does another piece."""
+        async with self._lock:
+            await asyncio.sleep(0)

@@ -3,9 +3,8 @@
 json_text         the JSON of a body: its encoding, and bounds on its structure
 schemas           the request bodies, and what becomes of every field
 unknown_fields    fields that the server does not know: a warning each, or a refusal
-kinds             which API a body is for, and the body as that API has it
+kinds             which API a body is for; what it asks for, others as chats
 asked             what a body asks for: to answer, to sample, to output, to show
-translations      the same of any API, others as chats
 tool_fields       the fields about tools: which there are, which may be called
 response_format   from the fields that constrain an answer to its grammar
 chat_messages     chat messages as chat templates expect them

@@ -16,9 +16,8 @@ from starlette.types import Message
 
 from common.errors import InternalError, NodeLost
 from common.request import FinishReason
-from router.api.answers.answer import PING_S, Answer, StreamedAnswer, WholeAnswer
+from router.api.answers.answer import PING_S, Answer, AnswerTurns, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead, ChatFormat, WholeChoice
-from router.api.answers.turns import AnswerTurns
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.http.sse import PING
