@@ -185,11 +185,9 @@ class OpenAiApi:
             calls=call_search(plan.syntax) if stop else None,
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
-        answer.start(
-            text,
-            ChoiceTimer(self._metrics, self._clock, watch).on_deltas,
-            partial(generate, prompt.token_ids, sampling, deadline_s=max(left_s, 0.0)),
-        )
+        choice = answer.new_choice(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas)
+        abort = generate(prompt.token_ids, sampling, choice, deadline_s=max(left_s, 0.0))
+        choice.abort_by(abort)
 
 
 def add_generation_routes(app: FastAPI, api: OpenAiApi, exchanges: Exchanges) -> dict[str, ASGIApp]:

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from router.api.answers.chat_and_completions import AnswerForm, WholeChoice
 from router.api.answers.json_parts import LOGPROBS_PER_PART, in_parts, num_logprobs
-from router.core.generation import Sink, TokenChunk
+from router.core.generation import TokenChunk
 from router.http.exchange import Reply
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage
@@ -74,9 +74,9 @@ class Choice:
         self._is_over = False
         self._abort: Callable[[], None] = _nothing
 
-    def start(self, generate: Callable[[Sink], Callable[[], None]]) -> None:
-        """Start the choice: `generate` takes its sink and returns its abort."""
-        self._abort = generate(self)
+    def abort_by(self, abort: Callable[[], None]) -> None:
+        """Take what ends the choice on every node, now that it was started."""
+        self._abort = abort
 
     def abort(self) -> None:
         """End the choice on every node. Idempotent."""
@@ -115,7 +115,7 @@ class Choice:
 
 
 class Answer(ABC):
-    """One answer, streamed or whole: `start` its choices, `send` it, and `abort` in any case."""
+    """One answer, streamed or whole: start its choices, `send` it, and `abort` in any case."""
 
     def __init__(
         self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int, turns: AnswerTurns
@@ -130,16 +130,11 @@ class Answer(ABC):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def start(
-        self,
-        text: ChoiceText,
-        on_deltas: Callable[[Sequence[Delta]], None],
-        generate: Callable[[Sink], Callable[[], None]],
-    ) -> None:
-        """Start the next choice: `generate` takes its sink and returns its abort."""
+    def new_choice(self, text: ChoiceText, on_deltas: Callable[[Sequence[Delta]], None]) -> Choice:
+        """Return the sink of the next choice, which its owner starts."""
         choice = Choice(self, len(self._choices), text, on_deltas)
         self._choices.append(choice)
-        choice.start(generate)
+        return choice
 
     def add(self, index: int, deltas: Sequence[Delta]) -> None:
         """Add the next deltas of choice `index`; behind a failure they are dropped."""
