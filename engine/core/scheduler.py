@@ -16,9 +16,9 @@ import numpy as np
 from common.request import FinishReason
 from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.blocks.host_pool import HostPool
-from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.disk_prefixes import DiskPrefixes
 from engine.core.holdings import Holdings
 from engine.core.invariants import check_state

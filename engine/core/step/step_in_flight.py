@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason, TokenLogprobs
 from engine.core.blocks.block_pool import BlockCounts
-from engine.core.blocks.prefix_copy import PrefixCopy
+from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_batch import EMPTY_BATCH, StepBatch

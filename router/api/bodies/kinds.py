@@ -13,7 +13,6 @@ from typing import Any
 from common.errors import InvalidRequest
 from router.api.bodies.asked import Asked, Words, asked_of_fields
 from router.api.bodies.json_text import checked_text
-from router.api.bodies.left_out import LeftOut
 from router.api.bodies.messages import request as messages
 from router.api.bodies.places import Places
 from router.api.bodies.responses import request as responses
@@ -25,7 +24,7 @@ from router.api.bodies.schemas import (
     parse_body,
     parse_fields,
 )
-from router.api.bodies.unknown_fields import named_fields
+from router.api.bodies.unknown_fields import LeftOut, named_fields
 
 
 class RequestKind(Enum):

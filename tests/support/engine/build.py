@@ -14,9 +14,8 @@ from common.ids import AttemptId
 from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
-from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind, PrefixCopy
 from engine.core.blocks.disk_index import DiskIndex
-from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import PoolView, SequenceView, StepLimits
 from engine.core.planning.forecast import Forecast
 from engine.core.policies.growth import GrowthColumns
