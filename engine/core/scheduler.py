@@ -48,8 +48,8 @@ from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
 from engine.core.step.step_batch import planned_batch
-from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
-from engine.core.step.step_results import StepOutputs, StepResults
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
+from engine.core.step.step_results import StepOutput, StepOutputs, StepResults
 from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
 

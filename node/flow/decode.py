@@ -22,7 +22,8 @@ from common.kv.blocks import blocks_for
 from common.request import OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.sequences.sequence import Sequence
-from engine.core.step.step_in_flight import PlannedStep, StepOutput
+from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import (
     Commit,
     KVEvent,
@@ -31,13 +32,8 @@ from kv_transfer.contract import (
     Released,
     Ticket,
 )
-from node.flow.attempts.attempt_table import (
-    RETRY_AFTER_S,
-    NodeAttempt,
-    emit_tokens,
-    new_counts,
-    refused,
-)
+from node.flow.attempts.attempt_outputs import RETRY_AFTER_S, emit_tokens, new_counts, refused
+from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AnswerCall,

@@ -31,9 +31,11 @@ from common.kv.blocks import blocks_for
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput
+from engine.core.step.step_in_flight import PlannedStep, Pushes
+from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import Commit, Ticket, TransferEnded
-from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt, emit_tokens, refused
+from node.flow.attempts.attempt_outputs import emit_tokens, refused
+from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt
 from node.flow.landing_place import LandingPlace
 from node.flow.messages import (
     AbortTransfer,

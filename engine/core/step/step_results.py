@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from itertools import compress, repeat
 from typing import cast, overload
 
 import numpy as np
 
-from common.request import FinishReason
+from common.prompt_logprobs import PromptLogprobs
+from common.request import FinishReason, TokenLogprobs
 from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import DrawnTokens, RunnerResult
 from engine.core.sequences.prefix_index import PrefixIndex
@@ -26,10 +28,27 @@ from engine.core.sequences.stop_rules import until_end
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import StepCounters
 from engine.core.step.prompt_rows import take_prompt_logprobs
-from engine.core.step.step_in_flight import PlannedStep, StepOutput
+from engine.core.step.step_in_flight import PlannedStep
 
 OnEnd = Callable[[Sequence, FinishReason | None], None]
 """Ends a sequence by what it drew: with a reason, or without one when another node continues it."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Output tokens that one step added to `sequence`, from `first_index` on, in order.
+
+    With `finish_reason`, the output ends with the last of them. `logprobs` has one entry per token
+    if the request asked for them, else none. With the first token come those of the prompt, if the
+    request asked for them and the prompt was computed here.
+    """
+
+    sequence: Sequence
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class StepResults:

@@ -24,8 +24,8 @@ from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
-from engine.core.step.step_results import StepOutputs
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
+from engine.core.step.step_results import StepOutput, StepOutputs
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, HashRunner, LateCopy
 
 BLOCK_SIZE = 4
