@@ -94,6 +94,23 @@ class _Waiting:
     timer: asyncio.TimerHandle
 
 
+class IgnoredPriorities:
+    """Sees every request of a node. Belongs to the event loop."""
+
+    def __init__(self, *, are_enabled: bool) -> None:
+        self._is_due = not are_enabled
+
+    def see(self, request: GenerationRequest) -> None:
+        """Log a warning for the first request whose priority is ignored."""
+        if self._is_due and request.priority:
+            self._is_due = False
+            log_of_node.warning(
+                "a request has the priority %d, and priorities are ignored: they count with "
+                "--enable-priority-scheduling (this is logged once)",
+                request.priority,
+            )
+
+
 class RouterCalls:
     """Takes the calls of one router; calls `answer` once for each, with its id and its answer."""
 
@@ -277,20 +294,3 @@ def _log_begin(submit: Submit, answer: Answer) -> None:
         "refused" if refusal else "taken",
         extra=log_fields(submit.request.id, router=str(submit.router), code=refusal),
     )
-
-
-class IgnoredPriorities:
-    """Sees every request of a node. Belongs to the event loop."""
-
-    def __init__(self, *, are_enabled: bool) -> None:
-        self._is_due = not are_enabled
-
-    def see(self, request: GenerationRequest) -> None:
-        """Log a warning for the first request whose priority is ignored."""
-        if self._is_due and request.priority:
-            self._is_due = False
-            log_of_node.warning(
-                "a request has the priority %d, and priorities are ignored: they count with "
-                "--enable-priority-scheduling (this is logged once)",
-                request.priority,
-            )

@@ -53,6 +53,38 @@ class RequestIdMiddleware:
         await self._app(scope, receive, send_with_id)
 
 
+class PlainRequestMiddleware:
+    """Refuses, with 400, requests whose path is not plain, and notes the route of all others.
+
+    It comes first: the rights to a request are those of the route that it has.
+    """
+
+    def __init__(self, app: ASGIApp, routes: RouteTable, refused: RefusedRequests) -> None:
+        self._app = app
+        self._routes = routes
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        problem = path_problem(scope)
+        route = self._routes.find(scope)
+        if not problem and not route.takes_slashes and has_escaped_slash(scope):
+            problem = f"the path {scope['path'][:MAX_SHOWN_CHARS]!r} has an escaped slash"
+        if problem:
+            error = ApiError(
+                400,
+                f"{problem}: wanted the path of an endpoint, written as in /openapi.json",
+                code="bad_path",
+            )
+            self._refused.on_refused(error, scope)
+            await Reply(send).send_error(error, scope["path"])
+            return
+        put_route(scope, route)
+        await self._app(scope, receive, send)
+
+
 class ApiKeyMiddleware:
     """Admits requests with a valid key as bearer token, within the limits of that key.
 
@@ -204,35 +236,3 @@ def _too_many(used: KeyInUse, refusal: Refusal) -> ApiError:
         code="rate_limit_exceeded",
         headers={"retry-after": str(refusal.retry_after_s)},
     )
-
-
-class PlainRequestMiddleware:
-    """Refuses, with 400, requests whose path is not plain, and notes the route of all others.
-
-    It comes first: the rights to a request are those of the route that it has.
-    """
-
-    def __init__(self, app: ASGIApp, routes: RouteTable, refused: RefusedRequests) -> None:
-        self._app = app
-        self._routes = routes
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        problem = path_problem(scope)
-        route = self._routes.find(scope)
-        if not problem and not route.takes_slashes and has_escaped_slash(scope):
-            problem = f"the path {scope['path'][:MAX_SHOWN_CHARS]!r} has an escaped slash"
-        if problem:
-            error = ApiError(
-                400,
-                f"{problem}: wanted the path of an endpoint, written as in /openapi.json",
-                code="bad_path",
-            )
-            self._refused.on_refused(error, scope)
-            await Reply(send).send_error(error, scope["path"])
-            return
-        put_route(scope, route)
-        await self._app(scope, receive, send)

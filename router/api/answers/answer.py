@@ -56,6 +56,22 @@ def pieces_of(delta: Delta) -> Iterator[Delta]:
         yield piece
 
 
+class AnswerTurns:
+    """Turns for long work in pieces, which all requests share; who asks first is served first.
+
+    Each request alone could give way between its pieces, and a hundred of them would still do a
+    hundred pieces in one turn of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def next(self) -> None:
+        """Return in a turn in which no other caller does another piece."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
 class Choice:
     """The sink of one choice."""
 
@@ -359,19 +375,3 @@ class WholeAnswer(Answer):
             self._wholes[index].add(delta)
         if not self._num_left:
             self._wake()
-
-
-class AnswerTurns:
-    """Turns for long work in pieces, which all requests share; who asks first is served first.
-
-    Each request alone could give way between its pieces, and a hundred of them would still do a
-    hundred pieces in one turn of the event loop.
-    """
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def next(self) -> None:
-        """Return in a turn in which no other caller does another piece."""
-        async with self._lock:
-            await asyncio.sleep(0)
