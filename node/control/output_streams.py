@@ -20,7 +20,7 @@ from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from node.control.block_reports import BlockReports, CachedBlocks, News
 from node.control.pulls import add_offer, pull_to_proto, refused_to_proto
-from node.flow.messages import AskBlocks, OfferBlocks, RefusePull
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull, SendOutput
 from protos import pdserve_node_pb2 as pb
 from protos.output_batches import outputs_to_proto
 
@@ -129,8 +129,8 @@ class OutputStreams:
         """Streams that are opened say that this node wants the blocks of that one, or of any."""
         self._streams: dict[Incarnation, RouterStream] = {}
         self._lock = threading.Lock()
-        self._unflushed: list[tuple[Incarnation, RequestOutput]] = []
-        self._in_transit: list[tuple[Incarnation, RequestOutput]] = []
+        self._unflushed: list[SendOutput] = []
+        self._in_transit: list[SendOutput] = []
         self._cached = CachedBlocks()
         self._unflushed_news: News = {}
         self._news_in_transit: dict[Tier, dict[BlockHash, bool]] = {}
@@ -138,9 +138,9 @@ class OutputStreams:
 
     # --- the step thread's side ---------------------------------------------------------------
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None:
+    def add(self, sent: SendOutput) -> None:
         """Keep an output for the next `flush`."""
-        self._unflushed.append((router, output))
+        self._unflushed.append(sent)
 
     def ask(self, wanted: AskBlocks) -> None:
         """Send a pull to a router, which passes it on; at once, because a prompt waits for it."""
@@ -224,10 +224,10 @@ class OutputStreams:
             self._cached.take(news)
             for told in self._streams.values():
                 told.reports.add(news)
-        for router, output in delivered:
-            stream = self._streams.get(router)
+        for sent in delivered:
+            stream = self._streams.get(sent.router)
             if stream is not None:
-                stream.add(output)
+                stream.add(sent.output)
                 self._on_added(stream)
 
     def _add_pull(self, wanted: AskBlocks) -> None:

@@ -19,12 +19,7 @@ from node.control.role import NodeRole
 from node.control.router_calls import IgnoredPriorities, Replies
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import (
-    Answer,
-    Message,
-    RouterGone,
-    Submit,
-)
+from node.flow.messages import Answer, Message, RouterGone, SendOutput, Submit
 from node.flow.step_progress import StepProgress
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -119,7 +114,7 @@ class Service:
 
     def say(self, number: int, router: Incarnation = ROUTER, **more: Any) -> None:
         output = node_output(REQUEST.id, number, (40 + number,), **more)
-        self.streams.add(router, output)
+        self.streams.add(SendOutput(router, output))
         self.streams.flush()
 
 

@@ -16,7 +16,7 @@ from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import OutputDetails, RequestOutput
 from node.control import output_streams
 from node.control.output_streams import PULLS_PER_MESSAGE, OutputStreams, RouterStream
-from node.flow.messages import AskBlocks, OfferBlocks, RefusePull, WarmNode
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull, SendOutput, WarmNode
 from protos import pdserve_node_pb2 as pb
 from protos.output_batches import outputs_from_proto
 from tests.support.nodes.control_server import TICKET
@@ -69,7 +69,7 @@ class Streams:
     def say(self, router: Incarnation, *numbers: int) -> None:
         """What the step thread does in one turn."""
         for number in numbers:
-            self.streams.add(router, output(number))
+            self.streams.add(SendOutput(router, output(number)))
         self.streams.flush()
 
 
@@ -88,7 +88,8 @@ async def test_a_message_has_a_bounded_number_of_logprobs_of_prompts(
     sizes = [5, 5, 0, 0, 5, 25, 0]
     for number, size in enumerate(sizes):
         found = joined([of_five] * (size // 5)) if size else None
-        world.streams.add(R1, output(number)._replace(details=OutputDetails(prompt_logprobs=found)))
+        details = OutputDetails(prompt_logprobs=found)
+        world.streams.add(SendOutput(R1, output(number)._replace(details=details)))
     world.streams.flush()
     await delivered()
     batches: list[list[int]] = []
@@ -225,8 +226,8 @@ async def test_a_node_that_has_started_says_once_to_each_router_who_is_to_warm_i
 
 async def test_each_router_gets_its_own(world: Streams) -> None:
     first, second = await subscribed(world, R1), await subscribed(world, R2)
-    world.streams.add(R1, output(1))
-    world.streams.add(R2, output(2))
+    world.streams.add(SendOutput(R1, output(1)))
+    world.streams.add(SendOutput(R2, output(2)))
     world.streams.flush()
     assert await read_next(first) == [output(1)]
     assert await read_next(second) == [output(2)]
@@ -234,7 +235,7 @@ async def test_each_router_gets_its_own(world: Streams) -> None:
 
 async def test_nothing_leaves_before_the_flush(world: Streams) -> None:
     reader = await subscribed(world)
-    world.streams.add(R1, output(1))
+    world.streams.add(SendOutput(R1, output(1)))
     waiting = asyncio.ensure_future(anext(reader))
     await delivered()
     assert not waiting.done()
