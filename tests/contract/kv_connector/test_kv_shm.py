@@ -67,7 +67,7 @@ def test_large_pieces_are_copied_and_hashed_in_one_pass(
     cluster: Cluster, verify: str, sources: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = big_pair(cluster, verify=verify)
-    monkeypatch.setattr(pieces, "write", None)
+    monkeypatch.setattr(pieces, "write_blocks", None)
     targets = [(5 * block + 2) % 12 for block in range(len(sources))]
     wanted = decode.pool.copy()
     wanted[:, :, targets] = prefill.pool[:, :, list(sources)]
