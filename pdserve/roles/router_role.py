@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,9 @@ from router.cluster.drain import drain_node
 from router.cluster.role import give_role
 from router.cluster.role_keeper import RoleKeeper
 from router.cluster.view import DispatcherView
+from router.core.placing import Placing
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.placing_recording import PlacingRecording
 from router.http.server import bind_http, count_refused, router_limits, serve_http
 from router.live.feed import LiveFeed
 from router.text.conversation import ChatSettings
@@ -75,7 +78,18 @@ async def run_router_role(
         raise
     registry = process_registry(lambda: Role.ROUTER, keys)
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
-    dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
+    placing = _placing(config)
+    recording = _recording(config, router_id, placing)
+    dispatcher = Dispatcher(
+        store,
+        placing,
+        router_id=router_id,
+        registry=registry,
+        on_failed=shutdown.end_now,
+        clock=MonotonicClock(),
+        keys=keys,
+        recording=recording,
+    )
     await dispatcher.start()
     planning = PlanningProcess(
         planning_command(model.model, model.served_model_name, model.max_model_len, chat)
@@ -107,6 +121,8 @@ async def run_router_role(
         await feeding
     finally:
         await dispatcher.close()
+        if recording is not None:
+            recording.close()
         await planning.close()
         await asyncio.to_thread(trials.close)
     return int(dispatcher.has_failed)
@@ -148,26 +164,20 @@ async def _require_welcome(store: PlacementStore) -> None:
         log.warning("starting without the placement store: %s (--redis-url says where)", away)
 
 
-def _make_dispatcher(
-    config: Config,
-    router_id: str,
-    store: PlacementStore,
-    registry: CollectorRegistry,
-    shutdown: Shutdown,
-    keys: Keys | None,
-) -> Dispatcher:
-    return Dispatcher(
-        store,
-        router_id=router_id,
+def _placing(config: Config) -> Placing:
+    return Placing(
         model=model_names(config.model.served_model_name)[0],
+        lease_s=config.placement.node_lease_s,
         policy=config.placement.placement_policy,
         session_ttl_s=config.placement.session_ttl_s,
-        node_lease_s=config.placement.node_lease_s,
-        registry=registry,
-        on_failed=shutdown.end_now,
-        clock=MonotonicClock(),
-        keys=keys,
+        seed=secrets.randbits(64),
     )
+
+
+def _recording(config: Config, router_id: str, placing: Placing) -> PlacingRecording | None:
+    if not config.tracing.record:
+        return None
+    return PlacingRecording(Path(config.tracing.record), router_id, placing)
 
 
 def _make_role_keeper(
