@@ -26,7 +26,7 @@ from node.life.connector_watch import wait_for_hang
 from node.life.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.life.prefix_disk import disk_index_of, start_disk
-from node.life.step_recording import StepRecording
+from node.life.step_recording import StepRecording, record_steps
 from node.life.step_thread import StepThread
 from node.watch.attempt_watch import AttemptWatch
 from node.watch.kv_metrics import kv_links
@@ -77,7 +77,7 @@ class RequestPath:
         draw_lease_token = new_lease_token
         if config.tracing.record:
             folder = Path(config.tracing.record)
-            self._recording = StepRecording(folder, config, model, incarnation, connector)
+            self._recording = record_steps(folder, config, model, incarnation, connector)
             draw_lease_token = self._recording.drawing(new_lease_token)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector, draw_lease_token)
         self._published = self._flow.snapshot()

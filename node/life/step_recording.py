@@ -15,6 +15,7 @@ from typing import Any
 from common.errors import InternalError
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash, hash_full_blocks
+from common.kv.kv_layout import KVLayout
 from common.recording.calls import recorded
 from common.recording.file import RecordingFile
 from common.recording.pseudonyms import Pseudonyms
@@ -24,6 +25,7 @@ from common.settings.config import Config
 from engine.core.sequences.sequence import Sequence as SeatedSequence
 from engine.core.step.step_in_flight import PlannedStep
 from kv_transfer.contract import ConnectorFailed, Landed, Ticket
+from node.flow.attempts.attempt_table import AttemptTable
 from node.flow.messages import CopyEnded, FetchBlocks, Message, SendBlocks, Submit
 from node.flow.node_flow import NodeFlow
 from node.life.node_parts import LoadedModel, NodeConnector
@@ -34,7 +36,6 @@ from node.life.recorded_steps import (
     drawn_json,
     gave_json,
 )
-from node.life.self_description import flow_limits
 
 RECORDED_SECTIONS = ("role", "engine", "scheduling", "speculation", "handoff")
 """What of a configuration decides what a node decides."""
@@ -42,34 +43,39 @@ MOST_KNOWN = 4096
 """Sequences whose written hashes are known. Hashes that are written twice do no harm."""
 
 
-class StepRecording:
-    """Records the calls of a flow. Belongs to the step thread, once that runs."""
+def record_steps(
+    folder: Path,
+    config: Config,
+    model: LoadedModel,
+    incarnation: Incarnation,
+    connector: NodeConnector,
+) -> StepRecording:
+    """Begin the recording of a node. Raises `ConfigError` where it cannot be written."""
+    facts = {field.name: getattr(model, field.name) for field in fields(RecordedModel)}
+    header = {
+        "of": "steps",
+        "node_id": incarnation.node_id,
+        "epoch": incarnation.epoch,
+        "kv_endpoint": connector.endpoint,
+        "config": {name: as_json(getattr(config, name)) for name in RECORDED_SECTIONS},
+        "model": as_json(RecordedModel(**facts)),
+    }
+    file = RecordingFile(folder, incarnation.node_id, header)
+    return StepRecording(file, model.layout, vocab_size=model.vocab_size)
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Config,
-        model: LoadedModel,
-        incarnation: Incarnation,
-        connector: NodeConnector,
-    ) -> None:
-        """Begin the file. Raises `ConfigError` where it cannot be written."""
+
+class StepRecording:
+    """Records the calls of one flow. Belongs to the step thread, once that runs."""
+
+    def __init__(self, file: RecordingFile, layout: KVLayout, *, vocab_size: int) -> None:
+        self._file = file
         self._names = Pseudonyms()
-        self._layout, self._fingerprint = model.layout, model.layout.fingerprint
-        self._vocab_size = flow_limits(config, model).vocab_size
+        self._layout, self._vocab_size = layout, vocab_size
+        self._fingerprint = layout.fingerprint
         self._num_hashed: dict[int, int] = {}
         """Blocks by sequence whose hashes were written."""
         self._step: PlannedStep | None = None
-        facts = {field.name: getattr(model, field.name) for field in fields(RecordedModel)}
-        header = {
-            "of": "steps",
-            "node_id": incarnation.node_id,
-            "epoch": incarnation.epoch,
-            "kv_endpoint": connector.endpoint,
-            "config": {name: as_json(getattr(config, name)) for name in RECORDED_SECTIONS},
-            "model": as_json(RecordedModel(**facts)),
-        }
-        self._file = RecordingFile(folder, incarnation.node_id, header)
+        self._attempts = AttemptTable()
 
     def of_flow(self, flow: NodeFlow) -> NodeFlow:
         """Return what stands in for a flow of the step loop."""

@@ -29,6 +29,7 @@ from kv_transfer.contract import Commit, Landed, Ticket
 from kv_transfer.sending.transfer_errors import TransferAborted
 from kv_transfer.transfer_timing import TransferTiming
 from node.flow.messages import FetchBlocks, Message, SendBlocks, Submit
+from node.flow.node_flow import NodeFlow
 from node.life.make_flow import flow_maker
 from node.life.make_scheduler import make_scheduler
 from node.life.node_parts import LoadedModel, NodeConnector
@@ -87,31 +88,45 @@ class _ConnectorThen:
     endpoint: str
 
 
-class _Node:
-    """A flow like the recorded one."""
+class StepCalls:
+    """The calls of one flow. `lease_tokens` are those that it draws, in order."""
 
-    def __init__(self, header: dict[str, Any]) -> None:
-        sections = {name: _READER.read(found) for name, found in header["config"].items()}
-        config, facts = Config(**sections), _READER.read(header["model"])
-        self.facts: RecordedModel = facts
-        model = cast(LoadedModel, _ModelThen(facts))
-        self.lease_tokens: deque[int] = deque()
-        self.flow = flow_maker(config)(
-            make_scheduler(config, model),
-            model,
-            Incarnation(header["node_id"], header["epoch"]),
-            cast(NodeConnector, _ConnectorThen(header["kv_endpoint"])),
-            self.lease_tokens.popleft,
-        )
-        self.tokens = MadeUpTokens(facts.layout.fingerprint, facts.layout.block_size)
+    def __init__(self, flow: NodeFlow, layout: KVLayout, lease_tokens: deque[int]) -> None:
+        self._flow = flow
+        self._lease_tokens = lease_tokens
+        self._tokens = MadeUpTokens(layout.fingerprint, layout.block_size)
         self._step = PlannedStep()
 
-    def call(self, line: dict[str, Any]) -> Callable[[], Any]:
-        """Return the call of a line. Raises the errors of a line that is none."""
+    def learn_hashes(self, path: Path) -> None:
+        """Read the hashes of all blocks: the tokens of a block come long before it is full.
+
+        Raises `ConfigError`, which names the line.
+        """
+        _, lines = read_recording(path)
+        for number, line in lines:
+            try:
+                for sequence_id, first, hashes in line.get("hashes", ()):
+                    self._tokens.add(sequence_id, first, map(bytes.fromhex, hashes))
+                asked = line.get("message", {})
+                if "sequence_id" in asked:
+                    request = _READER.read(asked["request"])
+                    self._tokens.add(asked["sequence_id"], 0, request.hashes)
+            except _BAD_LINE as error:
+                raise ConfigError(f"line {number}: no hashes are read of it: {error!r}") from error
+        self._tokens.tell_hashes()
+
+    def call(self, line: dict[str, Any]) -> Callable[[], Any] | None:
+        """Return the call of a line; None: it has a lease token, which a later call draws.
+
+        Raises the errors of a line that is none.
+        """
+        if "token" in line:
+            self._lease_tokens.append(int(line["token"]))
+            return None
         name = line["call"]
         if name not in FLOW_CALLS:
             raise ValueError(f"{name!r} is no call of a flow")
-        call = getattr(self.flow, name)
+        call = getattr(self._flow, name)
         match name:
             case "on_message":
                 message = self._message(line["message"])
@@ -134,7 +149,7 @@ class _Node:
         return lambda: call(step)
 
     def _begin_step(self, now_s: float) -> Any:
-        self._step, effects = self.flow.begin_step(now_s)
+        self._step, effects = self._flow.begin_step(now_s)
         return self._step, effects
 
     def _part(self, line: dict[str, Any]) -> PlannedStep:
@@ -154,7 +169,7 @@ class _Node:
         if isinstance(message, Submit):
             return replace(message, request=self._request(message.request, sequence_id))
         if isinstance(message, SendBlocks | FetchBlocks):
-            return replace(message, block_hashes=self.tokens.made(message.block_hashes))
+            return replace(message, block_hashes=self._tokens.made(message.block_hashes))
         if isinstance(message, Landed):
             return replace(message, commit=self._commit(message))
         return cast(Message, message)
@@ -162,7 +177,7 @@ class _Node:
     def _request(self, asked: Any, sequence_id: int) -> GenerationRequest:
         num_prompt = asked.num_prompt_tokens
         num_known = num_prompt + asked.num_output_tokens
-        tokens = self.tokens.tokens(sequence_id, 0, num_known)
+        tokens = self._tokens.tokens(sequence_id, 0, num_known)
         if asked.is_unknown:
             tokens = (UNKNOWN_TOKEN, *tokens[1:])
         return GenerationRequest(
@@ -179,11 +194,11 @@ class _Node:
         )
 
     def _commit(self, landed: Landed) -> Commit:
-        commit, attempt = landed.commit, self.flow.attempts.of_lease(landed.lease_token)
+        commit, attempt = landed.commit, self._flow.attempts.of_lease(landed.lease_token)
         if attempt is None or commit.first_token_id < 0:
             return commit
         known = commit.num_tokens
-        (first,) = self.tokens.tokens(attempt.sequence.sequence_id, known, known + 1)
+        (first,) = self._tokens.tokens(attempt.sequence.sequence_id, known, known + 1)
         return replace(commit, first_token_id=first)
 
     def _results(self, step: PlannedStep, line: dict[str, Any]) -> RunnerResult:
@@ -202,30 +217,51 @@ class _Node:
 
     def _drawn(self, sequence: Sequence, count: int, end: int | None) -> tuple[int, ...]:
         known = sequence.num_known
-        tokens = list(self.tokens.tokens(sequence.sequence_id, known, known + count))
+        tokens = list(self._tokens.tokens(sequence.sequence_id, known, known + count))
         if end is not None:
             tokens[end] = END_TOKEN
         return tuple(tokens)
 
 
 def replay_steps(path: Path) -> Compared:
-    """Make the recorded calls; compare what each of them gives.
+    """Make the recorded calls of a new flow; compare what each of them gives.
 
     Raises `ConfigError`, which names the line, for one that cannot be made.
     """
-    header, lines = read_recording(path)
+    header, _ = read_recording(path)
     try:
-        node = _Node(header)
+        calls = _calls_of(header)
     except _BAD_LINE as error:
         raise ConfigError(f"line 1: no node is made of it: {error!r}") from error
-    _learn_hashes(node.tokens, path)
+    return compare_steps(path, calls)
+
+
+def _calls_of(header: dict[str, Any]) -> StepCalls:
+    """Return the calls of a flow like the recorded one."""
+    sections = {name: _READER.read(found) for name, found in header["config"].items()}
+    config, facts = Config(**sections), _READER.read(header["model"])
+    model = cast(LoadedModel, _ModelThen(facts))
+    lease_tokens: deque[int] = deque()
+    flow = flow_maker(config)(
+        make_scheduler(config, model),
+        model,
+        Incarnation(header["node_id"], header["epoch"]),
+        cast(NodeConnector, _ConnectorThen(header["kv_endpoint"])),
+        lease_tokens.popleft,
+    )
+    return StepCalls(flow, facts.layout, lease_tokens)
+
+
+def compare_steps(path: Path, calls: StepCalls) -> Compared:
+    """Make the recorded calls. Raises as `replay_steps` does."""
+    _, lines = read_recording(path)
+    calls.learn_hashes(path)
     compared = Compared()
     for number, line in lines:
         try:
-            if "token" in line:
-                node.lease_tokens.append(int(line["token"]))
+            call = calls.call(line)
+            if call is None:
                 continue
-            call = node.call(line)
         except _BAD_LINE as error:
             raise ConfigError(f"line {number}: no call is made of it: {error!r}") from error
         try:
@@ -244,19 +280,3 @@ def replay_steps(path: Path) -> Compared:
             )
             break
     return compared
-
-
-def _learn_hashes(tokens: MadeUpTokens, path: Path) -> None:
-    """Find the hashes of all blocks: the tokens of a block come long before it is full."""
-    _, lines = read_recording(path)
-    for number, line in lines:
-        try:
-            for sequence_id, first, hashes in line.get("hashes", ()):
-                tokens.add(sequence_id, first, map(bytes.fromhex, hashes))
-            asked = line.get("message", {})
-            if "sequence_id" in asked:
-                request = _READER.read(asked["request"])
-                tokens.add(asked["sequence_id"], 0, request.hashes)
-        except _BAD_LINE as error:
-            raise ConfigError(f"line {number}: no hashes are read of it: {error!r}") from error
-    tokens.tell_hashes()
