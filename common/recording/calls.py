@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from common.errors import PdserveError
-
 WriteCall = Callable[[str, tuple[Any, ...], dict[str, Any], Any], object]
 """Takes the name of a call, its arguments, those by name, and what it returned or raised."""
 
@@ -32,7 +30,7 @@ class _Recorded:
     def _call(self, name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         try:
             found = call(*given, **named)
-        except PdserveError as error:
+        except Exception as error:
             self._write(name, given, named, error)
             raise
         self._write(name, given, named, found)

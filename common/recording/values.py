@@ -1,7 +1,8 @@
 """Values of this project as JSON, and back.
 
 A dataclass or a named tuple is an object with its name and the fields that differ from their
-defaults. Tuples and lists are both lists, and are read as tuples. An error has its text.
+defaults. Tuples and lists are both lists, and are read as tuples. A typed error has its text. The
+text of another one may be anything: it has only its name.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def as_json(value: Any) -> Any:
         return {_IS: type(value).__name__, _VALUE: value.value}
     if isinstance(value, bytes):
         return {_IS: "bytes", _VALUE: value.hex()}
-    if isinstance(value, PdserveError):
-        return {_IS: type(value).__name__, _VALUE: str(value)}
+    if isinstance(value, Exception):
+        text = {_VALUE: str(value)} if isinstance(value, PdserveError) else {}
+        return {_IS: type(value).__name__, **text}
     if isinstance(value, set | frozenset):
         return {_IS: "frozenset", _VALUE: sorted(map(as_json, value), key=str)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

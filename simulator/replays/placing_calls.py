@@ -14,7 +14,6 @@ from common.errors import (
     InternalError,
     InvalidRequest,
     Overloaded,
-    PdserveError,
 )
 from common.ids import Incarnation
 from common.kv.tiers import Tier
@@ -111,6 +110,6 @@ def _gave(call: Callable[[], Any]) -> Any:
     """Make a call; return as JSON values what it gives, or the error that it raises."""
     try:
         found = call()
-    except PdserveError as error:
+    except Exception as error:
         return as_json(error)
     return None if isinstance(found, Roster) else as_json(found)
