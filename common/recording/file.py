@@ -121,9 +121,8 @@ def read_recording(path: Path) -> tuple[dict[str, Any], Iterator[tuple[int, dict
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open(encoding="ascii") as file:
-            number = 0
+            number = 1
             while line := file.readline(MOST_LINE_BYTES):
-                number += 1
                 if not line.endswith("\n"):
                     return
                 found = json.loads(line)
@@ -132,7 +131,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if found.get(_FULL):
                     return
                 yield number, found
+                number += 1
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{path}, line {number + 1}: {error}") from error
+        raise ConfigError(f"{path}, line {number}: {error}") from error

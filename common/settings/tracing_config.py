@@ -41,6 +41,6 @@ class TracingConfig(Section):
     )
     record: str = setting(
         "",
-        "folder for a recording of what this process decides, which `pdserve simulate` replays",
-        note="default: none; one file for each process, of 1GiB at most, without any text",
+        "folder to record decisions in, for `pdserve simulate --replay`",
+        note="default: none; a file for each process, at most 1GiB, without text",
     )

@@ -69,7 +69,7 @@ def test_what_a_replay_would_ignore_is_refused_in_one_sentence() -> None:
     with pytest.raises(SettingsError) as refused:
         simulation_of({"replay": "x.json", "seed": "3", "histories": "5", "output": "y.json"})
     (problem,) = refused.value.problems
-    assert problem.startswith("--replay runs the history of a file as it is: wanted no --seed, ")
+    assert problem.startswith("--replay runs what is in a file as it is: wanted no --seed, ")
     assert problem.endswith("--histories, --output")
     assert simulation_of({"replay": "x.json", "json": True}).replayed == Path("x.json")
 
