@@ -49,7 +49,7 @@ from pdserve.local_cluster.signals import Signals
 from placement.redis_store import RedisStore
 from placement.store import LiveNode, Placement
 from protos.grpc_core import ROUTER_EXPERIMENTS
-from router.core.chooser import Chooser
+from router.core.choosing.chooser import Chooser
 from router.core.effects import Choose
 from router.core.membership import Membership
 from router.core.policies import POLICIES

@@ -34,6 +34,7 @@ from node.flow.messages import (
     Submit,
 )
 from placement.store import LiveNode
+from router.core.choosing.placing import Placing
 from router.core.effects import (
     Choose,
     Effect,
@@ -48,7 +49,6 @@ from router.core.effects import (
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
-from router.core.placing import Placing
 from router.core.policies.query import Query, query_of
 from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 from router.dispatch.pair_placer import PairPlacer

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +21,7 @@ log = logging.getLogger("pdserve.recording")
 
 FORMAT = 1
 MOST_BYTES = 1 << 30
-"""Of one file; what comes then is not recorded."""
+"""The size of one file; what comes then is not recorded."""
 MOST_LINE_BYTES = 64 << 20
 FLUSH_S = 1.0
 """A process that is killed loses as much, or one buffer."""
@@ -42,8 +41,7 @@ class RecordingFile:
         self.path, self._file = _new_file(folder, name)
         self._num_left = most_bytes
         self._began_s = self._flushed_s = time.monotonic()
-        began = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self.write({_RECORDING: FORMAT, "version": VERSION, "began": began, **header})
+        self.write({_RECORDING: FORMAT, "version": VERSION, **header})
         log.info("recording to %s", self.path)
 
     def write(self, line: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ text of another one may be anything: it has only its name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -64,7 +64,7 @@ def _object(value: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
 class ValueReader:
     """Makes values of some types out of JSON values."""
 
-    def __init__(self, types: Iterable[type[Any]]) -> None:
+    def __init__(self, *types: type[Any]) -> None:
         self._types = {one.__name__: one for one in types}
 
     def read(self, found: Any) -> Any:

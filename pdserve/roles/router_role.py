@@ -37,7 +37,7 @@ from router.cluster.drain import drain_node
 from router.cluster.role import give_role
 from router.cluster.role_keeper import RoleKeeper
 from router.cluster.view import DispatcherView
-from router.core.placing import Placing
+from router.core.choosing.placing import Placing
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.placing_recording import PlacingRecording
 from router.http.server import bind_http, count_refused, router_limits, serve_http
@@ -80,16 +80,7 @@ async def run_router_role(
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
     placing = _placing(config)
     recording = _recording(config, router_id, placing)
-    dispatcher = Dispatcher(
-        store,
-        placing,
-        router_id=router_id,
-        registry=registry,
-        on_failed=shutdown.end_now,
-        clock=MonotonicClock(),
-        keys=keys,
-        recording=recording,
-    )
+    dispatcher = _make_dispatcher(store, placing, recording, router_id, registry, shutdown, keys)
     await dispatcher.start()
     planning = PlanningProcess(
         planning_command(model.model, model.served_model_name, model.max_model_len, chat)
@@ -162,6 +153,27 @@ async def _require_welcome(store: PlacementStore) -> None:
         raise
     except PlacementUnavailable as away:
         log.warning("starting without the placement store: %s (--redis-url says where)", away)
+
+
+def _make_dispatcher(
+    store: PlacementStore,
+    placing: Placing,
+    recording: PlacingRecording | None,
+    router_id: str,
+    registry: CollectorRegistry,
+    shutdown: Shutdown,
+    keys: Keys | None,
+) -> Dispatcher:
+    return Dispatcher(
+        store,
+        placing,
+        router_id=router_id,
+        registry=registry,
+        on_failed=shutdown.end_now,
+        clock=MonotonicClock(),
+        keys=keys,
+        recording=recording,
+    )
 
 
 def _placing(config: Config) -> Placing:

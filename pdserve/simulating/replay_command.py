@@ -28,7 +28,7 @@ def run_replay(path: Path, out: TextIO, *, is_json: bool) -> bool:
 
 
 def _lines_of(replayed: Replayed, path: Path) -> list[str]:
-    who = f"{replayed.node_id}, recorded from {replayed.began} on"
+    who = replayed.node_id
     lines = []
     if replayed.version != VERSION:
         lines.append(f"recorded by version {replayed.version}, replayed by version {VERSION}")

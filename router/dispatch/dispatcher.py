@@ -21,6 +21,7 @@ from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
+from router.core.choosing.placing import Placing
 from router.core.effects import (
     Accepted,
     Choose,
@@ -37,7 +38,6 @@ from router.core.effects import (
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
 from router.core.known.sessions import SessionId
-from router.core.placing import Placing
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.silence import LOSS_S

@@ -12,7 +12,7 @@ from common.errors import HandoffFailed, error_from_code
 from common.ids import Incarnation
 from common.observing.clock import Clock
 from common.request import FinishReason, RequestOutput
-from router.core.chooser import Chooser
+from router.core.choosing.chooser import Chooser
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair

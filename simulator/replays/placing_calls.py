@@ -21,10 +21,10 @@ from common.nodes import KVLink, NodeLoad, NodeRecord, Role
 from common.recording.file import read_recording
 from common.recording.values import ValueReader, as_json
 from placement.store import LiveNode
+from router.core.choosing.placing import Placing
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
-from router.core.placing import Placing
 from router.dispatch.placing_recording import (
     CHOOSER,
     CHOOSER_CALLS,
@@ -36,23 +36,21 @@ from router.dispatch.placing_recording import (
 from simulator.replays.compared import Compared, Difference
 
 _ARGUMENTS = ValueReader(
-    (
-        BlockReport,
-        Choose,
-        DeadlineUnreachable,
-        Incarnation,
-        InternalError,
-        InvalidRequest,
-        KVLink,
-        LiveNode,
-        NodeLoad,
-        NodeRecord,
-        NodesThen,
-        Overloaded,
-        RecordedQuery,
-        Role,
-        Tier,
-    )
+    BlockReport,
+    Choose,
+    DeadlineUnreachable,
+    Incarnation,
+    InternalError,
+    InvalidRequest,
+    KVLink,
+    LiveNode,
+    NodeLoad,
+    NodeRecord,
+    NodesThen,
+    Overloaded,
+    RecordedQuery,
+    Role,
+    Tier,
 )
 
 

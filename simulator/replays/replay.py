@@ -16,12 +16,11 @@ from simulator.replays.step_calls import replay_steps
 class Replayed:
     """What came of a replay. `num_decisions` were compared, up to the difference if there is one.
 
-    `version` is that of the process that was recorded, and `began` the time of day in UTC.
+    `version` is that of the process that was recorded.
     """
 
     node_id: str
     version: str
-    began: str
     what: str
     num_decisions: int
     difference: Difference | None
@@ -42,7 +41,6 @@ def replay_recording(path: Path) -> Replayed:
     return Replayed(
         node_id=str(header.get("node_id")),
         version=str(header.get("version")),
-        began=str(header.get("began")),
         what=what,
         num_decisions=compared.num_decisions,
         difference=compared.difference,

@@ -47,27 +47,25 @@ def _errors(error: type[PdserveError]) -> list[type[PdserveError]]:
 
 
 _READER = ValueReader(
-    (
-        *get_args(Message),
-        *_errors(PdserveError),
-        AttemptId,
-        Commit,
-        EngineConfig,
-        HandoffConfig,
-        Incarnation,
-        KVLayout,
-        LayerShape,
-        PrefixSource,
-        RecordedModel,
-        RecordedRequest,
-        Role,
-        SchedulingConfig,
-        SpeculationConfig,
-        StepCosts,
-        Ticket,
-        TransferAborted,
-        TransferTiming,
-    )
+    *get_args(Message),
+    *_errors(PdserveError),
+    AttemptId,
+    Commit,
+    EngineConfig,
+    HandoffConfig,
+    Incarnation,
+    KVLayout,
+    LayerShape,
+    PrefixSource,
+    RecordedModel,
+    RecordedRequest,
+    Role,
+    SchedulingConfig,
+    SpeculationConfig,
+    StepCosts,
+    Ticket,
+    TransferAborted,
+    TransferTiming,
 )
 
 
@@ -118,7 +116,7 @@ class StepCalls:
     def call(self, line: dict[str, Any]) -> Callable[[], Any] | None:
         """Return the call of a line; None: it has a lease token, which a later call draws.
 
-        Raises the errors of a line that is none.
+        Raises `ValueError`, or another error of `_BAD_LINE`, for a line that is none.
         """
         if "token" in line:
             self._lease_tokens.append(int(line["token"]))
@@ -253,7 +251,10 @@ def _calls_of(header: dict[str, Any]) -> StepCalls:
 
 
 def compare_steps(path: Path, calls: StepCalls) -> Compared:
-    """Make the recorded calls. Raises as `replay_steps` does."""
+    """Make the recorded calls; compare what each of them gives.
+
+    Raises `ConfigError`, which names the line, for one that cannot be made.
+    """
     _, lines = read_recording(path)
     calls.learn_hashes(path)
     compared = Compared()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from router.core.choosing.placing import Placing
 from router.core.placement import ChosenNodes
-from router.core.placing import Placing
 from router.core.policies.query import NodeView, Query
 
 
@@ -81,5 +81,5 @@ def names(choice: ChosenNodes) -> tuple[str | None, str | None]:
 
 
 def placing(policy: str, *, lease_s: float = 60.0, seed: int = 0) -> Placing:
-    """Of a router that serves the model "tiny"."""
+    """What decides in a router that serves the model "tiny"."""
     return Placing(model="tiny", lease_s=lease_s, policy=policy, session_ttl_s=600.0, seed=seed)

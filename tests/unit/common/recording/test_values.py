@@ -36,7 +36,7 @@ class Flagged:
     number: int = 0
 
 
-READER = ValueReader((Flagged, Incarnation, NodeLoad, Overloaded, Pair, Role, Tier))
+READER = ValueReader(Flagged, Incarnation, NodeLoad, Overloaded, Pair, Role, Tier)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import dataclasses
 from prometheus_client import CollectorRegistry
 
 from common.ids import Incarnation
-from router.core.chooser import Chooser
+from router.core.choosing.chooser import Chooser
 from router.core.effects import Choose
 from router.core.known.roster import Roster
 from router.core.policies.query import NodeView

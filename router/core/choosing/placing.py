@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.core.chooser import Chooser
+from router.core.choosing.chooser import Chooser
 from router.core.membership import Membership
 
 
