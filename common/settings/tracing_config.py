@@ -21,7 +21,7 @@ def _is_grpc_url(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig(Section):
-    """Where traces of requests are sent, and where decisions are recorded.
+    """Traces of requests, and recordings of decisions.
 
     The exporter reads its other settings from `OTEL_…` variables.
     """
