@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
+from common.files.cache_folder import full_path
 from common.ids import Incarnation, new_lease_token
 from common.kv.tiers import Tier
 from common.nodes import NodeLoad
@@ -76,7 +76,7 @@ class RequestPath:
         self._recording: StepRecording | None = None
         draw_lease_token = new_lease_token
         if config.tracing.record:
-            folder = Path(config.tracing.record)
+            folder = full_path(config.tracing.record)
             self._recording = record_steps(folder, config, model, incarnation, connector)
             draw_lease_token = self._recording.drawing(new_lease_token)
         self._flow = parts.make_flow(scheduler, model, incarnation, connector, draw_lease_token)

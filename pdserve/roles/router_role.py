@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from common.errors import PdserveError
+from common.files.cache_folder import full_path
 from common.files.keys_folder import Keys
 from common.model_names import model_names
 from common.nodes import Role
@@ -189,7 +190,7 @@ def _placing(config: Config) -> Placing:
 def _recording(config: Config, router_id: str, placing: Placing) -> PlacingRecording | None:
     if not config.tracing.record:
         return None
-    return PlacingRecording(Path(config.tracing.record), router_id, placing)
+    return PlacingRecording(full_path(config.tracing.record), router_id, placing)
 
 
 def _make_role_keeper(

@@ -44,11 +44,11 @@ class Model:
     eos_token_ids = frozenset((EOS,))
     pairs_per_token = 16
     step_costs = StepCosts((1, 65), (0.01, 0.1))
-    needs_staging = stages_landings = can_go_on = has_grammars = False
+    needs_staging = stages_landings = has_grammars = False
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, *, can_go_on: bool) -> None:
+        self.num_blocks, self.can_go_on = num_blocks, can_go_on
 
 
 class Connector:
@@ -56,15 +56,22 @@ class Connector:
 
 
 class RecordedNode:
-    """Computes prompts itself. Every token follows from `seed`."""
+    """Computes prompts itself. Every token follows from `seed`.
 
-    def __init__(self, folder: Path | None, seed: int, *, num_blocks: int = 60) -> None:
+    With `is_ahead` steps are planned ahead, and some begin before the one before has ended.
+    """
+
+    def __init__(
+        self, folder: Path | None, seed: int, *, num_blocks: int = 60, is_ahead: bool = False
+    ) -> None:
         config = Config(
             role=Role.DECODE,
             engine=EngineConfig(max_num_seqs=8, max_num_batched_tokens=32, block_size=BLOCK_SIZE),
-            scheduling=SchedulingConfig(reservation_policy="none"),
+            scheduling=SchedulingConfig(
+                reservation_policy="none", async_scheduling="on" if is_ahead else "off"
+            ),
         )
-        model = cast(LoadedModel, Model(num_blocks))
+        model = cast(LoadedModel, Model(num_blocks, can_go_on=is_ahead))
         connector = cast(NodeConnector, Connector())
         self.recording: StepRecording | None = None
         tokens = count(1)
@@ -76,6 +83,7 @@ class RecordedNode:
         self.flow: NodeFlow = flow_maker(config)(scheduler, model, ME, connector, new_lease_token)
         if self.recording is not None:
             self.flow = self.recording.of_flow(self.flow)
+        self._is_ahead = is_ahead
         self._draws = Random(seed)
         self.now_s = 0.0
 
@@ -126,6 +134,10 @@ class RecordedNode:
         step, _ = self.flow.begin_step(self.now_s)
         if step.batch:
             self.flow.pushes(step)
+            if self._is_ahead:
+                is_offered = step.batch.going_on is not None
+                step.batch.has_gone_on = is_offered and bool(self._draws.randrange(3))
+                self.flow.plan_ahead(step)
             step.took_s = 0.01 * len(step.batch)
             self.flow.end_step(step, self._results(step), self.now_s)
         self.flow.report()

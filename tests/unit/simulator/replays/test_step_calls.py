@@ -17,8 +17,8 @@ from tests.unit.simulator.replays.recorded_node import ME, RecordedNode
 NUM_REQUESTS = 60
 
 
-def recorded(folder: Path, seed: int = 0, **size: int) -> Path:
-    RecordedNode(folder, seed, **size).run(NUM_REQUESTS)
+def recorded(folder: Path, seed: int = 0, **more: Any) -> Path:
+    RecordedNode(folder, seed, **more).run(NUM_REQUESTS)
     return folder / f"{ME.node_id}.jsonl"
 
 
@@ -51,6 +51,15 @@ def test_steps_of_a_pool_that_is_too_small_too(tmp_path: Path) -> None:
     assert replay_recording(path).difference is None
     plans = [line["gave"]["plan"] for line in lines_of(path) if line.get("call") == "begin_step"]
     assert any("preempted" in plan for plan in plans)
+
+
+def test_steps_that_are_planned_and_begun_ahead_too(tmp_path: Path) -> None:
+    path = recorded(tmp_path, is_ahead=True)
+    lines = lines_of(path)
+    assert replay_recording(path).difference is None
+    begun = [line for line in lines if line.pop("has_gone_on", False)]
+    assert len(begun) > 20
+    assert replayed_lines(lines, tmp_path / "changed.jsonl").difference is not None
 
 
 def test_a_step_that_was_changed_is_found(tmp_path: Path) -> None:
@@ -125,6 +134,16 @@ def test_of_a_request_its_length_and_names_of_its_blocks_are_recorded(tmp_path: 
         hashes_again.index(one) for one in hashes_again
     ]
     assert len(set(hashes)) < len(hashes)
+
+
+def test_a_lease_token_is_recorded_under_another_name(tmp_path: Path) -> None:
+    node = RecordedNode(tmp_path, 0)
+    assert node.recording is not None
+    draw = node.recording.drawing(lambda: 123456789)
+    assert draw() == draw() == 123456789
+    node.recording.close()
+    _, first, second = lines_of(tmp_path / f"{ME.node_id}.jsonl")
+    assert first["token"] == second["token"] != 123456789
 
 
 @pytest.mark.parametrize(
