@@ -19,7 +19,7 @@ from simulator.faults.history import FaultKind, History, read_history
 from simulator.faults.search import history_of
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.nodes.node_views import placing
-from tests.unit.simulator.replays.recorded_placing import RecordedPlacing
+from tests.support.nodes.recorded_placing import RecordedPlacing
 
 
 def wrong_with_two(history: History) -> str:

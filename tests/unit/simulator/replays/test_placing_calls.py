@@ -17,7 +17,7 @@ from router.core.known.sessions import KnownSessions
 from router.core.policies import POLICIES
 from simulator.replays.replay import Replayed, replay_recording
 from tests.support.nodes.node_views import placing
-from tests.unit.simulator.replays.recorded_placing import ROUTER_ID, RecordedPlacing
+from tests.support.nodes.recorded_placing import ROUTER_ID, RecordedPlacing
 from tests.unit.tree import ROOT
 
 NUM_EVENTS = 400
