@@ -72,7 +72,7 @@ class KeptPrefixes:
         self._num_paid = 0
         """So many blocks that were used once may be copied: no more than both pools have."""
         self._saved_until = 0
-        """Until so many blocks have left the order of eviction, those that leave it are saved."""
+        """The count of taken blocks until which those that are evicted are saved."""
         self._ahead: list[int] = []
         """What was to be evicted next when blocks were last copied out, in this order."""
         self._planned: list[PrefixCopy] = []

@@ -272,7 +272,7 @@ def test_blocks_are_copied_out_as_far_ahead_as_three_steps_evict(num_evicted: in
 
 @LATE
 def test_what_a_long_prompt_evicts_at_once_is_kept_as_a_whole(num_copy_polls: int | None) -> None:
-    """Of a prefix that has lost its beginning, nothing is found."""
+    """Nothing is found of a prefix that has lost its beginning."""
     given = {"num_blocks": 1000, "budget": 8000, "max_model_len": 4000}
     engine = keeping(1600, num_copy_polls=num_copy_polls, **given)
     for family in range(1, 8):
