@@ -46,7 +46,7 @@ test-quick: env  ## run the unit tests without those of kernels, training and be
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/unit --quick $(ARGS)
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
-	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
+	$(BIN)/python -m pytest tests/equality --every-combination --numprocesses 2 $(ARGS)
 
 test-kernels: env  ## run the GPU kernels in Triton's interpreter, and compile each for three generations of cards; no card is needed
 	$(BIN)/python -m pytest tests/gpu_kernels --kernels --numprocesses 2 $(ARGS)
