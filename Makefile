@@ -40,7 +40,7 @@ compiled-kernels: env demo-model
 # More processes than two cores can run at once: most integration and contract tests wait most of
 # the time, for processes that start, leases that end and peers that are silent.
 test: compiled-kernels  ## run the everyday tests, some 11 minutes
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations=15 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 6 --dist loadfile --durations=15 $(ARGS)
 
 test-quick: env  ## run the unit tests without those of kernels, training and benchmarks
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/unit --quick $(ARGS)
