@@ -84,10 +84,14 @@ class PrefixTransfers:
         """Whether prompts look for cached prefixes at all."""
         return self._prefixes.is_enabled
 
-    def count_sent(self, source_ids: tuple[int, ...]) -> None:
-        """Count the blocks of a prefix that has landed on another node, by where they were."""
+    def count_sent(self, source_ids: tuple[int, ...], num_read: int) -> None:
+        """Count the blocks of a prefix that has landed on another node, by where they were.
+
+        So many of those in host memory had been read from disk for it.
+        """
         block_ids, host_block_ids = self.split(source_ids)
-        self._counters.on_prefix_sent(pool=len(block_ids), host=len(host_block_ids))
+        num_host = len(host_block_ids) - num_read
+        self._counters.on_prefix_sent(pool=len(block_ids), host=num_host, disk=num_read)
 
     def count(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool = False) -> None:
         """Count what became of a prefix of so many tokens that another node has cached."""
@@ -141,21 +145,25 @@ class PrefixTransfers:
         A block that only host memory has is numbered behind those of the pool. Returns none if one
         is in neither, or if transfers would keep more than half of the pool, or of host memory.
         """
-        found = [self._find(block_hash) for block_hash in block_hashes]
-        source_ids = tuple(one for one in found if one is not None)
-        in_pool, in_host = self.split(self.sent_ids.union(source_ids))
-        is_too_much = len(in_pool) > self._pool.num_blocks // 2
-        is_too_much |= len(in_host) > self._host_pool.num_blocks // 2
-        if len(source_ids) < len(found) or is_too_much:
+        source_ids = self._found(block_hashes)
+        if len(source_ids) < len(block_hashes) or not self._has_room(source_ids):
             return ()
-        block_ids, host_block_ids = self.split(source_ids)
-        self._pool.acquire_cached(block_ids)
-        self._host_pool.begin_reading(host_block_ids)
-        self._going.append(source_ids)
+        self._keep(source_ids)
+        return source_ids
+
+    def pin_some(self, block_hashes: Items[BlockHash], num_read: int) -> tuple[int, ...] | None:
+        """Keep those of these blocks that memory has, while `num_read` others are read from disk.
+
+        None: transfers would then keep more than half of the pool, or of host memory.
+        """
+        source_ids = self._found(block_hashes)
+        if not self._has_room(source_ids, num_read):
+            return None
+        self._keep(source_ids)
         return source_ids
 
     def unpin(self, source_ids: tuple[int, ...]) -> None:
-        """Release blocks that no transfer reads any more."""
+        """Release blocks that no transfer reads, and that are kept for none, any more."""
         self._going.remove(source_ids)
         block_ids, host_block_ids = self.split(source_ids)
         self._pool.release(block_ids)
@@ -172,6 +180,23 @@ class PrefixTransfers:
             else:
                 host_block_ids.append(one - num_blocks)
         return block_ids, host_block_ids
+
+    def _found(self, block_hashes: Items[BlockHash]) -> tuple[int, ...]:
+        found = map(self._find, block_hashes)
+        return tuple(one for one in found if one is not None)
+
+    def _has_room(self, source_ids: tuple[int, ...], num_more: int = 0) -> bool:
+        """Return whether these may be kept too, and so many more host blocks."""
+        in_pool, in_host = self.split(self.sent_ids.union(source_ids))
+        is_too_much = len(in_pool) > self._pool.num_blocks // 2
+        is_too_much |= len(in_host) + num_more > self._host_pool.num_blocks // 2
+        return not is_too_much
+
+    def _keep(self, source_ids: tuple[int, ...]) -> None:
+        block_ids, host_block_ids = self.split(source_ids)
+        self._pool.acquire_cached(block_ids)
+        self._host_pool.begin_reading(host_block_ids)
+        self._going.append(source_ids)
 
     def _find(self, block_hash: BlockHash) -> int | None:
         block_id = self._pool.prefix_cache.find(block_hash)

@@ -47,6 +47,8 @@ class _Pull:
     coming: ComingPrefix
     num_tokens: int
     """The tokens that it saves, which the pool has not."""
+    num_read: int
+    """So many of them its source reads from disk first."""
     end: int
     """The number of the prompt's first tokens that are cached when it has landed."""
     began_at_s: float
@@ -104,18 +106,20 @@ class PrefixPulls:
         if self._pauses.is_on(source.node, now_s):
             self._transfers.count(PullOutcome.AVOIDED, num_tokens)
             return []
-        if not self.cost.is_worth(num_tokens):
+        num_read = min(source.num_disk_tokens, num_tokens)
+        if not self.cost.is_worth(num_tokens, num_read):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)
         if coming is None:
             self._transfers.count(PullOutcome.NO_ROOM, num_tokens)
             return []
-        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * self.cost.expected_s(num_tokens))
+        expected_s = self.cost.expected_s(num_tokens + num_read)
+        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * expected_s)
         ticket = self._tickets.new(attempt.id, coming.block_ids, len(kept_ids) * size, patience_s)
         attempt.pull_token = ticket.lease_token
         self._pulls[ticket.lease_token] = _Pull(
-            source.node, coming, num_tokens, end, now_s, [attempt]
+            source.node, coming, num_tokens, num_read, end, now_s, [attempt]
         )
         ask = AskBlocks(attempt.router, source.node, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -150,7 +154,7 @@ class PrefixPulls:
         attempt = AttemptId(f"fetch-{source.node_id}"[:MOST_ID_LENGTH], 1)
         ticket = self._tickets.new(attempt, coming.block_ids, 0, LEAST_PATIENCE_S)
         self._pulls[ticket.lease_token] = _Pull(
-            source, coming, num_tokens, num_tokens, now_s, [], rest
+            source, coming, num_tokens, 0, num_tokens, now_s, [], rest
         )
         ask = AskBlocks(message.router, source, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -213,7 +217,7 @@ class PrefixPulls:
     def _land(self, token: int, now_s: float) -> list[Effect]:
         pull = self._pulls.pop(token)
         self._transfers.land(pull.coming)
-        self.cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
+        self.cost.on_pulled(pull.num_tokens + pull.num_read, now_s - pull.began_at_s)
         self._pauses.on_landed(pull.source)
         rest = None if pull.is_over else pull.rest
         self._end(pull, PullOutcome.LANDED)
