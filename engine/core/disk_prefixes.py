@@ -138,10 +138,7 @@ class DiskPrefixes:
         if self._has_nothing:
             return None
         num_cached = len(self._prefixes.match(sequence))
-        found = self.find_blocks(list(self._prefixes.hashes_behind(sequence, num_cached)))
-        if found is not None:
-            sequence.sought_on_disk = found.sought
-        return found
+        return self.find_blocks(list(self._prefixes.hashes_behind(sequence, num_cached)))
 
     def find_blocks(self, block_hashes: Items[BlockHash]) -> OnDisk | None:
         """Return which of these the disk has and no memory, up to the first block of none."""

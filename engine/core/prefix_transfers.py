@@ -98,13 +98,22 @@ class PrefixTransfers:
         self._counters.on_pull(outcome, num_tokens, is_fetched=is_fetched)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> tuple[list[int], list[BlockHash]]:
-        """Return the cached blocks of a sequence, and the hashes of those behind them that are
-        not cached, of its first `num_tokens`. The sequence is not queued yet.
+        """Return the cached blocks of a sequence, and the hashes of those behind them that are in
+        no tier here, of its first `num_tokens`. The sequence is not queued yet.
+
+        What is in host memory counts as used, and what is being read from disk for the sequence is
+        here: both are copied into the pool when it is admitted.
         """
         kept_ids = self._prefixes.match(sequence)
-        num_missing = max(num_tokens // self._block_size - len(kept_ids), 0)
-        behind = self._prefixes.hashes_behind(sequence, len(kept_ids))
-        return kept_ids, list(islice(behind, num_missing))
+        num_behind = max(num_tokens // self._block_size - len(kept_ids), 0)
+        behind = islice(self._prefixes.hashes_behind(sequence, len(kept_ids)), num_behind)
+        is_read = sequence.sought_on_disk
+        return kept_ids, [one for one in behind if one not in is_read and not self.has(one)]
+
+    def has(self, block_hash: BlockHash) -> bool:
+        """Return whether a block is in memory; one of host memory counts as used."""
+        is_cached = self._pool.prefix_cache.find(block_hash) is not None
+        return is_cached or self._host_pool.note_use(block_hash)
 
     def begin(self, kept_ids: Items[int], block_hashes: Items[BlockHash]) -> ComingPrefix | None:
         """Take blocks for those with these hashes, behind `kept_ids`; None: there is no room."""

@@ -2,9 +2,9 @@
 
 A prompt that is computed here waits for a read before it is queued, where the read should be
 quicker than computing (the rule and the constants of a pull, `pulls.pull_cost`), and for no longer
-than computing takes: then it is queued as it is, and the read lands for those who come later. One
-that waits for KV of another node, or for a pull, reads nothing. What another node pulls out of this
-one is read by the same rule (`pulls.prefix_sends`).
+than computing takes: then it is queued as it is, and the read lands for those who come later. What
+is read is not pulled: a prompt may wait for both. One whose KV another node sends reads nothing.
+What another node pulls out of this one is read by the same rule (`pulls.prefix_sends`).
 
 A read that fails or is late pauses reads, a write that fails pauses writes, for longer and longer.
 Writes begin with a look at what is there, at the start and after each pause. The folders of other
@@ -91,6 +91,7 @@ class PrefixDisk:
         found = self._prefixes.find(sequence)
         if found is None or not self._is_worth(found, self._cost, now_s):
             return []
+        sequence.sought_on_disk = found.sought
         return self._wait(attempt.id, found, partial(self._go_on, attempt), self._cost, now_s)
 
     def find_for_pull(self, block_hashes: Sequence[BlockHash], now_s: float) -> OnDisk | None:
