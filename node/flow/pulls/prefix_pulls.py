@@ -3,8 +3,8 @@
 Another node often holds more of a prompt than the one that is to compute it: the answers of earlier
 turns were generated on a decode node, and another prefill node computed the turns themselves. The
 router names the node that holds most. What is missing here, in every tier, then comes as any
-handoff does: this node opens a landing in its own pool and asks, through the router, for the blocks by their hashes,
-and the source sends them out of its prefix cache (`prefix_sends`). The prompt is queued when they
+handoff does: this node opens a landing in its own pool and asks, through the router, for the blocks
+by their hashes, and the source sends them (`prefix_sends`). The prompt is queued when they
 have landed and are in the prefix cache here, or when the pull failed: then it is computed. A pull
 never changes an answer and fails no request. Prompts that lack the same blocks wait for one pull.
 """
