@@ -209,6 +209,7 @@ def test_a_disk_that_hangs_is_waited_for_no_longer_than_computing_takes(tmp_path
     world = Stored(tmp_path)
     world.token_s = 0.25
     asked = world.ask_q_of_a_stuck_disk()
+    assert world.p.flow.snapshot().load.num_waiting == 0, "no prompt of its own waits"
     world.advance(len(SHARED) * world.token_s - 0.5)
     world.settle()
     assert not asked.is_done
