@@ -133,7 +133,7 @@ class NodeFlow:
                 return [] if is_used else self.sends.begin(message, now_s)
             case TransferEnded(lease_token) if lease_token in self.sends:
                 self._on_asked(now_s)
-                return self.sends.on_ended(message)
+                return self.sends.on_ended(message, now_s)
             case PullRefused(lease_token):
                 return self.pulls.on_refused(lease_token, now_s)
             case WarmNode():

@@ -13,6 +13,7 @@ from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from node.flow.messages import AbortAttempt
 from node.flow.pause import FIRST_PAUSE_S
+from node.flow.pulls import pull_cost
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
     BLOCK_SIZE,
@@ -104,6 +105,19 @@ def test_only_what_is_in_no_own_tier_is_pulled(
     assert world.computed() == 1
     assert world.found()[tier] - before[tier] == num_own
     assert world.found()["pool"] - before["pool"] == NUM_SHARED - num_own
+
+
+def test_only_what_is_pulled_counts_as_read_by_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Own("host", tmp_path, num_own=3)
+    monkeypatch.setattr(pull_cost, "BYTES_PER_S", 1.0)
+    world.router.source = PrefixSource(PREFILL, len(SHARED), len(SHARED))
+    world.token_s = 3.0
+    assert world.pull_cost.is_worth(BLOCK_SIZE, BLOCK_SIZE)
+    assert not world.pull_cost.is_worth(BLOCK_SIZE, len(SHARED))
+    assert_finished(world, world.ask_q())
+    assert world.pulls() == {"landed": 1}
 
 
 @pytest.mark.parametrize("tier", TIERS)

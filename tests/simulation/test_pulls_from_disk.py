@@ -294,6 +294,42 @@ def test_a_receiver_that_would_compute_sooner_than_the_source_reads_does_not_ask
     assert world.pulls() == {"declined": 1}
 
 
+def test_what_a_pull_took_is_held_against_what_reading_and_sending_should_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Stored(tmp_path)
+    monkeypatch.setattr(pull_cost, "BYTES_PER_S", 1.0)
+    world.token_s = 5.0
+    num, cost = len(SHARED), world.pull_cost
+    sent_s, planned_s = cost.expected_s(num), cost.expected_s(2 * num)
+    asked = world.ask_q_of_a_stuck_disk()
+    world.go_on(3.0)
+    assert_finished(world, asked)
+    assert world.pulls() == {"landed": 1}
+    assert cost.expected_s(num) == pytest.approx(sent_s * (0.75 + 0.25 * 3.0 / planned_s))
+
+
+def test_nothing_is_read_for_a_node_to_which_host_memory_is_not_sent(tmp_path: Path) -> None:
+    """Its lane gives up what comes from there, as `rdma` does."""
+    world = Stored(tmp_path)
+    world.ask_q()
+    world.step_until(lambda: world.p.scheduler.host_pool.num_read == NUM_SHARED, frames=False)
+    (token,) = world.p.connector.transfers
+    world.network.frames.clear()
+    world.p.connector.abort(token)
+    world.settle()
+    assert world.pulls() == {"missed": 1}
+    num_reads = world.num_reads()
+    other = make_prompt(len(SHARED), 1)
+    assert_finished(world, world.ask((*other, 1), max_tokens=3, may_wait=True))
+    assert world.pulls() == {"missed": 2}
+    assert world.num_reads() == num_reads
+    world.advance(FIRST_PAUSE_S)
+    third = make_prompt(len(SHARED), 2)
+    assert_finished(world, world.ask((*third, 1), max_tokens=3, may_wait=True))
+    assert world.pulls() == {"missed": 2, "landed": 1}
+
+
 def test_a_source_that_keeps_half_of_its_host_memory_for_others_reads_nothing(
     tmp_path: Path,
 ) -> None:

@@ -35,6 +35,7 @@ from node.flow.messages import (
     WarmNode,
 )
 from node.flow.pulls.hand_over import MOST_BLOCKS
+from node.flow.pulls.pull_cost import Pauses
 
 MOST_SENDS = 64
 """Pulls that are answered at the same time; further ones are refused, and computed."""
@@ -74,6 +75,8 @@ class PrefixSends:
         self._fingerprint = fingerprint
         self._copies, self._disk = copies, disk
         self._sends: dict[int, _Send] = {}
+        self._pauses = Pauses()
+        """Nodes for which nothing is read: the lane to them sends from the pool alone."""
 
     def __len__(self) -> int:
         """Return how many pulls are being answered."""
@@ -108,7 +111,7 @@ class PrefixSends:
         block_hashes = tuple(self._pool.latest(MOST_BLOCKS))
         return [OfferBlocks(block_hashes, wanted)] if block_hashes else []
 
-    def on_ended(self, event: TransferEnded) -> list[Effect]:
+    def on_ended(self, event: TransferEnded, now_s: float) -> list[Effect]:
         """Release the blocks of a transfer that is over, when no copy uses them.
 
         A node that it could not reach hears from the router that nothing comes.
@@ -118,6 +121,10 @@ class PrefixSends:
         self._disk.forget(token)
         if event.error is None and send.source_ids is not None:
             self._transfers.count_sent(send.source_ids, send.num_read)
+            self._pauses.on_landed(send.ticket.decode_node)
+        elif send.num_read and isinstance(event.error, TransferAborted):
+            # Not by this flow, which has pushed all: it was read in vain.
+            self._pauses.on_failed(send.ticket.decode_node, now_s)
         self._release(token, send)
         # An abort is told by the transfer itself: the other node knows why nothing comes.
         if event.error is None or isinstance(event.error, TransferAborted):
@@ -154,6 +161,8 @@ class PrefixSends:
 
     def _read(self, token: int, send: _Send, now_s: float) -> list[Effect] | None:
         """Begin to read what memory has not; None: nothing can be sent."""
+        if self._pauses.is_on(send.ticket.decode_node, now_s):
+            return None
         found = self._disk.find_for_pull(send.block_hashes, now_s)
         if found is None:
             return None
