@@ -110,12 +110,13 @@ def test_only_what_is_in_no_own_tier_is_pulled(
 def test_only_what_is_pulled_counts_as_read_by_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = Own("host", tmp_path, num_own=3)
     monkeypatch.setattr(pull_cost, "BYTES_PER_S", 1.0)
+    world = Own("host", tmp_path, num_own=3)
     world.router.source = PrefixSource(PREFILL, len(SHARED), len(SHARED))
-    world.token_s = 3.0
-    assert world.pull_cost.is_worth(BLOCK_SIZE, BLOCK_SIZE)
-    assert not world.pull_cost.is_worth(BLOCK_SIZE, len(SHARED))
+    cost = world.pull_cost
+    least_s = cost.expected_s(2 * BLOCK_SIZE)
+    world.token_s = 1.2 * least_s / BLOCK_SIZE
+    assert cost.expected_s(BLOCK_SIZE + len(SHARED)) > 1.5 * least_s
     assert_finished(world, world.ask_q())
     assert world.pulls() == {"landed": 1}
 

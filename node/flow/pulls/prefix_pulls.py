@@ -106,7 +106,7 @@ class PrefixPulls:
             self._transfers.count(PullOutcome.AVOIDED, num_tokens)
             return []
         num_read = min(source.num_disk_tokens, num_tokens)
-        if not self.cost.is_worth(num_tokens, num_read):
+        if not self.cost.is_worth(num_tokens, num_read=num_read):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)

@@ -43,7 +43,7 @@ class PullCost:
         """Return the seconds that a pull of so many tokens is expected to take."""
         return self._slowness * self._planned_s(num_tokens)
 
-    def is_worth(self, num_tokens: int, num_read: int = 0) -> bool:
+    def is_worth(self, num_tokens: int, *, num_read: int = 0) -> bool:
         """Return whether a pull is expected to be quicker than computing.
 
         The source reads `num_read` of the tokens from disk first: their bytes move twice.
