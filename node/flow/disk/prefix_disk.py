@@ -39,7 +39,6 @@ from node.flow.pulls.pull_cost import PullCost
 LOOK_S = 30.0
 """How often the folders of other nodes are looked at."""
 
-
 Waiter = AttemptId | int
 """An attempt of this node, or by its lease token the pull of another one."""
 
