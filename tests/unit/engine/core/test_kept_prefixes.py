@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.blocks.block_pool import BlockUse
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -67,6 +68,22 @@ def test_what_the_pool_has_of_a_prefix_is_not_evicted_for_the_rest(
     assert in_pool(engine, 1) == 1
     assert ask(engine, 1).num_cached_tokens == 12
     assert counters(engine).num_prefix_blocks_in == 2
+
+
+@LATE
+def test_what_the_pool_has_behind_a_gap_is_not_copied_again(num_copy_polls: int | None) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    evict(engine)
+    ask(engine, 1)
+    rest(engine)
+    pool, num_before = engine.scheduler.pool, counters(engine).num_prefix_blocks_in
+    block_ids, _ = engine.scheduler.prefix_transfers.missing(probe(1), 12)
+    pool.evict_next(block_ids[:1])
+    pool.release(pool.allocate(pool.num_free + 1, BlockUse.RUNNING))
+    assert engine.scheduler.num_cached_tokens(probe(1)) == 12, "a gap, and what is cached behind it"
+    assert ask(engine, 1).num_cached_tokens == 12
+    assert counters(engine).num_prefix_blocks_in == num_before + 1
 
 
 def test_without_the_setting_nothing_is_copied_or_noted() -> None:
