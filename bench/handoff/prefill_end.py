@@ -22,7 +22,7 @@ from kv_transfer.transfer_timing import TransferTiming
 from node.control.output_streams import OutputStreams
 from node.control.router_calls import Replies
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, CallRefused, Submit
+from node.flow.messages import Answer, CallRefused, SendOutput, Submit
 from node.flow.perform_effects import NodeEffects
 from node.life.make_flow import flow_maker
 from node.life.make_scheduler import make_scheduler
@@ -101,8 +101,8 @@ class _Answers:
     def __init__(self) -> None:
         self.outputs: queue.SimpleQueue[tuple[RequestOutput | Answer, float]] = queue.SimpleQueue()
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None:
-        self.outputs.put((output, time.monotonic()))
+    def add(self, sent: SendOutput) -> None:
+        self.outputs.put((sent.output, time.monotonic()))
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         if isinstance(answer, CallRefused):

@@ -12,10 +12,9 @@ from common.settings.config import Config
 from node.control.block_reports import tiers_of
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
-from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams
 from node.control.role import NodeRole
-from node.control.router_calls import Replies
+from node.control.router_calls import IgnoredPriorities, Replies
 from node.flow.inbox import Inbox
 from node.flow.messages import NodeStatistics, RouterGone
 from node.flow.perform_effects import NodeEffects

@@ -1,10 +1,8 @@
 """Request flows on real nodes: effects become calls, replies and tokens become events.
 
 dispatcher          starts, feeds and ends the flows
-running_choice      one choice in progress, with its timers
-node_calls          calls to nodes on behalf of a request
-unsent_calls        calls and aborts that wait to be sent
-waiting_calls       calls that wait for a reply, each with its deadline
+running_choice      one choice in progress, with its timers and its calls to nodes
+stream_calls        calls on the stream to a node: not sent yet, or without a reply
 node_clients        the router's end of one node: one stream, both ways
 calls_beside        calls beside that stream: to leave, and to take another role
 node_listener       what that end tells its owner

@@ -40,11 +40,10 @@ from router.core.known.sessions import SessionId
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.silence import LOSS_S
-from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
 from router.dispatch.pair_placer import PairPlacer
 from router.dispatch.placement_recorder import PlacementRecorder
-from router.dispatch.running_choice import RunningChoice
+from router.dispatch.running_choice import PrefillCall, ReserveCall, RunningChoice
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import RequestWatch

@@ -20,7 +20,6 @@ from common.ids import Incarnation
 from common.kv.blocks import BlockHash, hash_full_blocks
 from common.kv.prefix_source import PrefixSource
 from common.observing.clock import MonotonicClock
-from common.request import RequestOutput
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.planner_contract import StepLimits
 from engine.core.scheduler import Scheduler
@@ -40,6 +39,7 @@ from node.flow.messages import (
     PullRefused,
     RefusePull,
     SendBlocks,
+    SendOutput,
 )
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
@@ -188,8 +188,8 @@ class _Ears:
     def resolve(self, reply_to: int, answer: Answer) -> None:
         self._put(lambda router: router.on_reply(self._node, reply_to, answer))
 
-    def add(self, _: Incarnation, output: RequestOutput) -> None:
-        self._put(lambda router: router.on_output(self._node, output))
+    def add(self, sent: SendOutput) -> None:
+        self._put(lambda router: router.on_output(self._node, sent.output))
 
     def ask(self, wanted: AskBlocks) -> None:
         message = SendBlocks(wanted.router, wanted.ticket, wanted.block_hashes)
