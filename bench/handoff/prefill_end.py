@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bench.handoff.cpu_time import process_cpu_s, transfer_threads_cpu_s
 from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
-from common.ids import AttemptId, Incarnation
+from common.ids import AttemptId, Incarnation, new_lease_token
 from common.kv.blocks import blocks_for
 from common.kv.kv_layout import KVLayout
 from common.nodes import Role
@@ -126,9 +126,9 @@ class PrefillEnd:
         self._connector = kv.connect(self._runner, me, self._on_event)
         self._timed = _TimedConnector(self._connector)
         self._answers = _Answers()
-        flow = flow_maker(config)(
-            make_scheduler(config, self._runner), self._runner, me, self._connector
-        )
+        scheduler = make_scheduler(config, self._runner)
+        make = flow_maker(config)
+        flow = make(scheduler, self._runner, me, self._connector, new_lease_token)
         self._step_thread = StepThread(
             inbox=self._inbox,
             flow=flow,
