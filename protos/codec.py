@@ -237,14 +237,20 @@ def attempts_from_proto(message: pb.Attempts) -> tuple[AttemptId, ...]:
 def source_to_proto(source: PrefixSource) -> pb.PrefixSource:
     """Return who has the start of a prompt, as a message."""
     node = source.node
-    return pb.PrefixSource(node_id=node.node_id, epoch=node.epoch, num_tokens=source.num_tokens)
+    return pb.PrefixSource(
+        node_id=node.node_id,
+        epoch=node.epoch,
+        num_tokens=source.num_tokens,
+        num_disk_tokens=source.num_disk_tokens,
+    )
 
 
 def source_from_proto(source: pb.PrefixSource) -> PrefixSource:
     """Return who has the start of a prompt. Raises `InvalidRequest` for one without a name."""
     if not 0 < len(source.node_id) <= MAX_ID_LENGTH:
         raise InvalidRequest(f"the source's node_id has {len(source.node_id)} characters")
-    return PrefixSource(Incarnation(source.node_id, source.epoch), source.num_tokens)
+    node = Incarnation(source.node_id, source.epoch)
+    return PrefixSource(node, source.num_tokens, source.num_disk_tokens)
 
 
 def refusal_to_proto(

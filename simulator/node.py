@@ -8,7 +8,6 @@ from functools import partial
 
 from common.errors import Draining, Overloaded
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash
 from common.kv.kv_layout import KVLayout
 from common.request import RequestOutput
 from common.settings.config import Config
@@ -16,6 +15,7 @@ from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.runner_contract import OnLayer, OnQueued, RunnerResult, ScheduledSequence
 from engine.core.scheduler import Scheduler
 from engine.step_loop import StepLoop
+from node.control.block_reports import News, tiers_of
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
@@ -45,7 +45,7 @@ class NodeSaid:
     """What a node tells its router in one message: answers come before outputs.
 
     `step_ends_s` are the times at which the tokens of each output of several tokens were drawn.
-    `news` are blocks that entered (true) or left the prefix cache, `host_news` host memory.
+    `news` are blocks that entered (true) or left a tier.
     """
 
     node: Incarnation
@@ -59,8 +59,7 @@ class NodeSaid:
     """What others may pull of it."""
     warm_from: str = ""
     """Whose blocks it wants, which has started."""
-    news: dict[BlockHash, bool] = field(default_factory=dict)
-    host_news: dict[BlockHash, bool] = field(default_factory=dict)
+    news: News = field(default_factory=dict)
 
 
 class SimulatedNode:
@@ -93,8 +92,9 @@ class SimulatedNode:
         self._said = NodeSaid(self.me)
         self._turn_at_s = -1.0
         self._inbox = Inbox(max_requests=max_queued_requests)
-        self.scheduler.pool.prefix_cache.keep_news()
-        self.scheduler.host_pool.keep_news()
+        self.tiers = tiers_of(self.scheduler)
+        for told in self.tiers.values():
+            told.keep_news()
         effects = NodeEffects(
             network.join(self.me, self.put),
             self,
@@ -204,12 +204,16 @@ class SimulatedNode:
             if due_s is not None and due_s < float("inf"):
                 self._turn_at(max(due_s, self._timeline.now_s()))
 
+    def take_news(self) -> News:
+        """Return what entered and left the tiers since the last call; those alone that changed."""
+        news = {tier: told.take_news() for tier, told in self.tiers.items()}
+        return {tier: changed for tier, changed in news.items() if changed}
+
     def _flush(self) -> None:
         said = self._said
-        said.news = self.scheduler.pool.prefix_cache.take_news()
-        said.host_news = self.scheduler.host_pool.take_news()
+        said.news = self.take_news()
         is_asking = said.pulls or said.refused_pulls
-        if said.answers or said.outputs or is_asking or said.news or said.host_news:
+        if said.answers or said.outputs or is_asking or said.news:
             said.step_ends_s = self.execution.ended_s
             self._said = NodeSaid(self.me)
             self._tell(said)

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
 from common.kv.blocks import block_key
-from common.kv.tiers import Tier
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
@@ -155,9 +154,7 @@ class SimulatedRouter:
             self._send(wanted.source, SendBlocks(self.me, wanted.ticket, wanted.block_hashes))
         for refused in said.refused_pulls:
             self._send(refused.node, PullRefused(refused.lease_token))
-        for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
-            if not news:
-                continue
+        for tier, news in said.news.items():
             added = tuple(block_key(name) for name, is_there in news.items() if is_there)
             removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
             self.num_reports += 1

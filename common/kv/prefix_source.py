@@ -8,7 +8,11 @@ from common.ids import Incarnation
 
 
 class PrefixSource(NamedTuple):
-    """A node that has a prompt's first `num_tokens` in its prefix cache, as far as is known."""
+    """A node that has a prompt's first `num_tokens` in its prefix cache, as far as is known.
+
+    The last `num_disk_tokens` of them are on disk alone, so it reads them before it sends them.
+    """
 
     node: Incarnation
     num_tokens: int
+    num_disk_tokens: int = 0

@@ -2,8 +2,8 @@
 
 Everything passes host memory: a block is written from there ahead of its eviction, and one that is
 read lands there and is a prefix in host memory then like any other, which an admission copies into
-the pool. So the pool, plans and steps know nothing of a disk. Until a job has ended, what it writes
-from is kept, and what it reads into is used and cannot be found.
+the pool, or a transfer sends. So the pool, plans and steps know nothing of a disk. Until a job has
+ended, what it writes from is kept, and what it reads into is used and cannot be found.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ MOST_BLOCKS_WRITTEN = 8
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """What a sequence lacks and the disk has: blocks to be read, and reads that bring some."""
+    """What memory lacks and the disk has: blocks to be read, and reads that bring some."""
 
     hashes: list[BlockHash]
     awaited: list[DiskRead]
-    num_blocks: int
-    """How many blocks both are together."""
+    sought: frozenset[BlockHash]
+    """The blocks of both."""
+    is_all: bool
+    """Whether nothing is lacking when they have come."""
 
 
 class DiskPrefixes:
@@ -133,35 +135,45 @@ class DiskPrefixes:
 
     def find(self, sequence: Sequence) -> OnDisk | None:
         """Return what a waiting sequence lacks and the disk has, up to the first block of none."""
-        index = self.index
-        if index is None or not (len(index) or index.num_others or self._reads):
+        if self._has_nothing:
             return None
-        pool, host_pool = self._prefixes.pool, self._host_pool
         num_cached = len(self._prefixes.match(sequence))
+        return self.find_blocks(list(self._prefixes.hashes_behind(sequence, num_cached)))
+
+    def find_blocks(self, block_hashes: Items[BlockHash]) -> OnDisk | None:
+        """Return which of these the disk has and no memory, up to the first block of none."""
+        index, pool, host_pool = self.index, self._prefixes.pool, self._host_pool
+        if index is None or self._has_nothing:
+            return None
         hashes: list[BlockHash] = []
         coming: list[BlockHash] = []
-        behind = list(self._prefixes.hashes_behind(sequence, num_cached))
+        is_all = True
         room = min(host_pool.num_blocks // 2 - self.num_read_into, host_pool.num_available)
-        for num, block_hash in enumerate(behind):
+        for num, block_hash in enumerate(block_hashes):
             if block_hash in self._coming:
                 coming.append(block_hash)
             elif host_pool.note_use(block_hash):
                 room -= 1  # it must not be evicted for the rest
             elif pool.prefix_cache.find(block_hash) is None:
-                if index.find(block_hash) is None:
-                    self.count(DiskEvent.MISSED, len(behind) - num)
-                    break
-                if len(hashes) >= room:
+                is_missed = index.find(block_hash) is None
+                if is_missed:
+                    self.count(DiskEvent.MISSED, len(block_hashes) - num)
+                if is_missed or len(hashes) >= room:
+                    is_all = False
                     break
                 hashes.append(block_hash)
         if not hashes and not coming:
             return None
-        sequence.sought_on_disk = frozenset(chain(hashes, coming))
         awaited = list(dict.fromkeys(map(self._coming.__getitem__, coming)))
-        return OnDisk(hashes, awaited, len(sequence.sought_on_disk))
+        return OnDisk(hashes, awaited, frozenset(chain(hashes, coming)), is_all)
+
+    @property
+    def _has_nothing(self) -> bool:
+        index = self.index
+        return index is None or not (len(index) or index.num_others or self._reads)
 
     def begin_read(self, hashes: Items[BlockHash]) -> DiskRead:
-        """Begin to read blocks that `find` has returned."""
+        """Begin to read blocks that `find` or `find_blocks` has returned."""
         assert self.index is not None, "there is no disk"
         folders: list[str] = []
         for block_hash in hashes:

@@ -100,12 +100,13 @@ class KeptPrefixes:
         return sum(sum(map(self._pool.is_unshared, copy.block_ids)) for copy in self._under_way)
 
     def num_found(self, sequence: Sequence, num_cached: int) -> int:
-        """Return how many blocks behind `num_cached` could be copied back for a sequence."""
+        """Return how many blocks behind `num_cached` are cached too, or could be copied back."""
         if not self._host_pool.num_prefixes:
             return 0
         num_found = 0
         for block_hash in self._prefixes.hashes_behind(sequence, num_cached):
-            if self._host_pool.find(block_hash) is None:
+            is_cached = self._pool.prefix_cache.find(block_hash) is not None
+            if not is_cached and self._host_pool.find(block_hash) is None:
                 break
             num_found += 1
         return num_found

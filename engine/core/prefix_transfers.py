@@ -84,23 +84,36 @@ class PrefixTransfers:
         """Whether prompts look for cached prefixes at all."""
         return self._prefixes.is_enabled
 
-    def count_sent(self, source_ids: tuple[int, ...]) -> None:
-        """Count the blocks of a prefix that has landed on another node, by where they were."""
+    def count_sent(self, source_ids: tuple[int, ...], num_read: int) -> None:
+        """Count the blocks of a prefix that has landed on another node, by where they were.
+
+        So many of those in host memory had been read from disk for it.
+        """
         block_ids, host_block_ids = self.split(source_ids)
-        self._counters.on_prefix_sent(pool=len(block_ids), host=len(host_block_ids))
+        num_host = len(host_block_ids) - num_read
+        self._counters.on_prefix_sent(pool=len(block_ids), host=num_host, disk=num_read)
 
     def count(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool = False) -> None:
         """Count what became of a prefix of so many tokens that another node has cached."""
         self._counters.on_pull(outcome, num_tokens, is_fetched=is_fetched)
 
     def missing(self, sequence: Sequence, num_tokens: int) -> tuple[list[int], list[BlockHash]]:
-        """Return the cached blocks of a sequence, and the hashes of those behind them that are
-        not cached, of its first `num_tokens`. The sequence is not queued yet.
+        """Return the cached blocks of a sequence, and the hashes of those behind them that are in
+        no tier here, of its first `num_tokens`. The sequence is not queued yet.
+
+        What is in host memory counts as used, and what is being read from disk for the sequence is
+        here: both are copied into the pool when it is admitted.
         """
         kept_ids = self._prefixes.match(sequence)
-        num_missing = max(num_tokens // self._block_size - len(kept_ids), 0)
-        behind = self._prefixes.hashes_behind(sequence, len(kept_ids))
-        return kept_ids, list(islice(behind, num_missing))
+        num_behind = max(num_tokens // self._block_size - len(kept_ids), 0)
+        behind = islice(self._prefixes.hashes_behind(sequence, len(kept_ids)), num_behind)
+        is_read = sequence.sought_on_disk
+        return kept_ids, [one for one in behind if one not in is_read and not self.has(one)]
+
+    def has(self, block_hash: BlockHash) -> bool:
+        """Return whether a block is in memory; one of host memory counts as used."""
+        is_cached = self._pool.prefix_cache.find(block_hash) is not None
+        return is_cached or self._host_pool.note_use(block_hash)
 
     def begin(self, kept_ids: Items[int], block_hashes: Items[BlockHash]) -> ComingPrefix | None:
         """Take blocks for those with these hashes, behind `kept_ids`; None: there is no room."""
@@ -141,21 +154,25 @@ class PrefixTransfers:
         A block that only host memory has is numbered behind those of the pool. Returns none if one
         is in neither, or if transfers would keep more than half of the pool, or of host memory.
         """
-        found = [self._find(block_hash) for block_hash in block_hashes]
-        source_ids = tuple(one for one in found if one is not None)
-        in_pool, in_host = self.split(self.sent_ids.union(source_ids))
-        is_too_much = len(in_pool) > self._pool.num_blocks // 2
-        is_too_much |= len(in_host) > self._host_pool.num_blocks // 2
-        if len(source_ids) < len(found) or is_too_much:
+        source_ids = self._found(block_hashes)
+        if len(source_ids) < len(block_hashes) or not self._has_room(source_ids):
             return ()
-        block_ids, host_block_ids = self.split(source_ids)
-        self._pool.acquire_cached(block_ids)
-        self._host_pool.begin_reading(host_block_ids)
-        self._going.append(source_ids)
+        self._keep(source_ids)
+        return source_ids
+
+    def pin_some(self, block_hashes: Items[BlockHash], num_read: int) -> tuple[int, ...] | None:
+        """Keep those of these blocks that memory has, while `num_read` others are read from disk.
+
+        None: transfers would then keep more than half of the pool, or of host memory.
+        """
+        source_ids = self._found(block_hashes)
+        if not self._has_room(source_ids, num_read):
+            return None
+        self._keep(source_ids)
         return source_ids
 
     def unpin(self, source_ids: tuple[int, ...]) -> None:
-        """Release blocks that no transfer reads any more."""
+        """Release blocks that no transfer reads, and that are kept for none, any more."""
         self._going.remove(source_ids)
         block_ids, host_block_ids = self.split(source_ids)
         self._pool.release(block_ids)
@@ -172,6 +189,23 @@ class PrefixTransfers:
             else:
                 host_block_ids.append(one - num_blocks)
         return block_ids, host_block_ids
+
+    def _found(self, block_hashes: Items[BlockHash]) -> tuple[int, ...]:
+        found = map(self._find, block_hashes)
+        return tuple(one for one in found if one is not None)
+
+    def _has_room(self, source_ids: tuple[int, ...], num_more: int = 0) -> bool:
+        """Return whether these may be kept too, and so many more host blocks."""
+        in_pool, in_host = self.split(self.sent_ids.union(source_ids))
+        is_too_much = len(in_pool) > self._pool.num_blocks // 2
+        is_too_much |= len(in_host) + num_more > self._host_pool.num_blocks // 2
+        return not is_too_much
+
+    def _keep(self, source_ids: tuple[int, ...]) -> None:
+        block_ids, host_block_ids = self.split(source_ids)
+        self._pool.acquire_cached(block_ids)
+        self._host_pool.begin_reading(host_block_ids)
+        self._going.append(source_ids)
 
     def _find(self, block_hash: BlockHash) -> int | None:
         block_id = self._pool.prefix_cache.find(block_hash)

@@ -62,7 +62,8 @@ class StepCounters:
     verified a draft in it. `num_prefix_blocks_…` were copied to host memory or back.
     `prefix_blocks_found` are those of prompts that were admitted, by where they were: in the cache,
     or copied back for them from host memory, where some had been read from disk. `disk` counts by
-    event. `prefix_blocks_sent` landed on nodes that pulled them, by where they were read.
+    event. `prefix_blocks_sent` landed on nodes that pulled them, by where they were: those of
+    `disk` were read for them.
     `pulls` are by their outcome, and `num_pulled_tokens` came with those that landed, of
     which no prompt waited for `num_fetched_tokens`.
     `prompt_steps_s` is the time of steps that computed any part of a prompt, `decode_steps_s` that
@@ -94,7 +95,9 @@ class StepCounters:
     prefix_blocks_found: dict[str, int] = field(
         default_factory=lambda: {"pool": 0, "host": 0, "disk": 0}
     )
-    prefix_blocks_sent: dict[str, int] = field(default_factory=lambda: {"pool": 0, "host": 0})
+    prefix_blocks_sent: dict[str, int] = field(
+        default_factory=lambda: {"pool": 0, "host": 0, "disk": 0}
+    )
     disk: dict[str, int] = field(default_factory=lambda: _counts(DiskEvent))
     pulls: dict[str, int] = field(default_factory=lambda: _counts(PullOutcome))
 
@@ -155,10 +158,11 @@ class StepCounters:
         self.prefix_blocks_found["host"] += host
         self.prefix_blocks_found["disk"] += disk
 
-    def on_prefix_sent(self, *, pool: int, host: int) -> None:
+    def on_prefix_sent(self, *, pool: int, host: int, disk: int) -> None:
         """Count the blocks of a prefix that another node has pulled, by where they were."""
         self.prefix_blocks_sent["pool"] += pool
         self.prefix_blocks_sent["host"] += host
+        self.prefix_blocks_sent["disk"] += disk
 
     def on_pull(self, outcome: PullOutcome, num_tokens: int, *, is_fetched: bool) -> None:
         """Count a prefix of so many tokens that another node has cached."""

@@ -12,6 +12,8 @@ from itertools import islice
 
 from common.kv.blocks import KEY_BYTES, BlockHash
 from common.kv.tiers import Tier
+from engine.core.blocks.prefix_cache import TellsNews
+from engine.core.scheduler import Scheduler
 from protos import pdserve_node_pb2 as pb
 
 MAX_REPORTED = 2048
@@ -21,6 +23,17 @@ MIN_FORGOTTEN = 4096
 
 News = Mapping[Tier, Mapping[BlockHash, bool]]
 """Blocks that have entered a tier (true), or left it."""
+
+
+def tiers_of(scheduler: Scheduler) -> dict[Tier, TellsNews]:
+    """Return what notes which blocks enter and leave, for each tier of a node."""
+    tiers: dict[Tier, TellsNews] = {
+        Tier.POOL: scheduler.pool.prefix_cache,
+        Tier.HOST: scheduler.host_pool,
+    }
+    if scheduler.disk_prefixes.index is not None:
+        tiers[Tier.DISK] = scheduler.disk_prefixes.index
+    return tiers
 
 
 class CachedBlocks:

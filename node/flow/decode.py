@@ -104,16 +104,19 @@ class Reservations:
             attempt.answer = StartedLocally(num_cached)
             self._attempts.add(attempt)
             effects: list[Effect] = [AnswerCall(message.reply_to, attempt.answer)]
+            effects += self._queue.disk.begin(attempt, now_s)
             if message.source is not None:
                 effects += self._pulls.begin(attempt, message.source, now_s)
-            return effects + self._queue.put(attempt, message, now_s)
+            self._queue.put(attempt, message)
+            return effects
         sequence.has_remote_kv = True
         full = self.why_not_queued(sequence, message)
         if full is not None:
             return [refused(self._scheduler, message, full)]
         attempt.waiting_replies.append(message.reply_to)
         self._attempts.add(attempt)
-        return self._queue.put(attempt, message, now_s)
+        self._queue.put(attempt, message)
+        return []
 
     def why_not_queued(self, sequence: Sequence, message: Submit) -> Overloaded | None:
         """Return why a reservation is refused that may not wait: there is no room for it."""

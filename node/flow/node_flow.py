@@ -94,7 +94,7 @@ class NodeFlow:
         self._disk = self._queue.disk
         self._hand_over_of_cache = hand_over
         copies = self._copies if needs_staging else None
-        self.sends = PrefixSends(scheduler, tickets.place.fingerprint, copies)
+        self.sends = PrefixSends(scheduler, tickets.place.fingerprint, copies, self._disk)
         self.pulls = PrefixPulls(
             scheduler, tickets, pull_cost, copies=copies, resume=self._queue.add_if_ready
         )
@@ -130,10 +130,10 @@ class NodeFlow:
             case SendBlocks(_, ticket):
                 self._on_asked(now_s)
                 is_used = self.attempts.of_lease(ticket.lease_token) is not None
-                return [] if is_used else self.sends.begin(message)
+                return [] if is_used else self.sends.begin(message, now_s)
             case TransferEnded(lease_token) if lease_token in self.sends:
                 self._on_asked(now_s)
-                return self.sends.on_ended(message)
+                return self.sends.on_ended(message, now_s)
             case PullRefused(lease_token):
                 return self.pulls.on_refused(lease_token, now_s)
             case WarmNode():
@@ -146,8 +146,7 @@ class NodeFlow:
             case CopyEnded():
                 return self._copies.end(message)
             case DiskEnded():
-                self._disk.on_ended(message, now_s)
-                return []
+                return self._disk.on_ended(message, now_s)
             case ConnectorFailed(error):
                 # Stop at once: blocks that are released after this could still be written.
                 raise InternalError("the KV connector met a bug") from error

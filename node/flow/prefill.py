@@ -95,11 +95,11 @@ class SentPrompts:
             is_prompt=True,
         )
         self._attempts.add(attempt)
-        effects: list[Effect] = []
+        effects = self._queue.disk.begin(attempt, now_s)
         if message.source is not None:
-            effects = self._pulls.begin(attempt, message.source, now_s)
+            effects += self._pulls.begin(attempt, message.source, now_s)
         attempt.answer = PromptAccepted()
-        effects += self._queue.put(attempt, message, now_s)
+        self._queue.put(attempt, message)
         effects.append(AnswerCall(message.reply_to, attempt.answer))
         if ticket is not None:
             self._attempts.set_lease(attempt, ticket.lease_token)

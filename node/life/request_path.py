@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from common.files.cache_folder import full_path
 from common.ids import Incarnation, new_lease_token
-from common.kv.tiers import Tier
 from common.nodes import NodeLoad
 from common.settings.config import Config
-from engine.core.blocks.prefix_cache import TellsNews
+from node.control.block_reports import tiers_of
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
 from node.control.output_streams import OutputStreams
@@ -63,12 +62,7 @@ class RequestPath:
         self.progress = StepProgress(largest_s)
         scheduler = make_scheduler(config, model, disk_index_of(config, model))
         self._disk = start_disk(config, model)
-        self._tiers: dict[Tier, TellsNews] = {
-            Tier.POOL: scheduler.pool.prefix_cache,
-            Tier.HOST: scheduler.host_pool,
-        }
-        if scheduler.disk_prefixes.index is not None:
-            self._tiers[Tier.DISK] = scheduler.disk_prefixes.index
+        self._tiers = tiers_of(scheduler)
         for told in self._tiers.values():
             told.keep_news()
         self._is_async = plans_ahead(config, model)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -194,10 +195,12 @@ class Placer:
         source = None
         receiver = prefill or decode
         if receiver is not None:
-            held = self._state.blocks.held(query.block_hashes(receiver.record), to_send=True)
+            blocks, hashes = self._state.blocks, query.block_hashes(receiver.record)
+            held = blocks.held(hashes, to_send=True)
             at = None if decode is None else decode.incarnation
             holders = self._shortlist.holders(nodes, held, at)
-            source = prefix_source(holders, receiver, at, held)
+            in_memory = partial(blocks.num_in_memory, hashes)
+            source = prefix_source(holders, receiver, at, held, in_memory)
         for node in (decode, prefill):
             if node is not None:
                 hashes = query.block_hashes(node.record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
@@ -13,25 +13,39 @@ from router.core.policies.query import NodeView
 
 
 def prefix_source(
-    nodes: Sequence[NodeView], receiver: NodeView, decode: Incarnation | None, held: HeldBlocks
+    nodes: Sequence[NodeView],
+    receiver: NodeView,
+    decode: Incarnation | None,
+    held: HeldBlocks,
+    num_in_memory: Callable[[Incarnation, int], int],
 ) -> PrefixSource | None:
     """Return the node with the most of a prompt, of those that can send it to `receiver`.
 
-    `held` is what nodes have reported. None: no node has more than `receiver` itself. Of nodes with
-    equally much it is `decode`, or else the one with the least to do.
+    `held` is what nodes have reported, and `num_in_memory` says how many of so many leading blocks
+    a node need not read from disk. None: no node has more than `receiver` itself. Of nodes with
+    equally much it is the one with most in memory, then `decode`, then the one with the least to
+    do.
     """
     num_own = held.on(receiver.incarnation)
     if not held.runs or held.runs[0][0] <= num_own:
         return None
     found = [
-        (num_blocks, node.incarnation == decode, -pressure(node), node.incarnation)
+        (num_blocks, node)
         for node in nodes
         if (num_blocks := held.on(node.incarnation)) > num_own and _can_send(node, receiver)
     ]
     if not found:
         return None
-    num_blocks, _, _, source = max(found)
-    return PrefixSource(source, num_blocks * receiver.record.block_size)
+    most = max(num_blocks for num_blocks, _ in found)
+
+    def fitness(node: NodeView) -> tuple[int, bool, float, Incarnation]:
+        me = node.incarnation
+        return num_in_memory(me, most), me == decode, -pressure(node), me
+
+    deepest = [node for num_blocks, node in found if num_blocks == most]
+    num_kept, _, _, source = max(map(fitness, deepest))
+    size = receiver.record.block_size
+    return PrefixSource(source, most * size, (most - num_kept) * size)
 
 
 def heir_of(leaving: Incarnation, nodes: Sequence[NodeView]) -> Incarnation | None:

@@ -45,12 +45,8 @@ class Violation(InternalError):
 def check_node(node: FaultyNode) -> None:
     """Check the books of a node after a turn. Raises `Violation`, or what its own checks raise."""
     node.scheduler.check()
+    _check_sent(node)
     flow, pool = node.flow, node.scheduler.pool
-    sent = node.scheduler.prefix_transfers.sent_ids
-    owned = {block for one in flow.attempts.all() for block in one.sequence.block_table}
-    for blocks in node.kv.sent.values():
-        if not blocks <= owned | sent:
-            raise Violation(f"{node.me} sends blocks that nobody holds for it")
     for landing in node.kv.receiver.landings.all():
         token = landing.ticket.lease_token
         targets = set(landing.ticket.target_block_ids)
@@ -63,6 +59,22 @@ def check_node(node: FaultyNode) -> None:
         is_awaited = is_awaited or token in flow.pulls
         if not is_awaited:
             raise Violation(f"{node.me} has a landing that nobody waits for")
+
+
+def _check_sent(node: FaultyNode) -> None:
+    flow, num_blocks = node.flow, node.scheduler.pool.num_blocks
+    sent = node.scheduler.prefix_transfers.sent_ids
+    owned = {block for one in flow.attempts.all() for block in one.sequence.block_table}
+    kept = {num_blocks + one for one in node.scheduler.host_pool._readers}
+    for blocks in node.kv.sent.values():
+        if not blocks <= owned | sent:
+            raise Violation(f"{node.me} sends blocks that nobody holds for it")
+        if not kept.issuperset(one for one in blocks if one >= num_blocks):
+            raise Violation(f"{node.me} sends a prefix that gives way in host memory")
+    for token, send in flow.sends._sends.items():
+        is_busy = token in node.kv.sent or token in flow._disk or not send.is_copied
+        if node.kv.sender.is_sending(token) and not is_busy:
+            raise Violation(f"{node.me} answers a pull, and nothing of it is on its way")
 
 
 def check_end(

@@ -21,6 +21,8 @@ from simulator.faults.shape import ROUTER, Shape, node_names, router_names
 
 MOST_FAULTS = 6
 MOST_CHANGES = 4
+NUM_BEGINNINGS = 4
+TIMES_LATER = 10.0
 LEAST_TOKENS_PER_SEAT = 5
 """Tokens of a step: one for each sequence, with its drafts, and a chunk of a prompt."""
 _LATER = (2.0, 4.0, 10.0, 30.0)
@@ -57,6 +59,8 @@ def draw_history(seed: int, wishes: Wishes) -> History:
     changing = [kind for kind in wishes.kinds if kind in HARMLESS]
     names, routers = node_names(shape), router_names(shape)
     requests = [_to_any_router(more, one, routers) for one in requests]
+    if shape.keeps_prefixes:
+        requests = [_that_comes_back(more, one) for one in requests]
     faults: list[Fault] = []
     if breaking:
         faults = [
@@ -88,6 +92,23 @@ def _at_any_router(rng: random.Random, fault: Fault, routers: Sequence[str]) -> 
 
 def _to_any_router(rng: random.Random, asked: AskedRequest, routers: Sequence[str]) -> AskedRequest:
     return replace(asked, router=rng.choice(routers), priority=rng.choice(_PRIORITIES))
+
+
+def _that_comes_back(rng: random.Random, asked: AskedRequest) -> AskedRequest:
+    """Return the request with one of some long beginnings, of which pools do not hold all.
+
+    More time is between them: others have evicted what comes back.
+    """
+    num_prompt = rng.choice((22, 30, 30))
+    at_s, leaves_at_s = round(TIMES_LATER * asked.at_s, 4), asked.leaves_at_s
+    return replace(
+        asked,
+        at_s=at_s,
+        leaves_at_s=None if leaves_at_s is None else round(leaves_at_s - asked.at_s + at_s, 4),
+        num_prompt=num_prompt,
+        group=rng.randrange(NUM_BEGINNINGS),
+        num_shared=rng.choice((num_prompt - 1, 16)),
+    )
 
 
 def _change(
@@ -123,6 +144,9 @@ def _shape(rng: random.Random, more: random.Random, wishes: Wishes) -> Shape:
     num_blocks, num_host_blocks = rng.choice((16, 18, 24, 40)), rng.choice((0, 8, 30))
     keeps_prefixes = num_host_blocks > 0 and more.random() < 0.5
     num_disk_blocks = more.choice((0, 0, 6, 30)) if keeps_prefixes else 0
+    if keeps_prefixes:  # little, so that what comes back has left
+        num_blocks = more.choice((16, 18, num_blocks))
+        num_host_blocks = more.choice((8, 12)) if num_disk_blocks else num_host_blocks
     return Shape(
         num_routers=more.choice((1, 1, 2)),
         num_prefill=0 if is_mixed else num_prefill,

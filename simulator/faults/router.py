@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from common.errors import InternalError, NodeLost
 from common.ids import Incarnation
 from common.kv.blocks import block_key
-from common.kv.tiers import Tier
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
@@ -146,12 +145,12 @@ class FaultyRouter(SimulatedRouter):
         """Take a message of a node, in the order of `NodeClient`."""
         for reply_to, answer in said.answers:
             self._on_answer(node, reply_to, answer)
-        for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
-            if news or is_first:
-                added = tuple(block_key(name) for name, is_there in news.items() if is_there)
-                removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
-                self._placer.on_blocks(node, BlockReport(is_first, added, removed, tier))
-                is_first = False
+        if is_first:
+            self._placer.on_blocks(node, BlockReport(is_first))
+        for tier, news in said.news.items():
+            added = tuple(block_key(name) for name, is_there in news.items() if is_there)
+            removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+            self._placer.on_blocks(node, BlockReport(False, added, removed, tier))
         self.on_heard(node, "")
         for output in said.outputs:
             self._on_output(node, output, ())

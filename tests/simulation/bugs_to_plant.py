@@ -164,6 +164,22 @@ NODE = [
         "                self._resume(attempt)",
     ),
     Bug(
+        "a pull of what was read from disk is not sent",
+        "node.flow.disk.prefix_disk",
+        "            if not wait.reads:\n"
+        "                del self._waiting[waiter]\n"
+        "                effects += wait.go_on()\n",
+        "            if not wait.reads:\n"
+        "                del self._waiting[waiter]\n"
+        "                wait.go_on()\n",
+    ),
+    Bug(
+        "a prompt that waited for a disk is not queued",
+        "node.flow.disk.prefix_disk",
+        "        self._resume(attempt)\n        return []",
+        "        return []",
+    ),
+    Bug(
         "an idle node does not wake for the end of a copy",
         "node.flow.node_flow",
         "_earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())",
@@ -240,6 +256,24 @@ ENGINE = [
         "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]\n",
         "            block_ids = sequence.block_table[num_found : len(sequence.host_block_ids)]"
         "[::-1]\n",
+    ),
+    Bug(
+        "prefixes are copied back to the places of others",
+        "engine.core.kept_prefixes",
+        "            copy = PrefixCopy(block_ids, host_block_ids, hashes, is_out=False)\n",
+        "            copy = PrefixCopy(block_ids, host_block_ids[::-1], hashes, is_out=False)\n",
+    ),
+    Bug(
+        "prefixes in host memory give way while they are sent",
+        "engine.core.prefix_transfers",
+        "                host_block_ids.append(one - num_blocks)\n",
+        "                pass\n",
+    ),
+    Bug(
+        "prefixes that are read from disk are found under the names of others",
+        "engine.core.disk_prefixes",
+        "read.hashes[:num_done][::-1])",
+        "read.hashes[:num_done])",
     ),
 ]
 

@@ -194,7 +194,9 @@ def check(nodes: list[Node], routers: list[Router], expected: set[int]) -> None:
                 assert index.num_held(node.incarnation, tier) == len(node.keys(tier))
             for hashes in CHAINS:
                 to_send = index.held(hashes, to_send=True).on(node.incarnation)
-                assert to_send == node.num_held(hashes, Tier.POOL, Tier.HOST)
+                assert to_send == node.num_held(hashes, *Tier)
+                in_memory = index.num_in_memory(hashes, node.incarnation, to_send)
+                assert in_memory == node.num_held(hashes, Tier.POOL, Tier.HOST)
                 found = index.held(hashes).on(node.incarnation)
                 least = node.num_held(hashes, *Tier)
                 assert found >= least

@@ -113,7 +113,7 @@ def test_blocks_are_sent_from_where_they_are(way: dict[str, Any], num_evicted: i
     assert_finished(world, world.ask_q(**way))
     assert world.pulls() == {"landed": 1}
     assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
-    assert world.sent() == {"pool": NUM_SHARED - num_evicted, "host": num_evicted}
+    assert world.sent() == {"pool": NUM_SHARED - num_evicted, "host": num_evicted, "disk": 0}
     assert world.in_pool() == NUM_SHARED - num_evicted, "the pool of the source takes no part"
     assert world.p.scheduler.pool.num_evicted == num_evictions
     assert world.p.scheduler.statistics().counters.num_prefix_blocks_in == num_copied
@@ -158,7 +158,7 @@ def test_two_nodes_pull_the_same_blocks_at_once() -> None:
     world.step_until(lambda: len(world.p.connector.transfers) == 2, frames=False)
     world.overwrite()
     assert_finished(world, first, second)
-    assert world.sent() == {"pool": 0, "host": 2 * NUM_SHARED}
+    assert world.sent() == {"pool": 0, "host": 2 * NUM_SHARED, "disk": 0}
     assert third.scheduler.statistics().counters.pulls["landed"] == 1
     world.check_closed()
 
@@ -228,7 +228,7 @@ def test_a_receiver_that_dies_leaves_host_memory_to_others() -> None:
     world.p.connector.on_peer_lost(OTHER)
     world.settle()
     assert world.p.scheduler.host_pool.num_read == 0
-    assert world.sent() == {"pool": 0, "host": 0}
+    assert world.sent() == {"pool": 0, "host": 0, "disk": 0}
 
 
 def test_a_copy_that_fails_costs_the_pull_and_lets_go_of_both_memories() -> None:

@@ -7,7 +7,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
 from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.disk.prefix_disk import PrefixDisk
-from node.flow.messages import Compiled, Effect, Submit
+from node.flow.messages import Compiled, Submit
 from node.flow.pulls.pull_cost import PullCost
 
 
@@ -24,17 +24,14 @@ class AttemptQueue:
         """Return how many attempts wait for a grammar or a disk."""
         return len(self._compiling) + len(self.disk)
 
-    def put(self, attempt: NodeAttempt, message: Submit, now_s: float) -> list[Effect]:
+    def put(self, attempt: NodeAttempt, message: Submit) -> None:
         """Pass a sequence to the scheduler, but not before its grammar is compiled.
 
-        A step under a grammar that is not compiled would make all its other requests wait. Returns
-        what begins to read its prefix from disk, for which it waits as well.
+        A step under a grammar that is not compiled would make all its other requests wait.
         """
-        effects = self.disk.begin(attempt, now_s) if attempt.pull_token is None else []
         if message.is_compiling:
             self._compiling[attempt.id] = message
         self.add_if_ready(attempt)
-        return effects
 
     def add_if_ready(self, attempt: NodeAttempt) -> None:
         """Pass a sequence to the scheduler, unless it waits for a grammar, a pull or a disk."""

@@ -2,9 +2,9 @@
 
 Another node often holds more of a prompt than the one that is to compute it: the answers of earlier
 turns were generated on a decode node, and another prefill node computed the turns themselves. The
-router names the node that holds most. What is missing here then comes as any handoff does: this
-node opens a landing in its own pool and asks, through the router, for the blocks by their hashes,
-and the source sends them out of its prefix cache (`prefix_sends`). The prompt is queued when they
+router names the node that holds most. What is missing here, in every tier, then comes as any
+handoff does: this node opens a landing in its own pool and asks, through the router, for the blocks
+by their hashes, and the source sends them (`prefix_sends`). The prompt is queued when they
 have landed and are in the prefix cache here, or when the pull failed: then it is computed. A pull
 never changes an answer and fails no request. Prompts that lack the same blocks wait for one pull.
 """
@@ -46,9 +46,11 @@ class _Pull:
     source: Incarnation
     coming: ComingPrefix
     num_tokens: int
-    """The tokens that it saves, which the pool has not."""
+    """The tokens that it brings, which are in no tier here."""
+    num_read: int
+    """So many of them its source reads from disk first."""
     end: int
-    """The number of the prompt's first tokens that are cached when it has landed."""
+    """The tokens that its commit counts: those of the blocks that are kept for it too."""
     began_at_s: float
     waiting: list[NodeAttempt]
     rest: FetchBlocks | None = None
@@ -95,27 +97,30 @@ class PrefixPulls:
         size = self._scheduler.limits.block_size
         kept_ids, block_hashes = self._transfers.missing(attempt.sequence, source.num_tokens)
         del block_hashes[MOST_BLOCKS:]
-        end = (len(kept_ids) + len(block_hashes)) * size
-        num_tokens = end - self._scheduler.num_cached_tokens(attempt.sequence)
-        if num_tokens <= 0 or source.node == self._tickets.place.node:
+        num_tokens = len(block_hashes) * size
+        if not block_hashes or source.node == self._tickets.place.node:
             return []
         if self._join(attempt, block_hashes):
             return []
         if self._pauses.is_on(source.node, now_s):
             self._transfers.count(PullOutcome.AVOIDED, num_tokens)
             return []
-        if not self.cost.is_worth(num_tokens, self._scheduler.num_queued_tokens):
+        num_read = min(source.num_disk_tokens, num_tokens)
+        num_before = self._scheduler.num_queued_tokens
+        if not self.cost.is_worth(num_tokens, num_before, num_read=num_read):
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)
+        end = len(kept_ids) * size + num_tokens
         if coming is None:
             self._transfers.count(PullOutcome.NO_ROOM, num_tokens)
             return []
-        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * self.cost.expected_s(num_tokens))
+        expected_s = self.cost.expected_s(num_tokens + num_read)
+        patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * expected_s)
         ticket = self._tickets.new(attempt.id, coming.block_ids, len(kept_ids) * size, patience_s)
         attempt.pull_token = ticket.lease_token
         self._pulls[ticket.lease_token] = _Pull(
-            source.node, coming, num_tokens, end, now_s, [attempt]
+            source.node, coming, num_tokens, num_read, end, now_s, [attempt]
         )
         ask = AskBlocks(attempt.router, source.node, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -133,8 +138,7 @@ class PrefixPulls:
         return self._fetch_part(replace(message, block_hashes=tuple(wanted)), now_s)
 
     def _lacking(self, block_hashes: Sequence[BlockHash]) -> list[BlockHash]:
-        find = self._scheduler.pool.prefix_cache.find
-        return [one for one in block_hashes if find(one) is None]
+        return [one for one in block_hashes if not self._transfers.has(one)]
 
     def _fetch_part(self, message: FetchBlocks, now_s: float) -> list[Effect]:
         scheduler, source = self._scheduler, message.source
@@ -150,7 +154,7 @@ class PrefixPulls:
         attempt = AttemptId(f"fetch-{source.node_id}"[:MOST_ID_LENGTH], 1)
         ticket = self._tickets.new(attempt, coming.block_ids, 0, LEAST_PATIENCE_S)
         self._pulls[ticket.lease_token] = _Pull(
-            source, coming, num_tokens, num_tokens, now_s, [], rest
+            source, coming, num_tokens, 0, num_tokens, now_s, [], rest
         )
         ask = AskBlocks(message.router, source, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -196,7 +200,7 @@ class PrefixPulls:
         half = len(block_hashes) // 2
         for token, pull in self._pulls.items():
             coming = pull.coming.block_hashes
-            # A hash covers all before it: where one is equal, those before it are.
+            # A hash covers all before it: where one is equal, those before it are, or are here.
             is_fit = not pull.is_over and pull.rest is None and half < len(coming)
             if is_fit and coming[half] == block_hashes[half]:
                 pull.waiting.append(attempt)
@@ -213,7 +217,7 @@ class PrefixPulls:
     def _land(self, token: int, now_s: float) -> list[Effect]:
         pull = self._pulls.pop(token)
         self._transfers.land(pull.coming)
-        self.cost.on_pulled(pull.num_tokens, now_s - pull.began_at_s)
+        self.cost.on_pulled(pull.num_tokens + pull.num_read, now_s - pull.began_at_s)
         self._pauses.on_landed(pull.source)
         rest = None if pull.is_over else pull.rest
         self._end(pull, PullOutcome.LANDED)

@@ -3,9 +3,11 @@
 Blocks are asked for by their whole hashes, which cover all tokens before them, the salt and the
 layout: what is found under a hash is what was asked for. All of them are sent, or none: out of the
 pool, and out of host memory those that the pool has evicted, without a copy of them here. They are
-kept until the transfer has ended. Where one of them is in neither any more the transfer is aborted
-at once, so that the other node does not wait for it. Where no transfer can say so, because the node
-is not reached or its ticket does not fit, a router does.
+kept until the transfer has ended. Those that are on disk alone are read into host memory first,
+while the others are kept, for no longer than computing them would take. Where one of them is in no
+tier any more, or is not read, the transfer is aborted at once, so that the other node does not wait
+for it. Where no transfer can say so, because the node is not reached or its ticket does not fit, a
+router does.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from engine.core.scheduler import Scheduler
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from kv_transfer.sending.transfer_errors import TransferAborted
 from node.flow.copies_under_way import CopiesUnderWay
+from node.flow.disk.prefix_disk import PrefixDisk
 from node.flow.messages import (
     AbortTransfer,
     CommitTransfer,
@@ -32,6 +35,7 @@ from node.flow.messages import (
     WarmNode,
 )
 from node.flow.pulls.hand_over import MOST_BLOCKS
+from node.flow.pulls.pull_cost import Pauses
 
 MOST_SENDS = 64
 """Pulls that are answered at the same time; further ones are refused, and computed."""
@@ -41,10 +45,14 @@ MOST_SENDS = 64
 class _Send:
     router: Incarnation
     ticket: Ticket
-    source_ids: tuple[int, ...]
-    """Blocks by the numbers of `PrefixTransfers.pin`. Empty: the transfer is aborted."""
+    block_hashes: tuple[BlockHash, ...]
     commit: Commit
-    is_copied: bool
+    source_ids: tuple[int, ...] | None = None
+    """What is kept for it, by the numbers of `PrefixTransfers.pin`."""
+    sought: frozenset[BlockHash] = frozenset()
+    """What was read from disk for it."""
+    num_read: int = 0
+    is_copied: bool = True
     """What is sent can be read; before, its copy uses the blocks."""
     has_ended: bool = False
 
@@ -56,13 +64,19 @@ class PrefixSends:
     """
 
     def __init__(
-        self, scheduler: Scheduler, fingerprint: str, copies: CopiesUnderWay | None
+        self,
+        scheduler: Scheduler,
+        fingerprint: str,
+        copies: CopiesUnderWay | None,
+        disk: PrefixDisk,
     ) -> None:
         self._pool, self._transfers = scheduler.pool, scheduler.prefix_transfers
         self._block_size = scheduler.limits.block_size
         self._fingerprint = fingerprint
-        self._copies = copies
+        self._copies, self._disk = copies, disk
         self._sends: dict[int, _Send] = {}
+        self._pauses = Pauses()
+        """Nodes for which nothing is read: the lane to them sends from the pool alone."""
 
     def __len__(self) -> int:
         """Return how many pulls are being answered."""
@@ -71,7 +85,7 @@ class PrefixSends:
     def __contains__(self, lease_token: int) -> bool:
         return lease_token in self._sends
 
-    def begin(self, message: SendBlocks) -> list[Effect]:
+    def begin(self, message: SendBlocks, now_s: float) -> list[Effect]:
         """Send cached blocks; refuse it if the ticket does not fit this node or the hashes."""
         ticket, token = message.ticket, message.ticket.lease_token
         num_kept, count = ticket.num_cached_tokens, len(ticket.target_block_ids)
@@ -83,42 +97,84 @@ class PrefixSends:
         opened = OpenTransfer(ticket, ticket.lease_s)
         # Nothing is drawn: the other node reads no token from it.
         commit = Commit(num_tokens=num_kept + count * self._block_size, first_token_id=0)
-        source_ids = self._pin(message.block_hashes)
-        block_ids, _ = self._transfers.split(source_ids)
-        is_copied = self._copies is None or not block_ids
-        self._sends[token] = _Send(message.router, ticket, source_ids, commit, is_copied)
-        if not source_ids:
+        send = _Send(message.router, ticket, message.block_hashes, commit)
+        self._sends[token] = send
+        if len(self._sends) > MOST_SENDS:
             return [opened, AbortTransfer(token)]
-        push = PushBlocks(token, None, tuple(range(count)), source_ids)
-        if self._copies is None or not block_ids:
-            return [opened, push, CommitTransfer(token, commit)]
-        copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
-        return [opened, self._copies.begin(copy, partial(self._on_copied, token), push)]
+        if self._pin(send):
+            return [opened, *self._push(token, send)]
+        reading = self._read(token, send, now_s)
+        return [opened, *([AbortTransfer(token)] if reading is None else reading)]
 
     def offer(self, wanted: WarmNode) -> list[Effect]:
         """Offer a new node what was used last; nothing if nothing is cached."""
         block_hashes = tuple(self._pool.latest(MOST_BLOCKS))
         return [OfferBlocks(block_hashes, wanted)] if block_hashes else []
 
-    def on_ended(self, event: TransferEnded) -> list[Effect]:
+    def on_ended(self, event: TransferEnded, now_s: float) -> list[Effect]:
         """Release the blocks of a transfer that is over, when no copy uses them.
 
         A node that it could not reach hears from the router that nothing comes.
         """
         token, send = event.lease_token, self._sends[event.lease_token]
         send.has_ended = True
-        if event.error is None:
-            self._transfers.count_sent(send.source_ids)
+        self._disk.forget(token)
+        if event.error is None and send.source_ids is not None:
+            self._transfers.count_sent(send.source_ids, send.num_read)
+            self._pauses.on_landed(send.ticket.decode_node)
+        elif send.num_read and isinstance(event.error, TransferAborted):
+            # Not by this flow, which has pushed all: it was read in vain.
+            self._pauses.on_failed(send.ticket.decode_node, now_s)
         self._release(token, send)
         # An abort is told by the transfer itself: the other node knows why nothing comes.
         if event.error is None or isinstance(event.error, TransferAborted):
             return []
         return [RefusePull(send.router, send.ticket.decode_node, token)]
 
-    def _pin(self, block_hashes: tuple[BlockHash, ...]) -> tuple[int, ...]:
-        if len(self._sends) >= MOST_SENDS:
-            return ()
-        return self._transfers.pin(block_hashes)
+    def _pin(self, send: _Send) -> bool:
+        """Keep all blocks of a pull; return whether all are in memory and may be kept."""
+        source_ids = self._transfers.pin(send.block_hashes)
+        if not source_ids:
+            return False
+        self._unpin(send)
+        send.source_ids = source_ids
+        pairs = zip(source_ids, send.block_hashes, strict=True)
+        _, read = self._transfers.split(one for one, name in pairs if name in send.sought)
+        send.num_read = len(read)
+        return True
+
+    def _unpin(self, send: _Send) -> None:
+        if send.source_ids is not None:
+            self._transfers.unpin(send.source_ids)
+            send.source_ids = None
+
+    def _push(self, token: int, send: _Send) -> list[Effect]:
+        """Send what is kept, when it can be read."""
+        assert send.source_ids is not None, "nothing is kept"
+        push = PushBlocks(token, None, tuple(range(len(send.source_ids))), send.source_ids)
+        block_ids, _ = self._transfers.split(send.source_ids)
+        if self._copies is None or not block_ids:
+            return [push, CommitTransfer(token, send.commit)]
+        send.is_copied = False
+        copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
+        return [self._copies.begin(copy, partial(self._on_copied, token), push)]
+
+    def _read(self, token: int, send: _Send, now_s: float) -> list[Effect] | None:
+        """Begin to read what memory has not; None: nothing can be sent."""
+        if self._pauses.is_on(send.ticket.decode_node, now_s):
+            return None
+        found = self._disk.find_for_pull(send.block_hashes, now_s)
+        if found is None:
+            return None
+        send.source_ids = self._transfers.pin_some(send.block_hashes, len(found.sought))
+        if send.source_ids is None:
+            return None
+        send.sought = found.sought
+        return self._disk.read_for_pull(token, found, now_s, partial(self._on_read, token))
+
+    def _on_read(self, token: int) -> list[Effect]:
+        send = self._sends[token]
+        return self._push(token, send) if self._pin(send) else [AbortTransfer(token)]
 
     def _on_copied(self, token: int, error: Exception | None) -> list[Effect]:
         send = self._sends[token]
@@ -131,5 +187,4 @@ class PrefixSends:
     def _release(self, token: int, send: _Send) -> None:
         if send.is_copied and send.has_ended:
             del self._sends[token]
-            if send.source_ids:
-                self._transfers.unpin(send.source_ids)
+            self._unpin(send)

@@ -6,8 +6,8 @@ expects that a node holds the prompts that it was sent. All of it is a hint: a w
 miss in a cache, never an answer.
 
 A block counts as held in whatever tier it is: to copy it back takes a small part of the time to
-compute it, and which of two nodes has less to do matters more. Other nodes pull it from the pool
-and from host memory, and not from files.
+compute it, and which of two nodes has less to do matters more. Other nodes can pull it from every
+tier; what is only in files is read first.
 
 The holders of a block are bits of one integer. A hash covers all tokens before it, and a cache
 evicts a prefix after its continuations, so a node that holds a block holds those before it: along a
@@ -166,9 +166,8 @@ class BlockIndex:
 
     def held(self, hashes: Sequence[BlockHash], *, to_send: bool = False) -> HeldBlocks:
         """Return how many leading blocks of a prompt each node holds; with `to_send`, of those
-        that it has reported to be where it can send them from."""
-        pool, host = self._holders[Tier.POOL].get, self._holders[Tier.HOST].get
-        disk = (_NOTHING if to_send else self._holders[Tier.DISK]).get
+        that it has reported, and can send."""
+        pool, host, disk = (self._holders[tier].get for tier in Tier)
         expected = (_NOTHING if to_send else self._expected).get
         runs: list[tuple[int, int]] = []
         if not hashes:
@@ -197,6 +196,24 @@ class BlockIndex:
         if not to_send:
             self._last = hashes, held
         return held
+
+    def num_in_memory(self, hashes: Sequence[BlockHash], node: Incarnation, most: int) -> int:
+        """Return how many of the first `most` blocks a node has reported to be in memory.
+
+        The others that it holds are on disk alone.
+        """
+        if not self._holders[Tier.DISK]:
+            return most
+        pool, host = self._holders[Tier.POOL].get, self._holders[Tier.HOST].get
+        slot, low, end = self._slots.get(node, len(self._bits)), 0, most
+        while low < end:
+            middle = (low + end + 1) // 2
+            key = block_key(hashes[middle - 1])
+            if (pool(key, 0) | host(key, 0)) >> slot & 1:
+                low = middle
+            else:
+                end = middle - 1
+        return low
 
     # Slots.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
-from common.kv.tiers import Tier
 from common.nodes import NodeRecord, Role
 from common.settings.config import Config
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
@@ -228,13 +227,7 @@ class FaultyNode(SimulatedNode):
 
     def all_cached(self) -> NodeSaid:
         """Return the first message of a stream: all blocks that can be found here."""
-        held = self.cached.all()
-        return NodeSaid(
-            self.me,
-            news=held[Tier.POOL],
-            host_news=held[Tier.HOST],
-            warm_from=self.warm_from,
-        )
+        return NodeSaid(self.me, news=self.cached.all(), warm_from=self.warm_from)
 
     # Inside.
 
@@ -255,13 +248,11 @@ class FaultyNode(SimulatedNode):
         self._flush()
 
     def _flush(self) -> None:
-        news = self.scheduler.pool.prefix_cache.take_news()
-        host_news = self.scheduler.host_pool.take_news()
-        if news or host_news:
-            self.cached.take({Tier.POOL: news, Tier.HOST: host_news})
+        news = self.take_news()
+        if news:
+            self.cached.take(news)
             for router in self.streams:
-                said = self._for(router)
-                said.news, said.host_news = news, host_news
+                self._for(router).news = news
         if self._said_to:
             told, self._said_to = self._said_to, {}
             for router, said in told.items():

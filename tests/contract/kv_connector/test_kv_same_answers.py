@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from itertools import count, cycle, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.ids import Incarnation
+from common.kv.blocks import BlockHash, hash_full_blocks
 from common.kv.prefix_source import PrefixSource
 from common.observing.clock import MonotonicClock
+from engine.core.blocks.disk_index import DiskIndex
 from engine.core.planner_contract import StepLimits
 from engine.core.scheduler import Scheduler
+from engine.prefix_disk.block_file import HEADER_BYTES
+from engine.prefix_disk.block_folder import BlockFolder
+from engine.prefix_disk.disk_threads import DiskThreads
 from engine.step_loop import StepLoop, start_step_thread
+from kv_transfer.shared.lanes import POOL_ONLY_LANES
 from node.flow.flow_limits import FlowLimits
 from node.flow.inbox import Inbox
 from node.flow.landing_place import LandingPlace, Tickets
@@ -40,7 +48,8 @@ from tests.simulation.scripted_router import Asked, ScriptedRouter
 from tests.support.engine.build import BLOCK_SIZE, make_prompt, make_request
 from tests.support.engine.hash_grammars import GRAMMARS
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, VOCAB_SIZE, HashRunner, expected_tokens
-from tests.support.kv.kv_cluster import WAIT_S, Cluster
+from tests.support.kv.kinds import KINDS
+from tests.support.kv.kv_cluster import WAIT_S, Cluster, cluster_of
 from tests.support.kv.kv_cluster import Node as KVNode
 
 NUM_BLOCKS = 24
@@ -68,25 +77,50 @@ OnRouter = Callable[[ScriptedRouter], None]
 
 
 class Node:
-    """A flow in its step thread over a connector; its messages wait for the router's turn."""
+    """A flow in its step thread over a connector; its messages wait for the router's turn.
 
-    def __init__(self, cluster: Cluster, name: str, make_flow: MakeFlow, said: Said) -> None:
-        runner = HashRunner(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    With a `disk` it has little memory, and files in that folder below it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        make_flow: MakeFlow,
+        said: Said,
+        disk: Path | None = None,
+    ) -> None:
+        num_blocks, num_host_blocks = (NUM_BLOCKS, 0) if disk is None else (9, 10)
+        runner = HashRunner(
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, num_host_blocks=num_host_blocks
+        )
         self.inbox = Inbox(max_requests=100)
         self.kv = cluster.node(
             name,
             layout=runner.layout,
-            num_blocks=NUM_BLOCKS,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
             peer_timeout_s=PEER_TIMEOUT_S,
             on_event=self.inbox.put,
         )
         runner.kv_bytes = self.kv.pool
+        self.disk, index = None, None
+        if disk is not None:
+            assert self.kv.host is not None
+            runner.host_cache = self.kv.host
+            folder = BlockFolder(disk, runner.layout.fingerprint, self.kv.host)
+            self.disk = DiskThreads(folder)
+            index = DiskIndex(1 << 30, HEADER_BYTES + folder.block_bytes)
         self.scheduler = scheduler = Scheduler(
             limits=LIMITS,
-            num_blocks=NUM_BLOCKS,
+            num_blocks=num_blocks,
             fingerprint=runner.layout.fingerprint,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             enable_prefix_caching=True,
+            num_host_blocks=num_host_blocks,
+            keeps_prefixes=num_host_blocks > 0,
+            disk_index=index,
+            swaps_late=runner.needs_staging,
         )
         self.flow = make_flow(scheduler, self.kv)
         heard = said.by(self.kv.incarnation)
@@ -97,6 +131,7 @@ class Node:
             runner,
             on_drained=lambda: None,
             on_copied=self.inbox.put,
+            disk=self.disk,
         )
         loop: StepLoop[Message, Effect] = StepLoop(
             inbox=self.inbox,
@@ -108,10 +143,20 @@ class Node:
         )
         self._thread = start_step_thread(loop, said.that_it_crashed)
 
+    def is_on_disk(self, block_hash: BlockHash) -> bool:
+        index = self.scheduler.disk_prefixes.index
+        return index is not None and index.find(block_hash) is not None
+
+    def is_in_memory(self, block_hash: BlockHash) -> bool:
+        pool, host_pool = self.scheduler.pool.prefix_cache, self.scheduler.host_pool
+        return pool.find(block_hash) is not None or host_pool.find(block_hash) is not None
+
     def close(self) -> None:
         self.inbox.close()
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
+        if self.disk is not None:
+            self.disk.close(WAIT_S)
 
 
 class Said:
@@ -163,6 +208,7 @@ def make_flow(scheduler: Scheduler, node: KVNode) -> NodeFlow:
         needs_staging=True,
         local_prefill_threshold=0,
         pull_cost=PullCost(1.0, float),
+        disk_cost=PullCost(1.0, float) if scheduler.disk_prefixes.index is not None else None,
     )
 
 
@@ -269,3 +315,62 @@ def test_a_prefill_node_pulls_from_another_one(cluster: Cluster) -> None:
     counted = second.scheduler.statistics().counters
     assert (counted.pulls["landed"], counted.pulls["missed"]) == (1, 1)
     assert counted.num_pulled_tokens == 5 * BLOCK_SIZE
+
+
+@pytest.mark.parametrize("kind", [one for one in KINDS if one != "fake-late"])
+def test_a_prefill_node_pulls_what_another_one_has_on_disk_alone(kind: str, tmp_path: Path) -> None:
+    """Over every lane that sends host memory; over the others it is computed."""
+    with closing(cluster_of(kind)) as cluster:
+        check_a_pull_from_disk(cluster, tmp_path / "prefixes")
+
+
+def check_a_pull_from_disk(cluster: Cluster, disk: Path) -> None:
+    said = Said()
+    nodes = [
+        Node(cluster, "p", make_flow, said, disk),
+        Node(cluster, "q", make_flow, said),
+        Node(cluster, "d", make_flow, said),
+    ]
+    first, second, decode = nodes
+    inbox_of = {node.kv.incarnation: node.inbox for node in nodes}
+    router = ScriptedRouter(
+        ROUTER,
+        lambda node, message: inbox_of[node].put(message),
+        decode=decode.kv.incarnation,
+        prefill=first.kv.incarnation,
+        clock=MonotonicClock(),
+    )
+
+    numbers = count()
+
+    def answer(family: int) -> None:
+        number = next(numbers)
+        prompt = (*make_prompt(4 * BLOCK_SIZE, family), number)
+        asked = router.ask(make_request(prompt, name=f"r{number}", max_tokens=3), may_wait=True)
+        while not asked.is_done:
+            said.tell(router)
+        assert asked.outcomes == ["finished"], asked.error
+        assert asked.answer() == expected_tokens(prompt, asked.request.sampling)
+
+    fingerprint = first.kv.layout.fingerprint
+    shared = hash_full_blocks(make_prompt(4 * BLOCK_SIZE, 0), BLOCK_SIZE, fingerprint)
+    try:
+        for family in range(1, 200):
+            # Used until it is written, and then no more until all memory has lost it.
+            if not all(map(first.is_on_disk, shared)):
+                answer(0)
+            elif not any(map(first.is_in_memory, shared)):
+                break
+            answer(family)
+            answer(family)
+        router.prefill = second.kv.incarnation
+        router.source = PrefixSource(first.kv.incarnation, 4 * BLOCK_SIZE, 4 * BLOCK_SIZE)
+        answer(0)
+    finally:
+        for node in nodes:
+            node.close()
+    sends_host = cluster.lane not in POOL_ONLY_LANES
+    pulls = second.scheduler.statistics().counters.pulls
+    assert pulls["landed" if sends_host else "missed"] == 1
+    sent = first.scheduler.statistics().counters.prefix_blocks_sent
+    assert sent == {"pool": 0, "host": 0, "disk": 4 if sends_host else 0}

@@ -34,6 +34,7 @@ from kv_transfer.contract import (
     Ticket,
     TransferEnded,
 )
+from kv_transfer.sending.transfer_errors import TransferAborted
 
 Piece = tuple[int, int]
 """Layer and ordinal."""
@@ -272,13 +273,15 @@ class FakeConnector:
             return
         if self.network.is_one_sided and not transfer.is_aborting:
             self._send_of(transfer, "abort")
-        self._end_transfer(frame.lease_token, frame.reason)
+        is_given_up = transfer.is_aborting
+        self._end_transfer(frame.lease_token, frame.reason, is_given_up=is_given_up)
 
-    def _end_transfer(self, token: int, reason: str | None) -> None:
+    def _end_transfer(self, token: int, reason: str | None, *, is_given_up: bool = False) -> None:
         if not self.network.is_one_sided:
             self.network.keep_bytes_of(self, token)
         del self.transfers[token]
-        self.on_event(TransferEnded(token, None if reason is None else HandoffFailed(reason)))
+        kind = TransferAborted if is_given_up else HandoffFailed
+        self.on_event(TransferEnded(token, None if reason is None else kind(reason)))
 
     # --- time and loss ------------------------------------------------------------------------
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
 from common.kv.blocks import BlockHash
+from engine.core.blocks.block_pool import BlockPool
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.blocks.disk_jobs import DiskFailure, DiskResult, DiskScan
 from engine.core.blocks.host_pool import HostPool
@@ -22,8 +21,8 @@ class Tiers:
         self.host_pool = HostPool(num_host_blocks)
         self.index = DiskIndex(num_disk_blocks * 4096, 4096)
         self.counters = StepCounters()
-        none = cast(PrefixIndex, None)
-        self.disk = DiskPrefixes(self.host_pool, none, self.counters, self.index)
+        prefixes = PrefixIndex(BlockPool(2), block_size=4, fingerprint="f", is_enabled=True)
+        self.disk = DiskPrefixes(self.host_pool, prefixes, self.counters, self.index)
 
     def look(self, *own: BlockHash) -> None:
         self.disk.end_look(DiskResult(scan=DiskScan(own=own)), is_all=True)
@@ -136,3 +135,29 @@ def test_a_read_is_a_use_of_the_file() -> None:
     tiers.disk.end_read(tiers.disk.begin_read([A]), DiskResult(1))
     tiers.keep(C)
     assert tiers.save() == [([C], [B])]
+
+
+def test_no_more_is_read_than_half_of_host_memory_holds() -> None:
+    tiers = Tiers()
+    wanted = [bytes([n]) * 16 for n in range(6)]
+    tiers.look(*wanted)
+    found = tiers.disk.find_blocks(wanted)
+    assert found is not None
+    assert (found.hashes, found.is_all) == (wanted[:4], False)
+    tiers.disk.begin_read(wanted[:3])
+    found = tiers.disk.find_blocks(wanted)
+    assert found is not None
+    assert (found.hashes, len(found.sought), found.is_all) == (wanted[3:4], 4, False)
+
+
+def test_what_is_here_of_a_prefix_does_not_give_way_for_the_rest() -> None:
+    tiers = Tiers()
+    wanted = [bytes([n]) * 16 for n in range(6)]
+    tiers.look(*wanted[2:])
+    tiers.keep(*wanted[:2])
+    tiers.host_pool.allocate(3)
+    found = tiers.disk.find_blocks(wanted)
+    assert found is not None
+    assert (found.hashes, found.is_all) == (wanted[2:4], False)
+    tiers.disk.begin_read(found.hashes)
+    assert all(tiers.host_pool.find(one) is not None for one in wanted[:2])

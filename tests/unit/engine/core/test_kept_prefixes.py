@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.blocks.block_pool import BlockUse
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
@@ -67,6 +68,30 @@ def test_what_the_pool_has_of_a_prefix_is_not_evicted_for_the_rest(
     assert in_pool(engine, 1) == 1
     assert ask(engine, 1).num_cached_tokens == 12
     assert counters(engine).num_prefix_blocks_in == 2
+
+
+@LATE
+@pytest.mark.parametrize("is_in_both", [True, False])
+def test_what_the_pool_has_behind_a_gap_is_not_copied_again(
+    is_in_both: bool, num_copy_polls: int | None
+) -> None:
+    engine = keeping(num_copy_polls=num_copy_polls)
+    use_twice(engine, 1)
+    evict(engine)
+    ask(engine, 1)
+    rest(engine)
+    pool, num_before = engine.scheduler.pool, counters(engine).num_prefix_blocks_in
+    block_ids, _ = engine.scheduler.prefix_transfers.missing(probe(1), 12)
+    first, host_pool = pool.prefix_cache.hash_of(block_ids[0]), engine.scheduler.host_pool
+    pool.evict_next(block_ids[:1])
+    pool.release(pool.allocate(pool.num_free + 1, BlockUse.RUNNING))
+    if not is_in_both:
+        kept = engine.scheduler.prefix_transfers.pin([first])
+        host_pool.release(host_pool.allocate(host_pool.num_available))
+        engine.scheduler.prefix_transfers.unpin(kept)
+    assert engine.scheduler.num_cached_tokens(probe(1)) == 12, "a gap, and what is cached behind it"
+    assert ask(engine, 1).num_cached_tokens == 12
+    assert counters(engine).num_prefix_blocks_in == num_before + 1
 
 
 def test_without_the_setting_nothing_is_copied_or_noted() -> None:

@@ -188,6 +188,25 @@ def test_what_is_sent_is_no_more_than_half_of_host_memory() -> None:
     assert len(transfers.pin(other[:1])) == 1
 
 
+def test_what_is_kept_while_others_are_read_leaves_room_for_those_in_the_same_half() -> None:
+    engine = keeping(num_host_blocks=8)
+    transfers, host_pool = engine.scheduler.prefix_transfers, engine.scheduler.host_pool
+    hashes, nowhere = kept_hashes(engine), bytes(16)
+    assert transfers.pin_some([*hashes, nowhere], 2) is None
+    assert host_pool.num_read == 0
+    some = transfers.pin_some([*hashes, nowhere], 1)
+    assert some == transfers.pin(hashes)
+    check_books(engine.scheduler)
+    assert transfers.pin_some([nowhere], 2) is None
+    assert transfers.pin_some([nowhere], 1) == ()
+    transfers.unpin(())
+    for _ in range(2):
+        assert host_pool.num_read == 3
+        transfers.unpin(some or ())
+    assert host_pool.num_read == 0
+    check_books(engine.scheduler)
+
+
 def test_a_block_that_is_in_both_is_sent_from_the_pool() -> None:
     engine = keeping()
     transfers, host_pool = engine.scheduler.prefix_transfers, engine.scheduler.host_pool

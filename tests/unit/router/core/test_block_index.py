@@ -104,16 +104,20 @@ def test_what_is_expected_is_not_reported() -> None:
     assert [reported.on(node) for node in (A, B)] == [6, 0]
 
 
-def test_what_is_in_host_memory_can_be_sent_and_what_is_on_disk_cannot() -> None:
+def test_what_is_in_any_tier_can_be_sent_and_what_is_on_disk_alone_is_read_first() -> None:
     index, hashes = BlockIndex(), chain(10)
     index.on_report(A, keys(hashes[:3]), [])
+    assert index.num_in_memory(hashes, B, 4) == 4, "nobody has a disk"
     index.on_report(A, keys(hashes[2:7]), [], Tier.HOST)
-    index.on_report(A, keys(hashes), [], Tier.DISK)
-    assert depth(index, hashes, A) == 10
-    assert index.held(hashes, to_send=True).on(A) == 7
+    index.on_report(A, keys(hashes[:9]), [], Tier.DISK)
+    assert depth(index, hashes, A) == index.held(hashes, to_send=True).on(A) == 9
+    assert index.num_in_memory(hashes, A, 9) == 7
+    assert index.num_in_memory(hashes, A, 5) == 5
+    assert index.num_in_memory(hashes, B, 9) == 0
     index.on_report(A, [], keys(hashes[5:7]), Tier.HOST)
-    assert index.held(hashes, to_send=True).on(A) == 5
-    assert depth(index, hashes, A) == 10
+    assert index.num_in_memory(hashes, A, 9) == 5
+    index.on_report(A, [], keys(hashes[4:9]), Tier.DISK)
+    assert depth(index, hashes, A) == index.held(hashes, to_send=True).on(A) == 5
 
 
 @pytest.mark.covers("F112")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from common.ids import Incarnation
 from common.kv.blocks import block_key
 from common.kv.prefix_source import PrefixSource
+from common.kv.tiers import Tier
 from common.nodes import Role
 from router.core.known.block_index import BlockIndex
 from router.core.known.block_reports import BlockReport
@@ -29,7 +31,8 @@ def source(nodes: list[NodeView], depths: dict[str, int], decode: Incarnation | 
     for name, depth in depths.items():
         keys = [block_key(one) for one in hashes[:depth]]
         index.on_report(Incarnation(name, 1), keys, [])
-    found = prefix_source(nodes, nodes[0], decode, index.held(hashes))
+    in_memory = partial(index.num_in_memory, hashes)
+    found = prefix_source(nodes, nodes[0], decode, index.held(hashes, to_send=True), in_memory)
     return None if found is None else (found.node.node_id, found.num_tokens)
 
 
@@ -59,6 +62,33 @@ def test_of_equals_the_one_with_the_least_to_do_is_named() -> None:
     nodes[3] = node("d1", num_requests=9, queued_tokens=9000)
     assert source(nodes, {"p1": 6, "d1": 6}) == ("p1", 24)
     assert source(nodes, {"p1": 6, "d0": 6}, decode=None) == ("d0", 24)
+
+
+def test_of_equals_the_one_with_the_most_in_memory_is_named_with_what_it_reads() -> None:
+    placer = Placer("least_loaded")
+    nodes = [node("d0"), prefill("p0"), prefill("p1", queued_tokens=900), prefill("p2")]
+    keys = [block_key(one) for one in PROMPT.block_hashes(nodes[1].record)]
+
+    def report(name: str, num: int, tier: Tier) -> None:
+        told = BlockReport(is_first=tier is Tier.POOL, added=tuple(keys[:num]), tier=tier)
+        placer.on_blocks(Incarnation(name, 1), told)
+
+    def source_of_p0() -> PrefixSource | None:
+        return placer.choose(nodes, PROMPT, frozenset({Incarnation("p2", 1), P1})).source
+
+    report("d0", 10, Tier.DISK)
+    assert source_of_p0() == PrefixSource(D0, 40, 40)
+    report("p1", 6, Tier.POOL)
+    assert source_of_p0() == PrefixSource(D0, 40, 40)
+    report("p1", 8, Tier.HOST)
+    report("p1", 10, Tier.DISK)
+    assert source_of_p0() == PrefixSource(P1, 40, 8)
+    report("d0", 9, Tier.HOST)
+    assert source_of_p0() == PrefixSource(D0, 40, 4)
+    report("p1", 10, Tier.HOST)
+    assert source_of_p0() == PrefixSource(P1, 40, 0)
+    report("p0", 10, Tier.DISK)
+    assert source_of_p0() is None, "it has as much on its own disk"
 
 
 @pytest.mark.parametrize(
