@@ -204,7 +204,7 @@ class SentPrompts:
         if end <= start:
             return []
         attempt.num_pushed_blocks = end
-        source_blocks = tuple(attempt.sequence.block_table[start:end])
+        source_blocks = tuple(attempt.sequence.blocks(start, end))
         return [(attempt.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
 
     def on_output(self, attempt: NodeAttempt, output: StepOutput) -> list[Effect]:

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import InternalError, NodeLost
 from common.ids import Incarnation
-from common.kv.blocks import block_key
 from common.kv.tiers import Tier
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
@@ -34,7 +33,7 @@ from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
-from simulator.router import SimulatedRouter, _Choice
+from simulator.router import SimulatedRouter, _Choice, keys_of
 from simulator.served import ServedRequest
 from simulator.timeline import Timeline
 
@@ -148,8 +147,7 @@ class FaultyRouter(SimulatedRouter):
             self._on_answer(node, reply_to, answer)
         for tier, news in ((Tier.POOL, said.news), (Tier.HOST, said.host_news)):
             if news or is_first:
-                added = tuple(block_key(name) for name, is_there in news.items() if is_there)
-                removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+                added, removed = keys_of(news)
                 self._placer.on_blocks(node, BlockReport(is_first, added, removed, tier))
                 is_first = False
         self.on_heard(node, "")

@@ -130,6 +130,13 @@ class Seats:
         self.num_known[rows] = known + 1
         self.num_computed[rows] = known
 
+    def append_several_each(self, rows: Ints, known: Ints, token_ids: Ints) -> None:
+        """Append tokens `[rows, several]`, of which all but the last of each are computed too."""
+        several = token_ids.shape[1]
+        self.token_ids[rows[:, None], known[:, None] + np.arange(several)] = token_ids
+        self.num_known[rows] = known + several
+        self.num_computed[rows] = known + several - 1
+
     def num_lacking(self, rows: Ints, num_known: Ints, block_size: int) -> Ints:
         """Return how many more blocks each of these seats needs for so many tokens."""
         missing: Ints = -(-num_known // block_size) - self.num_blocks.take(rows)

@@ -198,6 +198,13 @@ class Sequence:
         table: list[int] = self._seats.block_tables[self.seat, : self.num_held_blocks].tolist()
         return table
 
+    def blocks(self, start: int, end: int) -> list[int]:
+        """Return a part of the table, exclusive of `end`: a long one is not copied for it."""
+        if self._seats is None:
+            return self._block_table[start:end]
+        part: list[int] = self._seats.block_tables[self.seat, start:end].tolist()
+        return part
+
     @property
     def num_uncomputed(self) -> int:
         """Known tokens whose KV is not in the cache."""

@@ -53,9 +53,8 @@ class StepResults:
     #     plain, block full       its block gets a hash and becomes findable (`publish`)
     #     drew otherwise          several tokens, the first one, or the last one (`append`)
     #
-    # A block is full when the tokens known before this one are a multiple of the block size: the KV
-    # of the new token does not exist yet. Entries of the loop are ascending: publishing and ends
-    # happen in the order of the batch, however the step was planned.
+    # Entries of the loop are ascending: publishing and ends happen in the order of the batch,
+    # however the step was planned.
     #
     # `others` are by their index among the sequences that drew at all, which is why entries that
     # drew nothing are counted. `_learn` comes last: it compares drafts with what was kept.
@@ -75,7 +74,7 @@ class StepResults:
         plain = PlainDecodes(step, results, self._seats)
         plain.write(self._seats, has_drafts=self._speculation is not None)
         others: dict[int, StepOutput] = {}
-        is_block_full = plain.num_known % self._limits.block_size == 0
+        is_block_full = plain.has_filled(self._limits.block_size)
         num_idle = 0
         for entry in np.flatnonzero(is_block_full | ~plain.is_plain).tolist():
             sequence, drawn = step.sequences[entry], results[entry]
