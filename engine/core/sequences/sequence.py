@@ -85,8 +85,7 @@ class Sequence:
         """Sort key in the waiting queue, smallest first; only the queue writes it."""
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
-        self.prompt_words = array("I", request.prompt_token_ids)
-        """The prompt as it is hashed, and copied into a seat: both cost little from here."""
+        self.prompt_words = request.prompt_words
         self.num_prompt = len(request.prompt_token_ids)
         self._output_token_ids: Tokens[int] = request.output_token_ids
         self.prompt_logprobs: list[PromptLogprobs] = []

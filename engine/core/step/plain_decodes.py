@@ -41,7 +41,7 @@ class PlainDecodes:
         self._columns: Items[Ints] = (rows, self._num_known, token_ids)
         self._first_indices = first_indices
         self._sequences: Items[Sequence] = step.sequences
-        self._drawn = cast(Items[DrawnTokens], results)
+        self._drawn = cast("Items[DrawnTokens]", results)
         if not self.is_plain.all():
             chosen = self.is_plain.tolist()
             self._columns = [column[self.is_plain] for column in self._columns]
