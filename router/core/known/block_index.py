@@ -133,10 +133,17 @@ class BlockIndex:
         gone = keys.intersection(removed)
         keys -= gone
         for key in gone:
-            self._drop(index, key, bit)
+            if index[key] == bit:
+                del index[key]
+            else:
+                self._drop(index, key, bit)
         if tier is Tier.POOL:  # what is expected enters the pool
-            for key in self._expected.keys() & {*fitting, *removed}:
-                self._confirm(key, bit)
+            expected = self._expected
+            for key in expected.keys() & {*fitting, *removed}:
+                if expected[key] == bit:
+                    del expected[key]
+                else:
+                    self._confirm(key, bit)
         return len(added) - len(fitting)
 
     def expect(self, hashes: Sequence[BlockHash], node: Incarnation) -> None:
@@ -233,12 +240,10 @@ class BlockIndex:
         self._emptied.clear()
 
     def _drop(self, index: dict[BlockKey, int], key: BlockKey, bit: int) -> None:
-        holders = index[key]
-        if holders == bit:
+        holders = index[key] & ~bit
+        if not holders:
             del index[key]
-            return
-        holders &= ~bit
-        if holders & (holders - 1):
+        elif holders & (holders - 1):
             index[key] = holders
         else:
             index[key] = self._bits[holders.bit_length() - 1]
