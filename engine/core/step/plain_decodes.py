@@ -1,8 +1,9 @@
 """The fast path of a step: decodes that draw one token and go on, as nearly all entries do.
 
-A step that was run several times at once draws one token each time. Hundreds of them are written with a few array operations, and their outputs are made one by one when
-the first of them is read: by then the next step may run. Which entries are plain is decided here
-alone, and `StepResults` writes every other one by itself.
+A step that was run several times at once draws one token each time. Hundreds of them are written
+with a few array operations, and their outputs are made one by one when the first of them is read:
+by then the next step may run. Which entries are plain is decided here alone, and `StepResults`
+writes every other one by itself.
 """
 
 from __future__ import annotations
