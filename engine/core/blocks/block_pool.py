@@ -8,7 +8,7 @@ block has no owner: its landing is closed, but its writer may not know that yet.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -201,11 +201,11 @@ class BlockPool:
         block_ids = [*self._free, *self._evictable, *self._use]
         assert sorted(block_ids) == list(range(self.num_blocks)), "a block is lost or in two states"
         held = {b for b, count in enumerate(self._references) if count > 0}
-        assert held == set(self._use), "references and uses disagree"
-        uses = list(self._use.values())
-        assert all(uses.count(use) == n for use, n in self._num_used.items()), "uses miscounted"
-        assert all(self.prefix_cache.holds(b) for b in self._evictable), "cached but not findable"
-        assert not any(self.prefix_cache.holds(b) for b in self._free), "free but findable"
+        assert held == self._use.keys(), "references and uses disagree"
+        assert Counter(self._use.values()) == Counter(self._num_used), "uses miscounted"
+        findable = self.prefix_cache.block_ids()
+        assert self._evictable.keys() <= findable, "cached but not findable"
+        assert findable.isdisjoint(self._free), "free but findable"
 
     def _set_use(self, block_id: int, use: BlockUse) -> None:
         self._use[block_id] = use

@@ -156,7 +156,7 @@ class Seats:
         assert sorted([*taken, *self._free]) == list(range(len(self.num_known))), (
             "a seat is lost or taken twice"
         )
-        for seat in self._free:
-            assert self.num_blocks[seat] == self.num_known[seat] == 0, "an empty seat holds blocks"
+        held = self.num_blocks[self._free] | self.num_known[self._free]
+        assert not held.any(), "an empty seat holds blocks"
         is_behind = np.arange(self.block_tables.shape[1]) >= self.num_blocks[:, None]
         assert not self.block_tables[is_behind].any(), "a block behind those that are held"
