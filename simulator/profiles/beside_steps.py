@@ -65,10 +65,11 @@ def beside_steps(
         for one in profile.streamed
         if one.others and one.rows == few.rows
     ]
-    request_s, handoff_s = 0.0, 0.0
-    for second in profile.second_tokens:
-        step_s = decode_s(1, second.tokens) + turn_s
-        handoff_s = max(0.0, second.seconds - step_s - moved_s(second.tokens))
+    handoffs_s = [
+        max(0.0, second.seconds - decode_s(1, second.tokens) - turn_s - moved_s(second.tokens))
+        for second in profile.second_tokens
+    ]
+    request_s = 0.0
     if False in first:
         request_s = max(0.0, first[False].seconds - prompt_s(first[False].tokens) - turn_s)
         if True in first and first[True].tokens == first[False].tokens:
@@ -77,6 +78,6 @@ def beside_steps(
         turn_s=turn_s,
         row_s=row_s,
         request_s=request_s,
-        handoff_s=handoff_s,
+        handoff_s=fmean(handoffs_s) if handoffs_s else 0.0,
         slowdown=max(1.0, fmean(ratios)) if ratios else 1.0,
     )

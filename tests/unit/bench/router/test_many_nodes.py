@@ -1,4 +1,4 @@
-"""What `bench.router.wide` counts, and the idle nodes of its systems."""
+"""What `bench.router.many_nodes` counts, and the idle nodes of its systems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from bench.router import wide
+from bench.router import many_nodes
 from bench.router.idle_nodes import IdleService, idle_record, serve_idle_nodes
 from bench.router.load import LoadResult
 from bench.router.node_stand_in import node_record
@@ -45,8 +45,8 @@ class System:
     def _load(self, name: str, spec: Any) -> LoadResult:
         assert name == "run"
         self.pass_s(spec.duration_s)
-        if spec.num_requests == wide.WARM_UP:
-            return LoadResult(wide.WARM_UP, 0, 0, 0.0, [])
+        if spec.num_requests == many_nodes.WARM_UP:
+            return LoadResult(many_nodes.WARM_UP, 0, 0, 0.0, [])
         self.used_s += 0.002 * 100
         self.num_commands += 3 * 100
         return LoadResult(100, 6400, 6400, spec.duration_s, [0.01] * 100)
@@ -63,16 +63,16 @@ def test_figures_are_per_request_and_by_number_of_nodes(
         yield systems[-1]
 
     model = SimpleNamespace(encode=lambda *_a, **_k: list(range(1000)))
-    monkeypatch.setattr(wide, "running_system", running)
-    monkeypatch.setattr(wide, "TextModel", SimpleNamespace(load=lambda *_: model))
-    monkeypatch.setattr(wide, "_num_commands", lambda system: system.num_commands)
+    monkeypatch.setattr(many_nodes, "running_system", running)
+    monkeypatch.setattr(many_nodes, "TextModel", SimpleNamespace(load=lambda *_: model))
+    monkeypatch.setattr(many_nodes, "_num_commands", lambda system: system.num_commands)
 
     def sleep(span_s: float) -> None:
         for one in systems:
             one.pass_s(span_s)
 
-    monkeypatch.setattr(wide, "time", SimpleNamespace(sleep=sleep))
-    found = wide.measure((2, 100), 3, 2.0, 4, Path())
+    monkeypatch.setattr(many_nodes, "time", SimpleNamespace(sleep=sleep))
+    found = many_nodes.measure((2, 100), 3, 2.0, 4, Path())
     assert found["idle_share"] == {"2": 0.002, "100": 0.1}
     assert found["request_us"] == {"2": 2000.0, "100": 2000.0}
     assert found["requests_per_s"] == {"2": 50.0, "100": 50.0}

@@ -1,4 +1,4 @@
-"""What a request costs a router that hears many nodes: `python -m bench.router.wide --json`.
+"""What a request costs a router that hears many nodes: `python -m bench.router.many_nodes --json`.
 
 The router, Redis, clients and the two nodes that answer are those of `python -m bench.router`. The
 other nodes are registered, are heard over streams of their own, and have no free seat
@@ -107,7 +107,7 @@ def _num_commands(system: RunningSystem) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.router.wide", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.router.many_nodes", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="one JSON line and no indentation")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each figure")
