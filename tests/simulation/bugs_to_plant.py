@@ -201,8 +201,8 @@ ENGINE = [
     Bug(
         "an evicted block can still be found",
         "engine.core.blocks.block_pool",
-        "        self.prefix_cache.forget(block_id)\n        return block_id",
-        "        return block_id",
+        "            self.prefix_cache.forget(block_id)\n            taken.append",
+        "            taken.append",
     ),
     Bug(
         "received blocks are not quarantined",
