@@ -108,8 +108,6 @@ def planned_batch(
     They stand at `rows` of `seats`. The first `num_decodes` compute their last known token, and
     drafts after it. `chunks` are by entry; an entry without one is a plain decode.
     """
-    if not sequences:
-        return EMPTY_BATCH
     known, starts = seats.num_known.take(rows), seats.num_computed.take(rows)
     num_tokens, num_drafts = np.ones_like(known), np.zeros(len(known), np.int64)
     if chunks:
