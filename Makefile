@@ -40,13 +40,13 @@ compiled-kernels: env demo-model
 # More processes than two cores can run at once: most integration and contract tests wait most of
 # the time, for processes that start, leases that end and peers that are silent.
 test: compiled-kernels  ## run the everyday tests, some 11 minutes
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations=15 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 6 --dist loadfile --durations=15 $(ARGS)
 
 test-quick: env  ## run the unit tests without those of kernels, training and benchmarks
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/unit --quick $(ARGS)
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
-	$(BIN)/python -m pytest tests/equality --every-combination $(ARGS)
+	$(BIN)/python -m pytest tests/equality --every-combination --numprocesses 2 $(ARGS)
 
 test-kernels: env  ## run the GPU kernels in Triton's interpreter, and compile each for three generations of cards; no card is needed
 	$(BIN)/python -m pytest tests/gpu_kernels --kernels --numprocesses 2 $(ARGS)

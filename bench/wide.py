@@ -25,6 +25,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -48,6 +49,7 @@ from pdserve.local_cluster.signals import Signals
 from placement.redis_store import RedisStore
 from placement.store import LiveNode, Placement
 from protos.grpc_core import ROUTER_EXPERIMENTS
+from router.core.choosing.chooser import Chooser
 from router.core.effects import Choose
 from router.core.membership import Membership
 from router.core.policies import POLICIES
@@ -113,13 +115,13 @@ def members(num_nodes: int) -> Membership:
     return found
 
 
-class Chooser:
+class Choices:
     """A router's choosing: places requests and ends the oldest ones."""
 
     def __init__(self, policy: str, num_nodes: int) -> None:
         self._members = members(num_nodes)
         clock, metrics = MonotonicClock(), RouterMetrics(CollectorRegistry())
-        self._placer = PairPlacer(policy, 60.0, clock, metrics)
+        self._placer = PairPlacer(Chooser(policy, 60.0, secrets.randbits(64)), clock, metrics)
         self._running: deque[tuple[Any, Any]] = deque()
         self._most_running = ANSWERS_PER_NODE * num_nodes
         self._any = record(0, num_nodes)
@@ -160,7 +162,7 @@ def choice_figures(num_rounds: int, sizes: Sequence[int]) -> dict[str, dict[str,
     """Return the CPU of a choice by policy and size; rounds of all sizes follow each other."""
     figures = {}
     for policy in POLICIES:
-        choosers = {size: Chooser(policy, size) for size in sizes}
+        choosers = {size: Choices(policy, size) for size in sizes}
         for size, chooser in choosers.items():
             for _ in range(1 + ANSWERS_PER_NODE * size // NUM_CHOICES):
                 chooser.choice_us()

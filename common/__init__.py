@@ -18,4 +18,5 @@ kv/               the KV cache in numbers
 settings/         what can be configured
 files/            files that more than one process reads or writes
 observing/        clocks, logs, latencies, traces
+recording/        what a process was told and decided, in a file
 """

@@ -120,6 +120,11 @@ class StepLoop(Generic[M, E]):
         self._flush()
         self._execution.close()
 
+    def abandon(self) -> None:
+        """Perform and flush nothing any more, on any thread: what that would use is closed next."""
+        self._perform = _drop
+        self._flush = _drop
+
     def turn(self) -> bool:
         """Run one turn; return False if only a message or a deadline can change anything."""
         self.busy_since_s = self._clock.now_s()
@@ -225,6 +230,10 @@ class StepLoop(Generic[M, E]):
     def _perform_all(self, effects: Iterable[E]) -> None:
         for effect in effects:
             self._perform(effect)
+
+
+def _drop(*_: object) -> None:
+    """Do nothing with an effect of a loop that was abandoned."""
 
 
 def start_step_thread(loop: StepLoop[M, E], on_crash: Callable[[], object]) -> threading.Thread:

@@ -18,8 +18,7 @@ from common.settings.config import Config
 from router.access.api_key_book import ApiKeyBook
 from router.access.api_key_metrics import ApiKeyCollector
 from router.access.local_requests import LocalRequestMiddleware
-from router.access.middleware import ApiKeyMiddleware, RequestIdMiddleware
-from router.access.plain_requests import PlainRequestMiddleware
+from router.access.middleware import ApiKeyMiddleware, PlainRequestMiddleware, RequestIdMiddleware
 from router.access.refused_logins import RefusedLogins
 from router.access.refused_requests import RefusedRequests
 from router.api.exchanges import Exchanges
@@ -31,7 +30,6 @@ from router.api.tokenization import TokenizationApi, add_tokenization_routes
 from router.cluster.cluster_routes import add_cluster_routes
 from router.cluster.drain import DrainNode, add_drain_route
 from router.cluster.role import GiveRole, add_role_route
-from router.cluster.scaling import add_scaling_route
 from router.core.cluster_view import ClusterView
 from router.core.generation import Generator
 from router.http.api_docs import add_api_docs
@@ -108,7 +106,6 @@ def create_app(
     add_tokenization_routes(app, TokenizationApi(text_model, api), exchanges)
     add_probe_routes(app, registry)
     add_cluster_routes(app, cluster, live.serving)
-    add_scaling_route(app, cluster)
     add_live_routes(app, live)
     add_drain_route(app, drain_node)
     add_role_route(app, give_role)

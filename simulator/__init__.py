@@ -15,6 +15,7 @@ profile       a device with a model on it, from a file of `pdserve profile`; pro
 trace_file    published traces of requests; generated_trace: conversations that are made up
 clients       a trace's requests as a cluster sees them
 faults/       histories with faults: processes, networks, clocks and the store break, all is checked
+replays/      what real processes decided, decided again from their recordings
 served        what became of requests, and the figures of all of them
 
 Decisions:

@@ -27,6 +27,7 @@ from node.flow.messages import (
     Message,
     OfferBlocks,
     RefusePull,
+    SendOutput,
     Submit,
 )
 from node.flow.node_flow import NodeFlow
@@ -140,9 +141,9 @@ class SimulatedNode:
         """Answer a call."""
         self._said.answers.append((reply_to, answer))
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None:
+    def add(self, sent: SendOutput) -> None:
         """Send an output."""
-        self._said.outputs.append(output)
+        self._said.outputs.append(sent.output)
 
     def ask(self, wanted: AskBlocks) -> None:
         """Want cached blocks of another node."""

@@ -34,6 +34,7 @@ from node.flow.messages import (
     Submit,
 )
 from placement.store import LiveNode
+from router.core.choosing.placing import Placing
 from router.core.effects import (
     Choose,
     Effect,
@@ -48,7 +49,6 @@ from router.core.effects import (
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
-from router.core.membership import Membership
 from router.core.policies.query import Query, query_of
 from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 from router.dispatch.pair_placer import PairPlacer
@@ -100,8 +100,11 @@ class SimulatedRouter:
         self._latency_s = latency_s
         self._on_end = on_end
         metrics = metrics or RouterMetrics(CollectorRegistry())
-        self._placer = PairPlacer(policy, session_ttl_s, timeline, metrics, seed=seed)
-        self._membership = Membership(model=model, lease_s=lease_s)
+        placing = Placing(
+            model=model, lease_s=lease_s, policy=policy, session_ttl_s=session_ttl_s, seed=seed
+        )
+        self._membership, chooser = placing.machines()
+        self._placer = PairPlacer(chooser, timeline, metrics)
         self._deliver: dict[Incarnation, Callable[[Message], object]] = {}
         self._choices: dict[str, _Choice] = {}
         self._calls: dict[int, tuple[_Choice, Incarnation, AttemptId]] = {}

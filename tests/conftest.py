@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from httpx._transports import default as transports
 from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -28,6 +31,10 @@ gc.set_threshold(50_000)
 # tests in a row would take more than a machine has before so many objects ask for a collection.
 MOST_GROWTH_BYTES = 1 << 30
 _collected = {"bytes": 0}
+
+# Each client would load the certificates of all authorities, which takes longer than a request, and
+# tests make thousands of clients.
+transports.create_ssl_context = functools.cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bench.handoff.cpu_time import process_cpu_s, transfer_threads_cpu_s
 from bench.handoff.paced_runner import LAYOUT_8B, PacedRunner
-from common.ids import AttemptId, Incarnation
+from common.ids import AttemptId, Incarnation, new_lease_token
 from common.kv.blocks import blocks_for
 from common.kv.kv_layout import KVLayout
 from common.nodes import Role
@@ -22,7 +22,7 @@ from kv_transfer.transfer_timing import TransferTiming
 from node.control.output_streams import OutputStreams
 from node.control.router_calls import Replies
 from node.flow.inbox import Inbox
-from node.flow.messages import Answer, CallRefused, Submit
+from node.flow.messages import Answer, CallRefused, SendOutput, Submit
 from node.flow.perform_effects import NodeEffects
 from node.life.make_flow import flow_maker
 from node.life.make_scheduler import make_scheduler
@@ -101,8 +101,8 @@ class _Answers:
     def __init__(self) -> None:
         self.outputs: queue.SimpleQueue[tuple[RequestOutput | Answer, float]] = queue.SimpleQueue()
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None:
-        self.outputs.put((output, time.monotonic()))
+    def add(self, sent: SendOutput) -> None:
+        self.outputs.put((sent.output, time.monotonic()))
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         if isinstance(answer, CallRefused):
@@ -126,9 +126,9 @@ class PrefillEnd:
         self._connector = kv.connect(self._runner, me, self._on_event)
         self._timed = _TimedConnector(self._connector)
         self._answers = _Answers()
-        flow = flow_maker(config)(
-            make_scheduler(config, self._runner), self._runner, me, self._connector
-        )
+        scheduler = make_scheduler(config, self._runner)
+        make = flow_maker(config)
+        flow = make(scheduler, self._runner, me, self._connector, new_lease_token)
         self._step_thread = StepThread(
             inbox=self._inbox,
             flow=flow,

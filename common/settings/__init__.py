@@ -6,7 +6,7 @@ api_config         the section of the router's API
 handoff_config     the section of KV between nodes
 scaling_config     the section of roles that follow the load
 scheduling_config  the sections of scheduling and speculation
-tracing_config     the section of tracing
+tracing_config     the section of tracing, and of recordings
 redis_url          the address of the placement store: its forms and parts
 
 Decisions:

@@ -309,7 +309,8 @@ class Config:
         """Return every broken rule; none when the configuration can start."""
         sections = [getattr(self, one.name) for one in fields(self) if one.name != "role"]
         wrong = [problem for section in sections for problem in section.problems()]
-        return wrong + self._port_problems() + self._warm_problems() + self._budget_problems()
+        wrong += self._port_problems() + self._warm_problems() + self._record_problems()
+        return wrong + self._budget_problems()
 
     def _port_problems(self) -> list[Problem]:
         """Return the ports of a node that are the same on one address: the second cannot open."""
@@ -335,6 +336,20 @@ class Config:
             return []
         text = "warm_from is set: wanted empty, with enable_prefix_caching = False"
         return [Problem(("warm_from", "enable_prefix_caching"), text)]
+
+    def _record_problems(self) -> list[Problem]:
+        """Return what a node decides by and a recording has not: tokens, and files of others."""
+        method, disk = self.speculation.speculative_method, self.engine.prefix_disk
+        if not self.tracing.record or self.role is Role.ROUTER:
+            return []
+        wrong = []
+        if method not in ("none", "grammar"):
+            text = f"wanted empty, with speculative_method = {method}, which looks at tokens"
+            wrong.append(Problem(("record", "speculative_method"), f"record is set: {text}"))
+        if disk:
+            text = "record is set: wanted empty, with prefix_disk, whose files are not recorded"
+            wrong.append(Problem(("record", "prefix_disk"), text))
+        return wrong
 
     def _budget_problems(self) -> list[Problem]:
         """Return the broken rules between sections. Values that enter them must be right first."""

@@ -1,4 +1,4 @@
-"""Where the spans of requests are sent, and for how many requests."""
+"""Where the spans of requests are sent, and for how many requests; where decisions are recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _is_grpc_url(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig(Section):
-    """Where traces of requests are sent, and for how many.
+    """Traces of requests, and recordings of decisions.
 
     The exporter reads its other settings from `OTEL_…` variables.
     """
@@ -38,4 +38,9 @@ class TracingConfig(Section):
     )
     otel_sample_ratio: float = setting(
         1.0, "share of the requests that are traced, unless the caller decides", between=SHARE
+    )
+    record: str = setting(
+        "",
+        "folder to record decisions in, for `pdserve simulate --replay`",
+        note="default: none; a file for each process, at most 1GiB, without text",
     )

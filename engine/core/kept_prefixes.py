@@ -21,8 +21,8 @@ from itertools import chain, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.block_pool import BlockUse
+from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.blocks.host_pool import HostPool
-from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import StepPlan
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence

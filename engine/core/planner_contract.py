@@ -68,7 +68,7 @@ class StepLimits:
     """The budgets of one step. `num_speculative_tokens` is 0 when speculation is off.
 
     `pairs_per_token`: the attention of one token to so many others costs as much as its matrix
-    products (`engine/core/planning/chunk_work.py`); 0: attention is not counted.
+    products (`engine/core/planning/step_budget.py`); 0: attention is not counted.
     """
 
     max_num_seqs: int

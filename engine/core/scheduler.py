@@ -16,9 +16,9 @@ import numpy as np
 from common.request import FinishReason
 from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockPool, BlockUse
+from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.blocks.disk_index import DiskIndex
 from engine.core.blocks.host_pool import HostPool
-from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.disk_prefixes import DiskPrefixes
 from engine.core.holdings import Holdings
 from engine.core.invariants import check_state
@@ -47,10 +47,9 @@ from engine.core.sequences.stop_rules import end_tokens
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
-from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_batch import planned_batch
-from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
-from engine.core.step.step_results import StepResults
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
+from engine.core.step.step_results import StepOutput, StepOutputs, StepResults
 from engine.core.step_after import StepAfter
 from engine.core.swapping import Swapping
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importing these compiles kernels, and settings are checked 
     from common.settings.config import EngineConfig, ModelConfig
     from engine.runner.cache.contract import Cache, HostMemory
     from engine.runner.decoder import Decoder
-    from engine.runner.drawing.verification import PlainSteps, RowDraw
+    from engine.runner.drawing.draws import PlainSteps, RowDraw
     from engine.runner.memory_meter import MemoryMeter
     from engine.runner.mtp.draft_step import MtpLayer
     from engine.runner.mtp.mtp_weights import MtpWeights

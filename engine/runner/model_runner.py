@@ -33,12 +33,11 @@ from engine.runner.cache.contract import Cache
 from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import alone_on_machine, compile_once
 from engine.runner.decoder import Decoder
-from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS, HostDraw
+from engine.runner.drawing.draws import MAX_SAMPLED_ROWS, HostDraw, accept_drafts
 from engine.runner.drawing.prompt_scores import find_prompt_logprobs
 from engine.runner.drawing.sampler import sampled_rows
 from engine.runner.drawing.token_rules import AllowedMasks
 from engine.runner.drawing.undrawn import why_undrawn
-from engine.runner.drawing.verification import accept_drafts
 from engine.runner.flat_batch import BatchLimits, FlatBatch, flatten
 from engine.runner.grammars.masks import GrammarMasks
 from engine.runner.mtp.draft_step import MtpLayer, plan_drafts, run_drafts

@@ -19,7 +19,7 @@ from kv_transfer.lanes.lane import (
     LateSummingLane,
     OneSidedLane,
 )
-from kv_transfer.lanes.source_memory import SourceMemory
+from kv_transfer.lanes.pool_memory import SourceMemory
 from kv_transfer.receiving.effects import ReceiverEffect
 from kv_transfer.sending.effects import SenderEffect
 from kv_transfer.shared.lanes import ONE_SIDED_LANES

@@ -16,7 +16,7 @@ from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Ticket
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import LateCopyingLane
-from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.pieces import PieceRows
 from kv_transfer.receiving.effects import CloseLane, Fence, MoveSlab, OpenLane, SendBack, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.block_arrays import Blocks, as_blocks

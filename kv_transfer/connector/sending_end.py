@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import assert_never
+from typing import TypeVarTuple, assert_never
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.fallbacks import Fallbacks
 from kv_transfer.connector.frames_to_send import FramesToSend, FrameToSend
 from kv_transfer.connector.workers import Finish
-from kv_transfer.contract import Commit, Ticket
+from kv_transfer.contract import Ticket
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Broken, Lane, LaneFull, Payload
 from kv_transfer.lanes.pieces import NO_SUMS
@@ -43,14 +43,16 @@ from kv_transfer.wire.header_seal import DamagedHeader
 
 logger = logging.getLogger("pdserve.kv_transfer")
 
+Args = TypeVarTuple("Args")
+
 
 class SendingEnd:
     """The sending half of a connector.
 
-    Any thread may call `open`, `push`, `commit`, `abort` and the properties. These four only queue
-    a call of the machine, so that the thread which runs steps is hardly delayed. Everything else,
-    with the machine, belongs to the connector's thread: `take_calls` makes these calls there, in
-    their order. Effects go into the connector's queue.
+    Any thread may call `open`, `call` and the properties. Both only queue a call of the machine, so
+    that the thread which runs steps is hardly delayed. Everything else, with the machine, belongs
+    to the connector's thread: `take_calls` makes these calls there, in their order. Effects go into
+    the connector's queue.
 
     The workers read and hash the bytes of a frame. The frames of a connection are sent in order,
     each when it and all before it are ready.
@@ -60,7 +62,7 @@ class SendingEnd:
         self._memory = memory = parts.memory
         self._block_bytes = [layer.num_bytes for layer in parts.layout.layers]
         self._num_blocks = parts.num_blocks
-        self._machine = Sender(
+        self.machine = Sender(
             parts.incarnation,
             parts.layout,
             parts.limits,
@@ -72,7 +74,7 @@ class SendingEnd:
         self._one_sided = parts.one_sided
         self._summing_late = parts.summing_late
         self._ring = parts.ring
-        self._frames = FramesToSend(parts.ring, self._machine.is_sending)
+        self._frames = FramesToSend(parts.ring, self.machine.is_sending)
         self._verify = parts.verify
         self._metrics = parts.metrics
         self._clock = parts.clock
@@ -101,7 +103,7 @@ class SendingEnd:
     @property
     def unreachable(self) -> tuple[Incarnation, ...]:
         """The decode nodes that did not answer and are being tried again, the latest first."""
-        return self._machine.unreachable
+        return self.machine.unreachable
 
     # -- the contract ----------------------------------------------------------------------------
 
@@ -117,23 +119,13 @@ class SendingEnd:
                 raise ValueError(f"lease {token:#x} is open already")
             self._open.add(token)
             self._metrics.on_open(token, Peer(ticket.kv_endpoint, ticket.decode_node), now_s)
-            self._calls.append(partial(self._machine.on_open, ticket, deadline_s, now_s, priority))
+            self._calls.append(partial(self.machine.on_open, ticket, deadline_s, now_s, priority))
 
-    def push(
-        self, lease_token: int, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
-    ) -> None:
-        self._queue(partial(self._machine.on_push, lease_token, layer, ordinals, source_blocks))
-
-    def commit(self, lease_token: int, commit: Commit) -> None:
-        self._metrics.on_commit(lease_token, self._clock.now_s())
-        self._queue(partial(self._machine.on_commit, lease_token, commit))
-
-    def abort(self, lease_token: int) -> None:
-        self._queue(partial(self._machine.on_abort, lease_token))
-
-    def _queue(self, call: Callable[[], list[SenderEffect]]) -> None:
-        if not self._is_closed:  # Everything has ended then, and no thread makes calls.
-            self._calls.append(call)
+    def call(self, event: Callable[[*Args], list[SenderEffect]], *args: *Args) -> None:
+        """Queue a call of `machine`, and wake its thread; after `close` everything has ended."""
+        if not self._is_closed:
+            self._calls.append(partial(event, *args))
+            self._transport.wake()
 
     def take_calls(self) -> None:
         """Make the queued calls."""
@@ -148,20 +140,20 @@ class SendingEnd:
     # -- events of the network --------------------------------------------------------------------
 
     def on_link_lost(self, peer: Peer) -> None:
-        self._effects.extend(self._machine.on_link_lost(peer, self._clock.now_s()))
+        self._effects.extend(self.machine.on_link_lost(peer, self._clock.now_s()))
 
     def on_no_connection(self, peer: Peer, error: HandoffFailed) -> None:
         self._give_up(peer, error)
 
     def on_refused(self, peer: Peer) -> None:
-        self._effects.extend(self._machine.on_refused(peer, self._clock.now_s()))
+        self._effects.extend(self.machine.on_refused(peer, self._clock.now_s()))
 
     def on_answer(self, peer: Peer, parts: Parts) -> None:
         now_s = self._clock.now_s()
         try:
             frame = frames.decode_message(parts)
         except DamagedHeader as error:
-            self._effects.extend(self._machine.on_damaged_header(peer, error, now_s))
+            self._effects.extend(self.machine.on_damaged_header(peer, error, now_s))
             return
         except PeerProtocolError as error:
             self._give_up(peer, error)
@@ -169,7 +161,7 @@ class SendingEnd:
         if isinstance(frame, frames.Ack):
             self._metrics.on_acknowledged(peer, frame.consumed, now_s)
             self._frames.acknowledge(peer, frame.consumed)
-        self._effects.extend(self._machine.on_frame(peer, frame, now_s))
+        self._effects.extend(self.machine.on_frame(peer, frame, now_s))
 
     def take_written(self) -> None:
         """Send the headers whose bytes were written; report lanes that failed."""
@@ -184,10 +176,10 @@ class SendingEnd:
     def tick(self) -> None:
         for peer in self._fallbacks.take_offered_again():
             self._lose_link(peer)
-        self._effects.extend(self._machine.on_tick(self._clock.now_s()))
+        self._effects.extend(self.machine.on_tick(self._clock.now_s()))
 
     def next_deadline_s(self) -> float | None:
-        return self._machine.next_deadline_s()
+        return self.machine.next_deadline_s()
 
     def close(self) -> None:
         with self._lock:
@@ -197,7 +189,7 @@ class SendingEnd:
                 self._effects.extend(self._calls.popleft()())
             except Exception:  # What is open ends in any case.
                 logger.exception("a call of the KV connector failed while it was closed")
-        self._effects.extend(self._machine.on_close(self._clock.now_s()))
+        self._effects.extend(self.machine.on_close(self._clock.now_s()))
 
     # -- effects ---------------------------------------------------------------------------------
 
@@ -257,7 +249,7 @@ class SendingEnd:
             for name, lane in self._lanes.items()
             if (offer := lane.offer(peer)) is not None
         }
-        hello = self._machine.hello(peer, offers, self._verify)
+        hello = self.machine.hello(peer, offers, self._verify)
         self._send(peer, [memoryview(frames.encode(hello))])
 
     def _take_lane(self, peer: Peer, name: str, reply: bytes) -> None:
@@ -285,9 +277,9 @@ class SendingEnd:
         frame = self._frames.add(effect, lane)
         is_in_pool = int(effect.chunk.source_blocks[0]) < self._num_blocks
         if not is_in_pool and lane.name in POOL_ONLY_LANES:
-            self._effects.extend(self._machine.on_abort(effect.lease_token))
+            self._effects.extend(self.machine.on_abort(effect.lease_token))
         summing = self._summing_late.get(lane.name)
-        if not self._machine.is_sending(effect.lease_token):
+        if not self.machine.is_sending(effect.lease_token):
             self._on_prepared(frame, Payload())
         elif summing is not None:
             finished = partial(self._on_late_payload, frame)
@@ -334,7 +326,7 @@ class SendingEnd:
     def _send_prepared(self, frame: FrameToSend) -> None:
         effect, lane, payload = frame.effect, frame.lane, frame.payload
         assert payload is not None
-        if not self._machine.is_sending(effect.lease_token):
+        if not self.machine.is_sending(effect.lease_token):
             self._frames.give_back(frame)
             self._send_without_bytes(lane, effect)
             return
@@ -367,7 +359,7 @@ class SendingEnd:
         if effect.verify != "commit":
             return sums if effect.verify == "block" else NO_SUMS
         block_sums = pieces.block_sums(sums, len(effect.chunk))
-        self._machine.on_summed(effect.lease_token, effect.chunk, block_sums)
+        self.machine.on_summed(effect.lease_token, effect.chunk, block_sums)
         return NO_SUMS
 
     def _count(self, lane: Lane, effect: SendChunk, num_bytes: int) -> None:
@@ -395,7 +387,7 @@ class SendingEnd:
 
     def _give_up(self, peer: Peer, error: HandoffFailed) -> None:
         now_s = self._clock.now_s()
-        self._effects.extend(self._machine.on_peer_failed(peer, error, now_s))
+        self._effects.extend(self.machine.on_peer_failed(peer, error, now_s))
 
 
 def _moved(chunk: LayerChunk, by: int) -> LayerChunk:

@@ -40,8 +40,7 @@ from kv_transfer.contract import (
 )
 from kv_transfer.lanes.card_pool import CardPool
 from kv_transfer.lanes.lane import Lane
-from kv_transfer.lanes.pool_memory import Bytes, Pool, as_pool
-from kv_transfer.lanes.source_memory import SourceMemory
+from kv_transfer.lanes.pool_memory import Bytes, Pool, SourceMemory, as_pool
 from kv_transfer.receiving.effects import (
     CloseLane,
     Dropped,
@@ -175,16 +174,16 @@ class TransportConnector:
     def push(
         self, lease_token: int, *, layer: int, ordinals: Sequence[int], source_blocks: Sequence[int]
     ) -> None:
-        self._sending.push(lease_token, layer, ordinals, source_blocks)
-        self._transport.wake()
+        self._sending.call(
+            self._sending.machine.on_push, lease_token, layer, ordinals, source_blocks
+        )
 
     def commit(self, lease_token: int, commit: Commit) -> None:
-        self._sending.commit(lease_token, commit)
-        self._transport.wake()
+        self._metrics.on_commit(lease_token, self._clock.now_s())
+        self._sending.call(self._sending.machine.on_commit, lease_token, commit)
 
     def abort(self, lease_token: int) -> None:
-        self._sending.abort(lease_token)
-        self._transport.wake()
+        self._sending.call(self._sending.machine.on_abort, lease_token)
 
     def close(self) -> None:
         self._is_closing = True

@@ -1,16 +1,13 @@
 """How the bytes get from pool to pool, and four ways for it.
 
 lane         what a lane is
-inline_lane  after the header, on the same connection
+inline_lane  after the header, on the same connection: message parts out of a pool
 ipc/         copied from card to card
 shm/         copied out of the sender's pool, which is shared memory
 rdma/        written into the receiver's registered pool
 card_pool    what is asked of a pool on a card
-pool_memory  a pool or a ring: memory of the host or of a device, its addresses and aliases
-source_memory  what a connector sends from: its pool or ring, and host memory beside it
-pieces       the pool's bytes: checksums, and the one write
-piece_rows   the same in one pass, where fused_copy can: a kernel that copies and hashes
-gather       message parts out of a pool
+pool_memory  a pool or a ring, on the host or a device; what is sent from beside it
+pieces       the pool's bytes, summed and copied: in one pass by fused_copy, a kernel, where it can
 
 Decisions:
 

@@ -14,8 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from common.errors import HandoffFailed
 from kv_transfer.lanes.pieces import NO_SUMS, Sums
-from kv_transfer.lanes.pool_memory import Pool
-from kv_transfer.lanes.source_memory import SourceMemory
+from kv_transfer.lanes.pool_memory import Pool, SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk

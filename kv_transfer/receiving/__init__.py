@@ -1,8 +1,7 @@
 """The receiving machine of a handoff, pure: a decode node's side.
 
 machine        the machine
-sessions       connected senders; connections: how they begin and end
-window_shares  what each of them may send
+sessions       connected senders, what each may send; connections: how they begin and end
 landings       all handoffs, with their blocks; landing: one of them
 copies         what is being copied, and what waits for that
 quarantine     blocks that a sender may still write

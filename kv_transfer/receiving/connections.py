@@ -8,8 +8,7 @@ from common.errors import HandoffFailed, PdserveError, PeerProtocolError
 from common.ids import Incarnation
 from kv_transfer.receiving.effects import CloseLane, Dropped, DropReason, OpenLane, SendBack
 from kv_transfer.receiving.landings import Effects, Landings
-from kv_transfer.receiving.sessions import Session, Sessions
-from kv_transfer.receiving.window_shares import WindowShares
+from kv_transfer.receiving.sessions import Session, Sessions, WindowShares
 from kv_transfer.shared.handshake import HandoffStep
 from kv_transfer.shared.lanes import INLINE_LANES, LANE_NEEDS, VERIFY_AUTO, verification
 from kv_transfer.shared.limits import MAX_BLOCKS_PER_FRAME

@@ -24,9 +24,8 @@ from kv_transfer.receiving.effects import Dropped, DropReason, SendBack, Write
 from kv_transfer.receiving.landing import Landing
 from kv_transfer.receiving.landings import Effects, Landings, failed_frame
 from kv_transfer.receiving.quarantine import Quarantine
-from kv_transfer.receiving.sessions import Session, Sessions
+from kv_transfer.receiving.sessions import Session, Sessions, WindowShares
 from kv_transfer.receiving.slab_fences import NO_LEASE, SlabFences
-from kv_transfer.receiving.window_shares import WindowShares
 from kv_transfer.shared.chunks import BlockSums
 from kv_transfer.shared.effects import Emit
 from kv_transfer.shared.handshake import HandoffStep

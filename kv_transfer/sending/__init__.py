@@ -1,9 +1,9 @@
 """The sending machine of a handoff, pure: a prefill node's side.
 
-machine           the machine; links: all links, with their deadlines
+machine           the machine; links: all links, their deadlines, and which may send now
 link              one decode node; channels and further_channels: its connections
-pump              which frames may be sent; shared_window: what they may send together
-transfer          one handoff, and how its chunks join to frames; turns: which one sends next
+shared_window     what all links may have in flight together
+transfer          one handoff, how its chunks join to frames, and which one sends next
 unreachable       decode nodes that did not answer; transfer_errors: how transfers end badly
 effects           what the machine asks its connector to do
 link_rates        which transfers are too slow

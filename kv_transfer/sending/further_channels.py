@@ -6,8 +6,7 @@ from common.errors import PeerProtocolError
 from kv_transfer.sending.channels import FurtherChannel
 from kv_transfer.sending.effects import Disconnect, SenderEffect, TakeLane
 from kv_transfer.sending.link import Link
-from kv_transfer.sending.links import Links
-from kv_transfer.sending.pump import Pump
+from kv_transfer.sending.links import Links, Pump
 from kv_transfer.sending.transfer_errors import error_of_peer
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames

@@ -16,9 +16,8 @@ from kv_transfer.sending.channels import (
 from kv_transfer.sending.effects import SayHello, SenderEffect, SendToPeer
 from kv_transfer.sending.link_rates import SLOW_FOR_S, SLOW_LOOK_S, RateMeter, is_slow
 from kv_transfer.sending.shared_window import SharedWindow
-from kv_transfer.sending.transfer import Transfer
+from kv_transfer.sending.transfer import Transfer, Turns
 from kv_transfer.sending.transfer_errors import PeerUnreachable
-from kv_transfer.sending.turns import Turns
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.shared.handshake import LINK_TABLE, HandoffState, LinkState, LinkStep, advance

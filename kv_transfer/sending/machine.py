@@ -21,8 +21,7 @@ from kv_transfer.sending.effects import (
 )
 from kv_transfer.sending.further_channels import FurtherChannels
 from kv_transfer.sending.link import Link
-from kv_transfer.sending.links import Links
-from kv_transfer.sending.pump import Pump
+from kv_transfer.sending.links import Links, Pump
 from kv_transfer.sending.transfer import Source, Transfer
 from kv_transfer.sending.transfer_errors import (
     PeerUnreachable,

@@ -7,7 +7,6 @@ block_reports    what each router is told about the blocks in the prefix cache
 output_streams   one token stream per router
 drain            leaving in order
 role             the role that the node registers, and its changes
-ignored_priorities  says once that priorities of requests do not count here
 tickets          tickets of decode nodes, to and from the wire
 pulls            what nodes want of each other's caches, to and from the wire
 

@@ -25,11 +25,9 @@ from common.ids import Incarnation
 from common.nodes import Role
 from common.observing.clock import Clock
 from node.control.drain import NodeDrain
-from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams, RouterStream
-from node.control.pulls import add_offer
 from node.control.role import NodeRole
-from node.control.router_calls import PrepareGrammar, Replies, RouterCalls
+from node.control.router_calls import IgnoredPriorities, PrepareGrammar, Replies, RouterCalls
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
 from node.flow.messages import (
@@ -43,7 +41,6 @@ from node.flow.step_progress import StepProgress
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
 from protos.codec import check_envelope, refusal_to_proto, to_ms
-from protos.output_batches import outputs_to_proto
 from protos.rpc_errors import status_of
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -106,20 +103,8 @@ class ControlService(pb_grpc.NodeServicer):
         )
         listening = asyncio.create_task(self._listen(messages, calls, stream))
         try:
-            async for batch in self._streams.read(stream):
-                replies, outputs, pulls, offered, warm_from, refused = batch
-                message = pb.NodeMessage(
-                    replies=replies,
-                    outputs=outputs_to_proto(outputs) if outputs else None,
-                    stuck_ms=round(1000 * self._progress.stuck_s),
-                    echo=stream.echo,
-                    blocks=stream.reports.next(),
-                    pulls=pulls,
-                    warm_from=warm_from,
-                    refused_pulls=refused,
-                )
-                if offered is not None:
-                    add_offer(message, offered)
+            async for message in self._streams.read(stream):
+                message.stuck_ms = round(1000 * self._progress.stuck_s)
                 yield message
         finally:
             listening.cancel()

@@ -1,9 +1,9 @@
 """One stream per router: the outputs of a step for a router leave in one message, replies first.
 
-The step thread adds outputs and flushes. On the event loop each router gets a batch as fast as it
-reads; unread outputs wait for its next batch, up to a bound. The stream of a router that exceeds
+The step thread adds outputs and flushes. On the event loop each router gets a message as fast as it
+reads; unread outputs wait for its next message, up to a bound. The stream of a router that exceeds
 the bound is ended, which aborts its attempts. What the tiers have gained and lost goes with
-the batches: nobody is woken for it.
+the messages: nobody is woken for it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Callable
 
 from common.ids import Incarnation
 from common.kv.blocks import BlockHash
@@ -20,9 +19,10 @@ from common.kv.tiers import Tier
 from common.prompt_logprobs import MAX_ENTRIES, num_entries
 from common.request import RequestOutput
 from node.control.block_reports import BlockReports, CachedBlocks, News
-from node.control.pulls import pull_to_proto, refused_to_proto
-from node.flow.messages import AskBlocks, OfferBlocks, RefusePull
+from node.control.pulls import add_offer, pull_to_proto, refused_to_proto
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull, SendOutput
 from protos import pdserve_node_pb2 as pb
+from protos.output_batches import outputs_to_proto
 
 log = logging.getLogger("pdserve.node")
 
@@ -37,19 +37,6 @@ LONGEST_BEAT_S = 7.0
 """A router may allow a longer silence, up to this."""
 
 OnGone = Callable[[Incarnation], None]
-
-
-class Batch(NamedTuple):
-    """The next message to a router; an empty one is a heartbeat."""
-
-    replies: list[pb.Reply]
-    outputs: list[RequestOutput]
-    pulls: list[pb.Pull]
-    offered: OfferBlocks | None = None
-    """Cached blocks, for a node that stays or a new one."""
-    warm_from: str = ""
-    """Whose blocks this node wants, which has started."""
-    refused: Sequence[pb.RefusedPull] = ()
 
 
 class RouterStream:
@@ -96,23 +83,30 @@ class RouterStream:
         if output.details.prompt_logprobs is not None:
             self._has_prompt_logprobs = True
 
-    def take(self) -> Batch:
-        """Return all waiting replies, outputs and pulls, and keep none.
+    def take(self) -> pb.NodeMessage:
+        """Return a message with all that waits, and keep none; an empty one is a heartbeat.
 
         Outputs after `MAX_ENTRIES` log probabilities of prompts stay, and pulls after
         `PULLS_PER_MESSAGE`: a message has a bound.
         """
         end = self._end_of_message() if self._has_prompt_logprobs else len(self.outputs)
-        pulls = self.pulls[:PULLS_PER_MESSAGE]
-        offered = self.offers.pop(0) if self.offers else None
-        refused, warm_from = tuple(self.refused), self.warm_from
-        batch = Batch(self.replies, self.outputs[:end], pulls, offered, warm_from, refused)
+        message = pb.NodeMessage(
+            replies=self.replies,
+            outputs=outputs_to_proto(self.outputs[:end]) if end else None,
+            echo=self.echo,
+            blocks=self.reports.next(),
+            pulls=self.pulls[:PULLS_PER_MESSAGE],
+            warm_from=self.warm_from,
+            refused_pulls=self.refused,
+        )
+        if self.offers:
+            add_offer(message, self.offers.pop(0))
         self.warm_from = ""
         self.refused.clear()
         self.replies, self.outputs = [], self.outputs[end:]
         del self.pulls[:PULLS_PER_MESSAGE]
         self._has_prompt_logprobs = bool(self.outputs)
-        return batch
+        return message
 
     def _end_of_message(self) -> int:
         num_left = MAX_ENTRIES
@@ -135,8 +129,8 @@ class OutputStreams:
         """Streams that are opened say that this node wants the blocks of that one, or of any."""
         self._streams: dict[Incarnation, RouterStream] = {}
         self._lock = threading.Lock()
-        self._unflushed: list[tuple[Incarnation, RequestOutput]] = []
-        self._in_transit: list[tuple[Incarnation, RequestOutput]] = []
+        self._unflushed: list[SendOutput] = []
+        self._in_transit: list[SendOutput] = []
         self._cached = CachedBlocks()
         self._unflushed_news: News = {}
         self._news_in_transit: dict[Tier, dict[BlockHash, bool]] = {}
@@ -144,9 +138,9 @@ class OutputStreams:
 
     # --- the step thread's side ---------------------------------------------------------------
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None:
+    def add(self, sent: SendOutput) -> None:
         """Keep an output for the next `flush`."""
-        self._unflushed.append((router, output))
+        self._unflushed.append(sent)
 
     def ask(self, wanted: AskBlocks) -> None:
         """Send a pull to a router, which passes it on; at once, because a prompt waits for it."""
@@ -207,8 +201,8 @@ class OutputStreams:
         for stream in self._streams.values():
             stream.wake.set()
 
-    async def read(self, stream: RouterStream) -> AsyncIterator[Batch]:
-        """Yield the batches for a router until its stream ends; the stream ends with this."""
+    async def read(self, stream: RouterStream) -> AsyncGenerator[pb.NodeMessage, None]:
+        """Yield the messages for a router until its stream ends; the stream ends with this."""
         try:
             yield stream.take()  # at once: a router chooses only nodes that have sent something
             while not stream.is_cut:
@@ -230,10 +224,10 @@ class OutputStreams:
             self._cached.take(news)
             for told in self._streams.values():
                 told.reports.add(news)
-        for router, output in delivered:
-            stream = self._streams.get(router)
+        for sent in delivered:
+            stream = self._streams.get(sent.router)
             if stream is not None:
-                stream.add(output)
+                stream.add(sent.output)
                 self._on_added(stream)
 
     def _add_pull(self, wanted: AskBlocks) -> None:

@@ -25,7 +25,7 @@ from common.grammar import Grammar
 from common.ids import Incarnation
 from common.observing.clock import Clock
 from common.observing.logs import log_fields
-from node.control.ignored_priorities import IgnoredPriorities
+from common.request import GenerationRequest
 from node.control.pulls import fetch_from_proto, send_blocks_from_proto, warm_node_from_proto
 from node.control.tickets import ticket_from_proto
 from node.flow.inbox import Inbox
@@ -41,6 +41,7 @@ from protos import pdserve_node_pb2 as pb
 from protos.codec import attempts_from_proto, request_from_proto, source_from_proto
 
 log = logging.getLogger("pdserve.node.attempts")
+log_of_node = logging.getLogger("pdserve.node")
 
 MAX_WAITING_CALLS = 8192
 """Unanswered calls of one router; more are refused."""
@@ -91,6 +92,23 @@ class _Waiting:
 
     submit: Submit
     timer: asyncio.TimerHandle
+
+
+class IgnoredPriorities:
+    """Sees every request of a node. Belongs to the event loop."""
+
+    def __init__(self, *, are_enabled: bool) -> None:
+        self._is_due = not are_enabled
+
+    def see(self, request: GenerationRequest) -> None:
+        """Log a warning for the first request whose priority is ignored."""
+        if self._is_due and request.priority:
+            self._is_due = False
+            log_of_node.warning(
+                "a request has the priority %d, and priorities are ignored: they count with "
+                "--enable-priority-scheduling (this is logged once)",
+                request.priority,
+            )
 
 
 class RouterCalls:

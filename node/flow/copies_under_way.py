@@ -6,8 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.blocks.prefix_copy import PrefixCopy
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind, PrefixCopy
 from engine.core.step.step_in_flight import SwapCopy
 from node.flow.messages import BeginCopy, CopyEnded, Effect, PushBlocks
 

@@ -22,7 +22,8 @@ from common.kv.blocks import blocks_for
 from common.request import OutputDetails, RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.sequences.sequence import Sequence
-from engine.core.step.step_in_flight import PlannedStep, StepOutput
+from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import (
     Commit,
     KVEvent,

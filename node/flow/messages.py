@@ -284,6 +284,10 @@ class PushBlocks:
     ordinals: tuple[int, ...]
     source_blocks: tuple[int, ...]
 
+    def of_layer(self, layer: int) -> PushBlocks:
+        """Return the push of one layer of these blocks."""
+        return PushBlocks(self.lease_token, layer, self.ordinals, self.source_blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class BeginCopy:

@@ -22,8 +22,8 @@ from common.request import FinishReason
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.plain_decodes import StepOutputs
 from engine.core.step.step_in_flight import PlannedStep, Pushes
+from engine.core.step.step_results import StepOutputs
 from kv_transfer.contract import ConnectorFailed, TransferEnded
 from node.flow.attempts.attempt_outputs import RETRY_AFTER_S, emit_error, refused
 from node.flow.attempts.attempt_queue import AttemptQueue

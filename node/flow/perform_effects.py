@@ -6,9 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
-from common.request import RequestOutput
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.blocks.disk_jobs import DiskJob, OnResult
 from kv_transfer.contract import KVConnector
@@ -47,7 +45,7 @@ class Answers(Protocol):
 class Outputs(Protocol):
     """Takes what a router reads."""
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None: ...
+    def add(self, sent: SendOutput) -> None: ...
     def offer(self, offered: OfferBlocks) -> None:
         """Take what a node that stays may want."""
 
@@ -109,8 +107,8 @@ class NodeEffects:
     def perform_effect(self, effect: Effect) -> None:
         """Perform one effect."""
         match effect:
-            case SendOutput(router, output):
-                self._streams.add(router, output)
+            case SendOutput():
+                self._streams.add(effect)
             case AskBlocks():
                 self._streams.ask(effect)
             case RefusePull():

@@ -31,7 +31,8 @@ from common.kv.blocks import blocks_for
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, Pushes, StepOutput
+from engine.core.step.step_in_flight import PlannedStep, Pushes
+from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import Commit, Ticket, TransferEnded
 from node.flow.attempts.attempt_outputs import emit_tokens, refused
 from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt
@@ -47,9 +48,6 @@ from node.flow.messages import (
     Submit,
 )
 from node.flow.shared_parts import SharedParts
-
-_Span = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Lease token, ordinals, source blocks."""
 
 
 @dataclass(slots=True)
@@ -145,7 +143,7 @@ class SentPrompts:
         if not self._tickets:
             return None
         before: list[Effect] = []
-        spans: list[_Span] = []
+        completed: list[PushBlocks] = []
         starts = step.batch.starts.tolist()
         ends = (step.batch.starts + step.batch.num_tokens).tolist()
         for sequence, start, end in zip(step.sequences, starts, ends, strict=True):
@@ -157,22 +155,20 @@ class SentPrompts:
                 continue
             size = self._scheduler.limits.block_size
             is_last = end == sequence.num_known
-            for span in self._take_spans(attempt, start // size):
-                before.append(self._push_cached(span))
-            spans += self._take_spans(attempt, blocks_for(end, size) if is_last else end // size)
-        if not spans:
+            before += map(self._push_cached, self._take_blocks(attempt, start // size))
+            num_done = blocks_for(end, size) if is_last else end // size
+            completed += self._take_blocks(attempt, num_done)
+        if not completed:
             return Pushes(before, None) if before else None
-        return Pushes(before, lambda layer: [PushBlocks(s[0], layer, s[1], s[2]) for s in spans])
+        return Pushes(before, lambda layer: [push.of_layer(layer) for push in completed])
 
-    def _push_cached(self, span: _Span) -> Effect:
+    def _push_cached(self, push: PushBlocks) -> Effect:
         """Push blocks that were computed before this step; first copy them where that is needed."""
-        lease_token, ordinals, block_ids = span
-        push = PushBlocks(lease_token, None, ordinals, block_ids)
         if not self._needs_staging:
             return push
-        self._staging.setdefault(lease_token, _Staging()).num_copies += 1
-        copy = CacheCopy(CopyKind.STAGE_OUT, block_ids)
-        return self._copies.begin(copy, partial(self._on_staged_out, lease_token), push)
+        self._staging.setdefault(push.lease_token, _Staging()).num_copies += 1
+        copy = CacheCopy(CopyKind.STAGE_OUT, push.source_blocks)
+        return self._copies.begin(copy, partial(self._on_staged_out, push.lease_token), push)
 
     def _on_staged_out(self, lease_token: int, error: Exception | None) -> list[Effect]:
         staging = self._staging[lease_token]
@@ -192,8 +188,8 @@ class SentPrompts:
                 effects.append(CommitTransfer(lease_token, staging.commit))
         return effects
 
-    def _take_spans(self, attempt: NodeAttempt, end: int) -> list[_Span]:
-        """Return the blocks up to `end` that were not pushed, as no span or one, and mark them.
+    def _take_blocks(self, attempt: NodeAttempt, end: int) -> list[PushBlocks]:
+        """Return the push of the blocks up to `end` that were not pushed, if any, and mark them.
 
         The mark stays when the step fails, because its transfers are aborted.
         """
@@ -205,7 +201,8 @@ class SentPrompts:
             return []
         attempt.num_pushed_blocks = end
         source_blocks = tuple(attempt.sequence.blocks(start, end))
-        return [(attempt.lease_token, tuple(range(start - skip, end - skip)), source_blocks)]
+        ordinals = tuple(range(start - skip, end - skip))
+        return [PushBlocks(attempt.lease_token, None, ordinals, source_blocks)]
 
     def on_output(self, attempt: NodeAttempt, output: StepOutput) -> list[Effect]:
         """Report token 0, and commit the transfer."""

@@ -7,6 +7,8 @@ request_path      control service, inbox, step thread and token streams, connect
 step_thread       the step loop in its thread, until a stop, a crash or a stall
 connector_watch   whether the KV connector's thread makes turns
 lease_keeper      the node's lease in the placement store
+step_recording   what the flow is told and decides, in a file
+recorded_steps   how a recording shows requests, results and plans
 model_loading     waits at the start that a stop ends
 make_scheduler    the scheduler that a configuration asks for
 prefix_disk       the node's files of prefixes

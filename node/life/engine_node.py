@@ -178,6 +178,7 @@ class EngineNode:
             self._why_not_serving = "stopping"
             await keeper.leave()
             await step_thread.stop(STEP_GRACE_S)
+            path.close_recording()
             path.end_streams()
             await control.stop(STREAMS_GRACE_S)
             await path.close_disk(DISK_GRACE_S)

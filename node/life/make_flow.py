@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from common.ids import Incarnation, new_lease_token
+from common.ids import Incarnation
 from common.settings.config import Config
 from engine.core.scheduler import Scheduler
-from node.flow.landing_place import Tickets
+from node.flow.landing_place import NewLeaseToken, Tickets
 from node.flow.node_flow import NodeFlow
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
@@ -22,6 +22,7 @@ def flow_maker(config: Config) -> MakeFlow:
         model: LoadedModel,
         incarnation: Incarnation,
         connector: NodeConnector,
+        new_lease_token: NewLeaseToken,
     ) -> NodeFlow:
         landing = landing_place(config, model, incarnation, connector)
         return NodeFlow(

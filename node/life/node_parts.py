@@ -20,6 +20,7 @@ from engine.core.runner_contract import Runner
 from engine.core.scheduler import Scheduler
 from kv_transfer.connector.statistics import ConnectorStatistics
 from kv_transfer.contract import KVConnector, OnEvent
+from node.flow.landing_place import NewLeaseToken
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import StagedModel
 from node.life.make_scheduler import SchedulableModel
@@ -69,7 +70,7 @@ class NodeConnector(KVConnector, Protocol):
 
 
 MakeConnector = Callable[[LoadedModel, Incarnation, OnEvent], NodeConnector]
-MakeFlow = Callable[[Scheduler, LoadedModel, Incarnation, NodeConnector], NodeFlow]
+MakeFlow = Callable[[Scheduler, LoadedModel, Incarnation, NodeConnector, NewLeaseToken], NodeFlow]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

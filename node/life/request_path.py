@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from common.ids import Incarnation
+from common.files.cache_folder import full_path
+from common.ids import Incarnation, new_lease_token
 from common.kv.tiers import Tier
 from common.nodes import NodeLoad
 from common.settings.config import Config
 from engine.core.blocks.prefix_cache import TellsNews
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
-from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams
 from node.control.role import NodeRole
-from node.control.router_calls import Replies
+from node.control.router_calls import IgnoredPriorities, Replies
 from node.flow.inbox import Inbox
 from node.flow.messages import NodeStatistics, RouterGone
 from node.flow.perform_effects import NodeEffects
@@ -25,6 +25,7 @@ from node.life.connector_watch import wait_for_hang
 from node.life.make_scheduler import make_scheduler, max_chunk_tokens_of, plans_ahead
 from node.life.node_parts import LoadedModel, NodeConnector, NodeParts
 from node.life.prefix_disk import disk_index_of, start_disk
+from node.life.step_recording import StepRecording, record_steps
 from node.life.step_thread import StepThread
 from node.watch.attempt_watch import AttemptWatch
 from node.watch.kv_metrics import kv_links
@@ -71,7 +72,13 @@ class RequestPath:
         for told in self._tiers.values():
             told.keep_news()
         self._is_async = plans_ahead(config, model)
-        self._flow = parts.make_flow(scheduler, model, incarnation, connector)
+        self._recording: StepRecording | None = None
+        draw_lease_token = new_lease_token
+        if config.tracing.record:
+            folder = full_path(config.tracing.record)
+            self._recording = record_steps(folder, config, model, incarnation, connector)
+            draw_lease_token = self._recording.drawing(new_lease_token)
+        self._flow = parts.make_flow(scheduler, model, incarnation, connector, draw_lease_token)
         self._published = self._flow.snapshot()
         self._streams = OutputStreams(loop, lambda router: inbox.put(RouterGone(router)))
         self._streams.warm_from = config.handoff.warm_from
@@ -124,7 +131,7 @@ class RequestPath:
         """Start the step thread; `on_crash` is called on the event loop if it dies of an error."""
         return StepThread(
             inbox=self._inbox,
-            flow=self._flow,
+            flow=self._recording.of_flow(self._flow) if self._recording else self._flow,
             runner=self._model,
             perform=self._effects.perform_effect,
             publish=self._publish,
@@ -141,6 +148,11 @@ class RequestPath:
     def end_streams(self) -> None:
         """Let every token stream send what it has and end. The step thread has stopped before."""
         self._streams.stop()
+
+    def close_recording(self) -> None:
+        """End the recording, if there is one. The step thread has stopped before."""
+        if self._recording is not None:
+            self._recording.close()
 
     async def close_disk(self, grace_s: float) -> None:
         """Leave the files to the next process. The step thread has stopped before."""

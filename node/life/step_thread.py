@@ -35,17 +35,15 @@ class StepThread:
         is_async: bool = False,
     ) -> None:
         self._inbox = inbox
-        self._perform_now = perform
-        self._flush_now = flush
         self._on_crash = on_crash
         self._is_abandoned = False
         self._loop: StepLoop[Message, Effect] = StepLoop(
             inbox=inbox,
             flow=flow,
             runner=runner,
-            perform=self._perform,
+            perform=perform,
             publish=publish,
-            flush=self._flush,
+            flush=flush,
             clock=clock,
             is_async=is_async,
         )
@@ -83,15 +81,8 @@ class StepThread:
         await asyncio.to_thread(self._thread.join, grace_s)
         if self._thread.is_alive():
             self._is_abandoned = True
+            self._loop.abandon()
             log.warning("a step goes on %g s after the stop: its requests end unanswered", grace_s)
-
-    def _perform(self, effect: Effect) -> None:
-        if not self._is_abandoned:
-            self._perform_now(effect)
-
-    def _flush(self) -> None:
-        if not self._is_abandoned:
-            self._flush_now()
 
     def _crash(self) -> None:
         if not self._is_abandoned:

@@ -243,7 +243,11 @@ def _add_simulate(commands: Any) -> None:
         ),
         ("--requests", "N", "requests of each history (default: 20)"),
         ("--nodes", "P:D", "prefill and decode nodes (default: drawn for each history)"),
-        ("--replay", "FILE", "run the history of a file instead"),
+        (
+            "--replay",
+            "FILE",
+            "run the history of a file instead, or replay a recording",
+        ),
         (
             "--output",
             "FILE",

@@ -161,14 +161,20 @@ At every step it is checked that no block leaks or is used twice, and at the
 end that every request ended once, with the right answer. docs/simulation.md
 says what is modelled.
 
-Exit code 0: no history was wrong. Exit code 1: one was; it is printed in a
-short form, and the file to run it again is named. Exit code 2: a flag or the
-file is wrong.
+With --replay, FILE is such a history, or a recording that a router or a node
+has written (serve --record DIR). What it was told is told to the same code
+again, and what it decided is compared: the first decision that differs shows a
+bug, or what a change of the code has changed.
+
+Exit code 0: no history was wrong, no decision differed. Exit code 1: one was;
+it is printed, a history in a short form, and the file to run it again is
+named. Exit code 2: a flag or the file is wrong.
 
 examples:
   pdserve simulate --seed 1 --histories 1000
   pdserve simulate --faults crash,partition --nodes 2:2 --requests 40
   pdserve simulate --replay wrong-history.json
+  pdserve simulate --replay recordings/router-1.jsonl
 """,
     "kv-key": """\
 Every prefill and decode node requires the same file. Keep it secret: everybody

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from common.errors import PdserveError
+from common.files.cache_folder import full_path
 from common.files.keys_folder import Keys
 from common.long_lived import exclude_from_collection
 from common.model_names import model_names
@@ -36,7 +38,9 @@ from router.cluster.drain import drain_node
 from router.cluster.role import give_role
 from router.cluster.role_keeper import RoleKeeper
 from router.cluster.view import DispatcherView
+from router.core.choosing.placing import Placing
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.placing_recording import PlacingRecording
 from router.http.server import bind_http, count_refused, router_limits, serve_http
 from router.live.feed import LiveFeed
 from router.text.conversation import ChatSettings
@@ -75,7 +79,9 @@ async def run_router_role(
         raise
     registry = process_registry(lambda: Role.ROUTER, keys)
     router_id = config.server.node_id or f"router-{socket.gethostname()}-{port}"
-    dispatcher = _make_dispatcher(config, router_id, store, registry, shutdown, keys)
+    placing = _placing(config)
+    recording = _recording(config, router_id, placing)
+    dispatcher = _make_dispatcher(store, placing, recording, router_id, registry, shutdown, keys)
     await dispatcher.start()
     planning = PlanningProcess(
         planning_command(model.model, model.served_model_name, model.max_model_len, chat)
@@ -107,6 +113,8 @@ async def run_router_role(
         await feeding
     finally:
         await dispatcher.close()
+        if recording is not None:
+            recording.close()
         await planning.close()
         await asyncio.to_thread(trials.close)
     return int(dispatcher.has_failed)
@@ -149,25 +157,40 @@ async def _require_welcome(store: PlacementStore) -> None:
 
 
 def _make_dispatcher(
-    config: Config,
-    router_id: str,
     store: PlacementStore,
+    placing: Placing,
+    recording: PlacingRecording | None,
+    router_id: str,
     registry: CollectorRegistry,
     shutdown: Shutdown,
     keys: Keys | None,
 ) -> Dispatcher:
     return Dispatcher(
         store,
+        placing,
         router_id=router_id,
-        model=model_names(config.model.served_model_name)[0],
-        policy=config.placement.placement_policy,
-        session_ttl_s=config.placement.session_ttl_s,
-        node_lease_s=config.placement.node_lease_s,
         registry=registry,
         on_failed=shutdown.end_now,
         clock=MonotonicClock(),
         keys=keys,
+        recording=recording,
     )
+
+
+def _placing(config: Config) -> Placing:
+    return Placing(
+        model=model_names(config.model.served_model_name)[0],
+        lease_s=config.placement.node_lease_s,
+        policy=config.placement.placement_policy,
+        session_ttl_s=config.placement.session_ttl_s,
+        seed=secrets.randbits(64),
+    )
+
+
+def _recording(config: Config, router_id: str, placing: Placing) -> PlacingRecording | None:
+    if not config.tracing.record:
+        return None
+    return PlacingRecording(full_path(config.tracing.record), router_id, placing)
 
 
 def _make_role_keeper(

@@ -1,4 +1,7 @@
-"""`pdserve simulate`: runs histories with faults; shortens a wrong one, and writes it to a file."""
+"""`pdserve simulate`: runs histories with faults; shortens a wrong one, and writes it to a file.
+
+What a file is replayed as, a history or a recording, says the file.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from typing import Any, TextIO
 
 from common.errors import ConfigError
 from common.observing.clock import Clock, MonotonicClock
+from common.recording.file import is_recording
 from pdserve.configuration.config_sources import SettingsError
+from pdserve.simulating.replay_command import run_replay
 from simulator.faults.cluster import run_history
 from simulator.faults.drawing import Wishes
 from simulator.faults.history import (
@@ -69,12 +74,12 @@ def simulation_of(flags: Mapping[str, Any]) -> Simulation:
 
 
 def _ignored_by_replay(flags: Mapping[str, Any]) -> list[str]:
-    """Return one problem that names the flags which a file of a history leaves no choice of."""
+    """Return one problem that names the flags which a file leaves no choice of."""
     names = ("seed", "histories", "faults", "requests", "nodes", "output")
     ignored = [f"--{name}" for name in names if name in flags]
     if "replay" not in flags or not ignored:
         return []
-    return [f"--replay runs the history of a file as it is: wanted no {', '.join(ignored)}"]
+    return [f"--replay runs what is in a file as it is: wanted no {', '.join(ignored)}"]
 
 
 def run_simulation(
@@ -83,11 +88,13 @@ def run_simulation(
     clock: Clock | None = None,
     run: Callable[[History], str] = run_history,
 ) -> bool:
-    """Run the histories; return whether none was wrong.
+    """Run the histories; return whether none was wrong, or no decision of a recording another one.
 
     Raises `ConfigError` where a file cannot be read or written.
     """
     out = out or sys.stdout
+    if wanted.replayed is not None and is_recording(wanted.replayed):
+        return run_replay(wanted.replayed, out, is_json=wanted.is_json)
     with quiet():
         if wanted.replayed is not None:
             history = read_history(wanted.replayed)

@@ -1,7 +1,6 @@
 """Authentication and limits of clients.
 
-plain_requests    the first look at a request: its path is plain, and which route it has
-middleware        around every request: its id, its API key, its limits
+middleware        around every request: its id, its path, its API key, its limits
 api_keys          the file of API keys
 api_key_book      the valid keys; follows the file as it changes
 arriving_bodies   bodies that arrive: their number and size, and whose is let go

@@ -1,4 +1,4 @@
-"""Middleware around every request: its id, and the API key with its limits."""
+"""Middleware around every request: its id, its path, and the API key with its limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.ids import new_id
+from http_serving.plain_paths import MAX_SHOWN_CHARS, has_escaped_slash, path_problem
 from router.access.api_key_book import ApiKeyBook, KeyInUse
 from router.access.api_keys import ApiKey
 from router.access.arriving_bodies import ArrivingBodies
@@ -19,7 +20,7 @@ from router.access.refused_requests import RefusedRequests
 from router.access.spaced_lines import client_address
 from router.http.errors import ApiError
 from router.http.exchange import Reply
-from router.http.routes import Access, matched_route
+from router.http.routes import Access, RouteTable, matched_route, put_route
 
 REQUEST_ID = b"x-request-id"
 _GOOD_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -50,6 +51,38 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class PlainRequestMiddleware:
+    """Refuses, with 400, requests whose path is not plain, and notes the route of all others.
+
+    It comes first: the rights to a request are those of the route that it has.
+    """
+
+    def __init__(self, app: ASGIApp, routes: RouteTable, refused: RefusedRequests) -> None:
+        self._app = app
+        self._routes = routes
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        problem = path_problem(scope)
+        route = self._routes.find(scope)
+        if not problem and not route.takes_slashes and has_escaped_slash(scope):
+            problem = f"the path {scope['path'][:MAX_SHOWN_CHARS]!r} has an escaped slash"
+        if problem:
+            error = ApiError(
+                400,
+                f"{problem}: wanted the path of an endpoint, written as in /openapi.json",
+                code="bad_path",
+            )
+            self._refused.on_refused(error, scope)
+            await Reply(send).send_error(error, scope["path"])
+            return
+        put_route(scope, route)
+        await self._app(scope, receive, send)
 
 
 class ApiKeyMiddleware:

@@ -21,9 +21,8 @@ from common.observing.clock import Clock
 from common.request import SamplingParams
 from common.settings.config import ApiConfig
 from common.version import VERSION
-from router.api.answers.answer import Answer, StreamedAnswer, WholeAnswer
+from router.api.answers.answer import Answer, AnswerTurns, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead
-from router.api.answers.turns import AnswerTurns
 from router.api.bodies.kinds import RequestKind
 from router.api.bodies.unknown_fields import UnknownFields
 from router.api.endpoints import ENDPOINTS, Endpoint
@@ -186,11 +185,9 @@ class OpenAiApi:
             calls=call_search(plan.syntax) if stop else None,
         )
         left_s = watch.arrived_at_s + self._config.request_timeout_s - self._clock.now_s()
-        answer.start(
-            text,
-            ChoiceTimer(self._metrics, self._clock, watch).on_deltas,
-            partial(generate, prompt.token_ids, sampling, deadline_s=max(left_s, 0.0)),
-        )
+        choice = answer.new_choice(text, ChoiceTimer(self._metrics, self._clock, watch).on_deltas)
+        abort = generate(prompt.token_ids, sampling, choice, deadline_s=max(left_s, 0.0))
+        choice.abort_by(abort)
 
 
 def add_generation_routes(app: FastAPI, api: OpenAiApi, exchanges: Exchanges) -> dict[str, ASGIApp]:

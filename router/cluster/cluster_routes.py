@@ -1,4 +1,4 @@
-"""`/ready` and `/v1/cluster`: what a router knows of its cluster."""
+"""`/ready`, `/v1/cluster` and `/v1/scaling`: what a router knows of its cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from router.http.api_texts import CLUSTER, HEALTH
 from router.http.described import COMMON_ERRORS, good_response
 from router.http.routes import Access, open_to
 from router.live.shapes import Serving
+from router.watch.scaling_report import ScalingAnswer
 
 NOT_READY_RETRY_S = "1"
+_SCALING = (
+    "The nodes that the targets of latency need and want, by role, from what all nodes reported in "
+    "the last seconds; the same numbers are in the metrics `pdserve_scaling_…`."
+)
 
 
 def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[], Serving]) -> None:
@@ -56,3 +61,14 @@ def add_cluster_routes(app: FastAPI, cluster: ClusterView, serving: Callable[[],
     @open_to(Access.KEY)
     async def describe_cluster() -> JSONResponse:
         return JSONResponse({**cluster.describe(), "serving": serving()})
+
+    @app.get(
+        "/v1/scaling",
+        summary="How many nodes of each role the load wants",
+        tags=[CLUSTER],
+        description=_SCALING,
+        responses=good_response(ScalingAnswer) | COMMON_ERRORS,
+    )
+    @open_to(Access.METRICS)
+    async def describe_scaling() -> JSONResponse:
+        return JSONResponse(cluster.scaling())

@@ -2,8 +2,7 @@
 
 request_flow   the machine of one choice: which node is asked for what, and its one outcome
 flow_actions   what that machine does on its events: asks nodes, gives up attempts, ends
-attempts       which attempts of it go on: one, or two while a node is suspected
-attempt        one attempt: its nodes, what is open there, its tokens
+attempts       its attempts: their nodes, what is open there, their tokens, which go on
 candidates     which nodes it may still ask, and whether it waits where there is none
 token_ledger   the tokens of an attempt's nodes in one order, each index once
 effects        what a flow asks its shell to do
@@ -13,6 +12,7 @@ held_load      what a node holds now, from its last report and what was sent to 
 placement      which nodes take a request: filter, score, pick
 prefix_sources what has more of a prompt than the prefill node that is chosen for it
 shortlist      which nodes of a wide cluster a choice looks at
+choosing/      placement as a whole: membership, and what chooses by it and by earlier requests
 known/         what is known of nodes: those that can be chosen, blocks, sessions, pairs that fail
 policies/      placement policies by name
 scaling/       how many nodes of each role the load wants, and which node changes its role

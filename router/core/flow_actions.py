@@ -16,8 +16,7 @@ from common.errors import (
 )
 from common.ids import Incarnation
 from common.request import GenerationRequest, SamplingParams
-from router.core.attempt import Attempt, State
-from router.core.attempts import Attempts
+from router.core.attempts import Attempt, Attempts, State
 from router.core.candidates import WAIT_S, Candidates
 from router.core.effects import Accepted, Choose, Effect, Fail, Finish, Wait
 from router.core.token_ledger import TokenLedger

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
@@ -145,11 +146,12 @@ class Membership:
         self._gone_before: dict[Incarnation, str] = {}
         """Those that were gone before the store was asked."""
         self._roster = Roster()
-        self._changed: set[Incarnation] = set()
-        """Nodes whose view in the roster is old."""
-        self._busier: set[Incarnation] = set()
+        self._changed: dict[Incarnation, None] = {}
+        """Nodes whose view in the roster is old, in the order of events. The order of a set is
+        another one in each process, and the choices of wide clusters would depend on it."""
+        self._busier: dict[Incarnation, None] = {}
         """Those of which only the requests that this router has on them are others."""
-        self._reported: set[Incarnation] = set()
+        self._reported: dict[Incarnation, None] = {}
         """Those of which only the report is a new one."""
 
     @property
@@ -210,7 +212,7 @@ class Membership:
         is_new = not member.is_heard
         if is_new:
             member.is_heard = True
-            self._changed.add(incarnation)
+            self._changed[incarnation] = None
             effects.append(NodeHeard(incarnation, member.was_lost))
         if stuck_s:
             reason = f"its step has lasted {stuck_s:g} s"
@@ -219,7 +221,7 @@ class Membership:
             effects += self.on_suspected(incarnation, unreached, is_heard=True)
         elif is_new or member.suspicion is not None:
             was_suspected, member.suspicion = member.suspicion is not None, None
-            self._changed.add(incarnation)
+            self._changed[incarnation] = None
             effects.append(NodeTrusted(incarnation, was_suspected))
         return effects
 
@@ -231,7 +233,7 @@ class Membership:
         if member is None or member.suspicion is is_heard:
             return []
         was_trusted, member.suspicion = member.suspicion is None, is_heard
-        self._changed.add(incarnation)
+        self._changed[incarnation] = None
         return [NodeSuspected(incarnation, reason, is_heard, was_trusted)]
 
     def on_lost(self, incarnation: Incarnation, reason: str) -> list[MembershipEffect]:
@@ -244,7 +246,7 @@ class Membership:
         if member is not None:
             member.is_heard, member.suspicion = False, None
             member.lost_at_s = self._waited_s
-            self._changed.add(incarnation)
+            self._changed[incarnation] = None
         return [StreamLost(incarnation)]
 
     def on_role(self, incarnation: Incarnation, role: Role) -> None:
@@ -256,7 +258,7 @@ class Membership:
         if member is not None:
             member.role_told_at = self._num_asked
             member.record = replace(member.record, role=role)
-            self._changed.add(incarnation)
+            self._changed[incarnation] = None
 
     def on_leg_opened(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one more request that the node was asked to hold.
@@ -266,14 +268,14 @@ class Membership:
         member = self._members.get(incarnation)
         if member is not None:
             member.own.open(num_tokens)
-            self._busier.add(incarnation)
+            self._busier[incarnation] = None
 
     def on_leg_closed(self, incarnation: Incarnation, num_tokens: int) -> None:
         """Count one of these requests less."""
         member = self._members.get(incarnation)
         if member is not None:
             member.own.close(num_tokens)
-            self._busier.add(incarnation)
+            self._busier[incarnation] = None
 
     def has_requests(self, incarnation: Incarnation) -> bool:
         """Return whether this router has a request on a node, or chose it for one."""
@@ -293,8 +295,9 @@ class Membership:
 
     def _read_changed(self) -> None:
         members, changed = self._members, self._changed
-        for _ in range(min(len(self._reported), MAX_READ)):
-            changed.add(self._reported.pop())
+        for node in list(islice(self._reported, MAX_READ)):
+            changed[node] = None
+            del self._reported[node]
         for node in changed:
             member = members.get(node)
             if member is not None and member.can_be_chosen:
@@ -405,7 +408,7 @@ class Membership:
         for incarnation, member in self._members.items():
             if incarnation.epoch < latest.get(incarnation.node_id, 0):
                 member.is_replaced = True
-                self._changed.add(incarnation)
+                self._changed[incarnation] = None
 
     def _is_listed(self, member: _Member) -> bool:
         """Evaluate the lease at the store's last reply: a router that was suspended must not expire
@@ -426,8 +429,8 @@ class Membership:
             for incarnation, member in before.items()
             if self._is_kept(member, patience_s)
         }
-        self._changed.update(before.keys() - self._members.keys())
-        self._reported.update(self._members)
+        self._changed |= dict.fromkeys(one for one in before if one not in self._members)
+        self._reported |= dict.fromkeys(self._members)
         known, self._unlisted = self._unlisted, set(unlisted)
         return [NodeUnlisted(node) for node in unlisted if node not in known]
 

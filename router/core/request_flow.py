@@ -34,11 +34,11 @@
 `Accepted` is said once for all attempts, by the first node that takes the prompt to compute it. A
 decode node's ticket does not say it: every prefill node may refuse the ticket.
 
-The legs of an attempt are in `router.core.attempt`, which attempts go on in `.attempts`, and what
-is done on an event in `.flow_actions`. Every attempt that ends sends `SendAbort` for each open leg,
-and a grant that arrives for a closed attempt is answered with one more. A ticket goes to a second
-prefill node only when the first refused it explicitly: after a failed call it is unknown whether
-the first one writes, so that attempt is over.
+The attempts and their legs are in `router.core.attempts`, and what is done on an event in
+`.flow_actions`. Every attempt that ends sends `SendAbort` for each open leg, and a grant that
+arrives for a closed attempt is answered with one more. A ticket goes to a second prefill node only
+when the first refused it explicitly: after a failed call it is unknown whether the first one
+writes, so that attempt is over.
 
 While a node of the attempt is suspected, a second attempt runs elsewhere. It goes the same way, but
 never waits, and its failures end it alone. The first of the two that sends the next token goes on,
@@ -71,7 +71,7 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.request import FinishReason, RequestOutput
-from router.core.attempt import Attempt, State
+from router.core.attempts import Attempt, State
 from router.core.effects import Effect, Finish
 from router.core.flow_actions import FlowActions
 from router.core.generation import TokenChunk

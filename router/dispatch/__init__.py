@@ -1,16 +1,15 @@
 """Request flows on real nodes: effects become calls, replies and tokens become events.
 
 dispatcher          starts, feeds and ends the flows
-running_choice      one choice in progress, with its timers
-node_calls          calls to nodes on behalf of a request
-unsent_calls        calls and aborts that wait to be sent
-waiting_calls       calls that wait for a reply, each with its deadline
+running_choice      one choice in progress, with its timers and its calls to nodes
+stream_calls        calls on the stream to a node: not sent yet, or without a reply
 node_clients        the router's end of one node: one stream, both ways
 calls_beside        calls beside that stream: to leave, and to take another role
 node_listener       what that end tells its owner
 fairness            how much of a burst of outputs is passed on before others have a turn
 liveness            whether a node lives, and gets what it is sent
-pair_placer         placements that avoid pairs whose handoffs fail and keep sessions together
+pair_placer         placements, and what people see of them
+placing_recording   placement as it is recorded, so that it can be replayed
 node_pool           the nodes of the cluster: membership, and one client per member
 between_nodes       what nodes say to each other through this router
 placement_recorder  placements written to the store, beside the data path

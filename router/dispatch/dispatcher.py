@@ -21,6 +21,7 @@ from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
+from router.core.choosing.placing import Placing
 from router.core.effects import (
     Accepted,
     Choose,
@@ -40,11 +41,11 @@ from router.core.known.sessions import SessionId
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
 from router.dispatch.liveness.silence import LOSS_S
-from router.dispatch.node_calls import PrefillCall, ReserveCall
 from router.dispatch.node_pool import NodePool
 from router.dispatch.pair_placer import PairPlacer
 from router.dispatch.placement_recorder import PlacementRecorder
-from router.dispatch.running_choice import RunningChoice
+from router.dispatch.placing_recording import PlacingRecording
+from router.dispatch.running_choice import PrefillCall, ReserveCall, RunningChoice
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import RequestWatch
@@ -63,23 +64,25 @@ class Dispatcher:
     def __init__(
         self,
         store: PlacementStore,
+        placing: Placing,
         *,
         router_id: str,
-        model: str,
-        policy: str,
-        session_ttl_s: float,
-        node_lease_s: float,
         registry: CollectorRegistry,
         on_failed: Callable[[], None],
         clock: Clock | None = None,
         keys: Keys | None = None,
+        recording: PlacingRecording | None = None,
     ) -> None:
-        """Use the nodes that serve `model`. `on_failed` is called when a bug ended a task of it."""
+        """Use the nodes that serve one model. `on_failed` is called when a bug ended a task of it.
+
+        A `recording` is that of the same `placing`; its owner closes it.
+        """
         self._store = store
         self._clock = clock or MonotonicClock()
         self._metrics = RouterMetrics(registry)
         self._metrics.running.set_function(lambda: len(self._choices))
-        self._placer = PairPlacer(policy, session_ttl_s, self._clock, self._metrics)
+        membership, chooser = (recording or placing).machines()
+        self._placer = PairPlacer(chooser, self._clock, self._metrics)
         self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -87,12 +90,12 @@ class Dispatcher:
         self.has_failed = False
         self._recorder = PlacementRecorder(store, router_id, self._clock, self._metrics)
         self.incarnation = Incarnation(router_id, 0)
-        self.model = model
+        self.model = placing.model
         self.recent_placements = RecentPlacements()
         self.pool = NodePool(
             store,
-            model=model,
-            lease_s=node_lease_s,
+            membership,
+            lease_s=placing.lease_s,
             clock=self._clock,
             metrics=self._metrics,
             num_running=lambda: self.num_running,

@@ -57,10 +57,10 @@ from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.pace import PHASES
 from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
 from router.dispatch.node_listener import NodeListener
-from router.dispatch.unsent_calls import UnsentCalls
-from router.dispatch.waiting_calls import (
+from router.dispatch.stream_calls import (
     Caller,
     ReadReply,
+    UnsentCalls,
     WaitingCalls,
     read_acceptance,
     read_reservation,

@@ -52,8 +52,8 @@ class NodePool:
     def __init__(
         self,
         store: PlacementStore,
+        membership: Membership,
         *,
-        model: str,
         lease_s: float,
         clock: Clock,
         metrics: RouterMetrics,
@@ -66,6 +66,7 @@ class NodePool:
         keys: Keys | None = None,
     ) -> None:
         self._store = store
+        self.membership = membership
         self._keys = keys
         self._refresh_s = lease_s / 4
         self._clock = clock
@@ -84,7 +85,6 @@ class NodePool:
         self._should_refresh = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._all_heard = asyncio.Event()
-        self.membership = Membership(model=model, lease_s=lease_s)
 
     def nodes(self) -> Roster:
         """Return the nodes that can be chosen now, until the next event."""

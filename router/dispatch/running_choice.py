@@ -1,4 +1,7 @@
-"""One choice in progress: the flow that decides, the sink that takes its tokens, its two timers."""
+"""One choice in progress: the flow that decides, the sink that takes its tokens, its two timers.
+
+Its calls to nodes end as events of the flow: a reply, or a failure.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.errors import PdserveError
+from common.ids import AttemptId, Incarnation
 from router.core.generation import Sink, TokenChunk
 from router.core.policies.query import Query
-from router.core.request_flow import RequestFlow
+from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 from router.watch.choice_trace import ChoiceTrace
 
 _LATE_TIMER_S = 0.001
@@ -52,3 +57,41 @@ class RunningChoice:
         for timer in (self._deadline, self._wait):
             if timer is not None:
                 timer.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCall:
+    """One call. It may outlive its choice: a late grant is aborted.
+
+    `feed` applies an event of the flow, with its arguments.
+    """
+
+    feed: Callable[..., None]
+    flow: RequestFlow
+    node: Incarnation
+    attempt: AttemptId
+
+    def on_failed(self, error: PdserveError) -> None:
+        """Feed the failure: no reply came."""
+        self.feed(self.flow.on_call_failed, self.node, self.attempt, error)
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveCall(NodeCall):
+    """A decode or mixed node was asked for a reservation."""
+
+    now_s: Callable[[], float]
+
+    def on_reply(self, reply: DecodeGrant | PdserveError) -> None:
+        """Feed the grant or the refusal."""
+        self.feed(self.flow.on_reserve_reply, self.node, self.attempt, reply, self.now_s())
+
+
+class PrefillCall(NodeCall):
+    """A prefill node was asked to take a prompt."""
+
+    __slots__ = ()
+
+    def on_reply(self, reply: PrefillGrant | PdserveError) -> None:
+        """Feed the acceptance or the refusal."""
+        self.feed(self.flow.on_prefill_reply, self.node, self.attempt, reply)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from common.ids import Incarnation
-from router.core.attempt import State
+from router.core.attempts import State
 from router.core.policies.query import NodeView
 from router.core.request_flow import RequestFlow
 from router.watch.recent_placements import RecentPlacements

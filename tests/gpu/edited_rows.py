@@ -13,9 +13,8 @@ from common.request import SamplingParams, TokenLogprobs
 from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import EMPTY_BATCH, batch_of
-from engine.runner.drawing.host_draw import HostDraw
+from engine.runner.drawing.draws import Draws, HostDraw
 from engine.runner.drawing.sampler import SampledRows, sampled_rows
-from engine.runner.drawing.verification import Draws
 from engine.runner.gpu.drawing.card_draw import CardDraw
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches

@@ -15,7 +15,7 @@ from common.request import TokenLogprobs
 from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
-from engine.runner.drawing.verification import Draws
+from engine.runner.drawing.draws import Draws
 from engine.runner.gpu.drawing import edit_launches
 from engine.runner.gpu.drawing.card_draw import has_rules
 from tests.gpu.edited_rows import (

@@ -24,6 +24,7 @@ from router.dispatch.dispatcher import Dispatcher
 from tests.integration.fake_node import FakeNode
 from tests.support.http.read_answer import read
 from tests.support.nodes.node_outputs import node_output
+from tests.support.nodes.node_views import placing
 
 PROMPT = tuple(range(40))
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -65,11 +66,8 @@ class Cluster:
         """A started router that hears every node there is."""
         router = Dispatcher(
             self.store,
+            placing(policy, lease_s=LEASE_S),
             router_id=router_id,
-            model="tiny",
-            policy=policy,
-            session_ttl_s=600.0,
-            node_lease_s=LEASE_S,
             registry=CollectorRegistry() if self.routers else self.registry,
             on_failed=self.failed.set,
         )

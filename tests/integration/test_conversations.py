@@ -165,6 +165,7 @@ def test_a_conversation_leaves_a_node_that_is_drained_and_one_that_is_killed(
     assert first - {drained} < second
     (killed,) = [node for node in second if node.startswith("prefill")]
     cluster.processes[killed].kill()
+    wait_until(lambda: killed not in cluster.chosen_nodes(cluster.url), f"{killed} is missed")
     third = conversation.turn()
     assert killed not in third
     assert second - {killed} < third

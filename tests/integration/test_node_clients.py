@@ -22,7 +22,7 @@ from pdserve.keys.keys_init import HOLDERS
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.core.request_flow import DecodeGrant
-from router.dispatch import node_clients, unsent_calls
+from router.dispatch import node_clients, stream_calls
 from router.dispatch.fairness import (
     OUTPUTS_AT_ONCE,
     PARTS,
@@ -482,7 +482,7 @@ async def test_what_is_asked_together_travels_together_and_aborts_behind_it() ->
 
 
 async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsent_calls, "BYTES_PER_MESSAGE", 250)
+    monkeypatch.setattr(stream_calls, "BYTES_PER_MESSAGE", 250)
     async with connected() as (node, client, log):
         await wait_until(lambda: log.num_messages == 1)
         askers = [Asker() for _ in range(6)]

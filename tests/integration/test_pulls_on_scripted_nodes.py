@@ -9,7 +9,7 @@ from common.kv.blocks import hash_full_blocks
 from common.nodes import Role
 from common.request import GenerationRequest
 from protos import pdserve_node_pb2 as pb
-from router.dispatch.unsent_calls import MOST_PULLS, PULLS_PER_MESSAGE, UnsentCalls
+from router.dispatch.stream_calls import MOST_PULLS, PULLS_PER_MESSAGE, UnsentCalls
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import PROMPT, Cluster, asked, start, wait_until
 from tests.integration.scripted_cluster import (

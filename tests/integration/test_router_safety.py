@@ -30,6 +30,7 @@ from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_edge import make_edge, never_ends
 from tests.support.http.http_server import eventually, raw_request
 from tests.support.http.read_answer import read
+from tests.support.nodes.node_views import placing
 from tests.support.observing.live_readings import scaling
 from tests.support.stores.memory_store import MemoryStore
 
@@ -59,12 +60,9 @@ class World:
         self.node = FakeNode("d0", Role.DECODE)
         self.router = Dispatcher(
             self.store,
+            # The lease runs out in no test.
+            placing("round_robin", lease_s=600.0),
             router_id="router-0",
-            model="tiny",
-            policy="round_robin",
-            session_ttl_s=600.0,
-            # It runs out in no test.
-            node_lease_s=600.0,
             registry=CollectorRegistry(),
             on_failed=self.failed.set,
         )

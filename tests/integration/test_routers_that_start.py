@@ -15,6 +15,7 @@ from router.dispatch.dispatcher import Dispatcher
 from tests.integration.fake_node import FakeNode
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.http.http_server import eventually
+from tests.support.nodes.node_views import placing
 from tests.support.stores.memory_store import MemoryStore
 
 LEASE_S = 5.0
@@ -44,11 +45,8 @@ class World:
         self.nodes: list[SlowToSpeak] = []
         self.router = Dispatcher(
             self.store,
+            placing("round_robin", lease_s=LEASE_S),
             router_id="router-0",
-            model="tiny",
-            policy="round_robin",
-            session_ttl_s=600.0,
-            node_lease_s=LEASE_S,
             registry=CollectorRegistry(),
             on_failed=lambda: None,
             clock=self.clock,

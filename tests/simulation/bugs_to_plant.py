@@ -41,19 +41,19 @@ ROUTER = [
     ),
     Bug(
         "an attempt that ends does not abort its nodes",
-        "router.core.attempt",
+        "router.core.attempts",
         "                effects += (SendAbort(node, self.id), self.close_leg(node))",
         "                effects += (self.close_leg(node),)",
     ),
     Bug(
         "a leg that ends is counted on",
-        "router.core.attempt",
+        "router.core.attempts",
         "        if is_last:\n            effects.append(self.close_leg(node))",
         "        if is_last:\n            self.close_leg(node)",
     ),
     Bug(
         "a planned prefill node is counted on after it was not needed",
-        "router.core.attempt",
+        "router.core.attempts",
         "        return [] if planned is None else [LegClosed(planned, is_prefill=True)]",
         "        return []",
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.core.sequences.sequence import Sequence
-from engine.core.step.step_in_flight import StepOutput
+from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import Commit
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import NodeSize, World, assert_finished

@@ -44,6 +44,7 @@ from node.flow.messages import (
     PullRefused,
     RefusePull,
     SendBlocks,
+    SendOutput,
     Submit,
 )
 from node.flow.node_flow import NodeFlow
@@ -152,9 +153,9 @@ class Node:
     def resolve(self, reply_to: int, answer: Answer) -> None:
         self.world.to_router.append(ReplyToRouter(self.me, reply_to, answer))
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None:
-        assert router == ROUTER
-        self.world.to_router.append(OutputToRouter(self.me, output))
+    def add(self, sent: SendOutput) -> None:
+        assert sent.router == ROUTER
+        self.world.to_router.append(OutputToRouter(self.me, sent.output))
 
     def offer(self, offered: OfferBlocks) -> None:
         self.world.offered.append((self.me, offered.block_hashes))

@@ -87,15 +87,18 @@ def test_figures_are_those_of_the_present_code() -> None:
     assert re.findall(r"(?i)\b(?:before|earlier|formerly|used to|until then)\b", page) == []
 
 
-def test_what_the_glossary_points_at_is_there() -> None:
-    page = (ROOT / "docs" / "glossary.md").read_text()
+@pytest.mark.parametrize("name", ["glossary.md", "walks.md"])
+def test_what_a_page_points_at_is_there(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text()
     places = re.findall(r"`([\w/]+\.py):([\w.]+)`", page)
     assert len(places) > 30
     missing = [
-        f"{path}:{name}"
-        for path, name in places
-        for part in name.split(".")
-        if not re.search(rf"^\s*(?:class |def )?{part}\b", (ROOT / path).read_text(), re.M)
+        f"{path}:{names}"
+        for path, names in places
+        for part in names.split(".")
+        if not re.search(
+            rf"^\s*(?:class |(?:async )?def )?{part}\b", (ROOT / path).read_text(), re.M
+        )
     ]
     assert missing == []
 

@@ -6,8 +6,7 @@ host_pool     ids of host memory blocks, for preempted sequences and prefixes
 eviction      which prefix makes room first
 disk_index    which blocks are on disk, how many bytes, and which file makes room first
 disk_jobs     what is to be done on disk, and what came of it
-prefix_copy   a copy of a prefix to host memory or back
-cache_copy    a copy between a device and host memory, as the runner sees it
+cache_copy    a copy between a device and host memory, as the runner sees it; one of a prefix
 
 Decisions:
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from common.kv.blocks import BlockHash
+
 
 class CopyKind(Enum):
     """Between which memories blocks are copied."""
@@ -48,3 +50,16 @@ class CopyUnderWay(Protocol):
 
         `may_begin` False: a step runs, so nothing is begun on the device.
         """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixCopy:
+    """Copy whole blocks to host memory (`is_out`) or back, pairwise. They hold what `hashes` name.
+
+    They can be found where they come only when the copy has ended.
+    """
+
+    block_ids: list[int]
+    host_block_ids: list[int]
+    hashes: list[BlockHash]
+    is_out: bool

@@ -1,8 +1,17 @@
-"""The remaining budgets of one step: tokens, blocks, seats."""
+"""The remaining budgets of one step: tokens, blocks, seats, and the work of its prompts.
+
+A chunk costs more the further from the start of its prompt it lies: a token costs its matrix
+products, the same for each, and its attention to all tokens before it. Work is counted in pairs of
+a token and one that it attends to: the matrix products of one token cost as much as
+`pairs_per_token` of them, by the model's shape (27,000 for an 8B model, so after 27,000 tokens of
+context a token costs twice as much as the first one). Integers only, so that the same input gives
+the same chunk on every machine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 
 from engine.core.planner_contract import (
     PLAIN_DECODE,
@@ -16,7 +25,6 @@ from engine.core.planner_contract import (
     StepLimits,
     StepPlan,
 )
-from engine.core.planning.chunk_work import chunk_work, tokens_within
 from engine.core.policies.growth import Ints
 
 _LEAST_SHARE = 8
@@ -159,3 +167,19 @@ class StepBudget:
         self.tokens_left += num_decode_tokens
         if self._work_left is not None:
             self._work_left += num_decode_tokens * self.limits.pairs_per_token
+
+
+def chunk_work(start: int, num_tokens: int, pairs_per_token: int) -> int:
+    """Return the work of `num_tokens` tokens after `start` others, in pairs."""
+    return num_tokens * (2 * (pairs_per_token + start) + num_tokens + 1) // 2
+
+
+def tokens_within(work: int, start: int, pairs_per_token: int) -> int:
+    """Return the most tokens after `start` others whose `chunk_work` is at most `work`; 0 or more.
+
+    It is the root of `n² + (2 (pairs_per_token + start) + 1) n - 2 work`, rounded down.
+    """
+    if work <= 0:
+        return 0
+    linear = 2 * (pairs_per_token + start) + 1
+    return (isqrt(linear * linear + 8 * work) - linear) // 2

@@ -1,4 +1,4 @@
-"""A step between the scheduler and its callers: what to compute, and the output."""
+"""A step between the scheduler and its callers: what to compute, and what is sent of it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from common.prompt_logprobs import PromptLogprobs
-from common.request import FinishReason, TokenLogprobs
 from engine.core.blocks.block_pool import BlockCounts
-from engine.core.blocks.prefix_copy import PrefixCopy
+from engine.core.blocks.cache_copy import PrefixCopy
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_batch import EMPTY_BATCH, StepBatch
 
 E_co = TypeVar("E_co", covariant=True)
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """Output tokens that one step added to `sequence`, from `first_index` on, in order.
-
-    With `finish_reason`, the output ends with the last of them. `logprobs` has one entry per token
-    if the request asked for them, else none. With the first token come those of the prompt, if the
-    request asked for them and the prompt was computed here.
-    """
-
-    sequence: Sequence
-    first_index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: FinishReason | None
-    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,8 @@ def compile_attention() -> None:
 
 def compile_draws() -> None:
     # Imported late: these kernels are compiled by their import.
-    from engine.runner.drawing.host_draw import HostDraw
+    from engine.runner.drawing.draws import HostDraw, accept_drafts
     from engine.runner.drawing.sampler import sampled_rows
-    from engine.runner.drawing.verification import accept_drafts
 
     vocab_size = _SPEC.vocab_size
     host_draw = HostDraw(_NoLayers(), vocab_size)

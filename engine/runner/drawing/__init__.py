@@ -2,8 +2,7 @@
 
 sampler         from logits to tokens
 token_rules     biases, bad words and allowed tokens, row by row
-host_draw       draws from logits on the host
-verification    accepts drafts from what was drawn after each row
+draws           draws after each row of a step, from logits on the host; accepts drafts
 undrawn         why a sequence of a step has no token
 prompt_scores   how likely a prompt's own tokens were
 """

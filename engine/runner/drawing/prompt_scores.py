@@ -10,7 +10,7 @@ from common.prompt_logprobs import PromptLogprobs
 from engine.core.step.prompt_rows import PromptRows, prompt_rows
 from engine.core.step.step_batch import StepBatch
 from engine.runner.decoder import Decoder
-from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
+from engine.runner.drawing.draws import MAX_SAMPLED_ROWS
 from engine.runner.drawing.sampler import log_of_sum
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.kernels.sampling.filters import likeliest

@@ -8,8 +8,8 @@ import numpy as np
 
 from common.errors import InternalError, InvalidRequest, PdserveError
 from engine.core.step.step_batch import StepBatch
+from engine.runner.drawing.draws import Draws
 from engine.runner.drawing.sampler import SampledRows
-from engine.runner.drawing.verification import Draws
 
 
 def why_undrawn(

@@ -18,7 +18,7 @@ from engine.runner.back_end import BackEnd, LoadedDecoder, ModelFiles, ModelToLo
 from engine.runner.cache.contract import Cache, HostMemory
 from engine.runner.cache.host_pool import HostBlockArrays
 from engine.runner.cpu.compile_once import compile_once
-from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
+from engine.runner.drawing.draws import MAX_SAMPLED_ROWS
 from engine.runner.flat_batch import BatchLimits
 from engine.runner.memory_meter import MemoryMeter
 from engine.runner.model_runner import ModelRunner

@@ -26,8 +26,7 @@ from kv_transfer.lanes.card_pool import CardPool, CardSums, OpenedPool, Waits
 from kv_transfer.lanes.ipc.descriptors import NONCE_BYTES, OfferedDescriptor, fetch_descriptor
 from kv_transfer.lanes.lane import Copied, OnPayload, Payload
 from kv_transfer.lanes.pieces import NO_SUMS, Sums, piece_seed
-from kv_transfer.lanes.pool_memory import Pool
-from kv_transfer.lanes.source_memory import SourceMemory
+from kv_transfer.lanes.pool_memory import Pool, SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import Blocks, as_blocks
 from kv_transfer.shared.chunks import LayerChunk

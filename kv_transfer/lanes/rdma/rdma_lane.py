@@ -27,12 +27,11 @@ import msgpack  # type: ignore[import-untyped]
 from common.errors import HandoffFailed, PeerProtocolError
 from common.observing.clock import Clock, MonotonicClock
 from kv_transfer.lanes.lane import Broken, LaneFull, Payload, Ready
-from kv_transfer.lanes.piece_rows import PieceRows
-from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.pieces import PieceRows
+from kv_transfer.lanes.pool_memory import Pool, SourceMemory
 from kv_transfer.lanes.rdma.peer_writer import Engine, PeerWriter
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.lanes.rdma.slabs import MAX_SLABS, PlacedPool, SlabbedPool, ranges_of, slabbed
-from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer

@@ -21,9 +21,8 @@ import logging
 from common.errors import PeerProtocolError
 from common.kv.kv_layout import KVLayout
 from kv_transfer.lanes.lane import Payload
-from kv_transfer.lanes.piece_rows import PieceRows
-from kv_transfer.lanes.pieces import NO_SUMS, Sums
-from kv_transfer.lanes.pool_memory import Pool, host_pool, ring_pool
+from kv_transfer.lanes.pieces import NO_SUMS, PieceRows, Sums
+from kv_transfer.lanes.pool_memory import Pool, SourceMemory, host_pool, ring_pool
 from kv_transfer.lanes.shm.shared_pool import (
     NotShared,
     SharedPool,
@@ -31,7 +30,6 @@ from kv_transfer.lanes.shm.shared_pool import (
     pack_offers,
     unpacked_offers,
 )
-from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.errors import PdserveError
 from common.request import NO_DETAILS, FinishReason, OutputDetails, RequestCounts, RequestOutput
 from engine.core.scheduler import Scheduler
-from engine.core.step.step_in_flight import StepOutput
+from engine.core.step.step_results import StepOutput
 from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.messages import AnswerCall, CallRefused, SendOutput, Submit
 

@@ -6,8 +6,6 @@ chat_parts             the answer of a chat that thinks or calls functions
 items                  an answer as a list of items: thoughts, texts and calls
 responses              these as events and answers of `/v1/responses`
 messages               these as events and answers of Anthropic's `/v1/messages`
-prompt_logprobs_json   log probabilities of a prompt, in vLLM's shape
-json_parts             JSON of what may be long, in parts
-turns                  long work on the event loop: one piece in a turn, whosever it is
+json_parts             JSON of what may be long, in parts: log probabilities, token ids
 shapes                 answers and events of all endpoints, for `/openapi.json`
 """

@@ -18,8 +18,7 @@ from dataclasses import replace
 
 from router.api.answers.chat_and_completions import AnswerForm, WholeChoice
 from router.api.answers.json_parts import LOGPROBS_PER_PART, in_parts, num_logprobs
-from router.api.answers.turns import AnswerTurns
-from router.core.generation import Sink, TokenChunk
+from router.core.generation import TokenChunk
 from router.http.exchange import Reply
 from router.text.choice_text import ChoiceText, Delta
 from router.text.usage import Usage
@@ -57,6 +56,22 @@ def pieces_of(delta: Delta) -> Iterator[Delta]:
         yield piece
 
 
+class AnswerTurns:
+    """Turns for long work in pieces, which all requests share; who asks first is served first.
+
+    Each request alone could give way between its pieces, and a hundred of them would still do a
+    hundred pieces in one turn of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def next(self) -> None:
+        """Return in a turn in which no other caller does another piece."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
 class Choice:
     """The sink of one choice."""
 
@@ -75,9 +90,9 @@ class Choice:
         self._is_over = False
         self._abort: Callable[[], None] = _nothing
 
-    def start(self, generate: Callable[[Sink], Callable[[], None]]) -> None:
-        """Start the choice: `generate` takes its sink and returns its abort."""
-        self._abort = generate(self)
+    def abort_by(self, abort: Callable[[], None]) -> None:
+        """Take what ends the choice on every node, now that it was started."""
+        self._abort = abort
 
     def abort(self) -> None:
         """End the choice on every node. Idempotent."""
@@ -116,7 +131,7 @@ class Choice:
 
 
 class Answer(ABC):
-    """One answer, streamed or whole: `start` its choices, `send` it, and `abort` in any case."""
+    """One answer, streamed or whole: start its choices, `send` it, and `abort` in any case."""
 
     def __init__(
         self, form: AnswerForm, usage: Usage, reply: Reply, num_choices: int, turns: AnswerTurns
@@ -131,16 +146,11 @@ class Answer(ABC):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def start(
-        self,
-        text: ChoiceText,
-        on_deltas: Callable[[Sequence[Delta]], None],
-        generate: Callable[[Sink], Callable[[], None]],
-    ) -> None:
-        """Start the next choice: `generate` takes its sink and returns its abort."""
+    def new_choice(self, text: ChoiceText, on_deltas: Callable[[Sequence[Delta]], None]) -> Choice:
+        """Return the sink of the next choice, which its owner starts."""
         choice = Choice(self, len(self._choices), text, on_deltas)
         self._choices.append(choice)
-        choice.start(generate)
+        return choice
 
     def add(self, index: int, deltas: Sequence[Delta]) -> None:
         """Add the next deltas of choice `index`; behind a failure they are dropped."""

@@ -13,8 +13,12 @@ from typing import Protocol
 
 from common.prompt_logprobs import PromptLogprobs
 from common.request import FinishReason
-from router.api.answers.json_parts import chat_logprobs_json, completion_logprobs_json, ids_json
-from router.api.answers.prompt_logprobs_json import prompt_logprobs_json
+from router.api.answers.json_parts import (
+    chat_logprobs_json,
+    completion_logprobs_json,
+    ids_json,
+    prompt_logprobs_json,
+)
 from router.http.errors import ApiError, error_event
 from router.http.sse import DONE, PING, event, event_text, text_json, to_json
 from router.text.choice_text import Delta, LogprobEntry

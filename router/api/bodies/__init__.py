@@ -2,14 +2,12 @@
 
 json_text         the JSON of a body: its encoding, and bounds on its structure
 schemas           the request bodies, and what becomes of every field
-unknown_fields    fields that the server does not know: a warning each, or a refusal
-kinds             which API a body is for, and the body as that API has it
+unknown_fields    fields and parts that the server does not have: a warning each, or a refusal
+kinds             which API a body is for; what it asks for, others as chats
 asked             what a body asks for: to answer, to sample, to output, to show
-translations      the same of any API, others as chats
 tool_fields       the fields about tools: which there are, which may be called
 response_format   from the fields that constrain an answer to its grammar
 chat_messages     chat messages as chat templates expect them
-left_out          parts that the server does not have and agents always send
 client_tools      tools that a client knows as something else than a function
 messages/         bodies of Anthropic's `/v1/messages` as chats
 responses/        bodies of `/v1/responses` as chats

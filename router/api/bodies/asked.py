@@ -156,15 +156,6 @@ class Words(NamedTuple):
 
 def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:
     """Return what a chat or a completion asks for. Raises `InvalidRequest`."""
-    try:
-        return _asked(body, words)
-    except InvalidRequest as error:
-        if words.places is None:
-            raise
-        raise words.places.in_words_of_client(error) from None
-
-
-def _asked(body: ChatBody | CompletionBody, words: Words) -> Asked:
     if isinstance(body, ChatBody):
         output = _output_of_chat(body, words)
     else:

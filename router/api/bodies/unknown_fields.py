@@ -1,6 +1,8 @@
 """What a request has and the server does not: ignored with one warning each, or refused.
 
-These are fields that it does not know, and kinds of parts that it leaves out.
+These are fields that it does not know, and kinds of parts that it leaves out: tools and records of
+other servers, which agents send always. A request without them still asks for something; one that
+asks for nothing else is refused where it is translated.
 """
 
 from __future__ import annotations
@@ -58,3 +60,24 @@ class UnknownFields:
             return False
         self._known.add(name)
         return True
+
+
+class LeftOut:
+    """The kinds of parts that were left out of one request."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, None] = {}
+
+    def add(self, what: str) -> None:
+        """Note a kind of part, in words for the log."""
+        if len(self._kinds) < MAX_IGNORED:
+            self._kinds[what] = None
+
+    def add_type(self, parts: str, kind: str) -> None:
+        """Note `parts` of a type that a client named."""
+        self.add(f"{parts} of the type {kind[:MAX_FIELD_CHARS]!r}")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What was left out, each kind once."""
+        return tuple(self._kinds)

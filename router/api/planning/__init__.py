@@ -1,13 +1,11 @@
 """From a body to prompts, sampling parameters and the form of the answer.
 
-body_planner      where a body is planned: on the event loop, a thread, or by another process
-turns             how many are planned in one turn of the event loop
+body_planner      where a body is planned: on the event loop in turns, a thread, or a process
 process           the router's side of that process: its queue, its starts and ends
 child             what runs in that process
 messages          what travels between the two: bodies, plans, errors
-planner           from what a body asks for to a plan
+planner           from a body to a plan: prompts as token ids, and all else that it asks for
 request_plan      the plan: prompts, how their choices draw, how they are shown
-prompts           prompts as token ids
 output            how much: choices, tokens, log probabilities, within their bounds
 sampling          sampling parameters for one model
 answer_syntax     what an answer may hold (thinking, calls), and its grammar

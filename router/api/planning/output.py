@@ -33,9 +33,9 @@ class PlannedOutput(NamedTuple):
     a prompt alone is asked for.
     """
 
-    num_run: int
-    num_returned: int
-    num_scored: int
+    choices_per_prompt: int
+    returned_per_prompt: int
+    scored_per_prompt: int
     max_tokens: Sequence[int]
     has_output: bool
     logprobs: int | None
@@ -49,19 +49,19 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
     Raises `InvalidRequest` for more than a request may have, and `ContextExceeded`.
     """
     wish = asked.output
-    num_run = _num_run(wish, len(lengths))
-    num_scored = 1 if wish.is_chat else num_run
+    choices_per_prompt = _choices_per_prompt(wish, len(lengths))
+    scored_per_prompt = 1 if wish.is_chat else choices_per_prompt
     # Which choices are the best is found from the probabilities of their tokens.
-    found = 0 if wish.logprobs is None and num_run > wish.n else wish.logprobs
+    found = 0 if wish.logprobs is None and choices_per_prompt > wish.n else wish.logprobs
     echoed = wish.logprobs if wish.is_echo else None
     scored = echoed if wish.prompt_logprobs is None else max(wish.prompt_logprobs, echoed or 0)
     if wish.is_echo or asked.shape.returns_token_ids:
         _check_repeated(wish, 1 if wish.is_chat else wish.n, sum(lengths))
     has_output = _has_output(wish, can_be_0=wish.is_echo or scored is not None)
-    limit = _within_logprobs(wish, num_run, num_run * len(lengths), found)
+    limit = _within_logprobs(wish, choices_per_prompt, choices_per_prompt * len(lengths), found)
     if scored is not None:
         param = "prompt_logprobs" if wish.prompt_logprobs == scored else "logprobs"
-        check_num_entries(num_scored * sum(lengths), scored, param)
+        check_num_entries(scored_per_prompt * sum(lengths), scored, param)
     param = "messages" if wish.is_chat else "prompt"
     most = [
         output_limit(
@@ -75,9 +75,9 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
         for length in lengths
     ]
     return PlannedOutput(
-        num_run=num_run,
-        num_returned=wish.n,
-        num_scored=num_scored,
+        choices_per_prompt=choices_per_prompt,
+        returned_per_prompt=wish.n,
+        scored_per_prompt=scored_per_prompt,
         max_tokens=most,
         has_output=has_output,
         logprobs=found,
@@ -86,7 +86,7 @@ def planned_output(asked: Asked, lengths: Sequence[int], max_model_len: int) -> 
     )
 
 
-def _num_run(wish: AskedOutput, num_prompts: int) -> int:
+def _choices_per_prompt(wish: AskedOutput, num_prompts: int) -> int:
     """Return how many choices of each prompt run."""
     n, best_of = wish.n, wish.best_of
     if not 1 <= n * num_prompts <= MAX_CHOICES or n < 1:

@@ -64,7 +64,8 @@ class Query:
     cache_salt: str = ""
     session: SessionId = b""
     last: SessionNodes = NO_NODES
-    _hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
+    known_hashes: dict[tuple[str, int], list[BlockHash]] = field(default_factory=dict)
+    """Those that were asked for, by the fingerprint and the block size of a node."""
 
     @property
     def num_tokens(self) -> int:
@@ -86,12 +87,12 @@ class Query:
     def block_hashes(self, record: NodeRecord) -> list[BlockHash]:
         """Return the hashes of the prompt's full blocks as this node cuts them, at most 512."""
         key = (record.fingerprint, record.block_size)
-        if key not in self._hashes:
+        if key not in self.known_hashes:
             head = self.prompt_token_ids[: MAX_HASHED_BLOCKS * record.block_size]
-            self._hashes[key] = hash_full_blocks(
+            self.known_hashes[key] = hash_full_blocks(
                 head, record.block_size, record.fingerprint, self.cache_salt
             )
-        return self._hashes[key]
+        return self.known_hashes[key]
 
 
 def query_of(

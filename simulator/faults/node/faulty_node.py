@@ -11,7 +11,6 @@ from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from common.kv.tiers import Tier
 from common.nodes import NodeRecord, Role
-from common.request import RequestOutput
 from common.settings.config import Config
 from engine.core.blocks.cache_copy import CacheCopy, CopyUnderWay
 from engine.core.blocks.disk_index import FILE_SYSTEM_BLOCK_BYTES, DiskIndex
@@ -21,7 +20,7 @@ from kv_transfer.contract import OnEvent
 from kv_transfer.shared.limits import Limits
 from node.control.block_reports import CachedBlocks
 from node.control.output_streams import MOST_OFFERS
-from node.flow.messages import Answer, AskBlocks, OfferBlocks, RefusePull
+from node.flow.messages import Answer, AskBlocks, OfferBlocks, RefusePull, SendOutput
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
 from node.life.make_scheduler import make_scheduler
@@ -181,11 +180,11 @@ class FaultyNode(SimulatedNode):
             if link.end_call(reply_to):
                 self._for(router).answers.append((reply_to, answer))
 
-    def add(self, router: Incarnation, output: RequestOutput) -> None:
+    def add(self, sent: SendOutput) -> None:
         """Send an output, if its router listens."""
-        self.life.check_output(output)
-        if router in self.streams:
-            self._for(router).outputs.append(output)
+        self.life.check_output(sent.output)
+        if sent.router in self.streams:
+            self._for(sent.router).outputs.append(sent.output)
 
     def ask(self, wanted: AskBlocks) -> None:
         """Want cached blocks of another node."""

@@ -139,10 +139,10 @@ def test_a_peer_that_has_answered_is_not_looked_up_again(
     sending = prefill.connector._sending
     for _ in range(3):
         hand_over(zmq_cluster, prefill, decode)
-        (peer,) = sending._machine.in_flight_bytes
-        sending._calls.append(partial(sending._machine.on_link_lost, peer, sending._clock.now_s()))
+        (peer,) = sending.machine.in_flight_bytes
+        sending._calls.append(partial(sending.machine.on_link_lost, peer, sending._clock.now_s()))
         prefill.look_at_the_time()
-        wait_until(lambda: not sending._machine.in_flight_bytes)
+        wait_until(lambda: not sending.machine.in_flight_bytes)
     assert asked == ["d.example"]
 
 

@@ -17,7 +17,7 @@ from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.sending_end import SendingEnd
 from kv_transfer.contract import Landed, Released, TransferEnded
 from kv_transfer.lanes import pieces
-from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.pieces import PieceRows
 from kv_transfer.sending.effects import SendChunk
 from kv_transfer.shared.limits import (
     BESIDE_WINDOWS,

@@ -12,8 +12,7 @@ import pytest
 from common.kv.blocks import blocks_for
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import Commit, Landed, TransferEnded
-from kv_transfer.lanes.piece_rows import PieceRows
-from kv_transfer.lanes.pieces import Sums
+from kv_transfer.lanes.pieces import PieceRows, Sums
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.shared.limits import MAX_REPEATS_PER_PIECE
 from kv_transfer.zmq import transport

@@ -17,7 +17,6 @@ import pytest
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.observing.clock import MonotonicClock
-from common.request import RequestOutput
 from engine.core.planner_contract import StepLimits
 from engine.core.scheduler import Scheduler
 from engine.step_loop import StepLoop, start_step_thread
@@ -32,6 +31,7 @@ from node.flow.messages import (
     PullRefused,
     RefusePull,
     SendBlocks,
+    SendOutput,
 )
 from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import NodeEffects
@@ -143,8 +143,8 @@ class _Ears:
     def resolve(self, reply_to: int, answer: Answer) -> None:
         self._put(lambda router: router.on_reply(self._node, reply_to, answer))
 
-    def add(self, _: Incarnation, output: RequestOutput) -> None:
-        self._put(lambda router: router.on_output(self._node, output))
+    def add(self, sent: SendOutput) -> None:
+        self._put(lambda router: router.on_output(self._node, sent.output))
 
     def ask(self, wanted: AskBlocks) -> None:
         message = SendBlocks(wanted.router, wanted.ticket, wanted.block_hashes)

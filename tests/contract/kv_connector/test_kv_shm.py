@@ -19,8 +19,8 @@ from kv_transfer.connector.workers import Finish
 from kv_transfer.contract import Landed, Released, TransferEnded
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Payload
+from kv_transfer.lanes.pool_memory import SourceMemory
 from kv_transfer.lanes.shm.shm_lane import ShmLane
-from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
@@ -67,7 +67,7 @@ def test_large_pieces_are_copied_and_hashed_in_one_pass(
     cluster: Cluster, verify: str, sources: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = big_pair(cluster, verify=verify)
-    monkeypatch.setattr(pieces, "write", None)
+    monkeypatch.setattr(pieces, "write_blocks", None)
     targets = [(5 * block + 2) % 12 for block in range(len(sources))]
     wanted = decode.pool.copy()
     wanted[:, :, targets] = prefill.pool[:, :, list(sources)]

@@ -11,7 +11,8 @@ import pytest
 from engine.core.runner_contract import (
     RunnerResult,
 )
-from engine.core.step.step_in_flight import PlannedStep, StepOutput
+from engine.core.step.step_in_flight import PlannedStep
+from engine.core.step.step_results import StepOutput
 from tests.support.engine.build import Engine, make_prompt, make_request, state_of
 
 

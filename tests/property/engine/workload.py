@@ -12,7 +12,8 @@ from common.request import MAX_STOP_TOKEN_IDS
 from engine.core.planner_contract import StopRule
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
+from engine.core.step.step_results import StepOutput
 from tests.support.engine.build import (
     Engine,
     check_books,

@@ -1,9 +1,10 @@
 """`pdserve serve …` in a process that is forked from one that has imported what roles need.
 
-A role spends more of its start on imports than on everything else. One process of a test run makes
-them once, and its forks have them. Kernels are not among them: the threads of GNU's OpenMP, which
-computes them, do not survive a fork. Nor is gRPC: its core reads the environment when it is loaded,
-which each role sets up for itself.
+A role spends more of its start on imports than on everything else. A *template* makes them once in
+each process of a test run, and its forks have them. Kernels are not among them: the threads of
+GNU's OpenMP, which computes them, do not survive a fork. The core of gRPC reads the environment
+when it is loaded, which nodes and routers set up differently, so each kind has a template. A role
+that logs JSON sets it up differently again, and loads gRPC itself.
 """
 
 from __future__ import annotations
@@ -14,24 +15,41 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
-PRELOADED = [
-    "engine.core.scheduler",
+from common.nodes import Role
+
+FORKS = multiprocessing.get_context("forkserver")
+"""Makes processes of no template, from one that ends with this process."""
+FORKS.set_forkserver_preload(
+    ["engine.core.scheduler", "redis.asyncio", "tests.support.cluster.watching", __name__]
+)
+_OF_EACH = ["pdserve.roles.run_role", "tests.support.cluster.slow_serve", __name__]
+_OF_NODES = [
+    "tests.support.cluster.grpc_of_nodes",
     "engine.runner.start.load",
     "numba",
-    "redis.asyncio",
-    "router.api.endpoints",
-    "router.http.server",
-    "router.live.live_routes",
-    "tests.support.cluster.watching",
-    __name__,
+    "pdserve.roles.engine_role",
+    *_OF_EACH,
 ]
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(PRELOADED)
-"""Makes processes with `PRELOADED`, from one that ends with this process."""
+_OF_ROUTERS = ["tests.support.cluster.grpc_of_routers", "pdserve.roles.router_role", *_OF_EACH]
 _SET_DEATH_SIGNAL = 1
+
+
+def _template(modules: list[str]) -> forkserver.ForkServer:
+    """Return a process that imports `modules`. It starts with its first fork, and ends with this
+    process."""
+    template = forkserver.ForkServer()
+    template.set_forkserver_preload(modules)
+    return template
+
+
+_NODES, _ROUTERS = _template(_OF_NODES), _template(_OF_ROUTERS)
+_start_lock = threading.Lock()
 
 
 class ForkedServe:
@@ -43,7 +61,18 @@ class ForkedServe:
         self._process = FORKS.Process(
             target=_serve, args=(arguments, log_path, dict(environ), cwd), daemon=True
         )
-        self._process.start()
+        self._start(arguments)
+
+    def _start(self, arguments: Sequence[str]) -> None:
+        """Fork it from its template."""
+        if "json" in arguments:
+            self._process.start()
+            return
+        is_router = arguments[arguments.index("--role") + 1] == Role.ROUTER.value
+        connect = (_ROUTERS if is_router else _NODES).connect_to_new_process
+        # `multiprocessing` knows one server of forks.
+        with _start_lock, mock.patch.object(forkserver, "connect_to_new_process", connect):
+            self._process.start()
 
     @property
     def pid(self) -> int:
@@ -73,7 +102,7 @@ class ForkedServe:
 
 def _serve(arguments: Sequence[str], log_path: Path, environ: Mapping[str, str], cwd: Path) -> None:
     """Become the role. It ends with the process that forked it, which ends with the tests."""
-    assert "grpc" not in sys.modules, "what is preloaded has loaded gRPC"
+    assert ("grpc" in sys.modules) is ("json" not in arguments), "that is not its template"
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     os.setsid()
     with log_path.open("ab") as log:

@@ -14,9 +14,8 @@ from common.ids import AttemptId
 from common.kv.token_budget import num_speculative_tokens
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SchedulingConfig, SpeculationConfig
-from engine.core.blocks.cache_copy import CacheCopy, CopyKind
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind, PrefixCopy
 from engine.core.blocks.disk_index import DiskIndex
-from engine.core.blocks.prefix_copy import PrefixCopy
 from engine.core.planner_contract import PoolView, SequenceView, StepLimits
 from engine.core.planning.forecast import Forecast
 from engine.core.policies.growth import GrowthColumns
@@ -25,8 +24,8 @@ from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.speculation.speculation import make_speculation
-from engine.core.step.plain_decodes import StepOutputs
-from engine.core.step.step_in_flight import PlannedStep, StepOutput, SwapCopy
+from engine.core.step.step_in_flight import PlannedStep, SwapCopy
+from engine.core.step.step_results import StepOutput, StepOutputs
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, HashRunner, LateCopy
 
 BLOCK_SIZE = 4

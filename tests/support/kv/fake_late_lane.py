@@ -15,8 +15,7 @@ from collections.abc import Callable
 from common.errors import HandoffFailed, PeerProtocolError
 from kv_transfer.lanes.lane import Copied, Payload
 from kv_transfer.lanes.pieces import NO_SUMS, Sums, packed_sums, piece_sum
-from kv_transfer.lanes.pool_memory import Bytes, Pool
-from kv_transfer.lanes.source_memory import SourceMemory
+from kv_transfer.lanes.pool_memory import Bytes, Pool, SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk

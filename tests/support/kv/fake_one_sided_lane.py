@@ -20,8 +20,7 @@ import numpy as np
 from common.errors import HandoffFailed
 from kv_transfer.lanes import pieces
 from kv_transfer.lanes.lane import Broken, Payload, Ready
-from kv_transfer.lanes.pool_memory import Pool
-from kv_transfer.lanes.source_memory import SourceMemory
+from kv_transfer.lanes.pool_memory import Pool, SourceMemory
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer

@@ -275,12 +275,12 @@ class CardKind(ZmqKind):
             card.layout
         )
         memory = self.ring_memory(PoolShape.ring(card.layout, num_slots).num_bytes)
-        memory.fill(0xEE)
         card.use_ring(memory)
         return ring_pool(memory, card.layout)
 
     def ring_memory(self, num_bytes: int) -> Bytes:
-        return np.empty(num_bytes, np.uint8)
+        """Return zeros. None is touched: a ring can have more than a thousand times its pool."""
+        return np.zeros(num_bytes, np.uint8)
 
     def close(self) -> None:
         super().close()

@@ -17,8 +17,7 @@ from common.observing.clock import MonotonicClock
 from common.prompt_logprobs import PromptLogprobs
 from common.request import GenerationRequest, TokenLogprobs
 from common.settings.config import EngineConfig, ModelConfig, SchedulingConfig, SpeculationConfig
-from engine.core.blocks.cache_copy import CacheCopy, CopyKind
-from engine.core.blocks.prefix_copy import PrefixCopy
+from engine.core.blocks.cache_copy import CacheCopy, CopyKind, PrefixCopy
 from engine.core.planner_contract import StepLimits
 from engine.core.runner_contract import RunnerResult, StepCosts
 from engine.core.scheduler import Scheduler

@@ -12,7 +12,7 @@ from common.request import SamplingParams
 from common.settings.config import EngineConfig, ModelConfig, SpeculationConfig
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.runner.cache.kv_cache import KVCache
-from engine.runner.drawing.host_draw import HostDraw
+from engine.runner.drawing.draws import HostDraw
 from engine.runner.drawing.sampler import SampledRows, Sampler
 from engine.runner.model_runner import ModelRunner
 from engine.runner.start.load import load_model_runner

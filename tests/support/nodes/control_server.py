@@ -14,18 +14,12 @@ from common.request import GenerationRequest
 from kv_transfer.contract import Ticket
 from node.control.control_service import ControlService
 from node.control.drain import NodeDrain
-from node.control.ignored_priorities import IgnoredPriorities
 from node.control.output_streams import OutputStreams
 from node.control.role import NodeRole
-from node.control.router_calls import Replies
+from node.control.router_calls import IgnoredPriorities, Replies
 from node.control.tickets import ticket_to_proto
 from node.flow.inbox import Inbox
-from node.flow.messages import (
-    Answer,
-    Message,
-    RouterGone,
-    Submit,
-)
+from node.flow.messages import Answer, Message, RouterGone, SendOutput, Submit
 from node.flow.step_progress import StepProgress
 from protos import pdserve_node_pb2 as pb
 from protos import pdserve_node_pb2_grpc as pb_grpc
@@ -120,7 +114,7 @@ class Service:
 
     def say(self, number: int, router: Incarnation = ROUTER, **more: Any) -> None:
         output = node_output(REQUEST.id, number, (40 + number,), **more)
-        self.streams.add(router, output)
+        self.streams.add(SendOutput(router, output))
         self.streams.flush()
 
 

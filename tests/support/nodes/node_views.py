@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
+from router.core.choosing.placing import Placing
 from router.core.placement import ChosenNodes
 from router.core.policies.query import NodeView, Query
 
@@ -77,3 +78,8 @@ def names(choice: ChosenNodes) -> tuple[str | None, str | None]:
         None if choice.decode is None else choice.decode.node_id,
         None if choice.prefill is None else choice.prefill.node_id,
     )
+
+
+def placing(policy: str, *, lease_s: float = 60.0, seed: int = 0) -> Placing:
+    """What decides in a router that serves the model "tiny"."""
+    return Placing(model="tiny", lease_s=lease_s, policy=policy, session_ttl_s=600.0, seed=seed)

@@ -7,8 +7,7 @@ import pytest
 from common.ids import Incarnation
 from kv_transfer.receiving.effects import OpenLane, SendBack
 from kv_transfer.receiving.machine import Receiver
-from kv_transfer.receiving.sessions import Session
-from kv_transfer.receiving.window_shares import ACTIVE_S, WindowShares
+from kv_transfer.receiving.sessions import ACTIVE_S, Session, WindowShares
 from kv_transfer.sending.machine import Sender
 from kv_transfer.shared.limits import MAX_FRAMES_IN_FLIGHT, Limits
 from kv_transfer.wire import frames

@@ -25,9 +25,8 @@ from common.errors import InternalError
 from common.request import GREEDY_BELOW
 from engine.core.sequences.seats import NOT_ASKED, Seats
 from engine.core.step.step_batch import StepBatch
-from engine.runner.drawing.host_draw import add_draws
+from engine.runner.drawing.draws import Draws, add_draws
 from engine.runner.drawing.sampler import SampledRows, Sampler, check_histories
-from engine.runner.drawing.verification import Draws
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
 from engine.runner.gpu.decoder import GpuDecoder, Hidden
@@ -82,7 +81,7 @@ class _Wanted:
 
 
 class CardDraw:
-    """A `verification.RowDraw`, and `verification.PlainSteps` of the same decoder."""
+    """A `draws.RowDraw`, and `draws.PlainSteps` of the same decoder."""
 
     def __init__(self, device: Device, decoder: GpuDecoder) -> None:
         """Allocate for groups of as many rows as the decoder has logits at a time."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import InvalidRequest
-from router.api.bodies.left_out import LeftOut
 from router.api.bodies.places import Places
+from router.api.bodies.unknown_fields import LeftOut
 
 Turn = dict[str, Any]
 

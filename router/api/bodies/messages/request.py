@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
-from router.api.bodies.left_out import LeftOut
 from router.api.bodies.messages.conversation import MessageTurns, Turn
 from router.api.bodies.places import Places
 from router.api.bodies.schemas import Nothing, WholeBody, checked_session
+from router.api.bodies.unknown_fields import LeftOut
 
 PLACES = {
     "max_completion_tokens": "max_tokens",

@@ -12,9 +12,9 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from router.api.bodies.client_tools import TEXT_ARGUMENT, function_name
-from router.api.bodies.left_out import LeftOut
 from router.api.bodies.places import Places
 from router.api.bodies.responses.tools import Tools
+from router.api.bodies.unknown_fields import LeftOut
 
 Turn = dict[str, Any]
 

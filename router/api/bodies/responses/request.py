@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from common.errors import InvalidRequest
 from router.api.bodies.client_tools import ClientTool
-from router.api.bodies.left_out import LeftOut
 from router.api.bodies.places import Places
 from router.api.bodies.responses.conversation import ResponseTurns
 from router.api.bodies.responses.tools import Tools
 from router.api.bodies.schemas import Nothing, StreamOptions, WholeBody
+from router.api.bodies.unknown_fields import LeftOut
 from router.http.sse import to_json
 
 PLACES = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from common.errors import InvalidRequest
 from router.api.bodies.client_tools import TEXT_ARGUMENT, ClientTool, function_name
-from router.api.bodies.left_out import LeftOut
 from router.api.bodies.places import Places
+from router.api.bodies.unknown_fields import LeftOut
 
 _INPUT = {
     "type": "object",

@@ -133,7 +133,7 @@ class PrefillNode:
     def resolve(self, reply_to: int, answer: object) -> None:
         """Do nothing: the tests do not read answers."""
 
-    def add(self, router: Incarnation, output: object) -> None:
+    def add(self, sent: object) -> None:
         """Do nothing: the tests do not read outputs."""
 
     def ask(self, lease_token: int, prompt: Sequence[int], num_cached_tokens: int = 0) -> None:

@@ -14,10 +14,9 @@ from kv_transfer.connector.receiving_end import ReceivingEnd
 from kv_transfer.connector.transfer_metrics import TransferMetrics
 from kv_transfer.connector.workers import Job, Workers
 from kv_transfer.lanes.lane import Lane
-from kv_transfer.lanes.pool_memory import host_pool
+from kv_transfer.lanes.pool_memory import SourceMemory, host_pool
 from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
-from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import CloseLane, OpenLane, SendBack, Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.transport import Parts

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from kv_transfer.lanes import pieces
-from kv_transfer.lanes.gather import Gatherer
-from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.inline_lane import Gatherer
+from kv_transfer.lanes.pieces import PieceRows
 from kv_transfer.lanes.pool_memory import Bytes
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks

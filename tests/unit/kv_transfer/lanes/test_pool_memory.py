@@ -10,7 +10,7 @@ import pytest
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout, Layer, LayerShape
 from kv_transfer.lanes.inline_lane import InlineLane
-from kv_transfer.lanes.piece_rows import PieceRows
+from kv_transfer.lanes.pieces import PieceRows
 from kv_transfer.lanes.pool_memory import Pool, as_pool, host_pool, ring_pool
 from kv_transfer.lanes.rdma.rdma_lane import RdmaLane
 from kv_transfer.shared.block_arrays import as_blocks

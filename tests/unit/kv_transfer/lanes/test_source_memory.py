@@ -11,10 +11,9 @@ import pytest
 from common.errors import PeerProtocolError
 from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
-from kv_transfer.lanes.pool_memory import host_pool
+from kv_transfer.lanes.pool_memory import SourceMemory, host_pool
 from kv_transfer.lanes.shm.shared_pool import SharedPool
 from kv_transfer.lanes.shm.shm_lane import ShmLane
-from kv_transfer.lanes.source_memory import SourceMemory
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk

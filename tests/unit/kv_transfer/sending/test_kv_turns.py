@@ -6,8 +6,7 @@ import pytest
 
 from kv_transfer.contract import Commit
 from kv_transfer.sending.machine import Sender
-from kv_transfer.sending.transfer import Source, Transfer
-from kv_transfer.sending.turns import Turns
+from kv_transfer.sending.transfer import Source, Transfer, Turns
 from kv_transfer.wire import frames
 from tests.support.kv.sender_events import (
     LAYOUT,

@@ -13,6 +13,7 @@ from common.kv.blocks import BlockHash, BlockKey, block_key
 from common.kv.tiers import Tier
 from node.control.block_reports import MAX_REPORTED, MIN_FORGOTTEN, BlockReports, CachedBlocks
 from node.control.output_streams import OutputStreams, RouterStream
+from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import ReportReader
 
 
@@ -37,9 +38,8 @@ class Router:
         self.num_reports = 0
         self._reader = ReportReader()
 
-    def read(self, reports: BlockReports) -> None:
+    def read(self, message: pb.BlockReport | None) -> None:
         """Read one report, if there is one."""
-        message = reports.next()
         if message is None:
             return
         self.num_reports += 1
@@ -59,7 +59,7 @@ class Router:
         before = -1
         while before != self.num_reports:
             before = self.num_reports
-            self.read(reports)
+            self.read(reports.next())
 
 
 def test_an_empty_cache_is_reported_once() -> None:
@@ -128,7 +128,7 @@ def test_a_router_that_reads_now_and_then_ends_with_what_the_cache_has(
     held: dict[Tier, set[int]] = {Tier.POOL: set(), Tier.HOST: set()}
     for turn in turns:
         if turn == "read":
-            router.read(reports)
+            router.read(reports.next())
         elif turn == "restart":
             reports.restart()
         elif isinstance(turn, tuple):
@@ -197,6 +197,5 @@ async def test_a_stream_goes_on_at_once_while_more_waits_than_one_report_holds()
     reader = streams.read(stream)
     for _ in range(3):
         async with asyncio.timeout(30):
-            await anext(reader)
-        router.read(stream.reports)
+            router.read((await anext(reader)).blocks)
     assert len(router.held) == 2 * MAX_REPORTED + 1

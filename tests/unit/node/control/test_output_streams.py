@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -13,9 +15,10 @@ from common.ids import AttemptId, Incarnation
 from common.prompt_logprobs import PromptLogprobs, joined
 from common.request import OutputDetails, RequestOutput
 from node.control import output_streams
-from node.control.output_streams import PULLS_PER_MESSAGE, Batch, OutputStreams, RouterStream
-from node.flow.messages import AskBlocks, OfferBlocks, RefusePull, WarmNode
+from node.control.output_streams import PULLS_PER_MESSAGE, OutputStreams, RouterStream
+from node.flow.messages import AskBlocks, OfferBlocks, RefusePull, SendOutput, WarmNode
 from protos import pdserve_node_pb2 as pb
+from protos.output_batches import outputs_from_proto
 from tests.support.nodes.control_server import TICKET
 
 R1, R2 = Incarnation("r", 1), Incarnation("q", 1)
@@ -25,6 +28,31 @@ def output(number: int) -> RequestOutput:
     return RequestOutput(id=AttemptId(f"req{number}", 1), first_index=number, token_ids=(number,))
 
 
+class Batch(NamedTuple):
+    """What a router reads in a message; nothing: a heartbeat."""
+
+    replies: list[pb.Reply]
+    outputs: list[RequestOutput]
+    pulls: list[pb.Pull]
+    offered_hashes: bytes = b""
+    offered_to: int = 0
+    """The epoch of the new node that is offered blocks; 0: there is none."""
+    warm_from: str = ""
+    refused: tuple[pb.RefusedPull, ...] = ()
+
+
+def batch_of(message: pb.NodeMessage) -> Batch:
+    return Batch(
+        list(message.replies),
+        outputs_from_proto(message.outputs) if message.HasField("outputs") else [],
+        list(message.pulls),
+        message.offered_hashes,
+        message.offered_to.epoch,
+        message.warm_from,
+        tuple(message.refused_pulls),
+    )
+
+
 class Streams:
     """Streams whose ended routers are written down; made inside the running loop."""
 
@@ -32,10 +60,16 @@ class Streams:
         self.gone: list[Incarnation] = []
         self.streams = OutputStreams(asyncio.get_running_loop(), self.gone.append)
 
+    async def read(self, stream: RouterStream) -> AsyncIterator[Batch]:
+        """What its router reads."""
+        async with aclosing(self.streams.read(stream)) as messages:
+            async for message in messages:
+                yield batch_of(message)
+
     def say(self, router: Incarnation, *numbers: int) -> None:
         """What the step thread does in one turn."""
         for number in numbers:
-            self.streams.add(router, output(number))
+            self.streams.add(SendOutput(router, output(number)))
         self.streams.flush()
 
 
@@ -50,11 +84,12 @@ async def test_a_message_has_a_bounded_number_of_logprobs_of_prompts(
 ) -> None:
     monkeypatch.setattr(output_streams, "MAX_ENTRIES", 10)
     of_five = PromptLogprobs(0, (-1.0,) * 5, (1,) * 5, (), ())
-    reader = world.streams.read(world.streams.open(R1))
+    reader = world.read(world.streams.open(R1))
     sizes = [5, 5, 0, 0, 5, 25, 0]
     for number, size in enumerate(sizes):
         found = joined([of_five] * (size // 5)) if size else None
-        world.streams.add(R1, output(number)._replace(details=OutputDetails(prompt_logprobs=found)))
+        details = OutputDetails(prompt_logprobs=found)
+        world.streams.add(SendOutput(R1, output(number)._replace(details=details)))
     world.streams.flush()
     await delivered()
     batches: list[list[int]] = []
@@ -84,7 +119,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 async def opened(world: Streams, router: Incarnation = R1) -> tuple[RouterStream, Reader]:
     stream = world.streams.open(router)
-    reader = world.streams.read(stream)
+    reader = world.read(stream)
     assert await anext(reader) == HEARTBEAT, "a router is answered at once"
     return stream, reader
 
@@ -150,7 +185,7 @@ async def test_what_is_offered_leaves_at_once_through_one_router(world: Streams)
     first, second = await subscribed(world, R1), await subscribed(world, R2)
     world.streams.offer(OfferBlocks((b"a" * 16, b"b" * 16)))
     await delivered()
-    assert await anext(first) == Batch([], [], [], OfferBlocks((b"a" * 16, b"b" * 16)))
+    assert await anext(first) == Batch([], [], [], b"a" * 16 + b"b" * 16)
     world.say(R1, 1)
     world.say(R2, 2)
     await delivered()
@@ -169,7 +204,8 @@ async def test_what_a_new_node_may_pull_goes_to_its_router(world: Streams) -> No
         world.streams.offer(offered)
     world.say(R1, 1)
     await delivered()
-    assert [(await anext(second)).offered, (await anext(second)).offered] == offers
+    for number in (1, 2):
+        assert await anext(second) == Batch([], [], [], bytes([number]) * 16, number)
     assert await anext(first) == Batch([], [output(1)], [])
 
 
@@ -178,20 +214,20 @@ async def test_a_node_that_has_started_says_once_to_each_router_who_is_to_warm_i
 ) -> None:
     world.streams.warm_from = "auto"
     for router in (R1, R2):
-        reader = world.streams.read(world.streams.open(router))
+        reader = world.read(world.streams.open(router))
         assert (await anext(reader)).warm_from == "auto"
         world.say(router, 1)
         await delivered()
         assert await anext(reader) == Batch([], [output(1)], [])
     world.streams.start_is_over()
-    late = world.streams.read(world.streams.open(Incarnation("late", 1)))
+    late = world.read(world.streams.open(Incarnation("late", 1)))
     assert (await anext(late)).warm_from == ""
 
 
 async def test_each_router_gets_its_own(world: Streams) -> None:
     first, second = await subscribed(world, R1), await subscribed(world, R2)
-    world.streams.add(R1, output(1))
-    world.streams.add(R2, output(2))
+    world.streams.add(SendOutput(R1, output(1)))
+    world.streams.add(SendOutput(R2, output(2)))
     world.streams.flush()
     assert await read_next(first) == [output(1)]
     assert await read_next(second) == [output(2)]
@@ -199,7 +235,7 @@ async def test_each_router_gets_its_own(world: Streams) -> None:
 
 async def test_nothing_leaves_before_the_flush(world: Streams) -> None:
     reader = await subscribed(world)
-    world.streams.add(R1, output(1))
+    world.streams.add(SendOutput(R1, output(1)))
     waiting = asyncio.ensure_future(anext(reader))
     await delivered()
     assert not waiting.done()
@@ -287,7 +323,7 @@ async def test_a_reader_whose_call_is_cancelled_is_gone_once(world: Streams) -> 
     stream = world.streams.open(R1)
 
     async def read() -> None:
-        async for _ in world.streams.read(stream):
+        async for _ in world.read(stream):
             pass
 
     task = asyncio.create_task(read())

@@ -12,9 +12,8 @@ from common.errors import InvalidRequest, Overloaded
 from common.grammar import Grammar, GrammarKind
 from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
-from node.control.ignored_priorities import IgnoredPriorities
 from node.control.pulls import pull_to_proto
-from node.control.router_calls import Replies, RouterCalls
+from node.control.router_calls import IgnoredPriorities, Replies, RouterCalls
 from node.flow.inbox import Inbox
 from node.flow.messages import (
     Answer,

@@ -20,6 +20,7 @@ from engine.core.step.step_in_flight import PlannedStep
 from kv_transfer.connector import shell
 from kv_transfer.contract import OnEvent
 from node.control.control_port import SERVER_OPTIONS
+from node.flow.landing_place import NewLeaseToken
 from node.flow.node_flow import NodeFlow
 from node.life import connector_watch, engine_node, step_thread
 from node.life.engine_node import EngineNode
@@ -86,8 +87,10 @@ class World:
         model: LoadedModel,
         incarnation: Incarnation,
         connector: NodeConnector,
+        new_lease_token: NewLeaseToken,
     ) -> NodeFlow:
-        flow = flow_maker(self.config)(scheduler, model, incarnation, connector)
+        make = flow_maker(self.config)
+        flow = make(scheduler, model, incarnation, connector, new_lease_token)
         begin_step = flow.begin_step
 
         def begin_late(now_s: float) -> tuple[PlannedStep, Any]:

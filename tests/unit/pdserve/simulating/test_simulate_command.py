@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ConfigError
+from common.version import VERSION
 from pdserve.cli import main
 from pdserve.configuration.config_sources import SettingsError
 from pdserve.simulating.simulate_command import lines_of, run_simulation, simulation_of
 from simulator.faults.history import FaultKind, History, read_history
 from simulator.faults.search import history_of
 from tests.support.clocks.manual_clock import ManualClock
+from tests.support.nodes.node_views import placing
+from tests.support.nodes.recorded_placing import RecordedPlacing
 
 
 def wrong_with_two(history: History) -> str:
@@ -69,7 +73,7 @@ def test_what_a_replay_would_ignore_is_refused_in_one_sentence() -> None:
     with pytest.raises(SettingsError) as refused:
         simulation_of({"replay": "x.json", "seed": "3", "histories": "5", "output": "y.json"})
     (problem,) = refused.value.problems
-    assert problem.startswith("--replay runs the history of a file as it is: wanted no --seed, ")
+    assert problem.startswith("--replay runs what is in a file as it is: wanted no --seed, ")
     assert problem.endswith("--histories, --output")
     assert simulation_of({"replay": "x.json", "json": True}).replayed == Path("x.json")
 
@@ -146,3 +150,28 @@ def test_a_history_is_told_in_the_order_of_time() -> None:
     assert lines[0].startswith("nodes: ")
     times = [float(line.split()[0]) for line in lines[1:]]
     assert times == sorted(times)
+
+
+def test_a_recording_is_replayed_and_the_first_difference_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = RecordedPlacing(tmp_path, placing("least_loaded"), num_nodes=6)
+    played.run(60)
+    assert main(["simulate", "--replay", str(played.path)]) == 0
+    assert re.fullmatch(
+        r"router-1: \d+ placements, and all are the same\n", capsys.readouterr().out
+    )
+    lines = played.path.read_text().splitlines()
+    (number, *_) = [i for i, line in enumerate(lines, 1) if '"call":"choose"' in line]
+    lines[number - 1] = lines[number - 1].replace("least_loaded: best", "least_loaded: worst")
+    lines[0] = lines[0].replace(f'"version":"{VERSION}"', '"version":"0.0.9"')
+    played.path.write_text("\n".join(lines) + "\n")
+    assert main(["simulate", "--replay", str(played.path)]) == 1
+    said = capsys.readouterr().out
+    assert "recorded by version 0.0.9, replayed by version" in said
+    assert "router-1: 1 placements until a decision differs\n" in said
+    assert re.search(rf"  at \d+\.\d+ s, line {number} of .*: chooser\.choose\n", said)
+    assert re.search(r"  recorded: .*worst of.*\n  replayed: .*best of", said)
+    assert main(["simulate", "--replay", str(played.path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_decisions"], found["difference"]["line"]) == (1, number)

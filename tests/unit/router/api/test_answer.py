@@ -16,9 +16,8 @@ from starlette.types import Message
 
 from common.errors import InternalError, NodeLost
 from common.request import FinishReason
-from router.api.answers.answer import PING_S, Answer, StreamedAnswer, WholeAnswer
+from router.api.answers.answer import PING_S, Answer, AnswerTurns, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead, ChatFormat, WholeChoice
-from router.api.answers.turns import AnswerTurns
 from router.core.generation import Sink, TokenChunk
 from router.http.exchange import Reply
 from router.http.sse import PING
@@ -65,7 +64,8 @@ class Client:
         self.answer = kind(form, self.usage, reply, num_choices, AnswerTurns(), **more)
         for index in range(num_choices):
             text = ChoiceText(tiny_model().new_detokenizer(), stop, has_logprobs=has_logprobs)
-            self.answer.start(text, self.deltas.extend, partial(self._run, index))
+            choice = self.answer.new_choice(text, self.deltas.extend)
+            choice.abort_by(self._run(index, choice))
 
     def _run(self, index: int, sink: Sink) -> Callable[[], None]:
         self.sinks.append(sink)
@@ -358,7 +358,9 @@ async def test_an_aborted_answer_is_freed_without_the_garbage_collector(is_over:
 
     gc.disable()
     try:
-        owned.start(text, client.deltas.extend, generate)
+        choice = owned.new_choice(text, client.deltas.extend)
+        choice.abort_by(generate(choice))
+        del choice
         if is_over:
             sinks[0].on_chunks(answer())
         owned.abort()

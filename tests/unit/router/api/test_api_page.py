@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from router.api.bodies.kinds import EVERYWHERE
 from router.api.bodies.messages.request import MessageBody
 from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, SamplingFields, WholeBody
-from router.api.bodies.translations import EVERYWHERE
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "api.md"
 ROW = re.compile(r"^\| (`.+?`) \| (\S+) \| (\S+) \|", re.MULTILINE)

@@ -12,8 +12,8 @@ import pytest
 from common.request import FinishReason, TokenLogprobs
 from router.api.answers import answer as answer_module
 from router.api.answers import json_parts
+from router.api.answers.answer import AnswerTurns
 from router.api.answers.json_parts import LOGPROBS_PER_PART
-from router.api.answers.turns import AnswerTurns
 from router.api.planning import output
 from router.api.planning.output import MAX_ANSWER_LOGPROBS
 from router.core.generation import PromptResult, TokenChunk

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.api.planning.turns import BYTES_PER_TURN, LEAST_BYTES, PlanningTurns
+from router.api.planning.body_planner import BYTES_PER_TURN, LEAST_BYTES, PlanningTurns
 from tests.support.http.http_edge import ScriptedGenerator, make_edge, says
 
 SHORT_PER_TURN = BYTES_PER_TURN // LEAST_BYTES

@@ -7,7 +7,7 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason, RequestOutput, SamplingParams
-from router.core.attempt import State
+from router.core.attempts import State
 from router.core.effects import (
     Choose,
     Effect,

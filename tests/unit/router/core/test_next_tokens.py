@@ -14,7 +14,7 @@ from common.request import (
     SamplingParams,
     TokenLogprobs,
 )
-from router.core.attempt import State
+from router.core.attempts import State
 from router.core.generation import PromptResult, TokenChunk
 from router.core.request_flow import RequestFlow
 from router.core.token_ledger import TokenLedger

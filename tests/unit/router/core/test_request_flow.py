@@ -22,7 +22,7 @@ from common.errors import (
 from common.ids import AttemptId, Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.request import FinishReason, RequestCounts, RequestOutput, SamplingParams, TokenLogprobs
-from router.core.attempt import State
+from router.core.attempts import State
 from router.core.effects import (
     Accepted,
     Choose,

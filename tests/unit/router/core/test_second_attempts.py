@@ -14,7 +14,7 @@ from common.errors import (
 )
 from common.ids import AttemptId, Incarnation
 from common.request import FinishReason
-from router.core.attempt import State
+from router.core.attempts import State
 from router.core.effects import (
     Choose,
     Finish,

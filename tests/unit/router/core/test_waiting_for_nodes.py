@@ -15,7 +15,7 @@ from common.errors import (
     StaleEpoch,
 )
 from common.ids import AttemptId, Incarnation
-from router.core.attempt import State
+from router.core.attempts import State
 from router.core.candidates import (
     MAX_DEATHS,
     MAX_FAILURES,

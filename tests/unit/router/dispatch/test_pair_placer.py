@@ -7,6 +7,7 @@ import dataclasses
 from prometheus_client import CollectorRegistry
 
 from common.ids import Incarnation
+from router.core.choosing.chooser import Chooser
 from router.core.effects import Choose
 from router.core.known.roster import Roster
 from router.core.policies.query import NodeView
@@ -19,7 +20,8 @@ NO_CHOICE_YET = Choose(None, frozenset())
 
 
 def placer() -> PairPlacer:
-    return PairPlacer("least_loaded", 60.0, ManualClock(), RouterMetrics(CollectorRegistry()))
+    chooser = Chooser("least_loaded", 60.0, seed=0)
+    return PairPlacer(chooser, ManualClock(), RouterMetrics(CollectorRegistry()))
 
 
 def that_does_not_reach(view: NodeView, *decoders: NodeView) -> NodeView:

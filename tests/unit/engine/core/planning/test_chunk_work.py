@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.planner_contract import StopRule
-from engine.core.planning.chunk_work import chunk_work, tokens_within
+from engine.core.planning.step_budget import chunk_work, tokens_within
 from tests.support.engine.planner_views import (
     admitted,
     decoding,

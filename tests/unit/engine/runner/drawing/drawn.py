@@ -10,9 +10,8 @@ import numpy as np
 from engine.core.runner_contract import DrawnTokens, SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
 from engine.runner.decoder import Decoder
-from engine.runner.drawing.host_draw import HostDraw
+from engine.runner.drawing.draws import HostDraw, accept_drafts
 from engine.runner.drawing.sampler import sampled_rows
-from engine.runner.drawing.verification import accept_drafts
 
 
 class GivenLogits:

@@ -11,7 +11,7 @@ from common.prompt_logprobs import PromptLogprobs
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import StepBatch, batch_of
-from engine.runner.drawing.host_draw import MAX_SAMPLED_ROWS
+from engine.runner.drawing.draws import MAX_SAMPLED_ROWS
 from engine.runner.drawing.prompt_scores import find_prompt_logprobs
 from engine.runner.drawing.sampler import token_logprobs
 from engine.runner.flat_batch import BatchLimits, flatten

@@ -10,10 +10,9 @@ from common.request import SamplingParams
 from common.token_rules import TokenRules
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
-from engine.runner.drawing.host_draw import add_draws
+from engine.runner.drawing.draws import Draws, accept_drafts, add_draws
 from engine.runner.drawing.sampler import Sampler, sampled_rows
 from engine.runner.drawing.undrawn import why_undrawn
-from engine.runner.drawing.verification import Draws, accept_drafts
 
 VOCAB, EOS = 97, frozenset({3})
 PROMPT = [1, 2]

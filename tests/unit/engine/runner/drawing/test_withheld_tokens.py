@@ -10,9 +10,8 @@ import pytest
 from common.request import SamplingParams
 from engine.core.runner_contract import SampleInput, ScheduledSequence
 from engine.core.step.step_batch import batch_of
-from engine.runner.drawing.host_draw import add_draws
+from engine.runner.drawing.draws import Draws, add_draws
 from engine.runner.drawing.sampler import Sampler, sampled_rows
-from engine.runner.drawing.verification import Draws
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.kernels.sampling.withhold import WITHHELD, withhold
 

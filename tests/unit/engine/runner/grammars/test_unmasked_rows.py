@@ -14,9 +14,8 @@ from common.grammar import Grammar, GrammarKind
 from common.token_rules import TokenRules
 from engine.core.runner_contract import DrawnTokens, ScheduledSequence
 from engine.core.step.step_batch import StepBatch, batch_of
-from engine.runner.drawing.host_draw import add_draws
+from engine.runner.drawing.draws import Draws, add_draws
 from engine.runner.drawing.sampler import Sampler, sampled_rows
-from engine.runner.drawing.verification import Draws
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 from engine.runner.grammars.held_matcher import HeldMatcher
 from engine.runner.grammars.masks import GrammarMasks

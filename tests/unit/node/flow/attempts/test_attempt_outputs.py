@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.ids import AttemptId, Incarnation
 from common.request import NO_DETAILS, FinishReason, RequestCounts, RequestOutput
 from engine.core.sequences.sequence import Sequence
-from engine.core.step.step_in_flight import StepOutput
+from engine.core.step.step_results import StepOutput
 from node.flow.attempts.attempt_outputs import emit_tokens
 from node.flow.attempts.attempt_table import NodeAttempt
 from tests.support.engine.build import make_request

@@ -1,4 +1,8 @@
-"""Calls, pulls, aborts and an echo number that wait to be sent to one node, and their messages."""
+"""The calls on the stream to one node: those that wait to be sent, and those that wait for a reply.
+
+What waits to be sent are also pulls, aborts and an echo number. A call waits for its reply no
+longer than its request has left.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, Protocol, TypeVar
 
+from common.errors import DeadlineExceeded, NodeLost, PdserveError, PeerProtocolError
 from common.ids import AttemptId, Incarnation
 from common.observing.logs import log_fields
 from protos import pdserve_node_pb2 as pb
-from protos.codec import attempts_to_proto
+from protos.codec import attempts_to_proto, refusal_to_error
+from router.core.request_flow import DecodeGrant, PrefillGrant
 
 log = logging.getLogger("pdserve.router.nodes")
 
@@ -28,7 +36,7 @@ PULLS_PER_MESSAGE = 32
 
 
 class UnsentCalls:
-    """Keeps the order: an abort leaves after the call that it may end.
+    """What waits to be sent, in order: an abort leaves after the call that it may end.
 
     A call is written into the message in which it leaves: to put it there later would copy its
     prompt.
@@ -191,3 +199,96 @@ class UnsentCalls:
     def _on_added(self) -> None:
         self._all_sent.clear()
         self._has_news.set()
+
+
+Reply_contra = TypeVar("Reply_contra", contravariant=True)
+
+
+class Caller(Protocol[Reply_contra]):
+    """Receives the outcome of a call, once: on the event loop, never before the call returned."""
+
+    def on_reply(self, reply: Reply_contra) -> None:
+        """Take the node's reply; an error is its refusal."""
+
+    def on_failed(self, error: PdserveError) -> None:
+        """Take a failure: the node is lost, broke the protocol, or let the deadline pass."""
+
+
+ReadReply = Callable[[Incarnation, pb.Reply], Any]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    caller: Caller[Any]
+    read: ReadReply
+    timer: asyncio.TimerHandle
+
+
+class WaitingCalls:
+    """Calls that wait for their replies, by their number on the stream."""
+
+    def __init__(self, node: Incarnation) -> None:
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+        self._ids = count(1)
+        self._calls: dict[int, _Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, caller: Caller[Any], read: ReadReply, deadline_s: float) -> int:
+        """Add a call whose reply `read` decodes; return its number."""
+        call_id = next(self._ids)
+        # No shorter bound: a node replies between two steps, a step may be long, and the request
+        # may be queued there. The stream shows when a node died.
+        timer = self._loop.call_later(deadline_s, self._on_deadline, call_id)
+        self._calls[call_id] = _Waiting(caller, read, timer)
+        return call_id
+
+    def on_reply(self, reply: pb.Reply) -> None:
+        """Pass on a reply; one that comes after its deadline is dropped."""
+        waiting = self._calls.pop(reply.call_id, None)
+        if waiting is None:
+            return
+        waiting.timer.cancel()
+        try:
+            outcome = waiting.read(self._node, reply)
+        except PdserveError as wrong:
+            waiting.caller.on_failed(wrong)
+        else:
+            waiting.caller.on_reply(outcome)
+
+    def fail_all(self, reason: str) -> None:
+        """Fail every call: the node is lost."""
+        calls, self._calls = self._calls, {}
+        for waiting in calls.values():
+            waiting.timer.cancel()
+            self._loop.call_soon(waiting.caller.on_failed, NodeLost(reason))
+
+    def _on_deadline(self, call_id: int) -> None:
+        late = f"{self._node} did not answer before the request's deadline"
+        self._calls.pop(call_id).caller.on_failed(DeadlineExceeded(late))
+
+
+def read_reservation(node: Incarnation, reply: pb.Reply) -> DecodeGrant | PdserveError:
+    """Decode the reply to a reservation. Raises `PeerProtocolError` for any other message."""
+    match reply.WhichOneof("outcome"):
+        case "ticket":
+            return DecodeGrant(reply.ticket, reply.ticket.num_cached_tokens)
+        case "local":
+            return DecodeGrant(None, reply.local.num_cached_tokens)
+        case "refusal":
+            return refusal_to_error(reply.refusal)
+        case other:
+            raise PeerProtocolError(f"{node} answered a reservation with {other or 'nothing'}")
+
+
+def read_acceptance(node: Incarnation, reply: pb.Reply) -> PrefillGrant | PdserveError:
+    """Decode the reply to a prompt. Raises `PeerProtocolError` for any other message."""
+    match reply.WhichOneof("outcome"):
+        case "accepted":
+            return PrefillGrant()
+        case "refusal":
+            return refusal_to_error(reply.refusal)
+        case other:
+            raise PeerProtocolError(f"{node} answered a prompt with {other or 'nothing'}")
