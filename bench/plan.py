@@ -33,10 +33,10 @@ from pathlib import Path
 from bench.plan_many import NUM_NODES, serve_many
 from common.errors import ConfigError
 from common.kv.blocks import KEY_BYTES
+from common.long_lived import exclude_from_collection
 from common.nodes import Role
 from common.observing.latency import LatencyTargets
 from common.settings.config import Config, EngineConfig
-from pdserve.roles.long_lived import exclude_from_collection
 from simulator.clients import client_requests
 from simulator.cluster import ClusterSetup, SimulatedCluster
 from simulator.generated_trace import generated_trace

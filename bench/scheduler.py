@@ -41,6 +41,7 @@ from itertools import count
 from bench.overlap import step_periods_s
 from common.ids import AttemptId
 from common.kv.token_budget import num_speculative_tokens
+from common.long_lived import exclude_from_collection
 from common.observing.latency import percentile
 from common.request import GenerationRequest, SamplingParams
 from common.settings.config import SpeculationConfig
@@ -57,7 +58,6 @@ from engine.core.speculation.speculation import make_speculation
 from engine.core.step.step_batch import StepBatch
 from engine.core.step.step_in_flight import PlannedStep
 from engine.runner.flat_batch import BatchLimits, flatten
-from pdserve.roles.long_lived import exclude_from_collection
 
 NUM_RUNNING = 256
 BLOCK_SIZE = 64

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -131,6 +132,16 @@ class GenerationRequest:
     output_token_ids: tuple[int, ...] = ()
     traceparent: str = ""
     cache_salt: str = ""
+    _words: array[int] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def prompt_words(self) -> array[int]:
+        """The prompt, 32 bits a token, as it is hashed and copied into a seat: made once."""
+        words = self._words
+        if words is None:
+            words = array("I", self.prompt_token_ids)
+            object.__setattr__(self, "_words", words)
+        return words
 
     def __post_init__(self) -> None:
         check_priority(self.priority)

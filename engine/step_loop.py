@@ -136,10 +136,11 @@ class StepLoop(Generic[M, E]):
         step, effects = self._flow.begin_step(began_s)
         self._publish()
         self._preemptions.on_step(step.preempted, began_s)
-        log.debug(
-            "a step of %d sequences, %d tokens, %d preempted; admissions ended by: %s",
-            *(len(step.batch), step.num_tokens, step.num_preempted, step.stopped_by.value),
-        )
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "a step of %d sequences, %d tokens, %d preempted; admissions ended by: %s",
+                *(len(step.batch), step.num_tokens, step.num_preempted, step.stopped_by.value),
+            )
         self._swap(step)
         self._perform_all(effects)
         if step.batch:

@@ -140,9 +140,12 @@ def _profile(parsed: argparse.Namespace, unknown: list[str]) -> int:
 
 
 def _plan(parsed: argparse.Namespace, unknown: list[str]) -> int:
+    from common.long_lived import exclude_from_collection
     from pdserve.planning.plan_command import run_plan
 
-    run_plan(parsed, _load(parsed, unknown, PLAN, Role.DECODE).config)
+    config = _load(parsed, unknown, PLAN, Role.DECODE).config
+    exclude_from_collection()
+    run_plan(parsed, config)
     return EXIT_OK
 
 

@@ -6,6 +6,8 @@ seed and its index alone, as with a real model, so an attempt that goes on elsew
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.core.runner_contract import DrawnTokens
@@ -23,15 +25,15 @@ def num_left(batch: StepBatch) -> list[int]:
     return left
 
 
-def drawn(batch: StepBatch, num_steps: int) -> list[DrawnTokens | None]:
+def drawn(batch: StepBatch, num_steps: int, num_left: Sequence[int]) -> list[DrawnTokens | None]:
     """Return what each entry draws when the step is run so many times; None: it draws nothing.
 
-    No answer ends before the last time.
+    Each has `num_left` tokens to draw; no answer ends before the last time.
     """
     several = _ONE if num_steps == 1 else DrawnTokens((FILLER_TOKEN_ID,) * num_steps)
     filler = (FILLER_TOKEN_ID,) * (num_steps - 1)
     last = _LAST if num_steps == 1 else DrawnTokens((*filler, STOP_TOKEN_ID))
-    tokens = [last if left == num_steps else several for left in num_left(batch)]
+    tokens = [last if left == num_steps else several for left in num_left]
     if batch.is_sampled.all():
         return list(tokens)
     return [one if draws else None for one, draws in zip(tokens, batch.is_sampled, strict=True)]

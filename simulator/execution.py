@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from engine.core.runner_contract import OnLayer, RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
@@ -57,6 +59,8 @@ class ModelledExecution:
         self._next_layer, self._layer_at_s = 0, -1.0
         self._began_s = 0.0
         self._ends_s: list[float] = []
+        self._num_left: list[int] = []
+        """The tokens that each entry of the step has still to draw."""
         self._num_copied = 0
         self.ended_s: list[float] = []
         """The ends of the steps whose results were taken last."""
@@ -81,6 +85,7 @@ class ModelledExecution:
         """Begin a step."""
         assert isinstance(batch, StepBatch), "a scheduler plans batches"
         self._batch, self._began_s = batch, self._timeline.now_s()
+        self._num_left = num_left(batch)
         self.num_runs += 1
         num_copied, self._num_copied = self._num_copied, 0
         if on_layer is None and not num_copied and batch.is_decode.all() and batch.is_plain:
@@ -116,7 +121,7 @@ class ModelledExecution:
         took_s = self.ended_s[-1] - self._began_s
         self.busy_s += took_s
         count = len(self.ended_s)
-        return RunnerResult(drawn(batch, count), num_steps=count), took_s
+        return RunnerResult(drawn(batch, count, self._num_left), num_steps=count), took_s
 
     def close(self) -> None:
         """Have nothing to close."""
@@ -164,10 +169,10 @@ class ModelledExecution:
             return 1
         seats, rows, limits = batch.seats, batch.rows, scheduler.limits
         known = seats.num_known[rows]
-        outputs = known - seats.num_prompt[rows]
         # The last known token is computed next, and a block is full when its last slot is written.
-        to_full_block = limits.block_size - (known - 1) % limits.block_size
-        to_limit = seats.max_new_tokens[rows] - outputs
-        to_longest = limits.max_model_len - known
-        least = min(int(to_full_block.min()), int(to_limit.min()), int(to_longest.min()))
-        return max(1, min(least, *num_left(batch)))
+        to_full_block = limits.block_size - int(((known - 1) % limits.block_size).max())
+        longest = np.minimum(
+            seats.num_prompt[rows] + seats.max_new_tokens[rows], limits.max_model_len
+        )
+        least = min(to_full_block, int((longest - known).min()))
+        return max(1, min(least, *self._num_left))

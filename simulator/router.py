@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import PdserveError
 from common.ids import AttemptId, Incarnation
-from common.kv.blocks import block_key
+from common.kv.blocks import BlockHash, BlockKey, block_keys
 from common.nodes import Role
 from common.request import GenerationRequest, RequestOutput
 from kv_transfer.contract import Ticket
@@ -67,6 +67,15 @@ class _Choice:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.query.prompt_token_ids)
+
+
+def keys_of(
+    news: Mapping[BlockHash, bool],
+) -> tuple[tuple[BlockKey, ...], tuple[BlockKey, ...]]:
+    """Return the blocks that entered, and those that left, by the names that routers know."""
+    added = [name for name, is_there in news.items() if is_there]
+    removed = [name for name, is_there in news.items() if not is_there]
+    return block_keys(added), block_keys(removed)
 
 
 class SimulatedRouter:
@@ -155,8 +164,7 @@ class SimulatedRouter:
         for refused in said.refused_pulls:
             self._send(refused.node, PullRefused(refused.lease_token))
         for tier, news in said.news.items():
-            added = tuple(block_key(name) for name, is_there in news.items() if is_there)
-            removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+            added, removed = keys_of(news)
             self.num_reports += 1
             self.num_reported_blocks += len(news)
             self._placer.on_blocks(said.node, BlockReport(False, added, removed, tier))

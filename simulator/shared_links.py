@@ -8,6 +8,7 @@ the other end is slower goes to nobody: it is a lower bound of what a fair netwo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ class SharedLinks:
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
         self._flows: dict[int, _Flow] = {}
+        self._num_out: Counter[Hashable] = Counter()
+        self._num_into: Counter[Hashable] = Counter()
+        """How many flows each port out and each port in has; a port that has none is left out."""
         self._moved_at_s = 0.0
 
     def __len__(self) -> int:
@@ -46,16 +50,17 @@ class SharedLinks:
         self._move(now_s)
         known = self._flows.get(flow)
         if known is None:
-            self._flows[flow] = _Flow(source, target, num_bytes)
-            self._share()
+            self._flows[flow] = coming = _Flow(source, target, num_bytes)
+            self._share(coming, 1)
         else:
             known.num_left += num_bytes
 
     def drop(self, flow: int, now_s: float) -> None:
         """Send nothing more in a flow; one that has nothing left is ignored."""
         self._move(now_s)
-        if self._flows.pop(flow, None) is not None:
-            self._share()
+        known = self._flows.pop(flow, None)
+        if known is not None:
+            self._share(known, -1)
 
     def next_end_s(self) -> float:
         """Return when the next flow has sent all that it has; infinity without one."""
@@ -67,9 +72,7 @@ class SharedLinks:
         self._move(now_s)
         ended = [name for name, flow in self._flows.items() if flow.num_left < _LEAST_BYTES]
         for name in ended:
-            del self._flows[name]
-        if ended:
-            self._share()
+            self._share(self._flows.pop(name), -1)
         return ended
 
     def _move(self, now_s: float) -> None:
@@ -78,11 +81,13 @@ class SharedLinks:
             for flow in self._flows.values():
                 flow.num_left -= flow.rate * span_s
 
-    def _share(self) -> None:
-        out: dict[Hashable, int] = {}
-        into: dict[Hashable, int] = {}
+    def _share(self, changed: _Flow, change: int) -> None:
+        """Share the ports of a flow that has come (`change` 1) or gone (-1) among its flows."""
+        out, into = self._num_out, self._num_into
+        for ports, port in ((out, changed.source), (into, changed.target)):
+            ports[port] += change
+            if not ports[port]:
+                del ports[port]
         for flow in self._flows.values():
-            out[flow.source] = out.get(flow.source, 0) + 1
-            into[flow.target] = into.get(flow.target, 0) + 1
-        for flow in self._flows.values():
-            flow.rate = self._bytes_per_s / max(out[flow.source], into[flow.target])
+            if flow.source == changed.source or flow.target == changed.target:
+                flow.rate = self._bytes_per_s / max(out[flow.source], into[flow.target])

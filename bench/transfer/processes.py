@@ -12,7 +12,7 @@ from typing import Any
 from bench.transfer.process_costs import cpu_s, memory_bytes, reset_peak_memory
 from bench.transfer.ways import Span, Way
 from bench.transfer.workload import Memory, Workload, digest
-from pdserve.roles.long_lived import exclude_from_collection
+from common.long_lived import exclude_from_collection
 
 _ANSWER_WITHIN_S = 120.0
 _END_WITHIN_S = 20.0

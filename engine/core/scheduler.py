@@ -322,6 +322,8 @@ class Scheduler:
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:
         """Decide the next step from the present state, or from what it will be."""
+        if not (self.waiting or (self.running if forecast is None else forecast.running)):
+            return StepPlan()
         return plan_step(
             running=self.running if forecast is None else forecast.running,
             num_lacking=self._num_lacking(forecast),
@@ -422,8 +424,6 @@ class Scheduler:
             self.reservation = self.reservation.after_preemption(left)
         elif plan.num_decode_tokens:
             self.reservation = self.reservation.after_decode_step()
-
-    # --- inside: ends -------------------------------------------------------------------------
 
     def _on_drawn_end(self, sequence: Sequence, reason: FinishReason | None) -> None:
         """End a sequence by what it drew; without a reason its output continues on another node."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
 from typing import NamedTuple
 
 from engine.core.blocks.block_pool import BlockCounts
@@ -115,16 +116,8 @@ class StepCounters:
 
     def copy(self) -> StepCounters:
         """Return the counters as of now, which change no more."""
-        return replace(
-            self,
-            preemptions=dict(self.preemptions),
-            stops=dict(self.stops),
-            plans_ahead=dict(self.plans_ahead),
-            prefix_blocks_found=dict(self.prefix_blocks_found),
-            prefix_blocks_sent=dict(self.prefix_blocks_sent),
-            pulls=dict(self.pulls),
-            disk=dict(self.disk),
-        )
+        # A node does it twice a turn, and `replace` takes three times as long.
+        return StepCounters(*_numbers(self), *map(dict.copy, _dicts(self)))
 
     def on_plan(self, plan: StepPlan) -> None:
         """Count a plan that will be run."""
@@ -176,6 +169,11 @@ class StepCounters:
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.num_speculative_steps += 1
+
+
+_numbers = attrgetter(*(one.name for one in fields(StepCounters) if one.default is not MISSING))
+_dicts = attrgetter(*(one.name for one in fields(StepCounters) if one.default is MISSING))
+"""The fields that are dicts, which come last."""
 
 
 class DiskSize(NamedTuple):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.errors import InvalidRequest, PoolExhausted
 from common.kv.blocks import blocks_for
 from common.request import GenerationRequest
@@ -46,7 +48,8 @@ class FlowLimits:
                 f"this node has {num_blocks}",
                 param="prompt",
             )
-        highest = max(max(request.prompt_token_ids), max(request.output_token_ids, default=0))
+        highest = int(np.frombuffer(request.prompt_words, np.uint32).max())
+        highest = max(highest, max(request.output_token_ids, default=0))
         highest_ruled = request.sampling.rules.highest_token_id
         if max(highest, highest_ruled) >= self.vocab_size:
             return InvalidRequest(

@@ -200,7 +200,7 @@ class SentPrompts:
         if end <= start:
             return []
         attempt.num_pushed_blocks = end
-        source_blocks = tuple(attempt.sequence.block_table[start:end])
+        source_blocks = tuple(attempt.sequence.blocks(start, end))
         ordinals = tuple(range(start - skip, end - skip))
         return [PushBlocks(attempt.lease_token, None, ordinals, source_blocks)]
 

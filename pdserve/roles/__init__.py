@@ -9,6 +9,5 @@ certificate_watch   a renewed certificate is taken over; a warning before the en
 make_tracing  traces, where they are on
 otel          traces by the OpenTelemetry SDK
 shutdown      how a role is told to end: in order, or at once
-long_lived    what lives as long as the process is excluded from garbage collection
 file_limit    the limit of open files, raised for connections
 """

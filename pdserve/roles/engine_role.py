@@ -10,6 +10,7 @@ from typing import cast
 
 from common.files.cache_folder import cache_root
 from common.files.keys_folder import Keys
+from common.long_lived import exclude_from_collection
 from common.observing.clock import MonotonicClock
 from common.observing.tracing import NO_TRACING, Tracing
 from common.settings.config import Config
@@ -19,7 +20,6 @@ from node.life.make_scheduler import host_space_of, max_chunk_tokens_of, specula
 from node.life.node_parts import LoadedModel, NodeParts
 from pdserve.roles.file_limit import allow_node_files
 from pdserve.roles.kv_plane import KVPlane
-from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementStore
 

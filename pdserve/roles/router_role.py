@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from common.errors import PdserveError
 from common.files.cache_folder import full_path
 from common.files.keys_folder import Keys
+from common.long_lived import exclude_from_collection
 from common.model_names import model_names
 from common.nodes import Role
 from common.observing.clock import MonotonicClock
@@ -28,7 +29,6 @@ from grammars.trying.trials import GrammarTrials
 from http_serving.certificate import Certificate, show_end
 from http_serving.process_metrics import process_registry
 from pdserve.roles.file_limit import allow_connections
-from pdserve.roles.long_lived import exclude_from_collection
 from pdserve.roles.shutdown import Shutdown
 from placement.store import PlacementForbidden, PlacementStore, PlacementUnavailable
 from router.access.api_key_book import ApiKeyBook

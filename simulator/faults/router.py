@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import InternalError, NodeLost
 from common.ids import Incarnation
-from common.kv.blocks import block_key
 from common.request import GenerationRequest
 from node.flow.messages import Answer, Message, Submit
 from placement.store import PlacementUnavailable
@@ -33,7 +32,7 @@ from simulator.faults.node.faulty_node import FaultyNode
 from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
-from simulator.router import SimulatedRouter, _Choice
+from simulator.router import SimulatedRouter, _Choice, keys_of
 from simulator.served import ServedRequest
 from simulator.timeline import Timeline
 
@@ -148,8 +147,7 @@ class FaultyRouter(SimulatedRouter):
         if is_first:
             self._placer.on_blocks(node, BlockReport(is_first))
         for tier, news in said.news.items():
-            added = tuple(block_key(name) for name, is_there in news.items() if is_there)
-            removed = tuple(block_key(name) for name, is_there in news.items() if not is_there)
+            added, removed = keys_of(news)
             self._placer.on_blocks(node, BlockReport(False, added, removed, tier))
         self.on_heard(node, "")
         for output in said.outputs:

@@ -211,14 +211,14 @@ ENGINE = [
     Bug(
         "a cached block stays evictable while it is used",
         "engine.core.blocks.block_pool",
-        "                del self._evictable[block_id]\n                self._set_use",
-        "                self._set_use",
+        "                del self._evictable[block_id]\n                self.num_taken",
+        "                self.num_taken",
     ),
     Bug(
         "an evicted block can still be found",
         "engine.core.blocks.block_pool",
-        "        self.prefix_cache.forget(block_id)\n        return block_id",
-        "        return block_id",
+        "            self.prefix_cache.forget(block_id)\n            taken.append",
+        "            taken.append",
     ),
     Bug(
         "received blocks are not quarantined",

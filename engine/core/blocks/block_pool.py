@@ -8,7 +8,7 @@ block has no owner: its landing is closed, but its writer may not know that yet.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -108,10 +108,19 @@ class BlockPool:
         """
         if count > self.num_available:
             raise ValueError(f"asked for {count} blocks, {self.num_available} are available")
-        taken = [self._take_one() for _ in range(count)]
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
+        for _ in range(count - len(taken)):
+            block_id, _ = self._evictable.popitem(last=False)
+            self.prefix_cache.forget(block_id)
+            taken.append(block_id)
+            self.num_evicted += 1
+            self.num_taken += 1
+        references = self._references
         for block_id in taken:
-            self._references[block_id] = 1
-            self._set_use(block_id, use)
+            references[block_id] = 1
+        self._use.update(dict.fromkeys(taken, use))
+        self._num_used[use] += count
         return taken
 
     def acquire_cached(self, block_ids: Iterable[int]) -> None:
@@ -133,11 +142,13 @@ class BlockPool:
 
         Raises `ValueError` for a block without owner.
         """
+        uses, num_used = self._use, self._num_used
         for block_id in block_ids:
             if self._references[block_id] == 0:
                 raise ValueError(f"block {block_id} has no owner")
-            self._num_used[self._use[block_id]] -= 1
-            self._set_use(block_id, BlockUse.RUNNING)
+            num_used[uses[block_id]] -= 1
+            num_used[BlockUse.RUNNING] += 1
+            uses[block_id] = BlockUse.RUNNING
 
     def quarantine(self, block_ids: Iterable[int]) -> list[int]:
         """Quarantine the receiving ones of `block_ids`, until `release`, and return them."""
@@ -163,15 +174,17 @@ class BlockPool:
         `ValueError` for a block without references, and for a receiving block: that one is
         quarantined until its writer is known to have stopped.
         """
+        references, uses, holds = self._references, self._use, self.prefix_cache.holds
         for block_id in reversed(list(block_ids)):
-            if self._references[block_id] == 0:
+            num_left = references[block_id] - 1
+            if num_left < 0:
                 raise ValueError(f"block {block_id} is released but has no owner")
-            if self._use[block_id] is BlockUse.RECEIVING:
+            if uses[block_id] is BlockUse.RECEIVING:
                 raise ValueError(f"block {block_id} is released but another node may write it")
-            self._references[block_id] -= 1
-            if self._references[block_id] == 0:
-                self._num_used[self._use.pop(block_id)] -= 1
-                if self.prefix_cache.holds(block_id):
+            references[block_id] = num_left
+            if num_left == 0:
+                self._num_used[uses.pop(block_id)] -= 1
+                if holds(block_id):
                     self._evictable[block_id] = None
                 else:
                     self._free.append(block_id)
@@ -192,21 +205,12 @@ class BlockPool:
         block_ids = [*self._free, *self._evictable, *self._use]
         assert sorted(block_ids) == list(range(self.num_blocks)), "a block is lost or in two states"
         held = {b for b, count in enumerate(self._references) if count > 0}
-        assert held == set(self._use), "references and uses disagree"
-        uses = list(self._use.values())
-        assert all(uses.count(use) == n for use, n in self._num_used.items()), "uses miscounted"
-        assert all(self.prefix_cache.holds(b) for b in self._evictable), "cached but not findable"
-        assert not any(self.prefix_cache.holds(b) for b in self._free), "free but findable"
+        assert held == self._use.keys(), "references and uses disagree"
+        assert Counter(self._use.values()) == Counter(self._num_used), "uses miscounted"
+        findable = self.prefix_cache.block_ids()
+        assert self._evictable.keys() <= findable, "cached but not findable"
+        assert findable.isdisjoint(self._free), "free but findable"
 
     def _set_use(self, block_id: int, use: BlockUse) -> None:
         self._use[block_id] = use
         self._num_used[use] += 1
-
-    def _take_one(self) -> int:
-        if self._free:
-            return self._free.pop()
-        block_id, _ = self._evictable.popitem(last=False)
-        self.num_evicted += 1
-        self.num_taken += 1
-        self.prefix_cache.forget(block_id)
-        return block_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from typing import Protocol
 
 from common.kv.blocks import BlockHash
@@ -79,9 +79,9 @@ class PrefixCache:
             found.append(block_id)
         return found
 
-    def block_ids(self) -> Iterable[int]:
+    def block_ids(self) -> KeysView[int]:
         """Return the findable blocks, those that became so first first."""
-        return self._hash_of
+        return self._hash_of.keys()
 
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the block with this hash, if there is one."""

@@ -21,7 +21,7 @@ from engine.core.policies.growth import (
     all_growth_tokens,
     growth_tokens,
 )
-from engine.core.policies.output_history import Ints, OutputHistory
+from engine.core.policies.output_history import Ints, OutputHistory, inserted
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +176,12 @@ class PeakReserve:
         end = self.policy.expected_of(view)
         if end <= 0:
             return self._holding(held_tokens)
-        index = self.ends.searchsorted(end, side="right")
-        known = np.insert(self.known, index, view.num_known)
-        weights = np.insert(self.weights, index, weight)
+        index = int(self.ends.searchsorted(end, side="right"))
+        known = inserted(self.known, index, view.num_known)
+        weights = inserted(self.weights, index, weight)
         return self._of_sorted(
             self.policy,
-            np.insert(self.ends, index, end),
+            inserted(self.ends, index, end),
             known,
             weights,
             weights[::-1].cumsum()[::-1],

@@ -24,6 +24,15 @@ _SHIFT = 40
 _LENGTH_BITS = (1 << _SHIFT) - 1
 
 
+def inserted(numbers: Ints, index: int, number: int) -> Ints:
+    """Return `numbers` with one more before `index`; `np.insert` takes five times as long."""
+    longer = np.empty(len(numbers) + 1, np.int64)
+    longer[:index] = numbers[:index]
+    longer[index] = number
+    longer[index + 1 :] = numbers[index:]
+    return longer
+
+
 @dataclass(frozen=True, slots=True)
 class OutputHistory:
     """The latest lengths of complete outputs, by class of `max_tokens`.
@@ -44,18 +53,27 @@ class OutputHistory:
     def after_output(self, num_output: int, max_new_tokens: int) -> OutputHistory:
         """Return the history with one more output, without the oldest where a class is full."""
         recent, ordered = list(self.recent), list(self.ordered)
+        key_ends, used_class = self.key_ends, self.used_class
         for number in (_ALL, max_new_tokens.bit_length()):
-            recent[number] = (*recent[number], num_output)[-_MOST_RECENT:]
-            ordered[number] = np.sort(np.array(recent[number], np.int64))
-        usable = np.array([len(lengths) >= _LEAST_RECENT for lengths in recent])
-        numbers = np.arange(_NUM_CLASSES, dtype=np.int64)
+            lengths, in_order = recent[number], ordered[number]
+            if len(lengths) == _MOST_RECENT:
+                oldest = int(in_order.searchsorted(lengths[0]))
+                in_order = np.concatenate((in_order[:oldest], in_order[oldest + 1 :]))
+            recent[number] = (*lengths, num_output)[-_MOST_RECENT:]
+            ordered[number] = inserted(in_order, int(in_order.searchsorted(num_output)), num_output)
+        counts = [len(lengths) for lengths in recent]
+        usable = [n for n, count in enumerate(counts) if count >= _LEAST_RECENT]
+        if counts != [len(lengths) for lengths in self.recent]:
+            key_ends = np.cumsum([count if count >= _LEAST_RECENT else 0 for count in counts])
+            used_class = np.full(_NUM_CLASSES, _ALL, np.int64)
+            used_class[usable] = usable
         return replace(
             self,
             recent=tuple(recent),
             ordered=tuple(ordered),
-            keys=np.concatenate([_NONE, *(ordered[n] + (n << _SHIFT) for n in numbers[usable])]),
-            key_ends=np.cumsum(np.where(usable, [len(lengths) for lengths in recent], 0)),
-            used_class=np.where(usable, numbers, _ALL),
+            keys=np.concatenate([_NONE, *(ordered[n] + (n << _SHIFT) for n in usable)]),
+            key_ends=key_ends,
+            used_class=used_class,
         )
 
     @property

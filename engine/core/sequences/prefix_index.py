@@ -48,9 +48,10 @@ class PrefixIndex:
         if num_full <= sequence.num_hashed_blocks or not self.is_enabled:
             return
         self._extend_hashes(sequence, num_full)
-        block_ids = sequence.block_table
-        for index in range(sequence.num_hashed_blocks, num_full):
-            self.pool.publish(block_ids[index], sequence.block_hashes[index])
+        first = sequence.num_hashed_blocks
+        block_ids = sequence.blocks(first, num_full)
+        for block_id, name in zip(block_ids, sequence.block_hashes[first:num_full], strict=True):
+            self.pool.publish(block_id, name)
         sequence.num_hashed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, count: int) -> None:

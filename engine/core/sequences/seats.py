@@ -130,6 +130,13 @@ class Seats:
         self.num_known[rows] = known + 1
         self.num_computed[rows] = known
 
+    def append_several_each(self, rows: Ints, known: Ints, token_ids: Ints) -> None:
+        """Append tokens `[rows, several]`, of which all but the last of each are computed too."""
+        several = token_ids.shape[1]
+        self.token_ids[rows[:, None], known[:, None] + np.arange(several)] = token_ids
+        self.num_known[rows] = known + several
+        self.num_computed[rows] = known + several - 1
+
     def num_lacking(self, rows: Ints, num_known: Ints, block_size: int) -> Ints:
         """Return how many more blocks each of these seats needs for so many tokens."""
         missing: Ints = -(-num_known // block_size) - self.num_blocks.take(rows)
@@ -149,7 +156,7 @@ class Seats:
         assert sorted([*taken, *self._free]) == list(range(len(self.num_known))), (
             "a seat is lost or taken twice"
         )
-        for seat in self._free:
-            assert self.num_blocks[seat] == self.num_known[seat] == 0, "an empty seat holds blocks"
+        held = self.num_blocks[self._free] | self.num_known[self._free]
+        assert not held.any(), "an empty seat holds blocks"
         is_behind = np.arange(self.block_tables.shape[1]) >= self.num_blocks[:, None]
         assert not self.block_tables[is_behind].any(), "a block behind those that are held"

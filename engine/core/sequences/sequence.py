@@ -85,8 +85,7 @@ class Sequence:
         """Sort key in the waiting queue, smallest first; only the queue writes it."""
         self.request = request
         self.prompt_token_ids = request.prompt_token_ids
-        self.prompt_words = array("I", request.prompt_token_ids)
-        """The prompt as it is hashed, and copied into a seat: both cost little from here."""
+        self.prompt_words = request.prompt_words
         self.num_prompt = len(request.prompt_token_ids)
         self._output_token_ids: Tokens[int] = request.output_token_ids
         self.prompt_logprobs: list[PromptLogprobs] = []
@@ -197,6 +196,13 @@ class Sequence:
             return self._block_table.copy()
         table: list[int] = self._seats.block_tables[self.seat, : self.num_held_blocks].tolist()
         return table
+
+    def blocks(self, start: int, end: int) -> list[int]:
+        """Return a part of the table, exclusive of `end`: a long one is not copied for it."""
+        if self._seats is None:
+            return self._block_table[start:end]
+        part: list[int] = self._seats.block_tables[self.seat, start:end].tolist()
+        return part
 
     @property
     def num_uncomputed(self) -> int:

@@ -1,9 +1,10 @@
 """What a step computed and drew, written into its sequences and their seats.
 
-Nearly all entries of a step are *plain*: they decode, draw one token and go on. Hundreds of them
-are written with a few array operations, and their outputs are made one by one when the first of
-them is read: by then the next step may run. Which entries are plain is decided by `PlainDecodes`
-alone, and `StepResults` writes every other one by itself.
+Nearly all entries of a step are *plain*: they decode, draw one token and go on; of a step that was
+run several times at once, one token each time. Hundreds of them are written with a few array
+operations, and their outputs are made one by one when the first of them is read: by then the next
+step may run. Which entries are plain is decided by `PlainDecodes` alone, and `StepResults` writes
+every other one by itself.
 """
 
 from __future__ import annotations
@@ -78,9 +79,8 @@ class StepResults:
     #     plain, block full       its block gets a hash and becomes findable (`publish`)
     #     drew otherwise          several tokens, the first one, or the last one (`append`)
     #
-    # A block is full when the tokens known before this one are a multiple of the block size: the KV
-    # of the new token does not exist yet. Entries of the loop are ascending: publishing and ends
-    # happen in the order of the batch, however the step was planned.
+    # Entries of the loop are ascending: publishing and ends happen in the order of the batch,
+    # however the step was planned.
     #
     # `others` are by their index among the sequences that drew at all, which is why entries that
     # drew nothing are counted. `_learn` comes last: it compares drafts with what was kept.
@@ -100,7 +100,7 @@ class StepResults:
         plain = PlainDecodes(step, results, self._seats)
         plain.write(self._seats, has_drafts=self._speculation is not None)
         others: dict[int, StepOutput] = {}
-        is_block_full = plain.num_known % self._limits.block_size == 0
+        is_block_full = plain.has_filled(self._limits.block_size)
         num_idle = 0
         for entry in np.flatnonzero(is_block_full | ~plain.is_plain).tolist():
             sequence, drawn = step.sequences[entry], results[entry]
@@ -175,28 +175,28 @@ class StepResults:
 
 
 _OTHER = -1
-"""Token of an entry that drew none or several, or one that ends its sequence."""
+"""Token of an entry that drew none or too many, or one that ends its sequence."""
 
 
 class PlainDecodes:
-    """The entries of a step that decode, draw one token and do not end, before they are written.
+    """The entries of a step that decode, draw a token each time and do not end, before they are
+    written.
 
-    `is_plain` says which ones they are; `num_known` has the known tokens of all entries. Both do
-    not change when something is written.
+    `is_plain` says which ones they are; it does not change when something is written.
     """
 
-    def __init__(self, step: PlannedStep, results: Items[DrawnTokens | None], seats: Seats) -> None:
-        rows = step.batch.rows
-        self.num_known = seats.num_known.take(rows)
-        first_indices = self.num_known - seats.num_prompt.take(rows)
-        token_ids = np.array(_single_tokens(step.sequences, results), np.int64)
-        self.is_plain: Bools = first_indices + 1 < seats.max_new_tokens.take(rows)
+    def __init__(self, step: PlannedStep, results: RunnerResult, seats: Seats) -> None:
+        rows, num_steps = step.batch.rows, results.num_steps
+        self._num_known, self._num_steps = seats.num_known.take(rows), num_steps
+        first_indices = self._num_known - seats.num_prompt.take(rows)
+        token_ids = np.array(_going_on(step.sequences, results, num_steps), np.int64)
+        self.is_plain: Bools = first_indices + num_steps < seats.max_new_tokens.take(rows)
         self.is_plain &= step.batch.is_decode
-        self.is_plain &= token_ids != _OTHER
-        self._columns: Items[Ints] = (rows, self.num_known, token_ids)
+        self.is_plain &= (token_ids if num_steps == 1 else token_ids[:, 0]) != _OTHER
+        self._columns: Items[Ints] = (rows, self._num_known, token_ids)
         self._first_indices = first_indices
         self._sequences: Items[Sequence] = step.sequences
-        self._drawn = cast(Items[DrawnTokens], results)
+        self._drawn = cast("Items[DrawnTokens]", results)
         if not self.is_plain.all():
             chosen = self.is_plain.tolist()
             self._columns = [column[self.is_plain] for column in self._columns]
@@ -209,10 +209,22 @@ class PlainDecodes:
 
     def write(self, seats: Seats, *, has_drafts: bool) -> None:
         """Append the tokens; `has_drafts`: the sequences may have had drafts, or get some."""
-        seats.append_one_each(*self._columns)
+        if self._num_steps == 1:
+            seats.append_one_each(*self._columns)
+        else:
+            seats.append_several_each(*self._columns)
         if has_drafts:
             for sequence, drawn in zip(self._sequences, self._drawn, strict=True):
                 sequence.take_drafts(drawn)
+
+    def has_filled(self, block_size: int) -> Bools:
+        """Return for each entry whether a block is full of computed tokens, if it is plain.
+
+        The KV of the last token that it draws does not exist yet.
+        """
+        num_computed = self._num_known + self._num_steps - 1
+        filled: Bools = num_computed % block_size < self._num_steps
+        return filled
 
     def outputs(self) -> list[StepOutput]:
         """Return an output for each of them."""
@@ -261,8 +273,21 @@ class StepOutputs(Items[StepOutput]):
         return self._outputs
 
 
-def _single_tokens(sequences: Items[Sequence], results: Items[DrawnTokens | None]) -> list[int]:
-    """Return the token of each sequence that drew a single one that does not end it."""
+def _going_on(
+    sequences: Items[Sequence], results: Items[DrawnTokens | None], num_steps: int
+) -> list[int] | list[tuple[int, ...]]:
+    """Return the token of each sequence that drew a single one that does not end it, or its tokens,
+    where it drew one in each of several steps."""
+    if num_steps > 1:
+        none = (_OTHER,) * num_steps
+        return [
+            drawn.token_ids
+            if drawn is not None
+            and len(drawn.token_ids) == num_steps
+            and sequence.end_token_ids.isdisjoint(drawn.token_ids)
+            else none
+            for sequence, drawn in zip(sequences, results, strict=True)
+        ]
     return [
         drawn.token_ids[0]
         if drawn is not None

@@ -17,12 +17,12 @@ prompt the holders only become fewer, and a binary search finds where.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, BlockKey, block_key
+from common.kv.blocks import BlockHash, BlockKey, block_key, block_keys
 from common.kv.tiers import Tier
 
 MAX_BLOCKS = 10_000_000
@@ -121,25 +121,30 @@ class BlockIndex:
             return 0
         slot, self._last = self._slot(node), None
         bit, keys = self._bits[slot], self._held[slot][tier]
-        index, is_pool = self._holders[tier], tier is Tier.POOL
-        most = self._max_blocks - len(self) + len(index)
-        num_dropped = 0
-        for key in added:
-            holders = index.get(key, 0)
-            if not holders and len(index) >= most:
-                num_dropped += 1
-                continue
-            index[key] = holders | bit if holders else bit
-            keys.add(key)
-            if is_pool:
-                self._confirm(key, bit)
-        for key in removed:
-            if key in keys:
-                keys.discard(key)
+        index = self._holders[tier]
+        fitting = added
+        if len(self) + len(added) > self._max_blocks:
+            fitting = _fitting(index, added, self._max_blocks - len(self))
+        shared = {key: index[key] for key in index.keys() & fitting}
+        index.update(dict.fromkeys(fitting, bit))
+        for key, holders in shared.items():
+            index[key] = holders | bit
+        keys.update(fitting)
+        gone = keys.intersection(removed)
+        keys -= gone
+        for key in gone:
+            if index[key] == bit:
+                del index[key]
+            else:
                 self._drop(index, key, bit)
-            if is_pool:  # what is expected enters the pool
-                self._confirm(key, bit)
-        return num_dropped
+        if tier is Tier.POOL:  # what is expected enters the pool
+            expected = self._expected
+            for key in expected.keys() & {*fitting, *removed}:
+                if expected[key] == bit:
+                    del expected[key]
+                else:
+                    self._confirm(key, bit)
+        return len(added) - len(fitting)
 
     def expect(self, hashes: Sequence[BlockHash], node: Incarnation) -> None:
         """Take that the node is about to compute or receive these blocks."""
@@ -147,8 +152,7 @@ class BlockIndex:
         bit, num_known = self._bits[slot], self.held(hashes).on(node)
         self._last = None
         # Deepest first, so that a chain loses its end before its beginning.
-        for block_hash in islice(reversed(hashes), len(hashes) - num_known):
-            key = block_key(block_hash)
+        for key in reversed(block_keys(hashes[num_known:])):
             expected[key] = expected.pop(key, 0) | bit
         while len(expected) > self._max_expected:
             expected.popitem(last=False)
@@ -274,3 +278,12 @@ class BlockIndex:
             if not any(held.values()):
                 del self._leaving[slot]
                 self._emptied.append(slot)
+
+
+def _fitting(
+    index: Mapping[BlockKey, int], added: Collection[BlockKey], num_room: int
+) -> list[BlockKey]:
+    """Return what can be added to an index that has room for so many further blocks."""
+    new = dict.fromkeys(key for key in added if key not in index)
+    dropped = set(islice(new, max(num_room, 0), None))
+    return [key for key in added if key not in dropped]

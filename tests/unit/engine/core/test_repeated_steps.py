@@ -12,11 +12,11 @@ SIZE = 16
 LENGTHS = (5, 9)
 
 
-def decoding(policy: str) -> Engine:
+def decoding(policy: str, max_tokens: tuple[int, int] = (8, 8)) -> Engine:
     """Two sequences that decode their second token next, with room in their blocks."""
     engine = Engine(block_size=SIZE, num_blocks=8, reservation_policy=policy)
     for name, length in enumerate(LENGTHS):
-        engine.add(make_request(length, seed=name, max_tokens=8, ignore_eos=True))
+        engine.add(make_request(length, seed=name, max_tokens=max_tokens[name], ignore_eos=True))
     engine.step()
     return engine
 
@@ -44,4 +44,18 @@ def test_several_steps_at_once_leave_the_state_that_each_of_them_would(
     reasons = run_at_once(at_once, drawn)
     assert reasons == [FinishReason.LENGTH if num_steps == 7 else None] * 2
     assert state_of(at_once.scheduler) == state_of(apart.scheduler)
+    check_books(at_once.scheduler)
+
+
+def test_one_of_several_ends_and_the_others_go_on() -> None:
+    """Position 16, the last of seven, fills a block of the one that goes on."""
+    apart, at_once = (decoding("learned", (8, 20)) for _ in range(2))
+    for _ in range(7):
+        apart.step()
+    drawn = [tuple(tokens[1:8]) for tokens in apart.outputs.values()]
+    assert run_at_once(at_once, drawn) == [FinishReason.LENGTH, None]
+    assert state_of(at_once.scheduler) == state_of(apart.scheduler)
+    (left,) = at_once.scheduler.running
+    assert left.output_token_ids == apart.outputs[left.sequence_id][:8]
+    assert left.num_hashed_blocks == 1
     check_books(at_once.scheduler)

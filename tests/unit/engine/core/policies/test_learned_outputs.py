@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine.core.policies.learned_outputs import LearnedOutputs
@@ -134,3 +135,22 @@ def test_only_outputs_that_end_by_themselves_are_learned_and_kept_when_idle() ->
     engine.add(make_request(4, seed=4, max_tokens=2, ignore_eos=True))
     engine.run()
     assert (6, 2) in lengths()
+
+
+def test_a_long_history_predicts_as_one_that_is_made_of_its_latest_outputs() -> None:
+    """Outputs come and go one by one, and their order by length is kept."""
+    lengths = [(index * 7919) % 601 for index in range(700)]
+    history, latest = OutputHistory(), OutputHistory()
+    for length in lengths:
+        history = history.after_output(length, 1000)
+    for length in lengths[-256:]:
+        latest = latest.after_output(length, 1000)
+    num_output = np.arange(0, 700, 7)
+    max_new_tokens = np.full(len(num_output), 1000)
+    for quantile_ppm in (1, 500_000, 1_000_000):
+        found = history.remaining(num_output, max_new_tokens, quantile_ppm).tolist()
+        assert found == latest.remaining(num_output, max_new_tokens, quantile_ppm).tolist()
+        longer = [sorted(one for one in lengths[-256:] if one > has) for has in num_output]
+        index = [min(len(one) * quantile_ppm // 1_000_000, len(one) - 1) for one in longer]
+        known = [n for n, one in enumerate(longer) if one]
+        assert [found[n] for n in known] == [longer[n][index[n]] - num_output[n] for n in known]
