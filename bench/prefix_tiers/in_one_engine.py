@@ -53,6 +53,7 @@ class DiskTier:
         """Read what a sequence lacks into host memory."""
         found = self._prefixes.find(sequence)
         if found is not None:
+            sequence.sought_on_disk = found.sought
             read = self._prefixes.begin_read(found.hashes)
             self._prefixes.end_read(read, self._folder.read(read))
 
