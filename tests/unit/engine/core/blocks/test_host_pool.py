@@ -110,6 +110,22 @@ def once(pool: HostPool, *hashes: bytes) -> list[int]:
     return taken
 
 
+def test_only_what_free_blocks_do_not_hold_is_evicted() -> None:
+    pool = HostPool(4)
+    a, b = kept(pool, A, B)
+    assert [pool.next_evicted(count) for count in (2, 3, 4)] == [[], [a], [a, b]]
+
+
+def test_what_goes_to_free_blocks_evicts_nothing_that_was_used_once() -> None:
+    pool = HostPool(20)
+    (first,) = once(pool, A)
+    again = kept(pool, *(bytes([n]) * 32 for n in range(10, 26)))
+    assert pool.num_free == 3
+    pool.allocate(4, num_once=4)
+    assert (pool.holds(first), pool.holds(again[0])) == (True, False)
+    pool.check()
+
+
 def test_what_was_used_once_takes_a_tenth_from_what_was_used_again() -> None:
     pool = HostPool(20)
     again = kept(pool, *(bytes([n]) * 16 for n in range(20)))
