@@ -44,6 +44,11 @@ class RecordingFile:
         self.write({_RECORDING: FORMAT, "version": VERSION, **header})
         log.info("recording to %s", self.path)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether lines are still written."""
+        return self._file is not None
+
     def write(self, line: dict[str, Any]) -> None:
         """Write a line, and when it was: `at_s`, from the beginning on."""
         file, now_s = self._file, time.monotonic()

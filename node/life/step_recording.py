@@ -80,7 +80,7 @@ class StepRecording:
     def of_flow(self, flow: NodeFlow) -> NodeFlow:
         """Return what stands in for a flow of the step loop."""
         self._attempts = flow.attempts
-        return recorded(flow, FLOW_CALLS, self._write)
+        return recorded(flow, FLOW_CALLS, self._write, self._file)
 
     def drawing(self, new_lease_token: Callable[[], int]) -> Callable[[], int]:
         """Return what draws lease tokens in the same way, and records that."""

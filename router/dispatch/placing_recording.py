@@ -90,8 +90,8 @@ class PlacingRecording:
         membership, chooser = self._placing.machines()
         write_to = partial(partial, self._write)
         return (
-            recorded(membership, MEMBERSHIP_CALLS, write_to(MEMBERSHIP)),
-            recorded(chooser, CHOOSER_CALLS, write_to(CHOOSER)),
+            recorded(membership, MEMBERSHIP_CALLS, write_to(MEMBERSHIP), self._file),
+            recorded(chooser, CHOOSER_CALLS, write_to(CHOOSER), self._file),
         )
 
     def close(self) -> None:
