@@ -432,13 +432,7 @@ def test_random_faults_of_disks_and_deaths_change_no_answer(tmp_path: Path) -> N
             else:
                 world.step(frames=False)
         world.disk.is_stuck = False
-        for _ in range(3):
-            world.network.send_again()
-            world.settle()
-            for node in world.nodes.values():
-                for token in list(node.connector.quarantined):
-                    node.connector.fence(token)
-            world.advance(6.0)
+        world.outlast_faults()
         # The lease of a handoff has ended: a router would send the request again.
         failed = [one for one in lapsed if one.outcomes == ["failed: handoff_failed"]]
         assert_finished(world, *(one for one in asked if one not in failed))

@@ -270,13 +270,7 @@ def test_random_evictions_losses_and_deaths_change_no_answer() -> None:
                 world.network.deliver(choose.choice(world.network.frames))
             else:
                 world.step(frames=False)
-        for _ in range(3):
-            world.network.send_again()
-            world.settle()
-            for node in world.nodes.values():
-                for token in list(node.connector.quarantined):
-                    node.connector.fence(token)
-            world.advance(6.0)
+        world.outlast_faults()
         assert_finished(world, *asked)
         world.check_closed()
         sent += Counter(world.sent())

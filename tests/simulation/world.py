@@ -376,6 +376,16 @@ class World:
         name = given.pop("name", f"r{len(self.router.asked)}")
         return self.router.ask(make_request(prompt, name=name, **given), may_wait=may_wait)
 
+    def outlast_faults(self) -> None:
+        """What was lost is sent again, what was quarantined is fenced, and patience ends."""
+        for _ in range(3):
+            self.network.send_again()
+            self.settle()
+            for node in self.nodes.values():
+                for token in list(node.connector.quarantined):
+                    node.connector.fence(token)
+            self.advance(6.0)
+
     def messages_arrive(self) -> None:
         """Everything between router and nodes that is on its way now, in order."""
         to_nodes, self.to_nodes = self.to_nodes, []

@@ -285,14 +285,7 @@ def test_a_prefill_node_pulls_from_another_one(cluster: Cluster) -> None:
         Node(cluster, "d", make_flow, said),
     ]
     first, second, decode = nodes
-    inbox_of = {node.kv.incarnation: node.inbox for node in nodes}
-    router = ScriptedRouter(
-        ROUTER,
-        lambda node, message: inbox_of[node].put(message),
-        decode=decode.kv.incarnation,
-        prefill=first.kv.incarnation,
-        clock=MonotonicClock(),
-    )
+    router = router_of(nodes, decode=decode, prefill=first)
 
     def answer(prompt: tuple[int, ...], name: str, **way: Any) -> None:
         asked = router.ask(make_request(prompt, name=name, max_tokens=3, **way), may_wait=True)
@@ -324,6 +317,17 @@ def test_a_prefill_node_pulls_what_another_one_has_on_disk_alone(kind: str, tmp_
         check_a_pull_from_disk(cluster, tmp_path / "prefixes")
 
 
+def router_of(nodes: list[Node], *, decode: Node, prefill: Node) -> ScriptedRouter:
+    inbox_of = {node.kv.incarnation: node.inbox for node in nodes}
+    return ScriptedRouter(
+        ROUTER,
+        lambda node, message: inbox_of[node].put(message),
+        decode=decode.kv.incarnation,
+        prefill=prefill.kv.incarnation,
+        clock=MonotonicClock(),
+    )
+
+
 def check_a_pull_from_disk(cluster: Cluster, disk: Path) -> None:
     said = Said()
     nodes = [
@@ -332,14 +336,7 @@ def check_a_pull_from_disk(cluster: Cluster, disk: Path) -> None:
         Node(cluster, "d", make_flow, said),
     ]
     first, second, decode = nodes
-    inbox_of = {node.kv.incarnation: node.inbox for node in nodes}
-    router = ScriptedRouter(
-        ROUTER,
-        lambda node, message: inbox_of[node].put(message),
-        decode=decode.kv.incarnation,
-        prefill=first.kv.incarnation,
-        clock=MonotonicClock(),
-    )
+    router = router_of(nodes, decode=decode, prefill=first)
 
     numbers = count()
 
