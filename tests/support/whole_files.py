@@ -10,7 +10,6 @@ A run that chooses among the tests of a file, by `-k` for example, collects them
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
@@ -83,13 +82,13 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run the tests of a file. After the last one fixtures end that the next file does not share."""
+    """Run a file's tests. After the last one those fixtures end that the next file has not."""
     if not isinstance(item, WholeFile):
         return None
     session = item.session
     place = session.items.index(item)
     tests = item.tests()
-    for test, following in zip_longest(tests, tests[1:], fillvalue=nextitem):
+    for test, following in zip(tests, [*tests[1:], nextitem], strict=False):
         session.items[place] = test  # where xdist looks for what is reported
         test.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
         if session.shouldfail or session.shouldstop:
