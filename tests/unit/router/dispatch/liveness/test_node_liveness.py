@@ -57,7 +57,7 @@ class Watched:
             is_wide=is_wide, is_used=is_used, is_alarm=is_alarm, is_running=look
         )
         self._send(number)
-        verdict = self.liveness.judge()
+        verdict = NodeVerdict.NONE if self.liveness.is_at_rest else self.liveness.judge()
         self._hear()
         return verdict
 
