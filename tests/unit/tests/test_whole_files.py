@@ -45,8 +45,9 @@ FILES = {
     "tests/equality/__init__.py": "",
     "tests/equality/conftest.py": FIXTURE.format(scope="package", name="equality"),
     "tests/equality/test_a.py": TWO_TESTS.format(name="a", most=2),
-    "tests/equality/test_b.py": FIXTURE.format(scope="module", name="the module b")
-    .replace("fixture_of_the module b", "fixture_of_b")
+    "tests/equality/test_b.py": FIXTURE.format(scope="module", name="the module b").replace(
+        "fixture_of_the module b", "fixture_of_b"
+    )
     + TWO_TESTS.format(name="b", most=2),
     "tests/unit/test_c.py": TWO_TESTS.format(name="c", most=1),
     "tests/unit/test_broken.py": "import nothing_of_this_name",
