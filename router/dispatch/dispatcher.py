@@ -21,7 +21,6 @@ from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
-from router.core.choosing.placing import Placing
 from router.core.effects import (
     Accepted,
     Choose,
@@ -38,11 +37,12 @@ from router.core.effects import (
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
 from router.core.known.sessions import SessionId
+from router.core.placement import Placing
 from router.core.policies.query import query_of
 from router.core.request_flow import RequestFlow
+from router.dispatch.handoff_watch import HandoffWatch
 from router.dispatch.liveness.silence import LOSS_S
 from router.dispatch.node_pool import NodePool
-from router.dispatch.pair_placer import PairPlacer
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.placing_recording import PlacingRecording
 from router.dispatch.running_choice import PrefillCall, ReserveCall, RunningChoice
@@ -82,7 +82,10 @@ class Dispatcher:
         self._metrics = RouterMetrics(registry)
         self._metrics.running.set_function(lambda: len(self._choices))
         membership, chooser = (recording or placing).machines()
-        self._placer = PairPlacer(chooser, self._clock, self._metrics)
+        self._chooser = chooser
+        self._handoffs = HandoffWatch(chooser, self._clock, self._metrics)
+        self._metrics.sessions.set_function(lambda: chooser.num_sessions)
+        self._metrics.known_blocks.set_function(lambda: chooser.num_known_blocks)
         self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -100,7 +103,7 @@ class Dispatcher:
             metrics=self._metrics,
             num_running=lambda: self.num_running,
             on_outputs=self._on_outputs,
-            on_blocks=self._placer.on_blocks,
+            on_blocks=chooser.on_blocks,
             on_lost=self._on_lost,
             on_suspected=self._on_suspected,
             on_trusted=self._on_trusted,
@@ -235,7 +238,7 @@ class Dispatcher:
                 if chunk is not None:
                     choice.chunks.append(chunk)
                 else:
-                    self._placer.before_output(choice.flow, node, output)
+                    self._handoffs.before_output(choice.flow, node, output)
                     self._perform(choice, choice.flow.on_output(node, output))
             except Exception:
                 self._end_by_bug(choice)
@@ -247,7 +250,7 @@ class Dispatcher:
             self._send(choice)
 
     def _on_lost(self, node: Incarnation) -> None:
-        self._placer.on_lost(node)
+        self._chooser.on_lost(node)
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
 
@@ -328,9 +331,11 @@ class Dispatcher:
             failure=flow.failure,
         )
         try:
-            chosen = self._placer.choose(nodes, query, effect)
+            chosen, placed = self._chooser.choose(nodes, query, effect, self._clock.now_s())
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
+        if placed is not None:
+            self._metrics.session_placements.labels(placed.value).inc()
         return flow.on_choice(
             chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s(), chosen.source
         )

@@ -43,7 +43,8 @@ OnSuspected = Callable[[Incarnation, bool], None]
 """A node, and whether it is heard."""
 
 
-OnBlocks = Callable[[Incarnation, BlockReport], None]
+OnBlocks = Callable[[Incarnation, BlockReport], int]
+"""Takes what a node says of its prefix cache; returns how many blocks had no room."""
 
 
 class NodePool:
@@ -205,7 +206,9 @@ class NodePool:
 
     def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
         """Take blocks that entered or left the node's prefix cache."""
-        self._on_blocks(node, report)
+        num_dropped = self._on_blocks(node, report)
+        if num_dropped:
+            self._metrics.blocks_dropped.inc(num_dropped)
 
     def on_for_others(self, node: Incarnation, message: pb.NodeMessage) -> None:
         """Pass on what is for other nodes; see `NodeListener`."""
