@@ -27,7 +27,7 @@ from router.api.answers.shapes import (
     ResponseAnswer,
     stream_responses,
 )
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.bodies.messages.request import MessageBody
 from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, WholeBody

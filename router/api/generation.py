@@ -23,7 +23,7 @@ from common.settings.config import ApiConfig
 from common.version import VERSION
 from router.api.answers.answer import Answer, AnswerTurns, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.bodies.unknown_fields import UnknownFields
 from router.api.endpoints import ENDPOINTS, Endpoint
 from router.api.exchanges import Exchanges

@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning import process
 from router.api.planning.messages import pack_message, pack_request
 from router.api.planning.planner import Planner

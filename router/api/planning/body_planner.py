@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol
 from common.grammar import Grammar
 from grammars.gbnf import Gbnf
 from grammars.trying.messages import Trial, Verdict
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning.planner import Planner
 from router.api.planning.process import LargeBodies
 from router.api.planning.request_plan import RequestPlan

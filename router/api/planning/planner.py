@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from common.errors import InvalidRequest
 from common.grammar import Grammar
 from grammars.gbnf import Gbnf, lark_of_gbnf
-from router.api.bodies.asked import Asked, AskedTexts
-from router.api.bodies.kinds import RequestKind, asked_of
+from router.api.bodies.asked import Asked, AskedTexts, RequestKind, asked_of
 from router.api.planning.answer_syntax import AnswerRules, answer_rules
 from router.api.planning.output import MAX_CHOICES, planned_output
 from router.api.planning.request_plan import PlannedPrompt, RequestPlan

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 from common.child_process import start_helper
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning.messages import (
     LENGTHS,
     Message,

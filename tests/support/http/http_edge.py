@@ -32,7 +32,7 @@ from grammars.gbnf import Gbnf, lark_of_gbnf
 from grammars.trying.messages import Trial, Verdict
 from router.access.api_key_book import ApiKeyBook
 from router.access.middleware import PlainRequestMiddleware
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning.body_planner import TriesGrammars
 from router.api.planning.planner import Planner
 from router.api.planning.process import LargeBodies

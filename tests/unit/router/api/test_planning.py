@@ -13,7 +13,7 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.gbnf import Gbnf
 from router.api import generation
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning import body_planner
 from router.api.planning.body_planner import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
 from router.api.planning.planner import Planner

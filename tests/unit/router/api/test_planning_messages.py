@@ -14,9 +14,8 @@ from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
 from grammars.parts import GrammarParts, SchemaPart
-from router.api.bodies.asked import AnswerShape
+from router.api.bodies.asked import AnswerShape, RequestKind
 from router.api.bodies.client_tools import ClientTool
-from router.api.bodies.kinds import RequestKind
 from router.api.planning.messages import (
     LENGTHS,
     Message,
