@@ -28,7 +28,7 @@ from router.api.bodies.unknown_fields import UnknownFields
 from router.api.endpoints import ENDPOINTS, Endpoint
 from router.api.exchanges import Exchanges
 from router.api.planning.body_planner import BodyPlanner
-from router.api.planning.request_plan import PlannedPrompt, RequestPlan
+from router.api.planning.planner import PlannedPrompt, RequestPlan
 from router.api.prefix_sharing import PrefixSharing
 from router.api.sessions import session_id
 from router.core.cluster_view import ClusterView

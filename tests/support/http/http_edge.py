@@ -34,9 +34,8 @@ from router.access.api_key_book import ApiKeyBook
 from router.access.middleware import PlainRequestMiddleware
 from router.api.bodies.asked import RequestKind
 from router.api.planning.body_planner import TriesGrammars
-from router.api.planning.planner import Planner
+from router.api.planning.planner import Planner, RequestPlan
 from router.api.planning.process import LargeBodies
-from router.api.planning.request_plan import RequestPlan
 from router.app import create_app
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import DrainingNode, DrainNode

@@ -28,7 +28,7 @@ from router.api.planning.messages import (
     unpack_prompt,
     unpack_request,
 )
-from router.api.planning.request_plan import PlannedPrompt, RequestPlan, seed_of_choice
+from router.api.planning.planner import PlannedPrompt, RequestPlan, seed_of_choice
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
 from router.text.usage import UsageEvents
