@@ -5,8 +5,7 @@ process           the router's side of that process: its queue, its starts and e
 child             what runs in that process
 messages          what travels between the two: bodies, plans, errors
 planner           from a body to a plan: prompts as token ids, how choices draw, how they are shown
-output            how much: choices, tokens, log probabilities, within their bounds
-sampling          sampling parameters for one model
+choices           how many, how much each gets, and how it draws with one model
 answer_syntax     what an answer may hold (thinking, calls), and its grammar
 token_dead_ends   rules about tokens that leave none to draw
 

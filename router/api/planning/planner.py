@@ -20,8 +20,7 @@ from grammars.gbnf import Gbnf, lark_of_gbnf
 from grammars.parts import GrammarParts
 from router.api.bodies.asked import AnswerShape, Asked, AskedTexts, RequestKind, asked_of
 from router.api.planning.answer_syntax import AnswerRules, answer_rules
-from router.api.planning.output import MAX_CHOICES, planned_output
-from router.api.planning.sampling import planned_sampling
+from router.api.planning.choices import MAX_CHOICES, planned_output, planned_sampling
 from router.api.planning.token_dead_ends import check_drawable
 from router.http.errors import ModelNotFound
 from router.text.text_model import TextModel
