@@ -13,7 +13,6 @@ from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
-from common.request import RequestOutput
 from placement.store import PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
@@ -33,11 +32,11 @@ from router.dispatch.between_nodes import BetweenNodes
 from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
 from router.dispatch.liveness.silence import TICK_S
 from router.dispatch.node_clients import UNREACHED, NodeClient
+from router.dispatch.node_listener import OnOutputs
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.nodes")
 
-OnOutputs = Callable[[Incarnation, Sequence[RequestOutput]], None]
 OnNode = Callable[[Incarnation], None]
 OnSuspected = Callable[[Incarnation, bool], None]
 """A node, and whether it is heard."""
@@ -191,18 +190,10 @@ class NodePool:
         """Requests in progress, on whatever node."""
         return self._num_running()
 
-    def on_heard(
-        self,
-        node: Incarnation,
-        outputs: list[RequestOutput],
-        stuck_s: float,
-        *,
-        is_reached: bool,
-    ) -> None:
-        """Take a message of a node's stream; see `NodeListener`."""
+    def on_heard(self, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
+        """Take that a message of a node's stream came; see `NodeListener`."""
         unreached = "" if is_reached else UNREACHED
         self._perform(self.membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
-        self._on_outputs(node, outputs)
 
     def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
         """Take blocks that entered or left the node's prefix cache."""
@@ -280,7 +271,7 @@ class NodePool:
         """Open a client. A bad record of one node keeps no other node out."""
         node = record.incarnation
         try:
-            client = NodeClient(record, router, self, keys=self._keys)
+            client = NodeClient(record, router, self, self._on_outputs, keys=self._keys)
         except Exception:
             if node not in self._clients:
                 log.exception("%s at %r cannot be called", node, record.control_address)

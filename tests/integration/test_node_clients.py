@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -108,17 +108,12 @@ class Log:
         self.lost: list[str] = []
         self.blocks: list[BlockReport] = []
 
-    def on_heard(
-        self,
-        _node: Incarnation,
-        outputs: list[RequestOutput],
-        stuck_s: float,
-        *,
-        is_reached: bool,
-    ) -> None:
+    def on_heard(self, _node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
         self.num_messages += 1
         self.stuck_s = stuck_s
         self.is_reached = is_reached
+
+    def on_outputs(self, _node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
         self.heard += outputs
 
     def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
@@ -169,7 +164,9 @@ async def connected(
         address = node.link.address
     record = record_of(Incarnation("d0", epoch), Role.DECODE, address)
     log = Log()
-    client = NodeClient(replace(record, protocol=protocol), ROUTER, log, keys=keys)
+    client = NodeClient(
+        replace(record, protocol=protocol), ROUTER, log, log.on_outputs, keys=keys
+    )
     client.start()
     yield node, client, log
     await client.close()
@@ -352,9 +349,7 @@ async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again(
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(
-            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
-        ) -> None:
+        def broken(_node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 
@@ -542,10 +537,8 @@ async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it()
         await wait_until(lambda: len(node.asked) == 1)
         hear = log.on_heard
 
-        def hear_slowly(
-            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
-        ) -> None:
-            hear(_node, outputs, 0.0, is_reached=True)
+        def hear_slowly(_node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
+            hear(_node, stuck_s, is_reached=is_reached)
             release.set()
             time.sleep(0.02)
 
@@ -576,9 +569,7 @@ async def test_a_stream_that_breaks_while_it_is_not_read_leaves_the_next_one_rea
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(
-            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
-        ) -> None:
+        def broken(_node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 
