@@ -108,7 +108,7 @@ async def run_router_role(
             tracing=tracing,
         )
         feeding = asyncio.create_task(live.run(shutdown.either), name="live page")
-        await dispatcher.wait_for_nodes(shutdown.either)
+        await dispatcher.pool.wait_for_nodes(shutdown.either)
         await _serve(app, listener, config, registry, shutdown, certificate)
         await feeding
     finally:

@@ -1,7 +1,7 @@
 """Request flows on real nodes: effects become calls, replies and tokens become events.
 
 dispatcher          starts, feeds and ends the flows
-running_choice      one choice in progress, with its timers and its calls to nodes
+running_choice      one choice in progress, with its timers
 stream_calls        calls on the stream to a node: not sent yet, or without a reply
 node_clients        the router's end of one node: one stream, both ways
 calls_beside        calls beside that stream: to leave, and to take another role

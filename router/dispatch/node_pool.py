@@ -30,7 +30,7 @@ from router.core.membership import (
 )
 from router.dispatch.between_nodes import BetweenNodes
 from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
-from router.dispatch.liveness.silence import TICK_S
+from router.dispatch.liveness.silence import LOSS_S, TICK_S
 from router.dispatch.node_clients import UNREACHED, NodeClient
 from router.dispatch.node_listener import OnOutputs
 from router.watch.router_metrics import RouterMetrics
@@ -173,6 +173,17 @@ class NodePool:
     async def wait_heard(self) -> None:
         """Return when the store was asked, and every node that it listed then was heard or left."""
         await self._all_heard.wait()
+
+    async def wait_for_nodes(self, unless: asyncio.Event) -> None:
+        """Return when every node there is was heard, or `unless` is set. A silent one is waited for
+        as long as it takes to lose one.
+
+        A request before that would find fewer nodes than there are, or none.
+        """
+        tasks = {asyncio.create_task(one) for one in (self.wait_heard(), unless.wait())}
+        await asyncio.wait(tasks, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
 
     async def close(self) -> None:
         """Close every client."""
