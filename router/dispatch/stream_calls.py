@@ -207,9 +207,9 @@ Outcome = TypeVar("Outcome")
 class Caller(NamedTuple, Generic[Outcome]):
     """What takes the outcome of a call: one of the two is called, once, on the event loop.
 
-    Neither is called before the call returned. `on_reply` takes the node's reply, of which an error
-    is its refusal; `on_failed` takes why there is none: the node is lost, broke the protocol, or let
-    the deadline pass.
+    Neither is called before the call returned. `on_reply` takes the node's reply, which may be an
+    error: its refusal. `on_failed` takes why there is none: the node is lost, broke the protocol,
+    or let the deadline pass.
     """
 
     on_reply: Callable[[Outcome], None]
