@@ -10,6 +10,7 @@ A run that chooses among the tests of a file, by `-k` for example, collects them
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,6 +48,9 @@ class WholeFile(pytest.Item):
         self.config.hook.pytest_collection_modifyitems(
             session=self.session, config=self.config, items=tests
         )
+        # What a file imports stays. Tests that collect garbage would look at it each time.
+        gc.collect()
+        gc.freeze()
         return tests
 
     def runtest(self) -> NoReturn:
