@@ -163,11 +163,13 @@ def test_two_nodes_pull_the_same_blocks_at_once() -> None:
     world.check_closed()
 
 
-def test_a_source_that_keeps_half_of_its_host_memory_for_others_says_so_at_once() -> None:
+def test_a_source_that_keeps_half_of_its_host_memory_for_others_sends_the_beginning() -> None:
     world = Kept(num_host_blocks=7)
     world.fill()
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"missed": 1}
+    assert world.pulls() == {"landed": 1}
+    assert world.sent() == {"pool": 0, "host": 3, "disk": 0}
+    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1 + BLOCK_SIZE
     world.check_closed()
 
 
