@@ -50,9 +50,9 @@ way back for every such case. The price is the plan made twice, and the length o
 queue.
 
 Prefixes are copied out ahead of their eviction, each once after each use, so an allocation never
-waits for a copy. How far ahead follows from what steps evict: what is copied early is twice in
-memory meanwhile, so a fixed distance that bursts need would leave small pools no gain. A burst
-beyond it loses blocks once. What was used once is copied too, as far as uses of other blocks pay
+waits for a copy. How far ahead follows from what steps take, while blocks are free too, so the
+first eviction finds copies: what is copied early is twice in memory meanwhile, so a fixed distance
+that bursts need would leave small pools no gain. A burst beyond it loses blocks once. What was used once is copied too, as far as uses of other blocks pay
 for it, and takes at most a tenth of host memory from the rest: what nobody asks for again costs
 nothing where nothing is asked for again, and little elsewhere. One that is computed again soon
 after its eviction was used twice: turns of conversations are further apart than a pool holds. What
