@@ -115,6 +115,15 @@ class PrefixTransfers:
         is_cached = self._pool.prefix_cache.find(block_hash) is not None
         return is_cached or self._host_pool.note_use(block_hash)
 
+    def latest(self, count: int) -> tuple[BlockHash, ...]:
+        """Return the hashes of at most `count` blocks in memory, those that were used last first.
+
+        What only host memory has comes behind what the pool has.
+        """
+        in_pool, cache = self._pool.latest(count), self._pool.prefix_cache
+        below = (one for one in self._host_pool.latest() if cache.find(one) is None)
+        return (*in_pool, *islice(below, count - len(in_pool)))
+
     def begin(self, kept_ids: Items[int], block_hashes: Items[BlockHash]) -> ComingPrefix | None:
         """Take blocks for those with these hashes, behind `kept_ids`; None: there is no room."""
         self._pool.acquire_cached(kept_ids)

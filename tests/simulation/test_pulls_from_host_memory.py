@@ -14,7 +14,8 @@ from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.host_pool import ONCE_SHARE
-from node.flow.messages import AbortAttempt, SendBlocks
+from node.flow.messages import AbortAttempt, Drain, FetchBlocks, SendBlocks
+from node.flow.pulls.hand_over import UNASKED_S
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
     BLOCK_SIZE,
@@ -24,7 +25,7 @@ from tests.simulation.world import (
     World,
     assert_finished,
 )
-from tests.support.engine.build import make_prompt
+from tests.support.engine.build import check_idle, make_prompt
 from tests.support.examples import everyday
 
 OTHER = Incarnation("q", 1)
@@ -134,6 +135,31 @@ def test_what_is_sent_is_not_overwritten_meanwhile(num_evicted: int) -> None:
     world.overwrite()
     assert_finished(world, world.ask_q(last=10))
     assert world.pulls() == {"landed": 1}
+
+
+class KeptByLeaving(Kept):
+    hands_over = True
+
+
+def test_a_node_that_leaves_hands_over_what_only_host_memory_has() -> None:
+    world = KeptByLeaving()
+    world.fill()
+    world.p.inbox.put(Drain(100.0))
+    world.settle()
+    [(offering, offered)] = world.offered
+    assert offering == PREFILL
+    assert set(world.shared) <= set(offered)
+    world.to_nodes.append((OTHER, FetchBlocks(ROUTER, PREFILL, offered)))
+    world.settle()
+    assert world.sent()["host"] >= NUM_SHARED
+    world.advance(UNASKED_S)
+    world.settle()
+    assert world.p.num_drained == 1
+    check_idle(world.p.scheduler)
+    world.kill(world.p, is_noticed=False)
+    world.router.source = None
+    assert_finished(world, world.ask_q())
+    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
 
 
 def test_what_was_sent_is_the_last_to_give_way() -> None:

@@ -69,7 +69,7 @@ class PrefixSends:
         copies: CopiesUnderWay | None,
         disk: PrefixDisk,
     ) -> None:
-        self._pool, self._transfers = scheduler.pool, scheduler.prefix_transfers
+        self._transfers = scheduler.prefix_transfers
         self._block_size = scheduler.limits.block_size
         self._fingerprint = fingerprint
         self._copies, self._disk = copies, disk
@@ -104,8 +104,8 @@ class PrefixSends:
         return [opened, *(self._push_found(token, send) if reading is None else reading)]
 
     def offer(self, wanted: WarmNode) -> list[Effect]:
-        """Offer a new node what was used last; nothing if nothing is cached."""
-        block_hashes = tuple(self._pool.latest(MOST_BLOCKS))
+        """Offer a new node what was used last; nothing if nothing is in memory."""
+        block_hashes = self._transfers.latest(MOST_BLOCKS)
         return [OfferBlocks(block_hashes, wanted)] if block_hashes else []
 
     def on_ended(self, event: TransferEnded, now_s: float) -> list[Effect]:

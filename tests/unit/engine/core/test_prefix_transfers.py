@@ -10,7 +10,7 @@ from engine.core.prefix_transfers import ComingPrefix
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from tests.support.engine.build import BLOCK_SIZE, STRICT, Engine, check_books, make_request
-from tests.support.engine.keeping import ask, evict, keeping, use_twice
+from tests.support.engine.keeping import ask, evict, keeping, rest, use_twice
 
 HELD = 7
 """The id of a sequence that is not queued yet."""
@@ -238,6 +238,27 @@ def test_of_a_prefix_that_landed_in_part_the_rest_is_free() -> None:
     assert engine.scheduler.num_cached_tokens(sequence) == 2 * BLOCK_SIZE
     counts = engine.scheduler.pool.counts()
     assert (counts.cached, counts.free) == (2, engine.scheduler.pool.num_blocks - 2)
+
+
+def test_the_latest_are_those_of_the_pool_and_then_what_only_host_memory_has() -> None:
+    engine = keeping(num_host_blocks=32)
+    transfers, pool = engine.scheduler.prefix_transfers, engine.scheduler.pool
+    older, newer = kept_hashes(engine, family=1), kept_hashes(engine, family=2)
+    use_twice(engine, 3)
+    rest(engine)
+    kept = transfers.pin(newer[:1])
+    in_pool = tuple(pool.latest(6))
+    assert len(in_pool) > 3
+    latest = transfers.latest(100)
+    assert latest[: len(in_pool)] == in_pool
+    below = latest[len(in_pool) :]
+    assert len(set(latest)) == len(latest)
+    assert [one for one in below if one in newer] == newer, "each behind what is before it"
+    assert [one for one in below if one in older] == older
+    assert below.index(newer[-1]) < below.index(older[-1])
+    assert transfers.latest(len(in_pool) + 1) == latest[: len(in_pool) + 1]
+    assert transfers.latest(2) == in_pool[:2]
+    transfers.unpin(kept)
 
 
 def test_a_block_that_is_in_both_is_sent_from_the_pool() -> None:
