@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.host_pool import ONCE_SHARE
-from node.flow.messages import AbortAttempt, Drain, FetchBlocks, SendBlocks
+from node.flow.messages import AbortAttempt, Drain, FetchBlocks, Message, SendBlocks
 from node.flow.pulls.hand_over import UNASKED_S
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
@@ -135,6 +136,28 @@ def test_what_is_sent_is_not_overwritten_meanwhile(num_evicted: int) -> None:
     world.overwrite()
     assert_finished(world, world.ask_q(last=10))
     assert world.pulls() == {"landed": 1}
+
+
+@pytest.mark.parametrize("num_host_blocks", [7, 24])
+def test_a_receiver_of_an_earlier_release_gets_all_of_the_blocks_or_none(
+    num_host_blocks: int,
+) -> None:
+    world = Kept(num_host_blocks=num_host_blocks)
+    world.fill()
+    asked = world.ask_q()
+    world.step_until(
+        lambda: any(isinstance(message, SendBlocks) for _, message in world.to_nodes), frames=False
+    )
+    world.to_nodes = [(to, strict(message)) for to, message in world.to_nodes]
+    assert_finished(world, asked)
+    assert world.pulls() == {"missed" if num_host_blocks == 7 else "landed": 1}
+    world.check_closed()
+
+
+def strict(message: Message) -> Message:
+    if not isinstance(message, SendBlocks):
+        return message
+    return replace(message, ticket=replace(message.ticket, may_be_short=False))
 
 
 class KeptByLeaving(Kept):

@@ -219,7 +219,8 @@ class PrefixPulls:
         """Return how many whole blocks a commit is for; 0: it is for other tokens."""
         num_tokens = commit.num_tokens - pull.num_kept_tokens
         num_blocks, num_beyond = divmod(num_tokens, self._scheduler.limits.block_size)
-        return 0 if num_beyond or num_tokens > pull.num_tokens else num_blocks
+        is_fit = 0 < num_tokens <= pull.num_tokens and not num_beyond
+        return num_blocks if is_fit else 0
 
     def _on_staged(
         self, token: int, num_blocks: int, landed_at_s: float, error: Exception | None
