@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.gpu.stages.model import CONTEXT, Findings
-from tests.gpu.stages.runner import BLOCK_SIZE, LARGE, SMALL, median_ms, running
+from tests.gpu.stages.runner import BLOCK_SIZE, LARGE, SMALL, loaded, median_ms
 
 if TYPE_CHECKING:
     from engine.runner.model_runner import ModelRunner
@@ -21,15 +21,14 @@ def runner_quantised(card: Any, found: Findings) -> None:
     if not card.is_real:
         return
     for name in _QUANTISATIONS:
-        with running(SMALL, 2048, name) as runner:
-            _check_bits(runner, name)
+        _check_bits(loaded(SMALL, 2048, name), name)
         print(f"{name}: equal bits however rows are computed", flush=True)
     for name in _QUANTISATIONS:
         begun = time.monotonic()
-        with running(LARGE, 4096, name) as runner:
-            result: dict[str, Any] = {"load_s": round(time.monotonic() - begun, 1)}
-            found[f"runner_{name}"] = result
-            _time_steps(runner, result)
+        runner = loaded(LARGE, 4096, name)
+        result: dict[str, Any] = {"load_s": round(time.monotonic() - begun, 1)}
+        found[f"runner_{name}"] = result
+        _time_steps(runner, result)
         print(name, result, flush=True)
 
 

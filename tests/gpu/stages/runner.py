@@ -6,8 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +36,7 @@ def runner_bits(card: Any, found: Findings) -> None:
     """Chunks cut anywhere, rows among others, drafts, draws, and blocks that went to another."""
     if not card.is_real:
         return
-    with running(SMALL, 2048) as runner, running(SMALL, 2048) as other:
-        _check_bits(runner, other, found)
+    _check_bits(loaded(SMALL, 2048), loaded(SMALL, 2048), found)
 
 
 def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> None:
@@ -98,10 +96,10 @@ def runner_steps(card: Any, found: Findings) -> None:
     if not card.is_real:
         return
     begun = time.monotonic()
-    with running(LARGE, 4096) as runner:
-        found["runner_load_s"] = round(time.monotonic() - begun, 1)
-        print(f"loaded in {found['runner_load_s']} s", flush=True)
-        _time_steps(runner, found)
+    runner = loaded(LARGE, 4096)
+    found["runner_load_s"] = round(time.monotonic() - begun, 1)
+    print(f"loaded in {found['runner_load_s']} s", flush=True)
+    _time_steps(runner, found)
 
 
 def _time_steps(runner: ModelRunner, found: Findings) -> None:
@@ -205,31 +203,11 @@ def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
     return ScheduledSequence(0, prompt[699:], 699, table, SampleInput(way, 0, list(prompt), []))
 
 
-@contextmanager
-def running(
-    shape: dict[str, int], max_len: int, quantization: str = "none"
-) -> Iterator[ModelRunner]:
-    """Give a runner with random weights of this shape, quantised if they are to be.
+def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> ModelRunner:
+    """Return a runner with random weights of this shape, quantised if they are to be.
 
-    Its memory is free afterwards: three of the large ones are more than a card has.
+    It keeps its memory until the process ends: of the large ones a card has room for two.
     """
-    from engine.runner.gpu.cache.pool import GpuCache
-    from engine.runner.gpu.decoder import GpuDecoder
-
-    runner = _loaded(shape, max_len, quantization)
-    decoder, cache = runner.decoder, runner._cache
-    assert isinstance(decoder, GpuDecoder)
-    assert isinstance(cache, GpuCache)
-    try:
-        yield runner
-    finally:
-        weights = decoder.launches.weights
-        decoder.close()
-        weights.close()
-        cache.close()
-
-
-def _loaded(shape: dict[str, int], max_len: int, quantization: str) -> ModelRunner:
     from common.settings.config import EngineConfig, ModelConfig
     from engine.runner.start.load import load_model_runner
 

@@ -93,7 +93,7 @@ class _ThroughRing:
 class GpuCardPool:
     """The pool of one cache, which may have moved: `pool` and `memory` say where it is.
 
-    What is read of a layer's blocks is read behind the step that wrote them, by `layer_ends`.
+    What is read of a layer's blocks is read after the step that wrote them: see `layer_ends`.
     """
 
     def __init__(
