@@ -1,7 +1,8 @@
 """A card's pool for lanes of the host: blocks pass through a ring of slots in host memory.
 
 A lane reads and writes slots. Blocks are copied to them before it reads, and to the card after it
-has written and the bytes were verified: until then a piece has not arrived.
+has written and the bytes were verified: until then a piece has not arrived. The card is given the
+ring with the first copy: a node that hands KV over from card to card alone needs none.
 
 Slots for sending and for receiving are apart. Those for receiving are free again when this card has
 their blocks, whatever peers do, so two nodes that send to each other never wait for each other.
@@ -15,7 +16,7 @@ from functools import partial
 from common.errors import HandoffFailed
 from kv_transfer.connector.workers import Finish
 from kv_transfer.lanes.card_pool import CardPool, CardSums, Queued, Waits
-from kv_transfer.lanes.pool_memory import Pool
+from kv_transfer.lanes.pool_memory import Bytes, Pool
 from kv_transfer.shared.block_arrays import Blocks
 from kv_transfer.shared.limits import RING_RECEIVING_WINDOWS, RING_WINDOWS
 from kv_transfer.shared.ring_slots import Slots
@@ -29,6 +30,7 @@ class CardRing:
     def __init__(self, card: CardPool, ring: Pool, post: Callable[[Finish], None]) -> None:
         """Take `post`, which has the connector's thread do something."""
         self._card, self._post = card, post
+        self._memory: Bytes | None = ring.memory.bytes()
         num_receiving = max(1, ring.num_blocks * RING_RECEIVING_WINDOWS // RING_WINDOWS)
         num_sending = ring.num_blocks - num_receiving
         self.sending = Slots(0, num_sending)
@@ -55,6 +57,9 @@ class CardRing:
             self._post(partial(on_copied, error))
 
         try:
+            if self._memory is not None:
+                self._card.use_ring(self._memory)
+                self._memory = None
             queued = begin()
         except HandoffFailed as error:
             on_copied(error)

@@ -242,11 +242,9 @@ class TransportConnector:
                 self._workers.turn += 1
                 self._perform_all()
                 self._transport.wait(self._timeout_s())
-                self._workers.finish()
                 self._perform_all()  # Mostly a push or a commit woke this thread: it does not wait.
                 self._take_arrivals()
                 self._sending.take_written()
-                self._receiving.take_copied()
                 self._receiving.tick()
                 self._sending.tick()
         except BaseException as error:  # A thread that ends by `SystemExit` says nothing itself.
@@ -308,8 +306,12 @@ class TransportConnector:
 
     def _perform_all(self) -> None:
         while True:
-            # Between two effects, so that an abort stops chunks that are queued.
+            # Between two effects, so that an abort stops chunks that are queued, and so that what
+            # has ended elsewhere goes on before more of that kind is begun: a frame is sent while
+            # the next ones of its window are prepared.
             self._sending.take_calls()
+            self._workers.finish()
+            self._receiving.take_copied()
             if not self._effects:
                 return
             self._perform(self._effects.popleft())

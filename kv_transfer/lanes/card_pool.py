@@ -56,7 +56,8 @@ class CardPool(Protocol):
     def use_ring(self, memory: Bytes) -> None:
         """Take the memory of the ring for `begin_out` and `begin_in`, once: uint8 `[num_bytes]`.
 
-        It begins on a page, and is a ring for this layout (`pool_memory.ring_pool`).
+        It begins on a page, and is a ring for this layout (`pool_memory.ring_pool`). It was not
+        touched yet.
         """
 
     @property

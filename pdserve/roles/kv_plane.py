@@ -57,8 +57,13 @@ class KVPlane:
         key = keys.kv_key_path if keys else config.handoff.kv_key
         self._keys = load_curve_keys(Path(key)) if key else None
         self._is_rdma_wanted = transport == "rdma"
-        takes_rdma = transport == "auto" and self._keys is None
-        self._engine = self._start_engine() if self._is_rdma_wanted or takes_rdma else None
+        self._takes_rdma = self._is_rdma_wanted or (transport == "auto" and self._keys is None)
+        self._engine: MooncakeEngine | None = None
+        if self._is_rdma_wanted:
+            try:
+                self._engine = self._start_engine()
+            except RdmaUnavailable as error:
+                self._do_without_rdma(error)
 
     def host_memory(self, num_bytes: int, is_touched: bool) -> npt.NDArray[np.uint8] | None:
         """Return shared memory for the KV pool, or a ring; None: private memory will do.
@@ -68,7 +73,7 @@ class KVPlane:
 
         Raises `ConfigError` when it cannot be allocated and the transport is not `auto`.
         """
-        if not self._takes_shm and self._engine is None:
+        if not (self._takes_shm or self._is_rdma_wanted):
             return None
         try:
             self._shared = SharedPool(num_bytes, is_touched=is_touched)
@@ -121,7 +126,7 @@ class KVPlane:
         if card is None:
             pool = host_pool(runner.kv_bytes, model.layout)
         else:
-            pool = self._ring(card, model.layout)
+            pool = self._ring(model.layout)
         return ZmqConnector(
             pool,
             model.layout,
@@ -159,15 +164,17 @@ class KVPlane:
             log.debug("KV does not travel between cards: %s", error)
             return []
 
-    def _ring(self, card: CardPool, layout: KVLayout) -> Pool:
-        """Return the ring through which lanes of the host reach a card, which knows it now."""
+    def _ring(self, layout: KVLayout) -> Pool:
+        """Return the ring through which lanes of the host reach a card.
+
+        No page of it is touched: it takes memory when a lane needs it.
+        """
         handoff = self._config.handoff
         limits = Limits(window_bytes=handoff.kv_lanes * handoff.kv_window)
         num_bytes = PoolShape.ring(layout, limits.ring_slots(layout)).num_bytes
-        memory = self.host_memory(num_bytes, True)
+        memory = self.host_memory(num_bytes, False)
         if memory is None:
             memory = np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
-        card.use_ring(memory)
         return ring_pool(memory, layout)
 
     def _lanes(self, pool: Pool, layout: KVLayout, *, has_card: bool) -> list[Lane]:
@@ -179,22 +186,22 @@ class KVPlane:
         lanes: list[Lane] = []
         if self._takes_shm:
             lanes.append(ShmLane(layout, self._shared, self._shared_host, is_ring=has_card))
-        if self._engine is not None and has_card:
-            self._do_without_rdma(RdmaUnavailable("the KV cache is on a GPU"))
-        elif self._engine is not None:
+        if self._takes_rdma:
             try:
-                window_bytes = self._config.handoff.kv_window
-                lanes.append(RdmaLane(pool, self._engine, window_bytes=window_bytes))
+                lanes.append(self._rdma_lane(pool, has_card=has_card))
             except RdmaUnavailable as error:
                 self._do_without_rdma(error)
         return lanes
 
-    def _start_engine(self) -> MooncakeEngine | None:
-        try:
-            return MooncakeEngine(self._host, self._config.handoff.rdma_devices)
-        except RdmaUnavailable as error:
-            self._do_without_rdma(error)
-            return None
+    def _rdma_lane(self, pool: Pool, *, has_card: bool) -> Lane:
+        """Return the lane by RDMA; `RdmaUnavailable`, with a card before any engine is started."""
+        if has_card:
+            raise RdmaUnavailable("the KV cache is on a GPU")
+        engine = self._engine or self._start_engine()
+        return RdmaLane(pool, engine, window_bytes=self._config.handoff.kv_window)
+
+    def _start_engine(self) -> MooncakeEngine:
+        return MooncakeEngine(self._host, self._config.handoff.rdma_devices)
 
     def _do_without_rdma(self, error: RdmaUnavailable) -> None:
         if self._is_rdma_wanted:

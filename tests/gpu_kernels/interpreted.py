@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,10 @@ _ONLY_COMPILED = ("IS_PROGRAMMATIC", "PREFETCH", "HAS_PTX")
 """Constants of a kernel's parts that are PTX, which the interpreter does not know."""
 
 
+_running = threading.Lock()
+"""The interpreter patches Triton's modules while a kernel runs, so one runs at a time."""
+
+
 class InterpretedKernel:
     """A kernel that runs in the interpreter when it is launched."""
 
@@ -133,7 +138,7 @@ class InterpretedKernel:
 
         def run(_: int) -> None:
             # Rows of padding and slots that nobody reads are NaN.
-            with np.errstate(all="ignore"), warnings.catch_warnings():
+            with _running, np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._spec.function[grid](**given, **self._constants)
 

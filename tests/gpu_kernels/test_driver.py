@@ -15,7 +15,8 @@ from engine.runner.cache.layers_out import LayersOut
 from engine.runner.gpu import cuda_driver
 from engine.runner.gpu.cache.card_pool import GpuCardPool, OpenedCache
 from engine.runner.gpu.cache.copies import CardSide
-from engine.runner.gpu.cache.pool import QueuedLayers
+from engine.runner.gpu.cache.layer_ends import LayerEnds, QueuedLayers
+from engine.runner.gpu.cache.pinned import PinnedBuffers
 from engine.runner.gpu.cuda_driver import Device, Driver, GpuError, Launch, Memory, load_driver
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import KVPool, Launches
@@ -31,6 +32,8 @@ class RecordingLibrary:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.events: list[tuple[str, int]] = []
+        """Calls with an event, and its handle."""
         self.failing: dict[str, int] = {}
         self._next = 1 << 20
         self._pinned: list[Any] = []
@@ -56,6 +59,13 @@ class RecordingLibrary:
         elif name == "cuMemHostAlloc":
             self._pinned.append(ctypes.create_string_buffer(arguments[1].value))
             arguments[0]._obj.value = ctypes.addressof(self._pinned[-1])
+        elif name == "cuEventCreate":
+            arguments[0]._obj.value = self._next
+            self._next += 1
+        elif name == "cuEventRecord":
+            self.events.append((name, arguments[0].value))
+        elif name == "cuStreamWaitEvent":
+            self.events.append((name, arguments[1].value))
         elif name == "cuGetErrorString":
             arguments[1]._obj.value = b"no memory"
 
@@ -81,6 +91,12 @@ def library() -> RecordingLibrary:
 @pytest.fixture
 def device(library: RecordingLibrary) -> Device:
     return Device(Driver(library), 0)
+
+
+def ends_on(device: Device, num_layers: int = 1) -> LayerEnds:
+    ends = LayerEnds(device, 7, num_layers)
+    ends.forget(NUM_BLOCKS)
+    return ends
 
 
 def matrix(num_outputs: int, num_inputs: int) -> Matrix:
@@ -145,7 +161,8 @@ def test_a_copy_of_blocks_waits_for_every_step_that_is_queued(
 ) -> None:
     """A step that was begun early may still write a block that has another owner by then."""
     pool = KVPool(1, NUM_BLOCKS, BLOCK, 64)
-    side = CardSide(device, lambda spec: _RecordingKernel(device, spec), lambda: pool, 7)
+    buffers = PinnedBuffers(device)
+    side = CardSide(device, lambda spec: _RecordingKernel(device, spec), lambda: pool, 7, buffers)
     ours, theirs = np.array([3, 5]), np.array([0, 1])
     host = np.zeros((2, 4, pool.piece_bytes), np.uint8)
     library.calls.clear()
@@ -176,8 +193,9 @@ def test_blocks_pass_a_ring_on_streams_of_their_own_and_no_thread_waits_in_the_d
     pool, streams = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024), list[int]()
     memory = Memory(1 << 20, 1 << 20, lambda: None)
     card = GpuCardPool(
-        device, lambda _: _StreamKernel(streams), lambda: pool, lambda: memory, 7, [device.event()]
-    )
+        device, lambda _: _StreamKernel(streams), lambda: pool, lambda: memory, 7,
+        PinnedBuffers(device), ends_on(device),
+    )  # fmt: skip
     card.use_ring(np.zeros(2 * 4 * 1024, np.uint8))
     assert "cuMemHostRegister_v2" in library.calls
     blocks, slots = np.array([2, 0]), np.array([1, 3])
@@ -235,7 +253,7 @@ def test_a_copy_out_of_another_cache_is_queued_and_not_waited_for(
     memory = Memory(1 << 20, 1 << 20, lambda: None)
     card = GpuCardPool(
         device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory,
-        7, [device.event()],
+        7, PinnedBuffers(device), ends_on(device),
     )  # fmt: skip
     source, blocks = OpenedCache(device, memory, NUM_BLOCKS), np.array([1, 2])
     for _ in range(2):  # The first one makes a stream and a buffer.
@@ -260,26 +278,34 @@ def test_sums_are_made_behind_the_end_of_their_layer(
     """Layers are told when all are queued, and no thread waits for one to be computed."""
     pool = KVPool(1 << 20, NUM_BLOCKS, BLOCK, 1024)
     memory = Memory(1 << 20, 1 << 20, lambda: None)
-    ends = [device.event(), device.event()]
+    ends = ends_on(device, 2)
     card = GpuCardPool(
         device, lambda spec: _RecordingKernel(device, spec), lambda: pool, lambda: memory,
-        7, ends,
+        7, PinnedBuffers(device), ends,
     )  # fmt: skip
-    told: list[int] = []
-    queued = QueuedLayers(ends, 7)
-    layers = LayersOut(told.append, queued.mark, most_under_way=2)
-    library.calls.clear()
-    layers.on_computed(0)
-    assert told == []
-    layers.on_computed(1)
-    assert told == [0, 1]
-    assert library.calls == ["cuEventRecord", "cuEventRecord"]
-    layers.finish()
-    library.calls.clear()
-    card.begin_sums(1, np.array([1, 2]))
-    begun = [name for name in library.calls if name != "cuCtxSetCurrent"]
-    assert begun.index("cuStreamWaitEvent") < begun.index("cuLaunchKernelEx")
-    assert not any("Synchronize" in name for name in library.calls)
+    recorded: list[list[int]] = []
+    for block in (1, 2):
+        told: list[int] = []
+        ends.begin(np.array([block]))
+        layers = LayersOut(told.append, QueuedLayers(ends).mark, most_under_way=2)
+        library.calls.clear()
+        library.events.clear()
+        layers.on_computed(0)
+        assert told == []
+        layers.on_computed(1)
+        assert told == [0, 1]
+        assert library.calls == ["cuEventRecord", "cuEventRecord"]
+        layers.finish()
+        recorded.append([handle for _, handle in library.events])
+    for step, blocks in ((0, [1]), (1, [2]), (1, [1, 2])):
+        library.calls.clear()
+        library.events.clear()
+        card.begin_sums(1, np.array(blocks))
+        begun = [name for name in library.calls if name != "cuCtxSetCurrent"]
+        assert begun.index("cuStreamWaitEvent") < begun.index("cuLaunchKernelEx")
+        assert not any("Synchronize" in name for name in library.calls)
+        # Not for the step behind the one that wrote them, which may take long.
+        assert library.events[0] == ("cuStreamWaitEvent", recorded[step][1])
 
 
 def test_memory_is_freed_once(library: RecordingLibrary, device: Device) -> None:

@@ -43,3 +43,17 @@ def test_buffers_are_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     for buffer in held:
         buffers.give_back(buffer)
     assert device.pinned_bytes == 1024 + 2048
+
+
+def test_small_buffers_are_kept_beside_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each copy of few bytes would pin memory of its own while swaps have filled the rest."""
+    monkeypatch.setattr(pinned, "MOST_FREE_BYTES", 4096)
+    device: Any = CountingDevice()
+    buffers = PinnedBuffers(device)
+    for held in [[buffers.take(2048), buffers.take(2048)], [buffers.take(64)]]:
+        for buffer in held:
+            buffers.give_back(buffer)
+    before = device.pinned_bytes
+    assert before == 2048 + 64
+    assert buffers.take(50).memory.num_bytes == 64
+    assert device.pinned_bytes == before

@@ -31,6 +31,7 @@ from engine.runner.weights.checkpoint import Checkpoint
 from engine.runner.weights.model_spec import read_decoder_spec
 from engine.runner.weights.rope import halves_first
 from engine.runner.weights.tensor_source import TensorSource
+from tests.support.engine.moved_blocks import new_ring
 from tests.support.models.hub_formats import (
     Awq,
     Fp8,
@@ -263,6 +264,11 @@ def test_kernels_of_all_layers_are_compiled_before_they_are_needed(
     assert [layer.down.form for layer in weights_on(runner).layers] == [Form.Q4_0, Form.BF16]
     computed(runner, PROMPT[:6], [4, 5])
     decoder: Any = runner.decoder
+    pool: Any = runner.card_pool
+    pool.use_ring(new_ring(runner.layout, 2))
+    pool.begin_out(0, np.array([0]), np.array([1])).wait()
+    pool.begin_in(0, np.array([1]), np.array([0])).wait()
+    pool.begin_sums(0, np.array([0])).wait()
     card: InterpretedCard = decoder.launches._make_kernel.__self__
     assert len(card.compiled) > 20
     assert card.late == ()

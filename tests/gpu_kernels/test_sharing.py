@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 # First: it puts Triton into its interpreter before any kernel is decorated.
-from tests.gpu_kernels.interpreted import InterpretedDevice, InterpretedKernel  # isort: skip
+from tests.gpu_kernels.interpreted import (  # isort: skip
+    InterpretedDevice,
+    InterpretedEvent,
+    InterpretedKernel,
+)
 
 import numpy as np
 import pytest
@@ -90,6 +94,38 @@ def test_a_sum_shows_what_changed(cache: GpuCache, change: str) -> None:
     assert after is not None
     assert before[0] == after[0]
     assert before[1] != after[1]
+
+
+def test_what_is_sent_waits_for_the_step_that_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for one of which nobody was told: what it wrote can be found when it has returned."""
+    recorded: list[InterpretedEvent] = []
+    waited: list[InterpretedEvent] = []
+
+    class RecordedEvent(InterpretedEvent):
+        def record(self, stream: int) -> None:
+            recorded.append(self)
+
+        def delay(self, stream: int) -> None:
+            waited.append(self)
+
+    monkeypatch.setattr(InterpretedDevice, "event", lambda _: RecordedEvent())
+    cache = cache_on(InterpretedDevice())
+    told: list[int] = []
+    for block, on_layer in ((1, told.append), (2, None), (3, told.append)):
+        layers = cache.layers_out(np.array([block * LAYOUT.block_size + 3]), on_layer)
+        for layer in range(LAYOUT.num_layers):
+            layers.on_computed(layer)
+        layers.finish()
+    assert told == [0, 1, 0, 1]
+    ends = recorded.copy()  # two layers, a whole step, two layers
+
+    def is_behind(block: int) -> int:
+        waited.clear()
+        cache.card_pool.begin_sums(0, np.array([block])).wait()
+        return ends.index(waited[0])
+
+    assert [is_behind(block) for block in (2, 3)] == [2, 3]
+    assert is_behind(1) == 2  # What lies behind two steps and more waits for the one before.
 
 
 @pytest.mark.parametrize("is_summed", [True, False])
@@ -237,10 +273,9 @@ class Node:
         self.events: queue.Queue[ConnectorEvent] = queue.Queue()
         card: CardPool = self.cache.card_pool
         lanes: list[Lane] = [IpcLane(LAYOUT, card, is_offered=True)] if lane == "ipc" else []
-        ring = new_ring(LAYOUT, NUM_SLOTS)
-        card.use_ring(ring)
+        ring = ring_pool(new_ring(LAYOUT, NUM_SLOTS), LAYOUT)
         self.connector = ZmqConnector(
-            ring_pool(ring, LAYOUT), LAYOUT, self.incarnation, self.events.put,
+            ring, LAYOUT, self.incarnation, self.events.put,
             lanes=lanes, card=card,
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,8 @@ import pytest
 from common.errors import HandoffFailed
 from kv_transfer.contract import Landed, LandingFailed, Released, Ticket, TransferEnded
 from kv_transfer.lanes.ipc.ipc_lane import IpcLane
+from kv_transfer.lanes.lane import OnPayload, Payload
+from kv_transfer.shared.chunks import LayerChunk
 from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from tests.contract.kv_connector.killed_sender import killed_sender
@@ -147,6 +150,34 @@ def test_a_frame_waits_until_its_layer_is_computed(
     assert order.count("copied") >= 3
     for end in range(len(order)):
         assert order[:end].count("computed") >= order[:end].count("copied")
+
+
+def test_a_frame_is_sent_while_the_next_ones_are_prepared(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window has room for all. Those whose sums are known do not wait until it is full."""
+    prefill, decode = (cluster.node(name) for name in "pd")
+    are_pushed, is_first_summed = threading.Event(), threading.Event()
+    numbers, sent_before = itertools.count(1), dict[int, int]()
+    begin_payload = IpcLane.begin_payload
+
+    def begun(lane: IpcLane, chunk: LayerChunk, on_payload: OnPayload, *, is_summed: bool) -> None:
+        def told(payload: Payload | HandoffFailed) -> None:
+            on_payload(payload)
+            is_first_summed.set()
+
+        number = next(numbers)
+        assert number != 1 or are_pushed.wait(WAIT_S)
+        assert number != 2 or is_first_summed.wait(WAIT_S)
+        sent_before[number] = prefill.connector.statistics().bytes_sent
+        begin_payload(lane, chunk, told, is_summed=is_summed)
+
+    monkeypatch.setattr(IpcLane, "begin_payload", begun)
+    ticket = cluster.ticket(decode, TARGETS)
+    send(prefill, decode, ticket, SOURCES)
+    are_pushed.set()
+    assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
+    assert sent_before[1] == sent_before[2] == 0 < sent_before[3]
 
 
 @pytest.mark.covers("F14", "F56")

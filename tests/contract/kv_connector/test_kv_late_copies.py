@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Iterator
@@ -22,14 +23,18 @@ from kv_transfer.contract import (
     Ticket,
     TransferEnded,
 )
+from kv_transfer.lanes.lane import Copied
 from kv_transfer.lanes.pool_memory import Bytes, Pool
+from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.limits import MAX_WAIT_S, Limits
 from kv_transfer.shared.pool_shape import PoolShape
+from kv_transfer.transport import Parts
 from tests.support.clocks.stall_free_clock import StallFreeClock
 from tests.support.engine.device_memory import DeviceMemory
 from tests.support.kv.fake_late_lane import Copier, FakeLateLane
 from tests.support.kv.kinds import FakeLateKind
 from tests.support.kv.kv_cluster import (
+    PAIR_BYTES,
     WAIT_S,
     Cluster,
     Node,
@@ -94,6 +99,37 @@ def test_nothing_is_acknowledged_or_landed_before_its_copy_is_over(
     assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
     assert np.array_equal(decode.pool, wanted)
     assert_ended_once(prefill, decode)
+
+
+def test_a_copy_that_is_over_does_not_wait_until_all_that_arrived_are_begun(
+    cluster: Cluster, kind: FakeLateKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender may send the next frame meanwhile."""
+    prefill, decode = (cluster.node(name) for name in "pd")
+    num_taken, numbers, taken_before = 0, itertools.count(1), dict[int, int]()
+    begin_copy, take_copied = FakeLateLane.begin_copy, FakeLateLane.take_copied
+
+    def begun(lane: FakeLateLane, write: Write, parts: Parts, pool: Pool) -> None:
+        number = next(numbers)
+        if number == 1:  # The others arrive before this one is over.
+            wait_until(lambda: prefill.connector.statistics().bytes_sent == 9 * PAIR_BYTES)
+        if number == 2:
+            wait_until(lambda: kind.copier.num_over)
+        taken_before[number] = num_taken
+        begin_copy(lane, write, parts, pool)
+
+    def taken(lane: FakeLateLane) -> list[Copied]:
+        nonlocal num_taken
+        copied = take_copied(lane)
+        num_taken += len(copied)
+        return copied
+
+    monkeypatch.setattr(FakeLateLane, "begin_copy", begun)
+    monkeypatch.setattr(FakeLateLane, "take_copied", taken)
+    ticket = cluster.ticket(decode, TARGETS)
+    send(prefill, decode, ticket, SOURCES)
+    assert decode.wait_event() == Landed(ticket.lease_token, commit_for(ticket))
+    assert taken_before[1] == taken_before[2] == 0 < taken_before[3]
 
 
 @pytest.mark.covers("F14", "F56")

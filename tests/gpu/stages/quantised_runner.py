@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tests.gpu.stages.model import CONTEXT, Findings
-from tests.gpu.stages.runner import _LARGE, _SMALL, BLOCK_SIZE, _median_ms, loaded
+from tests.gpu.stages.runner import BLOCK_SIZE, LARGE, SMALL, loaded, median_ms
+
+if TYPE_CHECKING:
+    from engine.runner.model_runner import ModelRunner
 
 _QUANTISATIONS = ("q4_0", "q8_0")
 
@@ -18,17 +21,21 @@ def runner_quantised(card: Any, found: Findings) -> None:
     if not card.is_real:
         return
     for name in _QUANTISATIONS:
-        _check_bits(name)
+        _check_bits(loaded(SMALL, 2048, name), name)
         print(f"{name}: equal bits however rows are computed", flush=True)
     for name in _QUANTISATIONS:
-        _time_steps(found, name)
+        begun = time.monotonic()
+        runner = loaded(LARGE, 4096, name)
+        result: dict[str, Any] = {"load_s": round(time.monotonic() - begun, 1)}
+        found[f"runner_{name}"] = result
+        _time_steps(runner, result)
+        print(name, result, flush=True)
 
 
-def _check_bits(quantization: str) -> None:
+def _check_bits(runner: ModelRunner, quantization: str) -> None:
     """Compare chunks cut anywhere, decoded rows, and rows among others."""
     from tests.support.models.running import logits_of, scheduled
 
-    runner = loaded(_SMALL, 2048, quantization)
     prompt = np.random.default_rng(3).integers(0, 4000, 700).tolist()
     table = list(range(20, 31))
     results = []
@@ -49,16 +56,16 @@ def _check_bits(quantization: str) -> None:
     assert not differing, f"{quantization}: {differing} of {len(results)} differ"
 
 
-def _time_steps(found: Findings, quantization: str) -> None:
+def _time_steps(runner: ModelRunner, result: dict[str, Any]) -> None:
     """Time steps and prompts of an 8B model from the host's batch to the host's tokens."""
     from common.request import SamplingParams
     from engine.core.runner_contract import SampleInput, ScheduledSequence
     from engine.core.step.step_batch import batch_of
+    from engine.runner.gpu.decoder import GpuDecoder
 
-    begun = time.monotonic()
-    runner = loaded(_LARGE, 4096, quantization)
-    result: dict[str, Any] = {"load_s": round(time.monotonic() - begun, 1)}
-    weights = runner.decoder.launches.weights
+    decoder = runner.decoder
+    assert isinstance(decoder, GpuDecoder)
+    weights = decoder.launches.weights
     result["weights_gb"] = round(sum(one.num_bytes for one in weights.memories) / 1e9, 2)
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     history = [7] * 4096
@@ -71,10 +78,8 @@ def _time_steps(found: Findings, quantization: str) -> None:
             )
             for place in range(count)
         ]  # fmt: skip
-        result[f"step_{count}_ms"] = _median_ms(runner, batch_of(sequences), 20)
+        result[f"step_{count}_ms"] = median_ms(runner, batch_of(sequences), 20)
     for length in (512, 4096):
         sample = SampleInput(greedy, 0, history[:length], [])
         chunk = ScheduledSequence(0, history[:length], 0, range(length // BLOCK_SIZE), sample)
-        result[f"prefill_{length}_ms"] = _median_ms(runner, [chunk], 5)
-    found[f"runner_{quantization}"] = result
-    print(quantization, result, flush=True)
+        result[f"prefill_{length}_ms"] = median_ms(runner, [chunk], 5)

@@ -6,21 +6,25 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tests.gpu.stages.model import CONTEXT, QWEN3_8B, Findings
 
+if TYPE_CHECKING:
+    from engine.core.runner_contract import ScheduledSequence
+    from engine.runner.model_runner import ModelRunner
+
 BLOCK_SIZE = 64
-_SMALL = {
+SMALL = {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
     "num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4000,
 }  # fmt: skip
 """A group of seven heads, which does not divide a tile."""
-_LARGE = {
+LARGE = {
     "hidden_size": QWEN3_8B.hidden_size, "intermediate_size": QWEN3_8B.intermediate_size,
     "num_hidden_layers": QWEN3_8B.num_layers, "num_attention_heads": QWEN3_8B.num_heads,
     "num_key_value_heads": QWEN3_8B.num_kv_heads, "head_dim": QWEN3_8B.head_dim,
@@ -32,10 +36,13 @@ def runner_bits(card: Any, found: Findings) -> None:
     """Chunks cut anywhere, rows among others, drafts, draws, and blocks that went to another."""
     if not card.is_real:
         return
+    _check_bits(loaded(SMALL, 2048), loaded(SMALL, 2048), found)
+
+
+def _check_bits(runner: ModelRunner, other: ModelRunner, found: Findings) -> None:
     from tests.support.engine.moved_blocks import move_blocks
     from tests.support.models.running import host_draw, logits_of, scheduled
 
-    runner, other = loaded(_SMALL, 2048), loaded(_SMALL, 2048)
     prompt = np.random.default_rng(3).integers(0, 4000, 700).tolist()
     table = list(range(20, 31))
 
@@ -74,7 +81,7 @@ def runner_bits(card: Any, found: Findings) -> None:
     print(f"warm-up {time.monotonic() - begun:.1f} s: {found['runner_step_costs']}", flush=True)
 
 
-def _check_going_on(runner: Any) -> None:
+def _check_going_on(runner: ModelRunner) -> None:
     """Rows that end in the middle, greedy or drawn: the same tokens, begun ahead or not."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 4000, 100 + 37 * place).tolist() for place in range(12)]
@@ -88,14 +95,18 @@ def runner_steps(card: Any, found: Findings) -> None:
     """What `execute` takes with an 8B model: from the host's batch to the host's tokens."""
     if not card.is_real:
         return
+    begun = time.monotonic()
+    runner = loaded(LARGE, 4096)
+    found["runner_load_s"] = round(time.monotonic() - begun, 1)
+    print(f"loaded in {found['runner_load_s']} s", flush=True)
+    _time_steps(runner, found)
+
+
+def _time_steps(runner: ModelRunner, found: Findings) -> None:
     from common.request import SamplingParams
     from engine.core.runner_contract import SampleInput, ScheduledSequence
     from engine.core.step.step_batch import batch_of
 
-    begun = time.monotonic()
-    runner = loaded(_LARGE, 4096)
-    found["runner_load_s"] = round(time.monotonic() - begun, 1)
-    print(f"loaded in {found['runner_load_s']} s", flush=True)
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     history = [7] * 4096
     for count in (1, 8, 32, 64, 128):
@@ -109,7 +120,7 @@ def runner_steps(card: Any, found: Findings) -> None:
                 for place in range(count)
             ]
         )  # fmt: skip
-        found[f"runner_step_{count}_ms"] = _median_ms(runner, batch, 20)
+        found[f"runner_step_{count}_ms"] = median_ms(runner, batch, 20)
         print(count, "sequences:", found[f"runner_step_{count}_ms"], "ms", flush=True)
     for count in (1, 8, 32, 64, 128):
         prompts = np.random.default_rng(count).integers(0, 1000, (count, CONTEXT - 30)).tolist()
@@ -121,8 +132,8 @@ def runner_steps(card: Any, found: Findings) -> None:
     for length in (512, 4096):
         sample = SampleInput(greedy, 0, history[:length], [])
         chunk = ScheduledSequence(0, history[:length], 0, range(length // BLOCK_SIZE), sample)
-        found[f"runner_prefill_{length}_ms"] = _median_ms(runner, [chunk], 5)
-        found[f"runner_exported_{length}_ms"] = _median_ms(runner, [chunk], 5, lambda _: None)
+        found[f"runner_prefill_{length}_ms"] = median_ms(runner, [chunk], 5)
+        found[f"runner_exported_{length}_ms"] = median_ms(runner, [chunk], 5, lambda _: None)
         print(
             f"prefill of {length}: {found[f'runner_prefill_{length}_ms']} ms; with each layer "
             f"told {found[f'runner_exported_{length}_ms']} ms", flush=True,
@@ -130,7 +141,7 @@ def runner_steps(card: Any, found: Findings) -> None:
 
 
 def _decoded(
-    runner: Any, prompts: Sequence[Sequence[int]], num_tokens: int, *, goes_on: bool,
+    runner: ModelRunner, prompts: Sequence[Sequence[int]], num_tokens: int, *, goes_on: bool,
     is_even: bool = False,
 ) -> tuple[list[list[int]], list[float]]:  # fmt: skip
     """Answer prompts as a node does; return the outputs, and when each step's tokens were there.
@@ -171,7 +182,11 @@ def _decoded(
     return list(outputs.values()), times
 
 
-def _median_ms(runner: Any, batch: Any, repeats: int, on_layer: Any = None) -> float:
+def median_ms(
+    runner: ModelRunner, batch: Sequence[ScheduledSequence], repeats: int,
+    on_layer: Callable[[int], None] | None = None,
+) -> float:  # fmt: skip
+    """Return what `execute` takes."""
     taken = []
     for _ in range(repeats):
         begun = time.monotonic()
@@ -188,14 +203,17 @@ def _drawing(prompt: Sequence[int], table: Sequence[int], seed: int) -> Any:
     return ScheduledSequence(0, prompt[699:], 699, table, SampleInput(way, 0, list(prompt), []))
 
 
-def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> Any:
-    """Return a runner with random weights of this shape, quantised if they are to be."""
+def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> ModelRunner:
+    """Return a runner with random weights of this shape, quantised if they are to be.
+
+    It keeps its memory until the process ends: of the large ones a card has room for two.
+    """
     from common.settings.config import EngineConfig, ModelConfig
     from engine.runner.start.load import load_model_runner
 
     config = {
-        "architectures": ["Qwen2ForCausalLM" if shape is _SMALL else "Qwen3ForCausalLM"],
-        "model_type": "qwen2" if shape is _SMALL else "qwen3", "rms_norm_eps": 1e-6,
+        "architectures": ["Qwen2ForCausalLM" if shape is SMALL else "Qwen3ForCausalLM"],
+        "model_type": "qwen2" if shape is SMALL else "qwen3", "rms_norm_eps": 1e-6,
         "rope_theta": 1e6, "max_position_embeddings": 40960, "hidden_act": "silu",
         "tie_word_embeddings": False, "eos_token_id": 2, **shape,
     }  # fmt: skip
@@ -206,7 +224,7 @@ def loaded(shape: dict[str, int], max_len: int, quantization: str = "none") -> A
                         quantization=quantization),
             EngineConfig(
                 attention_backend="triton", max_num_seqs=128,
-                kv_cache_memory=24 << 30 if shape is _LARGE else 1 << 28,
+                kv_cache_memory=24 << 30 if shape is LARGE else 1 << 28,
                 max_num_batched_tokens=4096, block_size=BLOCK_SIZE,
             ),
         )  # fmt: skip

@@ -18,6 +18,7 @@ import numpy as np
 from common.errors import HandoffFailed
 from common.ids import AttemptId, Incarnation
 from engine.runner.gpu.cache.card_pool import specs_of
+from engine.runner.gpu.cache.copies import copy_specs
 from engine.runner.gpu.cache.pool import GpuCache
 from kv_transfer.lanes.ipc.descriptors import fetch_descriptor
 from tests.gpu import ipc_sender
@@ -32,6 +33,8 @@ def ipc(card: Any, found: Findings) -> None:
     """Copies out of another process's cache, and what becomes of them when that process dies."""
     layout = ipc_sender.LAYOUT
     kernels = [card.kernel(spec) for spec in specs_of(layout.piece_bytes)]
+    for spec in copy_specs(layout.piece_bytes):  # Those of the ring and of swapping compile.
+        card.kernel(spec)
     if not card.is_real:
         return
     with closing(cache_of(card, layout)) as cache:
@@ -149,7 +152,7 @@ def ipc_lane(card: Any, found: Findings) -> None:
     assert found["ipc_lane_is_right_after_death"]
 
 
-def _tickets(connector: Any, number: int, count: int) -> list[Any]:
+def tickets_for(connector: Any, number: int, count: int) -> list[Any]:
     """Open a landing for each prompt, at the places that it has in the sender's cache."""
     from kv_transfer.contract import Ticket
 
@@ -172,7 +175,7 @@ def _handoffs(sender: Any, connector: Any, events: Any, number: int, count: int)
     """Hand over so many prompts at a time; return the seconds until the last has landed."""
     from kv_transfer.contract import Landed
 
-    tickets = _tickets(connector, number, count)
+    tickets = tickets_for(connector, number, count)
     begun = time.monotonic()
     sender.stdin.write(pickle.dumps(tickets))
     sender.stdin.flush()
@@ -189,7 +192,7 @@ def _kill(sender: Any, connector: Any, events: Any, found: Findings) -> None:
     """Kill the sender while its prompts are copied; every landing ends, and nothing else does."""
     from kv_transfer.contract import Landed, LandingFailed, Released
 
-    tickets = _tickets(connector, 800, 4)
+    tickets = tickets_for(connector, 800, 4)
     before = connector.statistics().bytes_received
     sender.stdin.write(pickle.dumps(tickets))
     sender.stdin.flush()

@@ -115,6 +115,7 @@ class FakeCard:
         return self._begin(copy)
 
     def use_ring(self, memory: Bytes) -> None:
+        assert self.ring is None
         self.ring = ring_pool(memory, self.layout)
 
     def begin_out(self, layer: int, blocks: Blocks, slots: Blocks) -> _Queued:

@@ -275,7 +275,6 @@ class CardKind(ZmqKind):
             card.layout
         )
         memory = self.ring_memory(PoolShape.ring(card.layout, num_slots).num_bytes)
-        card.use_ring(memory)
         return ring_pool(memory, card.layout)
 
     def ring_memory(self, num_bytes: int) -> Bytes:

@@ -18,7 +18,8 @@ import numpy as np
 
 from common.errors import HandoffFailed
 from engine.runner.cache.device_copies import IsComplete
-from engine.runner.gpu.cache.copies import CardSide
+from engine.runner.gpu.cache.copies import CardSide, copy_specs
+from engine.runner.gpu.cache.layer_ends import LayerEnds
 from engine.runner.gpu.cache.pinned import PinnedBuffer, PinnedBuffers
 from engine.runner.gpu.cuda_driver import Device, Event, GpuError, Memory
 from engine.runner.gpu.kernels.gathering import copy_and_sum
@@ -92,7 +93,7 @@ class _ThroughRing:
 class GpuCardPool:
     """The pool of one cache, which may have moved: `pool` and `memory` say where it is.
 
-    `layer_ends` are where the latest step's part in each layer ends; sums are made behind that.
+    What is read of a layer's blocks is read after the step that wrote them: see `layer_ends`.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class GpuCardPool:
         pool: Callable[[], KVPool],
         memory: Callable[[], Memory],
         compute_stream: int,
-        layer_ends: Sequence[Event],
+        buffers: PinnedBuffers,
+        layer_ends: LayerEnds,
     ) -> None:
         self._device, self._make_kernel, self._compute = device, make_kernel, compute_stream
         self._pool, self._memory = pool, memory
@@ -110,11 +112,10 @@ class GpuCardPool:
         self._pinned_ring: Memory | None = None
         # With a stream each: what goes in waits for steps, and what goes out must not wait for it.
         self._out, self._in = (
-            CardSide(device, make_kernel, pool, compute_stream, lambda: self._pinned_ring)
+            CardSide(device, make_kernel, pool, compute_stream, buffers, lambda: self._pinned_ring)
             for _ in range(2)
         )
-        self._layer_ends = layer_ends
-        self._buffers = PinnedBuffers(device)
+        self._layer_ends, self._buffers = layer_ends, buffers
         self._sum_stream = device.stream(is_urgent=True)
         self._copy_streams: dict[int, int] = {}
         self._kernels: dict[tuple[bool, bool], BindableKernel] = {}
@@ -129,8 +130,9 @@ class GpuCardPool:
 
     @property
     def kernel_specs(self) -> list[KernelSpec]:
-        """The kernels that it launches."""
-        return specs_of(self._pool().piece_bytes)
+        """The kernels that it launches, and those of swapping, which are the ring's."""
+        piece_bytes = self._pool().piece_bytes
+        return [*specs_of(piece_bytes), *copy_specs(piece_bytes)]
 
     def export(self) -> int:
         """Return a descriptor of the memory. Raises `HandoffFailed` as the contract says."""
@@ -156,7 +158,7 @@ class GpuCardPool:
         pool = self._pool()
         with _failing():
             self._device.use()
-            self._layer_ends[layer].delay(self._sum_stream)
+            self._layer_ends.after(layer, blocks).delay(self._sum_stream)
         return self._begin(
             pool, pool, layer, (blocks, blocks), self._sum_stream, is_copied=False, is_summed=True
         )
@@ -194,7 +196,8 @@ class GpuCardPool:
         Where the driver does not pin it, the card reaches it through buffers.
         """
         self._ring = memory.reshape(2, -1, self._pool().piece_bytes)
-        self._device.use()
+        with _failing():
+            self._device.use()
         try:
             self._pinned_ring = self._device.register(int(memory.ctypes.data), memory.nbytes)
         except GpuError as error:
@@ -209,7 +212,7 @@ class GpuCardPool:
         ring = self._slots()
         with _failing():
             pinned, is_complete = self._out.begin_out(
-                layer, blocks, ring, slots, behind=self._layer_ends[layer]
+                layer, blocks, ring, slots, behind=self._layer_ends.after(layer, blocks)
             )
         return _ThroughRing(is_complete, lambda: self._out.scatter(pinned, ring, slots))
 

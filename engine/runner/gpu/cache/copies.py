@@ -54,14 +54,14 @@ class CardSide:
         make_kernel: Callable[[KernelSpec], BindableKernel],
         pool: Callable[[], KVPool],
         compute_stream: int,
+        buffers: PinnedBuffers,
         pinned: Callable[[], Memory | None] = lambda: None,
     ) -> None:
         """Take `pinned`, which returns the host memory that the card reaches, or None."""
         self._device, self._pool, self._pinned = device, pool, pinned
         self._compute, self._make_kernel = compute_stream, make_kernel
         self._kernels: dict[bool, BindableKernel] = {}
-        self._stream = device.stream()
-        self._buffers = PinnedBuffers(device)
+        self._stream, self._buffers = device.stream(), buffers
 
     def gather(self, host: np.ndarray, host_ids: np.ndarray, block_ids: np.ndarray) -> PinnedBlocks:
         blocks = self._take(block_ids, host, host_ids)
@@ -133,15 +133,12 @@ class CardSide:
             before.record(self._compute)
             before.delay(self._stream)
             before.close()
-        words = pool.piece_bytes // _WORD_BYTES
         if is_out not in self._kernels:
-            constants = {
-                "WORDS": words, "SIZE": _PART_WORDS, "IS_OUT": is_out, "IS_PROGRAMMATIC": False,
-            }  # fmt: skip
-            self._kernels[is_out] = self._make_kernel(KernelSpec(copy_blocks, _TYPES, constants))
+            self._kernels[is_out] = self._make_kernel(_spec(pool.piece_bytes, is_out))
+        num_parts = -(-pool.piece_bytes // (_WORD_BYTES * _PART_WORDS))
         ids = blocks.buffer.address
         self._kernels[is_out].bind(
-            (blocks.num_ids, -(-words // _PART_WORDS), 2), pool.keys(layer), ids, blocks.host,
+            (blocks.num_ids, num_parts, 2), pool.keys(layer), ids, blocks.host,
             ids + blocks.host_ids, pool.num_blocks, blocks.num_host_blocks,
         )(self._stream)  # fmt: skip
         done = device.event()
@@ -155,3 +152,16 @@ class CardSide:
             return False
         done.close()
         return True
+
+
+def copy_specs(piece_bytes: int) -> list[KernelSpec]:
+    """Return the kernels for pieces of this size: in, out."""
+    return [_spec(piece_bytes, is_out) for is_out in (False, True)]
+
+
+def _spec(piece_bytes: int, is_out: bool) -> KernelSpec:
+    constants = {
+        "WORDS": piece_bytes // _WORD_BYTES, "SIZE": _PART_WORDS, "IS_OUT": is_out,
+        "IS_PROGRAMMATIC": False,
+    }  # fmt: skip
+    return KernelSpec(copy_blocks, _TYPES, constants)

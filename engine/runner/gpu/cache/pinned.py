@@ -1,4 +1,8 @@
-"""Pinned host memory that is used again: the driver takes milliseconds to pin a new one."""
+"""Pinned host memory that is used again: the driver takes milliseconds to pin a new one.
+
+A cache has one owner of all of it but the ring: swapped blocks pass through it, and ids and sums of
+every other copy lie in it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import threading
 from engine.runner.gpu.cuda_driver import Device, Memory
 
 MOST_FREE_BYTES = 512 << 20
-"""The most pinned memory that is kept for later; more is freed when it is given back."""
+"""The most pinned memory that is kept for later; of more the largest buffers are freed."""
 
 
 class PinnedBuffer:
@@ -40,11 +44,16 @@ class PinnedBuffers:
 
     def give_back(self, buffer: PinnedBuffer) -> None:
         """Take a buffer back; nothing may read or write it any more."""
-        size = buffer.memory.num_bytes
+        size, surplus = buffer.memory.num_bytes, list[PinnedBuffer]()
         with self._lock:
-            if self._free_bytes + size <= MOST_FREE_BYTES:
-                self._free_bytes += size
-                self._free[size].append(buffer)
-                return
-        self._device.use()
-        buffer.memory.close()
+            self._free[size].append(buffer)
+            self._free_bytes += size
+            while self._free_bytes > MOST_FREE_BYTES:
+                # Small ones stay: every copy takes one, and few copies take a large one.
+                largest = max(one for one, free in self._free.items() if free)
+                surplus.append(self._free[largest].pop())
+                self._free_bytes -= largest
+        if surplus:
+            self._device.use()
+        for buffer in surplus:
+            buffer.memory.close()

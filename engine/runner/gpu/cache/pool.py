@@ -16,36 +16,14 @@ from engine.runner.cache.device_copies import DeviceCopies
 from engine.runner.cache.layers_out import LayersOut
 from engine.runner.gpu.cache.card_pool import GpuCardPool
 from engine.runner.gpu.cache.copies import CardSide
-from engine.runner.gpu.cuda_driver import Device, Event, GpuError, Memory
+from engine.runner.gpu.cache.layer_ends import LayerEnds, QueuedLayers, UntoldLayers
+from engine.runner.gpu.cache.pinned import PinnedBuffers
+from engine.runner.gpu.cuda_driver import Device, GpuError, Memory
 from engine.runner.gpu.launcher import BindableKernel, KernelSpec
 from engine.runner.gpu.launches import KVPool
 from engine.runner.gpu.shareable import allocate_shareable
 
 _logger = logging.getLogger("pdserve.engine")
-
-
-class QueuedLayers:
-    """The layers of a step, each a `layers_out.LayerCopy` of nothing, all told when all are queued.
-
-    Code that reads a layer's blocks has the card wait for the layer, so no thread waits. Told
-    earlier, the connector's thread would take the interpreter from the one that queues the rest.
-    """
-
-    def __init__(self, ends: Sequence[Event], stream: int) -> None:
-        self._ends, self._stream = ends, stream
-        self._num_queued = 0
-
-    def mark(self, layer: int) -> QueuedLayers:
-        """Mark the end of a layer, which has just been queued."""
-        self._ends[layer].record(self._stream)
-        self._num_queued += 1
-        return self
-
-    def is_done(self) -> bool:
-        return self._num_queued == len(self._ends)
-
-    def finish(self) -> None:
-        """Return at once."""
 
 
 class GpuCache:
@@ -64,13 +42,14 @@ class GpuCache:
         self.layout = layout
         self._device, self._stream = device, stream
         self._memory: Memory | None = None
+        self._layer_ends = LayerEnds(device, stream, layout.num_layers)
         self.allocate(memory_bytes)
-        side = CardSide(device, make_kernel, lambda: self.pool, stream)
+        buffers = PinnedBuffers(device)
+        side = CardSide(device, make_kernel, lambda: self.pool, stream, buffers)
         sizes = [layer.num_bytes for layer in layout.layers]
         self._copies = DeviceCopies(side, block_bytes=sizes)
-        self._layer_ends = [device.event() for _ in layout.layers]
         self.card_pool = GpuCardPool(
-            device, make_kernel, lambda: self.pool, self._whole, stream, self._layer_ends
+            device, make_kernel, lambda: self.pool, self._whole, stream, buffers, self._layer_ends
         )  # fmt: skip
 
     def allocate(
@@ -78,6 +57,7 @@ class GpuCache:
     ) -> None:
         layout = self.layout
         self.num_blocks = num_blocks_in(memory_bytes, layout)
+        self._layer_ends.forget(self.num_blocks)
         num_bytes = self.num_blocks * layout.block_bytes
         self._device.use()
         if self._memory is not None:
@@ -106,8 +86,7 @@ class GpuCache:
     def close(self) -> None:
         """Free the memory of the card, and let go of the ring's pages: nothing uses them."""
         self._device.use()
-        for end in self._layer_ends:
-            end.close()
+        self._layer_ends.close()
         self.card_pool.close()
         self._whole().close()
 
@@ -124,10 +103,11 @@ class GpuCache:
 
     def layers_out(self, slots: np.ndarray, on_layer: OnLayer | None) -> LayersOut:
         """Tell of the layers when all are queued: a connector's reads wait on the card."""
+        ends = self._layer_ends
+        ends.begin(slots // self.layout.block_size)
         if on_layer is None:
-            return LayersOut(None, None)
-        queued = QueuedLayers(self._layer_ends, self._stream)
-        return LayersOut(on_layer, queued.mark, most_under_way=len(self._layer_ends))
+            return UntoldLayers(ends)
+        return LayersOut(on_layer, QueuedLayers(ends).mark, most_under_way=ends.num_layers)
 
     def begin_copy(
         self,

@@ -95,32 +95,41 @@ def test_auto_does_without_shared_memory_where_there_is_none(
 
 
 @pytest.mark.parametrize(
-    ("role", "transport", "has_key", "is_asked"),
+    ("role", "transport", "has_key", "has_card", "is_asked"),
     [
-        (Role.PREFILL, "auto", False, True),
-        (Role.DECODE, "auto", False, True),
-        (Role.PREFILL, "auto", True, False),
-        (Role.MIXED, "auto", False, True),
-        (Role.MIXED, "zmq", False, False),
-        (Role.PREFILL, "shm", False, False),
-        (Role.DECODE, "zmq", False, False),
+        (Role.PREFILL, "auto", False, False, True),
+        (Role.DECODE, "auto", False, False, True),
+        (Role.PREFILL, "auto", True, False, False),
+        (Role.MIXED, "auto", False, False, True),
+        (Role.MIXED, "zmq", False, False, False),
+        (Role.PREFILL, "shm", False, False, False),
+        (Role.DECODE, "zmq", False, False, False),
+        (Role.PREFILL, "auto", False, True, False),
+        (Role.DECODE, "auto", False, True, False),
     ],
 )
 def test_which_nodes_look_for_rdma(
     role: Role,
     transport: str,
     has_key: bool,
+    has_card: bool,
     is_asked: bool,
     engines: list[str],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is open to whoever reaches it, so a cluster with a key has to ask for it by name."""
+    """It is open to whoever reaches it, so a cluster with a key has to ask for it by name.
+
+    A node on a card could not use it.
+    """
     key = tmp_path / "key"
     write_curve_keys(key, new_curve_keys())
-    with caplog.at_level(logging.DEBUG):
-        KVPlane(config(role, transport, key=str(key) if has_key else ""))
-    assert engines == [""] * is_asked
+    used = str(key) if has_key else ""
+    with (
+        caplog.at_level(logging.DEBUG),
+        contextlib.closing(Node(role, transport=transport, key=used, has_card=has_card)),
+    ):
+        assert engines == [""] * is_asked
     assert ("there is no device" in caplog.text) == is_asked
 
 
@@ -154,6 +163,7 @@ class Node:
         server: ServerConfig | None = None,
         *,
         transport: str = "auto",
+        key: str = "",
         has_card: bool = False,
         error: HandoffFailed | None = None,
         num_host_blocks: int = 0,
@@ -163,7 +173,7 @@ class Node:
         host_bytes = num_host_blocks * LAYOUT.block_bytes
         plane = KVPlane(
             replace(
-                config(role, transport),
+                config(role, transport, key=key),
                 server=server or ServerConfig(),
                 engine=EngineConfig(prefix_host_memory=host_bytes),
             )
@@ -318,6 +328,20 @@ def test_nodes_on_cards_take_the_lane_between_cards(cards: str, lane: str) -> No
         contextlib.closing(Node(Role.DECODE, has_card=cards != "none")) as decode,
     ):
         assert lane_taken(prefill, decode) == lane
+        for node in (prefill, decode):
+            assert node.card is None or (node.card.ring is None) == (lane == "ipc")
+
+
+def test_a_ring_takes_no_memory_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[bool] = []
+
+    def share(num_bytes: int, *, is_touched: bool) -> SharedPool:
+        touched.append(is_touched)
+        return SharedPool(num_bytes, is_touched=is_touched)
+
+    monkeypatch.setattr(kv_plane, "SharedPool", share)
+    with contextlib.closing(Node(Role.PREFILL, has_card=True)):
+        assert touched == [False]
 
 
 def test_a_lane_between_cards_that_was_asked_for() -> None:
