@@ -43,14 +43,14 @@ from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.seats import Ints
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.sequences.stop_rules import end_tokens
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
-from engine.core.step.step_batch import planned_batch
+from engine.core.step.step_batch import StepBatch, planned_batch
 from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.core.step.step_results import StepOutput, StepOutputs, StepResults
 from engine.core.step_after import StepAfter
+from engine.core.step_again import StepAgain
 from engine.core.swapping import Swapping
 
 
@@ -115,6 +115,7 @@ class Scheduler:
             host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
+        self._again = StepAgain(held, limits, self._prefixes, counters)
         self._eos_token_ids = eos_token_ids
         self._results = StepResults(
             self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end
@@ -142,7 +143,7 @@ class Scheduler:
 
     def can_seat(self, sequence: Sequence) -> bool:
         """Return whether the next plan would admit `sequence` if it were added now."""
-        self._set_ends(sequence)
+        sequence.set_ends(self._eos_token_ids, self.limits.max_model_len)
         self._draft()
         self.waiting.join(sequence)
         plan = self._decide()
@@ -171,7 +172,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self._set_ends(sequence)
+        sequence.set_ends(self._eos_token_ids, self.limits.max_model_len)
         self.waiting.join(sequence)
         if self._ahead is not None:
             self._ahead.on_arrival(len(self.waiting) - 1)
@@ -188,8 +189,7 @@ class Scheduler:
             while self.kept_prefixes.fetch(plan, self.waiting):
                 plan = self._decide()
         self._counters.on_plan(plan)
-        step = self._take(plan, by_id)
-        ratio_before = self.reservation.ratio
+        step, ratio_before = self._take(plan, by_id), self.reservation.ratio
         self._adapt_reservation(plan)
         if plan.preempted:
             ratios = ratio_before, self.reservation.ratio
@@ -217,9 +217,19 @@ class Scheduler:
         """
         if self._ahead is not None:
             self._ahead.on_results(step)
-        for _ in range(results.num_steps - 1):
-            self.reservation = self.reservation.after_decode_step()
+        self._pass_decode_steps(results.num_steps - results.num_recorded - 1)
         return self._results.apply(step, results)
+
+    def go_on(self, batch: StepBatch, token_ids: Ints, took_s: float) -> bool:
+        """Record what a step has drawn that is run several times, and take what it needs to go on.
+
+        `token_ids`: `[sequences, steps]`, none of which ends an answer; `apply` follows, with all
+        of them. Return False, with nothing done, where another step would be planned.
+        """
+        if self.kept_prefixes.is_enabled or not self._again.go_on(batch, token_ids, took_s):
+            return False
+        self._pass_decode_steps(token_ids.shape[1])
+        return True
 
     # --- a handoff ----------------------------------------------------------------------------
 
@@ -431,18 +441,9 @@ class Scheduler:
             self.reservation = self.reservation.after_output(sequence)
         self.finish(sequence, keep_blocks=sequence.is_exported)
 
-    def _set_ends(self, sequence: Sequence) -> None:
-        """Set the tokens that end the output, and the most tokens that can be output here.
-
-        The latter is 0 for exported sequences: those leave after their first token, so they need no
-        blocks for growth.
-        """
-        sequence.end_token_ids = end_tokens(sequence.request.sampling, self._eos_token_ids)
-        if not sequence.is_exported:
-            sequence.max_new_tokens = min(
-                sequence.request.sampling.max_tokens,
-                self.limits.max_model_len - sequence.num_prompt,
-            )
+    def _pass_decode_steps(self, number: int) -> None:
+        for _ in range(number):
+            self.reservation = self.reservation.after_decode_step()
 
     def _reset_if_idle(self) -> None:
         if self._held.is_idle:
