@@ -52,6 +52,7 @@ from engine.core.step.step_results import StepOutput, StepOutputs, StepResults
 from engine.core.step_after import StepAfter
 from engine.core.step_again import StepAgain
 from engine.core.swapping import Swapping
+from engine.core.tried_plan import TriedPlan
 
 
 class Scheduler:
@@ -116,7 +117,7 @@ class Scheduler:
         )
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
         self._again = StepAgain(held, limits, self._prefixes, counters)
-        self._eos_token_ids = eos_token_ids
+        self._tried, self._eos_token_ids = TriedPlan(held), eos_token_ids
         self._results = StepResults(
             self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end
         )
@@ -147,8 +148,11 @@ class Scheduler:
         self._draft()
         self.waiting.join(sequence)
         plan = self._decide()
+        has_seat = any(a.sequence_id == sequence.sequence_id for a in plan.admissions)
+        if has_seat and self._speculation is None and not self.kept_prefixes.is_enabled:
+            self._tried.keep(sequence, plan)
         self.waiting.leave(sequence)
-        return any(a.sequence_id == sequence.sequence_id for a in plan.admissions)
+        return has_seat
 
     def statistics(self) -> SchedulerStatistics:
         """Return counters and present state, as one value."""
@@ -174,6 +178,7 @@ class Scheduler:
         """Queue a new sequence."""
         sequence.set_ends(self._eos_token_ids, self.limits.max_model_len)
         self.waiting.join(sequence)
+        self._tried.on_queued(sequence)
         if self._ahead is not None:
             self._ahead.on_arrival(len(self.waiting) - 1)
 
@@ -181,11 +186,12 @@ class Scheduler:
         """Decide the next step and take what it needs; `apply` must follow."""
         by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
-        plan = None if self._after is None else self._after.plan()
+        plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
         if plan is not None:
             self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
-            plan = self._take_ahead(by_id.keys(), has_drafts=self._draft()) or self._decide()
+            ahead = self._take_ahead(by_id.keys(), has_drafts=self._draft())
+            plan = ahead or tried or self._decide()
             while self.kept_prefixes.fetch(plan, self.waiting):
                 plan = self._decide()
         self._counters.on_plan(plan)
@@ -215,6 +221,7 @@ class Scheduler:
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.
         """
+        self._tried.forget()
         if self._ahead is not None:
             self._ahead.on_results(step)
         self._pass_decode_steps(results.num_steps - results.num_recorded - 1)
@@ -252,8 +259,7 @@ class Scheduler:
             if self._ahead is not None and not copy.is_out:
                 self._ahead.on_landing()
             return
-        sequence = copy.sequence
-        is_good = self.swapping.end(copy, is_good=is_good)
+        sequence, is_good = copy.sequence, self.swapping.end(copy, is_good=is_good)
         if not is_good and self._ahead is not None:
             # A plan made ahead may count on what should have been copied.
             self._ahead.on_failed_copy()
@@ -411,22 +417,16 @@ class Scheduler:
                 if self._held.seat(step, sequence, admission):
                     chunks[len(step.sequences)] = Chunk(admission.num_tokens)
                     step.sequences.append(sequence)
-        rows = self.running.rows
-        if not num_decodes == len(step.sequences) == len(rows):
-            rows = np.array([sequence.seat for sequence in step.sequences], np.int64)
-        step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)
+        if step.sequences:  # an idle node takes a turn for every message
+            rows = self.running.rows
+            if not num_decodes == len(step.sequences) == len(rows):
+                rows = np.array([sequence.seat for sequence in step.sequences], np.int64)
+            step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)
         num_looked_at = self._config.skip_ahead_window + 1 + len(plan.preempted)
         self._highest_num_bypassed = self.waiting.count_bypasses(plan.bypassed, num_looked_at)
-        self._set_proposals(step)
+        if self._speculation is not None:
+            self._speculation.allow_proposals(step)
         return step
-
-    def _set_proposals(self, step: PlannedStep) -> None:
-        """Set how many drafts a drafter inside the runner may add to each drawn token."""
-        if self._speculation is None or not self._speculation.has_proposals:
-            return
-        drawing = step.batch.is_sampled.nonzero()[0]
-        sequences = [step.sequences[entry] for entry in drawing]
-        step.batch.num_proposals[drawing] = self._speculation.num_proposals(sequences)
 
     def _adapt_reservation(self, plan: StepPlan) -> None:
         if plan.preempted:

@@ -118,9 +118,7 @@ class StepResults:
             self._learn(self._speculation, step, results, was_decoding, outputs)
         return outputs
 
-    def append(
-        self, sequence: Sequence, drawn: DrawnTokens, num_recorded: int = 0
-    ) -> StepOutput:
+    def append(self, sequence: Sequence, drawn: DrawnTokens, num_recorded: int = 0) -> StepOutput:
         """Append what one sequence drew, up to the token that ends it; it has `num_recorded`."""
         first_index = sequence.num_output - num_recorded
         of_prompt = None if first_index else take_prompt_logprobs(sequence)
