@@ -424,7 +424,7 @@ class Scheduler:
             step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)
         num_looked_at = self._config.skip_ahead_window + 1 + len(plan.preempted)
         self._highest_num_bypassed = self.waiting.count_bypasses(plan.bypassed, num_looked_at)
-        if self._speculation is not None:
+        if self._speculation is not None and self._speculation.has_proposals:
             self._speculation.allow_proposals(step)
         return step
 

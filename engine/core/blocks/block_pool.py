@@ -175,7 +175,7 @@ class BlockPool:
         """Make running blocks of one prefix findable, as `publish` does."""
         uses = self._use
         if any(uses.get(block_id) is not BlockUse.RUNNING for block_id in block_ids):
-            raise ValueError(f"not all of {block_ids} are running, and can be published")
+            raise ValueError(f"one of {block_ids} is not running and cannot be published")
         self.prefix_cache.insert_all(block_hashes, block_ids)
 
     def release(self, block_ids: Iterable[int]) -> None:

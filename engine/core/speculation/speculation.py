@@ -103,10 +103,9 @@ class Speculation:
 
     def allow_proposals(self, step: PlannedStep) -> None:
         """Set how many drafts a drafter inside the runner may add to each drawn token."""
-        if self.has_proposals:
-            drawing = step.batch.is_sampled.nonzero()[0]
-            sequences = [step.sequences[entry] for entry in drawing]
-            step.batch.num_proposals[drawing] = self.num_proposals(sequences)
+        drawing = step.batch.is_sampled.nonzero()[0]
+        sequences = [step.sequences[entry] for entry in drawing]
+        step.batch.num_proposals[drawing] = self.num_proposals(sequences)
 
     def learn(self, view: SpeculatingView, num_drafted: int, num_accepted: int) -> Acceptance:
         """Return the acceptance of a decoding sequence after a step that verified these drafts."""
