@@ -29,8 +29,6 @@ class TriedPlan:
     def on_queued(self, sequence: Sequence) -> None:
         """Take that a sequence is in the queue: no other one may be."""
         self._is_queued = sequence is self._sequence
-        if not self._is_queued:
-            self.forget()
 
     def take(self) -> StepPlan | None:
         """Return the plan if it would be made again, and forget it."""
@@ -55,5 +53,4 @@ class TriedPlan:
             len(held.quarantined),
             pool.num_available,
             pool.num_taken,
-            len(pool.prefix_cache),
         )

@@ -173,8 +173,7 @@ class BlockPool:
 
     def publish_all(self, block_ids: Sequence[int], block_hashes: Sequence[BlockHash]) -> None:
         """Make running blocks of one prefix findable, as `publish` does."""
-        uses = self._use
-        if any(uses.get(block_id) is not BlockUse.RUNNING for block_id in block_ids):
+        if set(map(self._use.get, block_ids)) != {BlockUse.RUNNING}:
             raise ValueError(f"one of {block_ids} is not running and cannot be published")
         self.prefix_cache.insert_all(block_hashes, block_ids)
 
