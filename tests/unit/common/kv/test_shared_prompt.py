@@ -1,4 +1,4 @@
-"""A prompt that several nodes of one process ask for: what is made of it is what each would make."""
+"""What is made once of a prompt in a process with several nodes is what each of them would make."""
 
 from __future__ import annotations
 
