@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.core import scheduler as scheduler_module
 from engine.core.blocks.block_pool import BlockUse
+from engine.core.planning.planner import plan_step
 from engine.core.sequences.sequence import Sequence
 from tests.support.engine.build import Engine, check_books, make_request, state_of
 
@@ -68,13 +68,12 @@ def test_a_tried_plan_is_taken_unless_something_happens(
     monkeypatch: pytest.MonkeyPatch, before: Event, event: Event, is_taken: bool, is_first: bool
 ) -> None:
     plans: list[Any] = []
-    plan_step = scheduler_module.plan_step
 
     def counting(**given: Any) -> Any:
         plans.append(given)
         return plan_step(**given)
 
-    monkeypatch.setattr(scheduler_module, "plan_step", counting)
+    monkeypatch.setattr("engine.core.scheduler.plan_step", counting)
     trying, other = two_decode(), two_decode()
     for made in (trying, other):
         before(made)
