@@ -425,7 +425,7 @@ class Scheduler:
         num_looked_at = self._config.skip_ahead_window + 1 + len(plan.preempted)
         self._highest_num_bypassed = self.waiting.count_bypasses(plan.bypassed, num_looked_at)
         if self._speculation is not None and self._speculation.has_proposals:
-            self._speculation.allow_proposals(step)
+            step.set_proposals(self._speculation.num_proposals)
         return step
 
     def _adapt_reservation(self, plan: StepPlan) -> None:

@@ -29,7 +29,6 @@ from engine.core.speculation.drafter import (
 )
 from engine.core.speculation.ngram import NgramDrafter
 from engine.core.speculation.suffix import SuffixDrafter
-from engine.core.step.step_in_flight import PlannedStep
 
 _FIRST_PROBABILITY = 0.3
 """Estimate before any draft was verified: enough to draft in a narrow batch, not in a wide one."""
@@ -100,12 +99,6 @@ class Speculation:
             1 if n == 0 and self._is_probe_due(view, period) else n
             for view, n in zip(drawing, lengths, strict=True)
         ]
-
-    def allow_proposals(self, step: PlannedStep) -> None:
-        """Set how many drafts a drafter inside the runner may add to each drawn token."""
-        drawing = step.batch.is_sampled.nonzero()[0]
-        sequences = [step.sequences[entry] for entry in drawing]
-        step.batch.num_proposals[drawing] = self.num_proposals(sequences)
 
     def learn(self, view: SpeculatingView, num_drafted: int, num_accepted: int) -> Acceptance:
         """Return the acceptance of a decoding sequence after a step that verified these drafts."""
