@@ -58,7 +58,7 @@ class ModelledExecution:
         self._on_layer: OnLayer | None = None
         self._next_layer, self._layer_at_s = 0, -1.0
         self._began_s = 0.0
-        """When the step was begun, or went on at a full block."""
+        """Time at which the step was begun, or went on at a full block."""
         self._ends_s: list[float] = []
         self._num_recorded = 0
         """So many of these the scheduler knows."""

@@ -19,7 +19,7 @@ class TriedPlan:
         self._plan: StepPlan | None = None
         self._sequence: Sequence | None = None
         self._is_queued = False
-        self._mark: tuple[int, ...] = ()
+        self._mark: list[int] = []
 
     def keep(self, sequence: Sequence, plan: StepPlan) -> None:
         """Keep a plan that seats `sequence`, which is in the queue."""
@@ -43,14 +43,7 @@ class TriedPlan:
 
     # Without a plan and without results, sequences only leave, or come from those that receive. Of
     # blocks, those that are taken are counted, and those that are given back can be had.
-    def _marked(self) -> tuple[int, ...]:
+    def _marked(self) -> list[int]:
         held, pool = self._held, self._held.pool
-        return (
-            len(held.waiting),
-            len(held.running),
-            len(held.receiving),
-            len(held.exporting),
-            len(held.quarantined),
-            pool.num_available,
-            pool.num_taken,
-        )
+        places = held.waiting, held.running, held.receiving, held.exporting, held.quarantined
+        return [*map(len, places), pool.num_available, pool.num_taken]

@@ -172,7 +172,7 @@ class BlockPool:
         self.prefix_cache.insert(block_hash, block_id)
 
     def publish_all(self, block_ids: Sequence[int], block_hashes: Sequence[BlockHash]) -> None:
-        """Make running blocks of one prefix findable, as `publish` does."""
+        """Make blocks of one prefix findable; `ValueError` if one of them does not run."""
         if set(map(self._use.get, block_ids)) != {BlockUse.RUNNING}:
             raise ValueError(f"one of {block_ids} is not running and cannot be published")
         self.prefix_cache.insert_all(block_hashes, block_ids)

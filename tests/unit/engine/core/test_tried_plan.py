@@ -47,9 +47,15 @@ def a_prefix_is_pulled(made: Engine) -> None:
     assert made.scheduler.prefix_transfers.begin([], [bytes(16)]) is not None
 
 
-def a_pulled_prefix_lands(made: Engine) -> None:
-    transfers = made.scheduler.prefix_transfers
-    transfers.land(next(iter(transfers._coming)))
+def what_was_kept_is_free(made: Engine) -> None:
+    """A transfer that reads blocks of an ended prompt has read them."""
+    (sent,) = made.scheduler.exporting.values()
+    made.scheduler.release(sent)
+
+
+def a_prompt_is_sent(made: Engine) -> None:
+    made.add(make_request(5, seed=9, max_tokens=1), is_exported=True)
+    made.step()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def a_pulled_prefix_lands(made: Engine) -> None:
         (nothing, kv_lands, False),
         (nothing, another_one_waits, False),
         (nothing, a_prefix_is_pulled, False),
-        (a_prefix_is_pulled, a_pulled_prefix_lands, False),
+        (a_prompt_is_sent, what_was_kept_is_free, False),
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False], ids=["event, queued", "queued, event"])
