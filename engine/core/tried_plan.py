@@ -45,5 +45,5 @@ class TriedPlan:
     # blocks, those that are taken are counted, and those that are given back can be had.
     def _marked(self) -> list[int]:
         held, pool = self._held, self._held.pool
-        places = held.waiting, held.running, held.receiving, held.exporting, held.quarantined
-        return [*map(len, places), pool.num_available, pool.num_taken]
+        groups = held.waiting, held.running, held.receiving, held.exporting, held.quarantined
+        return [*map(len, groups), pool.num_available, pool.num_taken]
