@@ -358,7 +358,7 @@ class World:
                 local_prefill_threshold=EVERY_PROMPT if threshold is None else threshold,
                 pull_cost=self.pull_cost,
                 disk_cost=self._disk_cost(size),
-                hand_over=HandOver(scheduler.pool) if self.hands_over else None,
+                hand_over=HandOver(scheduler.prefix_transfers) if self.hands_over else None,
             )
 
         return make
