@@ -10,6 +10,7 @@ from typing import NamedTuple
 from common.errors import InvalidRequest
 from common.grammar import Grammar
 from common.ids import AttemptId
+from common.kv.shared_prompt import SharedPrompt
 from common.prompt_logprobs import PromptLogprobs, check_num_entries
 from common.token_rules import NO_RULES, TokenRules
 
@@ -139,7 +140,8 @@ class GenerationRequest:
         """The prompt, 32 bits a token, as it is hashed and copied into a seat: made once."""
         words = self._words
         if words is None:
-            words = array("I", self.prompt_token_ids)
+            tokens = self.prompt_token_ids
+            words = tokens.words if isinstance(tokens, SharedPrompt) else array("I", tokens)
             object.__setattr__(self, "_words", words)
         return words
 

@@ -29,9 +29,13 @@ One heap orders everything, and one seed decides what is random. Two runs are th
 bit. What happens at the same moment happens in the order in which it was caused, and the turn of a
 node comes last: what arrives when its step ends is in that turn.
 
-A run of equal steps is one event. Its end is known when it begins, unless something reaches the
-node; then it ends with the step that runs at that moment, as it would have without the jump. What
-the planner would have done for each step is done at the end, so a jump is an optimisation and not a
-model. Only the times at which a router hears of the tokens in between differ, and it takes those
-from the run.
+A run of equal steps is one event, and one more for each block that is full in it. Its end is known
+when it begins, unless something reaches the node; then it ends with the step that runs at that
+moment, as it would have without the jump. A block that is full is published at its moment, and its
+sequence gets the next one, because both change what others find; all else that the planner would
+have done for each step is done at the end. So a jump is an optimisation and not a model. Only the
+times at which a router hears of the tokens in between differ, and it takes those from the run.
+
+What router and nodes make of the same prompt, its words and the hashes of its blocks, is made once
+for all of them (`common/kv/shared_prompt.py`): they are one process here.
 """

@@ -18,9 +18,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 from common.ids import AttemptId
+from common.kv.shared_prompt import SharedPrompt
 from common.request import GenerationRequest, SamplingParams
 from simulator.trace_file import TOKENS_PER_HASH_ID, TraceRequest
 
@@ -83,13 +83,13 @@ def _at_least(num_output: int, picked: int | None, num_left: int) -> int:
     return min(larger, default=num_left)
 
 
-def prompt_token_ids(request: TraceRequest, index: int) -> tuple[int, ...]:
+def prompt_token_ids(request: TraceRequest, index: int) -> SharedPrompt:
     """Return `num_prompt` token ids.
 
     Hash ids and indices both count from 0, so even and odd ids keep them apart.
     """
     if not request.hash_ids:
-        return (_FIRST_PROMPT_TOKEN_ID + 2 * index + 1,) * request.num_prompt
+        own = (_FIRST_PROMPT_TOKEN_ID + 2 * index + 1,)
+        return SharedPrompt.of_runs(own, request.num_prompt, request.num_prompt)
     contents = (_FIRST_PROMPT_TOKEN_ID + 2 * hash_id for hash_id in request.hash_ids)
-    whole = chain.from_iterable(repeat(content, TOKENS_PER_HASH_ID) for content in contents)
-    return tuple(whole)[: request.num_prompt]
+    return SharedPrompt.of_runs(contents, TOKENS_PER_HASH_ID, request.num_prompt)

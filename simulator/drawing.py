@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.core.runner_contract import DrawnTokens
 from engine.core.step.step_batch import StepBatch
@@ -23,6 +24,11 @@ def num_left(batch: StepBatch) -> list[int]:
     lengths = seats.sampling["seed"][rows].astype(np.int64)
     left: list[int] = (lengths - seats.num_known[rows] + seats.num_prompt[rows]).tolist()
     return left
+
+
+def not_last(num_entries: int, num_steps: int) -> npt.NDArray[np.int64]:
+    """Return `[entries, steps]` tokens of answers that do not end with them."""
+    return np.full((num_entries, num_steps), FILLER_TOKEN_ID, np.int64)
 
 
 def drawn(batch: StepBatch, num_steps: int, num_left: Sequence[int]) -> list[DrawnTokens | None]:

@@ -1,9 +1,9 @@
 """Steps that take their time on the virtual clock, and what they draw.
 
 A step of decodes alone, after which the same step would be planned again and again, is run several
-times at once: until an answer ends, a block is full, a deadline of the node has passed, or a
-message comes. Its owner cuts it short with `interrupt`; the result is that of one step after the
-other.
+times at once: until an answer ends, a deadline of the node has passed, or a message comes. Its
+owner cuts it short with `interrupt`. Where a block is full, the scheduler is told alone (`go_on`).
+The result is that of one step after the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.core.runner_contract import OnLayer, RunnerResult
 from engine.core.scheduler import Scheduler
 from engine.core.step.step_batch import StepBatch
 from engine.execution import Batch
-from simulator.drawing import drawn, num_left
+from simulator.drawing import drawn, not_last, num_left
 from simulator.profile import StepTimes
 from simulator.profiles.shared_cores import PacedStep, SharedCores
 from simulator.timeline import Timeline
@@ -58,9 +58,16 @@ class ModelledExecution:
         self._on_layer: OnLayer | None = None
         self._next_layer, self._layer_at_s = 0, -1.0
         self._began_s = 0.0
+        """Time at which the step was begun, or went on at a full block."""
         self._ends_s: list[float] = []
+        self._num_recorded = 0
+        """So many of these the scheduler knows."""
         self._num_left: list[int] = []
-        """The tokens that each entry of the step has still to draw."""
+        """The tokens that each entry of the step had still to draw when it was begun."""
+        self._until_end = 0
+        """After so many steps an answer ends, or another step must be planned; 0: after each."""
+        self._context = 0
+        """The tokens to which the next steps attend, when the first of them begins."""
         self._num_copied = 0
         self.ended_s: list[float] = []
         """The ends of the steps whose results were taken last."""
@@ -85,10 +92,12 @@ class ModelledExecution:
         """Begin a step."""
         assert isinstance(batch, StepBatch), "a scheduler plans batches"
         self._batch, self._began_s = batch, self._timeline.now_s()
-        self._num_left = num_left(batch)
+        self._num_left, self._num_recorded, self._until_end = num_left(batch), 0, 0
         self.num_runs += 1
         num_copied, self._num_copied = self._num_copied, 0
         if on_layer is None and not num_copied and batch.is_decode.all() and batch.is_plain:
+            self._context = int((batch.starts + 1).sum())
+            self._until_end = self._num_until_end(batch)
             self._ends_s = self._ends_of_decodes(batch)
         else:
             self._ends_s = [self._began_s + self._cost.step_s(batch, num_copied)]
@@ -102,10 +111,29 @@ class ModelledExecution:
 
     def interrupt(self) -> bool:
         """Have the steps under way end with the one that runs now; return whether that is new."""
-        index = bisect_left(self._ends_s, self._timeline.now_s())
+        index = bisect_left(self._ends_s, self._timeline.now_s(), self._num_recorded)
         is_new = index + 1 < len(self._ends_s)
         del self._ends_s[index + 1 :]
         return is_new
+
+    def go_on(self) -> bool:
+        """Go on with the steps under way, the last of which ends now; False: they have ended.
+
+        To be called when nothing has reached the node, and its loop would only run them again.
+        """
+        batch, now_s, due_s = self._batch, self._timeline.now_s(), self._next_due_s()
+        num_steps = len(self._ends_s)
+        if num_steps >= self._until_end or (due_s is not None and due_s <= now_s):
+            return False
+        assert batch is not None, "a step is under way"
+        num_new, took_s = num_steps - self._num_recorded, now_s - self._began_s
+        if not self._scheduler.go_on(batch, not_last(len(batch), num_new), took_s):
+            return False
+        self.busy_s += took_s
+        self._began_s, self._num_recorded = now_s, num_steps
+        self._context += len(batch) * num_new
+        self._ends_s += self._ends_of_decodes(batch)
+        return True
 
     def wait_until_queued(self) -> None:
         """Return at once: there is no interpreter to share."""
@@ -121,7 +149,8 @@ class ModelledExecution:
         took_s = self.ended_s[-1] - self._began_s
         self.busy_s += took_s
         count = len(self.ended_s)
-        return RunnerResult(drawn(batch, count, self._num_left), num_steps=count), took_s
+        tokens = drawn(batch, count, self._num_left)
+        return RunnerResult(tokens, num_steps=count, num_recorded=self._num_recorded), took_s
 
     def close(self) -> None:
         """Have nothing to close."""
@@ -154,25 +183,28 @@ class ModelledExecution:
 
     def _ends_of_decodes(self, batch: StepBatch) -> list[float]:
         """Return the ends of a step of decodes and of those that would follow it unchanged."""
-        context, count = int((batch.starts + 1).sum()), len(batch)
-        num_steps = self._num_equal(batch) if self._may_repeat else 1
-        due_s = self._next_due_s()
-        ends_s = self._cost.ends_of_decodes(self._began_s, count, context, num_steps)
+        num_steps = self._num_to_full_block(batch) if self._until_end else 1
+        due_s, count = self._next_due_s(), len(batch)
+        ends_s = self._cost.ends_of_decodes(self._began_s, count, self._context, num_steps)
         if due_s is not None:
             del ends_s[bisect_left(ends_s, due_s) + 1 :]
         return ends_s
 
-    def _num_equal(self, batch: StepBatch) -> int:
-        """Return how often the step can be run before another one would be planned."""
+    def _num_until_end(self, batch: StepBatch) -> int:
+        """Return how often the step can be run until an answer ends; 0: another one may follow."""
         scheduler = self._scheduler
-        if scheduler.waiting or len(batch) < len(scheduler.running):
-            return 1
-        seats, rows, limits = batch.seats, batch.rows, scheduler.limits
-        known = seats.num_known[rows]
-        # The last known token is computed next, and a block is full when its last slot is written.
-        to_full_block = limits.block_size - int(((known - 1) % limits.block_size).max())
+        if not self._may_repeat or scheduler.waiting or len(batch) < len(scheduler.running):
+            return 0
+        seats, rows = batch.seats, batch.rows
         longest = np.minimum(
-            seats.num_prompt[rows] + seats.max_new_tokens[rows], limits.max_model_len
+            seats.num_prompt[rows] + seats.max_new_tokens[rows], scheduler.limits.max_model_len
         )
-        least = min(to_full_block, int((longest - known).min()))
-        return max(1, min(least, *self._num_left))
+        return max(1, min(int((longest - seats.num_known[rows]).min()), *self._num_left))
+
+    def _num_to_full_block(self, batch: StepBatch) -> int:
+        """Return how often the step can be run until a block is full, or an answer ends."""
+        block_size = self._scheduler.limits.block_size
+        # The last known token is computed next, and a block is full when its last slot is written.
+        num_used = (batch.seats.num_known[batch.rows] - 1) % block_size
+        num_steps = block_size - int(num_used.max())
+        return min(num_steps, self._until_end - self._num_recorded)

@@ -194,6 +194,10 @@ class SimulatedNode:
         if planned_for_s != self._turn_at_s:
             return  # another turn was planned since
         self._turn_at_s = -1.0
+        if self.execution.is_running and not self._inbox.has_messages and self.execution.go_on():
+            self._flush()
+            self._turn_at(self.execution.ends_at_s)
+            return
         is_busy = self._loop.turn()
         if self.execution.is_running:
             self._turn_at(self.execution.ends_at_s)

@@ -53,7 +53,7 @@ from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
 from router.dispatch.handoff_watch import HandoffWatch
 from router.watch.router_metrics import RouterMetrics
 from simulator.node import NodeSaid
-from simulator.served import ServedRequest
+from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 
@@ -157,8 +157,8 @@ class SimulatedRouter:
         """Take a message of a node."""
         for reply_to, answer in said.answers:
             self._on_answer(said.node, reply_to, answer)
-        for output in said.outputs:
-            self._on_output(said.node, output, said.step_ends_s)
+        if said.outputs:
+            self._on_outputs(said.node, said.outputs, said.step_ends_s)
         for wanted in said.pulls:
             self._send(wanted.source, SendBlocks(self.me, wanted.ticket, wanted.block_hashes))
         for refused in said.refused_pulls:
@@ -195,9 +195,17 @@ class SimulatedRouter:
                 effects = flow.on_reserve_reply(node, attempt, error, now_s)
         self._perform(choice, effects)
 
-    def _on_output(
-        self, node: Incarnation, output: RequestOutput, step_ends_s: Sequence[float]
+    def _on_outputs(
+        self, node: Incarnation, outputs: Sequence[RequestOutput], step_ends_s: Sequence[float]
     ) -> None:
+        now = TokenTimes.of([self._timeline.now_s()])
+        num_steps, of_steps = len(step_ends_s), now
+        if num_steps > 1:
+            of_steps = TokenTimes.of([end_s + self._latency_s for end_s in step_ends_s])
+        for output in outputs:
+            self._on_output(node, output, of_steps if len(output.token_ids) == num_steps else now)
+
+    def _on_output(self, node: Incarnation, output: RequestOutput, times: TokenTimes) -> None:
         choice = self._choices.get(output.id.choice_id)
         if choice is None:
             return
@@ -207,21 +215,18 @@ class SimulatedRouter:
             served.queue_s, served.compute_s = details.queue_s, details.compute_s
             spans = f"{details.queue_s:.4f} s queued, {details.compute_s:.4f} s computed"
             self._note(choice, f"token 0 of {node}: {spans}")
-        times_s = [self._timeline.now_s()]
-        if len(output.token_ids) == len(step_ends_s) > 1:
-            times_s = [end_s + self._latency_s for end_s in step_ends_s]
         chunk = choice.flow.next_tokens(node, output)
         if chunk is not None:
-            self._on_chunk(choice, chunk, times_s)
+            self._on_chunk(choice, chunk, times)
             return
         self._handoffs.before_output(choice.flow, node, output)
-        self._perform(choice, choice.flow.on_output(node, output), times_s)
+        self._perform(choice, choice.flow.on_output(node, output), times)
 
-    def _on_chunk(self, choice: _Choice, chunk: TokenChunk, times_s: Sequence[float]) -> None:
+    def _on_chunk(self, choice: _Choice, chunk: TokenChunk, times: TokenTimes) -> None:
         if chunk.counts is not None:
             choice.served.num_cached_tokens = chunk.counts.num_cached_tokens
         if chunk.token_ids:
-            choice.served.on_tokens(len(chunk.token_ids), times_s)
+            choice.served.on_tokens(len(chunk.token_ids), times)
 
     def _on_waited(self, choice: _Choice) -> None:
         choice.is_waiting = False
@@ -231,12 +236,13 @@ class SimulatedRouter:
     # Inside: effects.
 
     def _perform(
-        self, choice: _Choice, effects: Sequence[Effect], times_s: Sequence[float] = ()
+        self, choice: _Choice, effects: Sequence[Effect], times: TokenTimes | None = None
     ) -> None:
         for effect in effects:
             match effect:
                 case TokenChunk():
-                    self._on_chunk(choice, effect, times_s or [self._timeline.now_s()])
+                    at = times or TokenTimes.of([self._timeline.now_s()])
+                    self._on_chunk(choice, effect, at)
                 case Choose():
                     self._perform(choice, self._choose(choice, effect))
                 case Wait(wait_s) if not choice.is_waiting:

@@ -6,11 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from common.observing.latency import LatencyTargets, percentile, tpot_s
 from simulator.clients import ClientRequest
 
 PERCENTS = (50, 99)
+
+
+class TokenTimes(NamedTuple):
+    """When the tokens of one message came, in seconds; several may have come at the last time.
+
+    `second_s` is below 0 where all came at once, and the longest gap between two then 0.
+    """
+
+    first_s: float
+    second_s: float
+    last_s: float
+    longest_gap_s: float
+
+    @classmethod
+    def of(cls, at_s: Sequence[float]) -> TokenTimes:
+        """Return those of tokens that came at these times, in order."""
+        if len(at_s) == 1:
+            return cls(at_s[0], -1.0, at_s[0], 0.0)
+        longest_s = max(after - before for before, after in pairwise(at_s))
+        return cls(at_s[0], at_s[1], at_s[-1], longest_s)
 
 
 @dataclass(slots=True)
@@ -48,20 +69,16 @@ class ServedRequest:
         """Seconds per token after the first; None without a second one."""
         return tpot_s(self.first_at_s, self.last_at_s, self.num_tokens)
 
-    def on_tokens(self, num_tokens: int, at_s: Sequence[float]) -> None:
-        """Take tokens that came at these times, in order; several may have come at the last."""
-        first_s, last_s = at_s[0], at_s[-1]
+    def on_tokens(self, num_tokens: int, times: TokenTimes) -> None:
+        """Take the next tokens."""
         if self.num_tokens == 0:
-            self.first_at_s = first_s
-            self.second_at_s = at_s[1] if len(at_s) > 1 else -1.0
+            self.first_at_s, self.second_at_s = times.first_s, times.second_s
         else:
             if self.second_at_s < 0:
-                self.second_at_s = first_s
-            self.longest_gap_s = max(self.longest_gap_s, first_s - self.last_at_s)
-        if len(at_s) > 1:
-            gaps_s = (after - before for before, after in pairwise(at_s))
-            self.longest_gap_s = max(self.longest_gap_s, *gaps_s)
-        self.last_at_s = last_s
+                self.second_at_s = times.first_s
+            self.longest_gap_s = max(self.longest_gap_s, times.first_s - self.last_at_s)
+        self.longest_gap_s = max(self.longest_gap_s, times.longest_gap_s)
+        self.last_at_s = times.last_s
         self.num_tokens += num_tokens
 
 

@@ -18,8 +18,8 @@ _LEAST_BYTES = 0.5
 
 @dataclass(slots=True)
 class _Flow:
-    source: Hashable
-    target: Hashable
+    source: int
+    target: int
     num_left: float
     rate: float = 0.0
 
@@ -34,8 +34,10 @@ class SharedLinks:
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
         self._flows: dict[int, _Flow] = {}
-        self._num_out: Counter[Hashable] = Counter()
-        self._num_into: Counter[Hashable] = Counter()
+        self._numbers: dict[Hashable, int] = {}
+        """The number of each port: to compare names takes most of the time of many flows."""
+        self._num_out: Counter[int] = Counter()
+        self._num_into: Counter[int] = Counter()
         """How many flows each port out and each port in has; a port that has none is left out."""
         self._moved_at_s = 0.0
 
@@ -50,7 +52,9 @@ class SharedLinks:
         self._move(now_s)
         known = self._flows.get(flow)
         if known is None:
-            self._flows[flow] = coming = _Flow(source, target, num_bytes)
+            numbers = self._numbers
+            out, into = (numbers.setdefault(port, len(numbers)) for port in (source, target))
+            self._flows[flow] = coming = _Flow(out, into, num_bytes)
             self._share(coming, 1)
         else:
             known.num_left += num_bytes
@@ -84,10 +88,11 @@ class SharedLinks:
     def _share(self, changed: _Flow, change: int) -> None:
         """Share the ports of a flow that has come (`change` 1) or gone (-1) among its flows."""
         out, into = self._num_out, self._num_into
-        for ports, port in ((out, changed.source), (into, changed.target)):
+        source, target = changed.source, changed.target
+        for ports, port in ((out, source), (into, target)):
             ports[port] += change
             if not ports[port]:
                 del ports[port]
         for flow in self._flows.values():
-            if flow.source == changed.source or flow.target == changed.target:
+            if flow.source == source or flow.target == target:
                 flow.rate = self._bytes_per_s / max(out[flow.source], into[flow.target])

@@ -4,6 +4,8 @@ scheduler         the one writer of sequences and blocks: events in, a planned s
 invariants        what always holds between sequences, seats and blocks
 holdings          what sequences hold, from the queue to the end: seats and blocks
 step_after        a step that the runner begins before the one before it has ended
+step_again        a step that is run several times without a plan for each time
+tried_plan        the plan that showed that a request can be seated
 swapping          copies of preempted sequences' blocks to host memory and back
 kept_prefixes     copies of prefixes to host memory, ahead of their eviction, and back for a hit
 disk_prefixes     prefixes from host memory to disk, ahead of their eviction there, and back

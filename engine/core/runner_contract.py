@@ -74,20 +74,23 @@ class RunnerResult(list[DrawnTokens | None]):
     `num_steps` above 1: the step was run so many times, each time from the tokens of the time
     before, and every entry has a token of each. That is allowed for a plain step of decodes alone
     after which nothing would be planned but the same step: nobody waits, no entry ends before the
-    last time, and none needs a block that it does not have.
+    last time, and none needs a block that it does not have, but for the first `num_recorded` times,
+    which the scheduler knows (`Scheduler.go_on`).
     """
 
-    __slots__ = ("num_steps", "prompt_logprobs")
+    __slots__ = ("num_recorded", "num_steps", "prompt_logprobs")
 
     def __init__(
         self,
         drawn: Iterable[DrawnTokens | None] = (),
         prompt_logprobs: Mapping[int, PromptLogprobs] | None = None,
         num_steps: int = 1,
+        num_recorded: int = 0,
     ) -> None:
         super().__init__(drawn)
         self.prompt_logprobs = prompt_logprobs or {}
         self.num_steps = num_steps
+        self.num_recorded = num_recorded
 
     def only(self, entries: Sequence[int]) -> RunnerResult:
         """Return the part of the result with these entries."""

@@ -43,15 +43,16 @@ from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.seats import Ints
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
-from engine.core.sequences.stop_rules import end_tokens
 from engine.core.sequences.waiting_queue import WaitingQueue
 from engine.core.speculation.speculation import Speculation
 from engine.core.statistics import SchedulerStatistics, StepCounters
-from engine.core.step.step_batch import planned_batch
+from engine.core.step.step_batch import StepBatch, planned_batch
 from engine.core.step.step_in_flight import PlannedStep, SwapCopy
 from engine.core.step.step_results import StepOutput, StepOutputs, StepResults
 from engine.core.step_after import StepAfter
+from engine.core.step_again import StepAgain
 from engine.core.swapping import Swapping
+from engine.core.tried_plan import TriedPlan
 
 
 class Scheduler:
@@ -115,7 +116,8 @@ class Scheduler:
             host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
-        self._eos_token_ids = eos_token_ids
+        self._again = StepAgain(held, limits, self._prefixes, counters)
+        self._tried, self._eos_token_ids = TriedPlan(held), eos_token_ids
         self._results = StepResults(
             self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end
         )
@@ -142,12 +144,15 @@ class Scheduler:
 
     def can_seat(self, sequence: Sequence) -> bool:
         """Return whether the next plan would admit `sequence` if it were added now."""
-        self._set_ends(sequence)
+        sequence.set_ends(self._eos_token_ids, self.limits.max_model_len)
         self._draft()
         self.waiting.join(sequence)
         plan = self._decide()
+        has_seat = any(a.sequence_id == sequence.sequence_id for a in plan.admissions)
+        if has_seat and self._speculation is None and not self.kept_prefixes.is_enabled:
+            self._tried.keep(sequence, plan)
         self.waiting.leave(sequence)
-        return any(a.sequence_id == sequence.sequence_id for a in plan.admissions)
+        return has_seat
 
     def statistics(self) -> SchedulerStatistics:
         """Return counters and present state, as one value."""
@@ -171,8 +176,9 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self._set_ends(sequence)
+        sequence.set_ends(self._eos_token_ids, self.limits.max_model_len)
         self.waiting.join(sequence)
+        self._tried.on_queued(sequence)
         if self._ahead is not None:
             self._ahead.on_arrival(len(self.waiting) - 1)
 
@@ -180,16 +186,16 @@ class Scheduler:
         """Decide the next step and take what it needs; `apply` must follow."""
         by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
-        plan = None if self._after is None else self._after.plan()
+        plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
         if plan is not None:
             self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
-            plan = self._take_ahead(by_id.keys(), has_drafts=self._draft()) or self._decide()
+            ahead = self._take_ahead(by_id.keys(), has_drafts=self._draft())
+            plan = ahead or tried or self._decide()
             while self.kept_prefixes.fetch(plan, self.waiting):
                 plan = self._decide()
         self._counters.on_plan(plan)
-        step = self._take(plan, by_id)
-        ratio_before = self.reservation.ratio
+        step, ratio_before = self._take(plan, by_id), self.reservation.ratio
         self._adapt_reservation(plan)
         if plan.preempted:
             ratios = ratio_before, self.reservation.ratio
@@ -215,11 +221,22 @@ class Scheduler:
 
         A sequence that finishes while it is exported keeps its blocks, see `finish`.
         """
+        self._tried.forget()
         if self._ahead is not None:
             self._ahead.on_results(step)
-        for _ in range(results.num_steps - 1):
-            self.reservation = self.reservation.after_decode_step()
+        self._pass_decode_steps(results.num_steps - results.num_recorded - 1)
         return self._results.apply(step, results)
+
+    def go_on(self, batch: StepBatch, token_ids: Ints, took_s: float) -> bool:
+        """Record what a step has drawn that is run several times, and take what it needs to go on.
+
+        `token_ids`: `[sequences, steps]`, none of which ends an answer; `apply` follows, with all
+        of them. Return False, with nothing done, where another step would be planned.
+        """
+        if self.kept_prefixes.is_enabled or not self._again.go_on(batch, token_ids, took_s):
+            return False
+        self._pass_decode_steps(token_ids.shape[1])
+        return True
 
     # --- a handoff ----------------------------------------------------------------------------
 
@@ -242,8 +259,7 @@ class Scheduler:
             if self._ahead is not None and not copy.is_out:
                 self._ahead.on_landing()
             return
-        sequence = copy.sequence
-        is_good = self.swapping.end(copy, is_good=is_good)
+        sequence, is_good = copy.sequence, self.swapping.end(copy, is_good=is_good)
         if not is_good and self._ahead is not None:
             # A plan made ahead may count on what should have been copied.
             self._ahead.on_failed_copy()
@@ -401,22 +417,16 @@ class Scheduler:
                 if self._held.seat(step, sequence, admission):
                     chunks[len(step.sequences)] = Chunk(admission.num_tokens)
                     step.sequences.append(sequence)
-        rows = self.running.rows
-        if not num_decodes == len(step.sequences) == len(rows):
-            rows = np.array([sequence.seat for sequence in step.sequences], np.int64)
-        step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)
+        if step.sequences:  # an idle node takes a turn for every message
+            rows = self.running.rows
+            if not num_decodes == len(step.sequences) == len(rows):
+                rows = np.array([sequence.seat for sequence in step.sequences], np.int64)
+            step.batch = planned_batch(self.seats, rows, step.sequences, chunks, num_decodes)
         num_looked_at = self._config.skip_ahead_window + 1 + len(plan.preempted)
         self._highest_num_bypassed = self.waiting.count_bypasses(plan.bypassed, num_looked_at)
-        self._set_proposals(step)
+        if self._speculation is not None and self._speculation.has_proposals:
+            step.set_proposals(self._speculation.num_proposals)
         return step
-
-    def _set_proposals(self, step: PlannedStep) -> None:
-        """Set how many drafts a drafter inside the runner may add to each drawn token."""
-        if self._speculation is None or not self._speculation.has_proposals:
-            return
-        drawing = step.batch.is_sampled.nonzero()[0]
-        sequences = [step.sequences[entry] for entry in drawing]
-        step.batch.num_proposals[drawing] = self._speculation.num_proposals(sequences)
 
     def _adapt_reservation(self, plan: StepPlan) -> None:
         if plan.preempted:
@@ -431,18 +441,9 @@ class Scheduler:
             self.reservation = self.reservation.after_output(sequence)
         self.finish(sequence, keep_blocks=sequence.is_exported)
 
-    def _set_ends(self, sequence: Sequence) -> None:
-        """Set the tokens that end the output, and the most tokens that can be output here.
-
-        The latter is 0 for exported sequences: those leave after their first token, so they need no
-        blocks for growth.
-        """
-        sequence.end_token_ids = end_tokens(sequence.request.sampling, self._eos_token_ids)
-        if not sequence.is_exported:
-            sequence.max_new_tokens = min(
-                sequence.request.sampling.max_tokens,
-                self.limits.max_model_len - sequence.num_prompt,
-            )
+    def _pass_decode_steps(self, number: int) -> None:
+        for _ in range(number):
+            self.reservation = self.reservation.after_decode_step()
 
     def _reset_if_idle(self) -> None:
         if self._held.is_idle:

@@ -135,6 +135,7 @@ class StepCounters:
         """Count a step of `num_tokens` decodes, planned once, that was run `num_times` more."""
         self.num_steps += num_times
         self.num_decode_tokens += num_tokens * num_times
+        self.num_growth_blocks = 0
         self.stops[StopRule.NOTHING_WAITS.value] += num_times
         self.plans_ahead[AheadRule.NO_STEP.value] += num_times
 

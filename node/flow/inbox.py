@@ -52,6 +52,11 @@ class Inbox:
         with self._condition:
             self._condition.wait_for(lambda: self._messages or self._is_closed, timeout_s)
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether a message waits."""
+        return bool(self._messages)
+
     def take_all(self) -> list[Message]:
         """Return all waiting messages, oldest first, without blocking."""
         with self._condition:

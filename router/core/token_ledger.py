@@ -83,7 +83,10 @@ class TokenLedger:
         of_prompt = None  # token 0 leaves as it comes, so nothing keeps it
         if first == 0 and token_ids and not self.has(0):
             of_prompt = self._prompt_result(output)
-        if first != self.num_emitted or self._held or details.finish_reason is not None:
+        if first == self.num_emitted and not self._held and token_ids:
+            if details.finish_reason is not None:
+                self._end, self._reason = first + len(token_ids), details.finish_reason
+        elif first != self.num_emitted or self._held or details.finish_reason is not None:
             self._hold(first, token_ids, logprobs)
             if details.finish_reason is not None:
                 self._note_end(output, details.finish_reason, complete_from)

@@ -33,7 +33,7 @@ from simulator.faults.shape import MODEL
 from simulator.faults.streams import NodeLink
 from simulator.node import NodeSaid
 from simulator.router import SimulatedRouter, _Choice, keys_of
-from simulator.served import ServedRequest
+from simulator.served import ServedRequest, TokenTimes
 from simulator.timeline import Timeline
 
 _CALLS_PER_LIFE = 1_000_000
@@ -150,8 +150,7 @@ class FaultyRouter(SimulatedRouter):
             added, removed = keys_of(news)
             self._chooser.on_blocks(node, BlockReport(False, added, removed, tier))
         self.on_heard(node, "")
-        for output in said.outputs:
-            self._on_output(node, output, ())
+        self._on_outputs(node, said.outputs, ())
         self._between.take(node, said)
 
     def has_requests(self, node: Incarnation) -> bool:
@@ -264,8 +263,8 @@ class FaultyRouter(SimulatedRouter):
         if reply_to in self._calls:
             super()._on_answer(node, reply_to, answer)
 
-    def _on_chunk(self, choice: _Choice, chunk: TokenChunk, times_s: Sequence[float]) -> None:
-        super()._on_chunk(choice, chunk, times_s)
+    def _on_chunk(self, choice: _Choice, chunk: TokenChunk, times: TokenTimes) -> None:
+        super()._on_chunk(choice, chunk, times)
         answered = _answered(choice)
         name = choice.flow.attempt.choice_id
         if answered.outcome:

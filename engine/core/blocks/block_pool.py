@@ -9,7 +9,7 @@ block has no owner: its landing is closed, but its writer may not know that yet.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, islice
@@ -113,12 +113,13 @@ class BlockPool:
         self.num_allocated += count
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - len(taken) :]
-        for _ in range(count - len(taken)):
-            block_id, _ = self._evictable.popitem(last=False)
-            self.prefix_cache.forget(block_id)
-            taken.append(block_id)
-            self.num_evicted += 1
-            self.num_taken += 1
+        if len(taken) < count:
+            pop = self._evictable.popitem
+            evicted = [pop(last=False)[0] for _ in range(count - len(taken))]
+            self.prefix_cache.forget_all(evicted)
+            taken += evicted
+            self.num_evicted += len(evicted)
+            self.num_taken += len(evicted)
         references = self._references
         for block_id in taken:
             references[block_id] = 1
@@ -145,13 +146,16 @@ class BlockPool:
 
         Raises `ValueError` for a block without owner.
         """
-        uses, num_used = self._use, self._num_used
+        uses, references, running = self._use, self._references, BlockUse.RUNNING
+        num_given = dict.fromkeys(BlockUse, 0)
         for block_id in block_ids:
-            if self._references[block_id] == 0:
+            if references[block_id] == 0:
                 raise ValueError(f"block {block_id} has no owner")
-            num_used[uses[block_id]] -= 1
-            num_used[BlockUse.RUNNING] += 1
-            uses[block_id] = BlockUse.RUNNING
+            num_given[uses[block_id]] += 1
+            uses[block_id] = running
+        for use, number in num_given.items():
+            self._num_used[use] -= number
+            self._num_used[running] += number
 
     def quarantine(self, block_ids: Iterable[int]) -> list[int]:
         """Quarantine the receiving ones of `block_ids`, until `release`, and return them."""
@@ -170,6 +174,12 @@ class BlockPool:
             raise ValueError(f"block {block_id} is not running and cannot be published")
         self.prefix_cache.insert(block_hash, block_id)
 
+    def publish_all(self, block_ids: Sequence[int], block_hashes: Sequence[BlockHash]) -> None:
+        """Make blocks of one prefix findable; `ValueError` if one of them does not run."""
+        if set(map(self._use.get, block_ids)) != {BlockUse.RUNNING}:
+            raise ValueError(f"one of {block_ids} is not running and cannot be published")
+        self.prefix_cache.insert_all(block_hashes, block_ids)
+
     def release(self, block_ids: Iterable[int]) -> None:
         """Drop one reference each; without any, a block is cached if findable, else free.
 
@@ -177,20 +187,22 @@ class BlockPool:
         `ValueError` for a block without references, and for a receiving block: that one is
         quarantined until its writer is known to have stopped.
         """
-        references, uses, holds = self._references, self._use, self.prefix_cache.holds
+        references, uses, receiving = self._references, self._use, BlockUse.RECEIVING
+        findable, num_used = self.prefix_cache.block_ids(), self._num_used
+        evictable, free = self._evictable, self._free
         for block_id in reversed(list(block_ids)):
             num_left = references[block_id] - 1
             if num_left < 0:
                 raise ValueError(f"block {block_id} is released but has no owner")
-            if uses[block_id] is BlockUse.RECEIVING:
+            if uses[block_id] is receiving:
                 raise ValueError(f"block {block_id} is released but another node may write it")
             references[block_id] = num_left
             if num_left == 0:
-                self._num_used[uses.pop(block_id)] -= 1
-                if holds(block_id):
-                    self._evictable[block_id] = None
+                num_used[uses.pop(block_id)] -= 1
+                if block_id in findable:
+                    evictable[block_id] = None
                 else:
-                    self._free.append(block_id)
+                    free.append(block_id)
 
     def counts(self) -> BlockCounts:
         """Return the number of blocks in each state."""

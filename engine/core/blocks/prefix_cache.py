@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable, KeysView, Sequence
 from typing import Protocol
 
 from common.kv.blocks import BlockHash
@@ -91,6 +91,18 @@ class PrefixCache:
         """Return the hash of a findable block; `KeyError` for any other one."""
         return self._hash_of[block_id]
 
+    def insert_all(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        """Make blocks findable, each as `insert` does; those of a long prompt are new together."""
+        is_known = self._most_remembered or not self._hash_of.keys().isdisjoint(block_ids)
+        if is_known or not self._block_of.keys().isdisjoint(block_hashes):
+            for block_hash, block_id in zip(block_hashes, block_ids, strict=True):
+                self.insert(block_hash, block_id)
+            return
+        self._block_of.update(zip(block_hashes, block_ids, strict=True))
+        self._hash_of.update(zip(block_ids, block_hashes, strict=True))
+        if self._news is not None:
+            self._news.update(dict.fromkeys(block_hashes, True))
+
     def insert(self, block_hash: BlockHash, block_id: int) -> None:
         """Make a block findable. If its hash is known already, the first block stays in the map."""
         if block_hash not in self._block_of and block_id not in self._hash_of:
@@ -108,6 +120,18 @@ class PrefixCache:
     def holds(self, block_id: int) -> bool:
         """Return whether the block is findable."""
         return block_id in self._hash_of
+
+    def forget_all(self, block_ids: Sequence[int]) -> None:
+        """Remove blocks that are about to be overwritten, in this order."""
+        if self._most_remembered or self.reused or self.unsaved:
+            for block_id in block_ids:
+                self.forget(block_id)
+            return
+        block_hashes = list(map(self._hash_of.pop, block_ids))
+        for block_hash in block_hashes:
+            del self._block_of[block_hash]
+        if self._news is not None:
+            self._news.update(dict.fromkeys(block_hashes, False))
 
     def forget(self, block_id: int) -> None:
         """Remove a block that is about to be overwritten."""

@@ -23,6 +23,8 @@ from engine.core.policies.growth import (
 )
 from engine.core.policies.output_history import Ints, OutputHistory, inserted
 
+_NONE: Ints = np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class LearnedOutputs:
@@ -104,6 +106,8 @@ class PeakReserve:
     @classmethod
     def of(cls, policy: LearnedOutputs, rows: GrowthColumns) -> PeakReserve:
         """Return the reserve of `rows`. A sequence that leaves after its prompt never grows."""
+        if not np.count_nonzero(rows.max_new_tokens):  # as on a node that only prefills
+            return cls(policy, _NONE, _NONE, _NONE, _NONE, _NONE, 0, _NONE, 0)
         held_tokens = int(rows.num_held_blocks.dot(rows.max_new_tokens > 0)) * policy.block_size
         ends = policy.expected(rows)
         order = ends.argsort(kind="stable")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from common.kv.blocks import BlockHash, hash_words_behind, root_hash
+from common.kv.shared_prompt import SharedPrompt
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.sequences.sequence import Sequence
 
@@ -50,12 +51,14 @@ class PrefixIndex:
         self._extend_hashes(sequence, num_full)
         first = sequence.num_hashed_blocks
         block_ids = sequence.blocks(first, num_full)
-        for block_id, name in zip(block_ids, sequence.block_hashes[first:num_full], strict=True):
-            self.pool.publish(block_id, name)
+        self.pool.publish_all(block_ids, sequence.block_hashes[first:num_full])
         sequence.num_hashed_blocks = num_full
 
     def _extend_hashes(self, sequence: Sequence, count: int) -> None:
-        size, hashes = self.block_size, sequence.block_hashes
+        size, hashes, prompt = self.block_size, sequence.block_hashes, sequence.prompt_token_ids
+        if len(hashes) < count and isinstance(prompt, SharedPrompt):
+            known = prompt.hashes_behind(self._root(sequence.request.cache_salt), size)
+            hashes += known[len(hashes) : count]
         if len(hashes) < count:
             parent = hashes[-1] if hashes else self._root(sequence.request.cache_salt)
             words = sequence.words(len(hashes) * size, count * size)

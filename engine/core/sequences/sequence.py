@@ -12,6 +12,7 @@ from common.request import GenerationRequest
 from engine.core.runner_contract import DrawnTokens, SampleInput
 from engine.core.sequences.seats import Seats
 from engine.core.sequences.status import SequenceStatus, check_transition
+from engine.core.sequences.stop_rules import end_tokens
 from engine.core.speculation.draft_length import Acceptance
 
 NO_SEAT = -1
@@ -127,6 +128,17 @@ class Sequence:
         """Blocks of its prefix that were on disk when it came."""
         self.num_swapped = 0
         """Leading tokens whose KV is in host memory."""
+
+    def set_ends(self, eos_token_ids: Set[int], max_model_len: int) -> None:
+        """Set the tokens that end the output, and the most tokens that can be output here.
+
+        The latter is 0 for exported sequences: those leave after their first token, so they need no
+        blocks for growth.
+        """
+        sampling = self.request.sampling
+        self.end_token_ids = end_tokens(sampling, eos_token_ids)
+        if not self.is_exported:
+            self.max_new_tokens = min(sampling.max_tokens, max_model_len - self.num_prompt)
 
     def take_seat(self, seats: Seats) -> None:
         """Move into a free seat; it has no blocks yet."""

@@ -97,6 +97,12 @@ class PlannedStep:
         proposing = self.batch.num_proposals.nonzero()[0]
         return any(not self.sequences[entry].is_exported for entry in proposing)
 
+    def set_proposals(self, numbers: Callable[[Items[Sequence]], Items[int]]) -> None:
+        """Set how many drafts a drafter inside the runner may add to each drawn token."""
+        drawing = self.batch.is_sampled.nonzero()[0]
+        sequences = [self.sequences[entry] for entry in drawing]
+        self.batch.num_proposals[drawing] = numbers(sequences)
+
     def only(self, entries: Items[int]) -> PlannedStep:
         """Return the part of the step that computed these indices of the batch."""
         return PlannedStep(self.batch.only(entries), [self.sequences[entry] for entry in entries])

@@ -92,8 +92,9 @@ class StepResults:
         """
         self._counters.on_ran(step.took_s, has_prompts=not step.batch.is_decode.all())
         self._observe(step, has_scored=bool(results.prompt_logprobs))
-        if results.num_steps > 1:
-            self._counters.on_repeated(len(step.sequences), results.num_steps - 1)
+        num_new = results.num_steps - results.num_recorded
+        if num_new > 1:
+            self._counters.on_repeated(len(step.sequences), num_new - 1)
         for entry, found in results.prompt_logprobs.items():
             step.sequences[entry].prompt_logprobs.append(found)
         was_decoding = [s.is_decoding for s in step.sequences] if self._speculation else []
@@ -111,18 +112,18 @@ class StepResults:
             elif plain.is_plain[entry]:
                 self._prefixes.publish(sequence)
             else:
-                others[entry - num_idle] = self.append(sequence, drawn)
+                others[entry - num_idle] = self.append(sequence, drawn, results.num_recorded)
         outputs = StepOutputs(plain, others)
         if self._speculation is not None:
             self._learn(self._speculation, step, results, was_decoding, outputs)
         return outputs
 
-    def append(self, sequence: Sequence, drawn: DrawnTokens) -> StepOutput:
-        """Append what one sequence drew, up to the token that ends it."""
-        first_index = sequence.num_output
+    def append(self, sequence: Sequence, drawn: DrawnTokens, num_recorded: int = 0) -> StepOutput:
+        """Append what one sequence drew, up to the token that ends it; it has `num_recorded`."""
+        first_index = sequence.num_output - num_recorded
         of_prompt = None if first_index else take_prompt_logprobs(sequence)
         kept, reason = until_end(
-            drawn.token_ids,
+            drawn.token_ids[num_recorded:],
             num_prompt=sequence.num_prompt,
             num_known=sequence.num_known,
             max_tokens=sequence.request.sampling.max_tokens,
@@ -138,6 +139,7 @@ class StepResults:
             self._on_end(sequence, reason)
         elif sequence.status is SequenceStatus.RUNNING_PREFILL:
             sequence.move_to(SequenceStatus.RUNNING_DECODE)
+        kept = drawn.token_ids[: num_recorded + len(kept)]
         logprobs = drawn.logprobs[: len(kept)]
         return StepOutput(sequence, first_index, kept, logprobs, reason, of_prompt)
 
@@ -186,13 +188,15 @@ class PlainDecodes:
     """
 
     def __init__(self, step: PlannedStep, results: RunnerResult, seats: Seats) -> None:
-        rows, num_steps = step.batch.rows, results.num_steps
-        self._num_known, self._num_steps = seats.num_known.take(rows), num_steps
-        first_indices = self._num_known - seats.num_prompt.take(rows)
+        rows, num_steps, num_recorded = step.batch.rows, results.num_steps, results.num_recorded
+        self._num_known, self._num_new = seats.num_known.take(rows), num_steps - num_recorded
+        first_indices = self._num_known - seats.num_prompt.take(rows) - num_recorded
         token_ids = np.array(_going_on(step.sequences, results, num_steps), np.int64)
         self.is_plain: Bools = first_indices + num_steps < seats.max_new_tokens.take(rows)
         self.is_plain &= step.batch.is_decode
         self.is_plain &= (token_ids if num_steps == 1 else token_ids[:, 0]) != _OTHER
+        if num_steps > 1:
+            token_ids = token_ids[:, -1] if self._num_new == 1 else token_ids[:, num_recorded:]
         self._columns: Items[Ints] = (rows, self._num_known, token_ids)
         self._first_indices = first_indices
         self._sequences: Items[Sequence] = step.sequences
@@ -209,7 +213,7 @@ class PlainDecodes:
 
     def write(self, seats: Seats, *, has_drafts: bool) -> None:
         """Append the tokens; `has_drafts`: the sequences may have had drafts, or get some."""
-        if self._num_steps == 1:
+        if self._num_new == 1:
             seats.append_one_each(*self._columns)
         else:
             seats.append_several_each(*self._columns)
@@ -222,8 +226,8 @@ class PlainDecodes:
 
         The KV of the last token that it draws does not exist yet.
         """
-        num_computed = self._num_known + self._num_steps - 1
-        filled: Bools = num_computed % block_size < self._num_steps
+        num_computed = self._num_known + self._num_new - 1
+        filled: Bools = num_computed % block_size < self._num_new
         return filled
 
     def outputs(self) -> list[StepOutput]:

@@ -140,10 +140,11 @@ class BlockIndex:
         if tier is Tier.POOL:  # what is expected enters the pool
             expected = self._expected
             for key in expected.keys() & {*fitting, *removed}:
-                if expected[key] == bit:
+                nodes = expected[key]
+                if nodes == bit:
                     del expected[key]
-                else:
-                    self._confirm(key, bit)
+                elif nodes & bit:
+                    expected[key] = nodes & ~bit
         return len(added) - len(fitting)
 
     def expect(self, hashes: Sequence[BlockHash], node: Incarnation) -> None:
@@ -234,15 +235,6 @@ class BlockIndex:
             self._node_of[slot] = node
         return slot
 
-    def _confirm(self, key: BlockKey, bits: int) -> None:
-        """Expect a block no more of the node that has reported it, or of nodes that have left."""
-        expected = self._expected.get(key)
-        if expected is not None and expected & bits:
-            if rest := expected & ~bits:
-                self._expected[key] = rest
-            else:
-                del self._expected[key]
-
     def _free_emptied(self) -> None:
         """Free slots of nodes that have left: one pass for all of them, however many left at once.
 
@@ -250,8 +242,12 @@ class BlockIndex:
         """
         bits = sum(self._bits[slot] for slot in self._emptied)
         if bits:
-            for key in [key for key, nodes in self._expected.items() if nodes & bits]:
-                self._confirm(key, bits)
+            expected = self._expected
+            for key in [key for key, nodes in expected.items() if nodes & bits]:
+                if left := expected[key] & ~bits:
+                    expected[key] = left
+                else:
+                    del expected[key]
         self._gone &= ~bits
         self._free += self._emptied
         self._emptied.clear()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.ids import Incarnation
-from common.kv.blocks import BlockHash, hash_full_blocks
+from common.kv.blocks import BlockHash, hash_full_blocks, root_hash
+from common.kv.shared_prompt import SharedPrompt
 from common.nodes import NodeLoad, NodeRecord, Role
 from common.request import SamplingParams
 from common.token_rules import NO_RULES
@@ -90,10 +91,14 @@ class Query:
         `MAX_HASHED_BLOCKS`."""
         key = (record.fingerprint, record.block_size)
         if key not in self.known_hashes:
-            head = self.prompt_token_ids[: MAX_HASHED_BLOCKS * record.block_size]
-            self.known_hashes[key] = hash_full_blocks(
-                head, record.block_size, record.fingerprint, self.cache_salt
-            )
+            tokens, size = self.prompt_token_ids, record.block_size
+            if isinstance(tokens, SharedPrompt):
+                root = root_hash(record.fingerprint, self.cache_salt)
+                found = tokens.hashes_behind(root, size)[:MAX_HASHED_BLOCKS]
+            else:
+                head = tokens[: MAX_HASHED_BLOCKS * size]
+                found = hash_full_blocks(head, size, record.fingerprint, self.cache_salt)
+            self.known_hashes[key] = found
         return self.known_hashes[key]
 
 

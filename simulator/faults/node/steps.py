@@ -78,6 +78,10 @@ class ComputedExecution:
         """Return that nothing changes: a step ends when it ends."""
         return False
 
+    def go_on(self) -> bool:
+        """Return False: every step is planned."""
+        return False
+
     def wait_until_queued(self) -> None:
         """Return at once: there is no interpreter to share."""
 

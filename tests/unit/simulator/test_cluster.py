@@ -145,6 +145,17 @@ def test_runs_of_equal_steps_give_what_each_step_by_itself_gives(
         assert fast.nodes[0].scheduler.statistics().counters.num_preemptions > 0
 
 
+def test_a_run_goes_on_at_full_blocks_which_others_find_from_then_on() -> None:
+    """The prompt fills 15 blocks, and the 299 tokens of the decode node five more."""
+    setup = setup_of({P: 1, D: 1})
+    cluster = run(setup, [TraceRequest(0.0, 1000, 300)])
+    _, decode = cluster.nodes
+    assert (num_runs(cluster), num_steps(cluster)) == (2, 300)
+    apart = run(replace(setup, may_repeat=False), [TraceRequest(0.0, 1000, 300)])
+    assert cluster.router.num_reports == apart.router.num_reports
+    assert len(decode.scheduler.pool.prefix_cache) == 20
+
+
 def test_one_request_alone_takes_what_the_profile_says() -> None:
     """A prompt in one step, its KV behind it, and a step for every further token."""
     cluster = run(setup_of({P: 1, D: 1}), [TraceRequest(1.0, 1000, 5)])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
 from common.request import FinishReason
+from engine.core.blocks.block_pool import BlockUse
 from engine.core.runner_contract import DrawnTokens, RunnerResult
 from tests.support.engine.build import Engine, check_books, make_request, state_of
 
@@ -59,3 +64,75 @@ def test_one_of_several_ends_and_the_others_go_on() -> None:
     assert left.output_token_ids == apart.outputs[left.sequence_id][:8]
     assert left.num_hashed_blocks == 1
     check_books(at_once.scheduler)
+
+
+def after_another_one(policy: str, num_blocks: int) -> Engine:
+    """As `decoding`, up to 31 tokens, in a pool in which another prompt was cached before."""
+    engine = Engine(block_size=SIZE, num_blocks=num_blocks, reservation_policy=policy)
+    engine.add(make_request(60, seed=7, max_tokens=1))
+    engine.run()
+    engine.outputs.clear()
+    for name, length in enumerate(LENGTHS):
+        engine.add(make_request(length, seed=name, max_tokens=31, ignore_eos=True))
+    engine.step()
+    return engine
+
+
+def drawn_by(engine: Engine, begin: int, end: int) -> list[tuple[int, ...]]:
+    return [tuple(tokens[begin:end]) for tokens in engine.outputs.values()]
+
+
+@pytest.mark.parametrize("policy", ["learned", "global_ratio", "token_ratio", "fixed_blocks"])
+@pytest.mark.parametrize("num_blocks", [7, 64])
+def test_what_a_full_block_changes_happens_when_it_is_full(policy: str, num_blocks: int) -> None:
+    """Tokens 8, 12, 24 and 28 fill blocks; the smaller pool evicts what is cached for the next."""
+    whole, apart, at_once = (after_another_one(policy, num_blocks) for _ in range(3))
+    whole.run()
+    step, planned = at_once.scheduler.plan(), apart.plan()
+    for begin, end in pairwise((1, 8, 12, 24, 28)):
+        for _ in range(begin, end):
+            apart.apply(planned)
+            planned = apart.plan()
+        tokens = np.array(drawn_by(whole, begin, end), np.int64)
+        assert at_once.scheduler.go_on(step.batch, tokens, 0.0)
+        assert state_of(at_once.scheduler) == state_of(apart.scheduler)
+    has_evicted = at_once.scheduler.pool.num_evicted > 0
+    assert has_evicted == (num_blocks == 7)
+    tokens_of_all = drawn_by(whole, 1, 31)
+    results = RunnerResult(map(DrawnTokens, tokens_of_all), num_steps=30, num_recorded=27)
+    outputs = list(at_once.scheduler.apply(step, results))
+    assert [(one.first_index, one.finish_reason) for one in outputs] == [
+        (1, FinishReason.LENGTH)
+    ] * 2
+    assert [one.token_ids for one in outputs] == tokens_of_all
+    assert state_of(at_once.scheduler) == state_of(whole.scheduler)
+    check_books(at_once.scheduler)
+
+
+def test_a_step_goes_on_only_where_the_same_one_would_be_planned() -> None:
+    tokens = np.zeros((2, 7), np.int64)
+
+    def is_refused(engine: Engine, change: Callable[[Engine], object]) -> bool:
+        step = engine.scheduler.plan()
+        change(engine)
+        before = state_of(engine.scheduler)
+        is_going_on = engine.scheduler.go_on(step.batch, tokens, 0.1)
+        return not is_going_on and state_of(engine.scheduler) == before
+
+    def nothing(engine: Engine) -> None: ...
+
+    def one_waits(engine: Engine) -> None:
+        engine.add(make_request(3))
+
+    def no_block_is_left(engine: Engine) -> None:
+        pool = engine.scheduler.pool
+        pool.allocate(pool.num_available, BlockUse.RUNNING)
+
+    assert not is_refused(after_another_one("learned", 64), nothing)
+    assert is_refused(after_another_one("learned", 64), one_waits)
+    assert is_refused(after_another_one("learned", 64), no_block_is_left)
+    keeping = Engine(block_size=SIZE, num_blocks=64, num_host_blocks=8, keeps_prefixes=True)
+    for name, length in enumerate(LENGTHS):
+        keeping.add(make_request(length, seed=name, max_tokens=31, ignore_eos=True))
+    keeping.step()
+    assert is_refused(keeping, nothing), "each plan may copy prefixes to host memory"

@@ -30,10 +30,13 @@ ALWAYS_LET_IN: list[Message] = [
 def test_messages_come_out_in_the_order_they_went_in() -> None:
     inbox = Inbox(max_requests=2)
     messages = [submit(), *ALWAYS_LET_IN, submit(2)]
+    had_messages = [inbox.has_messages]
     for message in messages:
         inbox.put(message)
+    had_messages.append(inbox.has_messages)
     assert inbox.take_all() == messages
     assert inbox.take_all() == []
+    assert [*had_messages, inbox.has_messages] == [False, True, False]
 
 
 def test_requests_are_refused_when_too_many_wait_and_let_in_again_later() -> None:

@@ -159,6 +159,10 @@ def publish_a_free_block(pool: BlockPool) -> None:
     pool.publish(0, b"h")
 
 
+def publish_a_free_block_with_others(pool: BlockPool) -> None:
+    pool.publish_all([*pool.allocate(1, BlockUse.RUNNING), 2], [b"g", b"h"])
+
+
 def publish_a_receiving_block(pool: BlockPool) -> None:
     pool.publish(pool.allocate(1, BlockUse.RECEIVING)[0], b"h")
 
@@ -181,6 +185,7 @@ def run_on_a_free_block(pool: BlockPool) -> None:
         (share_a_receiving_block, "no finished KV"),
         (share_a_reserved_block, "no finished KV"),
         (publish_a_free_block, "cannot be published"),
+        (publish_a_free_block_with_others, "cannot be published"),
         (publish_a_receiving_block, "cannot be published"),
         (publish_a_reserved_block, "cannot be published"),
         (run_on_a_free_block, "has no owner"),

@@ -119,3 +119,29 @@ def test_what_was_used_is_unsaved_until_it_is_offered_or_gone_where_there_is_a_l
     assert (cache.unsaved, cache.reused) == (set(), set())
     cache.insert(b"b", 1)
     assert (cache.unsaved, cache.reused, cache.num_used_again) == ({1}, {1}, 2)
+
+
+@pytest.mark.parametrize("num_remembered", [0, 4])
+@pytest.mark.parametrize("known", [(), ((b"b", 9),), ((b"x", 2),)], ids=str)
+def test_blocks_that_enter_or_leave_together_do_so_as_one_after_the_other(
+    num_remembered: int, known: tuple[tuple[bytes, int], ...]
+) -> None:
+    """Also where a hash, or a block, is findable already, and where a lower tier is kept."""
+    names, block_ids = [b"a", b"b", b"c"], [1, 2, 3]
+    together, apart = PrefixCache(), PrefixCache()
+    for cache in (together, apart):
+        cache.remember(num_remembered)
+        for block_hash, block_id in known:
+            cache.insert(block_hash, block_id)
+        cache.keep_news()
+    together.insert_all(names, block_ids)
+    for block_hash, block_id in zip(names, block_ids, strict=True):
+        apart.insert(block_hash, block_id)
+    assert vars(together) == vars(apart)
+    gone = list(apart.block_ids())[::-1]
+    together.forget_all(gone)
+    for block_id in gone:
+        apart.forget(block_id)
+    assert vars(together) == vars(apart)
+    assert list(together.take_news().items()) == list(apart.take_news().items())
+    assert not len(together)

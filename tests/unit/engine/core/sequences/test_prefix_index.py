@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from common.kv.shared_prompt import SharedPrompt
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from engine.core.sequences.prefix_index import PrefixIndex
 from engine.core.sequences.sequence import Sequence
@@ -97,3 +98,14 @@ def test_kv_of_another_salt_is_not_found() -> None:
     )
     assert index.match(Sequence(4, make_request((*A, *B, 2), cache_salt="yours"))) == []
     assert index.match(sequence_of(A, B, (1,))) == plain
+
+
+def test_a_shared_prompt_is_found_as_any_other_and_so_is_an_answer_behind_it() -> None:
+    prompt, answer = (A[0],) * (2 * BLOCK_SIZE + 3), tuple(range(50, 50 + 2 * BLOCK_SIZE))
+    shared = SharedPrompt.of_runs(prompt[:1], len(prompt), len(prompt))
+    found = []
+    for tokens in (prompt, shared):
+        sequence = Sequence(1, make_request(tokens, output_token_ids=answer, max_tokens=99))
+        found.append(list(index_of(BlockPool(1)).hashes_behind(sequence, 0)))
+    assert found[0] == found[1]
+    assert len(found[0]) == 4
