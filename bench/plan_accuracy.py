@@ -13,7 +13,9 @@ For each shape: TTFT and TPOT at p50 and p99, goodput, what the plan says, and t
 `worst` is the largest error of each figure over all shapes. `winner` is, in reality and in the
 plan, the shape with the least median TTFT of those whose goodput is within 2 % of the most.
 `stages` and `cpu_s` show where both differ (`plan_stages.py`), the real value first; a figure that
-misses its goal is told on standard error, with its stage.
+misses its goal is told on standard error, with its stage. `reference_ms` is how long one and the
+same computation took before the first shape and after each: where these differ, the machine was not
+the one that the profile describes, and the errors have as much of that.
 
 Each shape serves for `--duration-s`, ten minutes by default. Run it while the
 machine does nothing else; `--quick` serves few requests, and its percentiles say little.
@@ -28,9 +30,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
+
+import numpy as np
 
 from bench.plan_stages import (
     OF_TPOT,
@@ -75,6 +81,7 @@ SHORTER = 4
 """A prompt and an answer have so many times fewer tokens than those of the trace."""
 _EQUAL = 0.02
 """Goodputs that differ by so little are equal: they depend on when the last request ends."""
+_REFERENCES = 100
 _LEAST_PROMPT, _MOST_PROMPT, _LEAST_OUTPUT, _MOST_OUTPUT = 16, 1024, 2, 96
 
 
@@ -174,6 +181,18 @@ async def real_run(shape: Fleet, requests: Sequence[TraceRequest]) -> Run:
     )
 
 
+def reference_s() -> float:
+    """Return how long a computation takes that is always the same, in the median of many."""
+    numbers = np.ones((384, 384), np.float32)
+    took_s = []
+    for _ in range(_REFERENCES):
+        began_s = time.perf_counter()
+        for _ in range(8):
+            np.sin(numbers)
+        took_s.append(time.perf_counter() - began_s)
+    return median(took_s)
+
+
 def measured_profile(folder: Path) -> Path:
     """Measure the demo model on this machine with one thread; about a minute."""
     path = folder / "profile.json"
@@ -227,15 +246,18 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
     targets = LatencyTargets(ttft_s=options.slo_ttft_ms / 1e3, tpot_s=options.slo_tpot_ms / 1e3)
     names = options.shape or list(SHAPES)
     real, planned = dict[str, Run](), dict[str, Run]()
+    references_s = [reference_s()]
     for name in names:
         print(f"{len(requests)} requests to {name}", file=sys.stderr, flush=True)
         real[name] = await real_run(SHAPES[name], requests)
+        references_s.append(reference_s())
         planned[name] = planned_run(profile, config, SHAPES[name], requests)
     return report(
         {name: (figures(one.timings, targets, one.took_s), one) for name, one in real.items()},
         {name: (figures(one.timings, targets, one.took_s), one) for name, one in planned.items()},
     ) | {
         "requests": len(requests),
+        "reference_ms": [round(1e3 * one, 2) for one in references_s],
         "unevenness": round(getattr(profile.step, "unevenness", 0.0), 3),
         "beside": {name: round(value, 6) for name, value in asdict(profile.beside).items()},
     }

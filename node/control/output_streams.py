@@ -33,7 +33,7 @@ PULLS_PER_MESSAGE = 32
 MOST_OFFERS = 16
 HEARTBEAT_S = 0.25
 """A message without content goes to a router that was sent nothing for this long."""
-LONGEST_BEAT_S = 7.0
+LONGEST_BEAT_S = 13.0
 """A router may allow a longer silence, up to this."""
 
 OnGone = Callable[[Incarnation], None]

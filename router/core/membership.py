@@ -343,6 +343,10 @@ class Membership:
             if member.can_be_chosen and not self._is_listed(member)
         )
 
+    def is_unlisted(self, incarnation: Incarnation) -> bool:
+        """Return whether a node was one of `unlisted` when the store answered last."""
+        return incarnation in self._unlisted
+
     def was_heard(self, incarnation: Incarnation) -> bool:
         """Return whether a member is heard, or was before it was lost."""
         member = self._members.get(incarnation)

@@ -35,13 +35,14 @@ instead of 1.25 s. A new connection would show the same without keys, but the TL
 connection with so many pings.
 
 Many nodes are asked as often as a request needs it. What silence costs is the time of the requests
-on the silent node. So of many nodes one without a request of this router is asked every 4.5 s, is
+on the silent node. So of many nodes one without a request of this router is asked every 9.75 s, is
 not pinged, and its silence counts from a question on. The message that places a request on it asks
 it too, and from there on it is judged as if it had had requests all the time: the request waits no
 longer than one on a node that dies under it. What is lost is that such a node, if it is silent, can
-still be chosen for 7 s instead of 2 s, about as long as its lease lasts; a request that meets it
-goes on elsewhere after 2 s. It would meet a second one if many fell silent together, so the first
-one that is suspected has all others asked. A node decides nothing of this: it repeats numbers and
+still be chosen for 12 s instead of 2 s; where the placement store answers, about as long as its
+lease lasts, because one whose lease has ended is asked often. A request that meets it goes on
+elsewhere after 2 s. It would meet a second one if many fell silent together, so the first one that
+is suspected has all others asked. A node decides nothing of this: it repeats numbers and
 keeps to the silence that it was allowed, so nodes of the release before, which allow themselves
 2 s, only speak more often.
 

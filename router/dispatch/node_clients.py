@@ -177,7 +177,7 @@ class NodeClient:
         )
         if self._pings is not None and not liveness.is_pinged:
             self._pings.rest()
-        if not self._is_heard or (liveness.is_at_rest and not number):
+        if not self._is_heard or liveness.is_at_rest:
             return
         if number:
             self._unsent.set_echo(number, liveness.pace.beat_ms)

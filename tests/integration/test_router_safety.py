@@ -152,6 +152,41 @@ async def test_one_that_falls_silent_has_all_others_asked_for_a_while(
     assert sum(seen) == ALARM_TICKS
 
 
+async def test_a_node_whose_lease_has_ended_is_asked_often_and_no_other_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pool, "TICK_S", 0.0)
+    pool = world.router.pool
+    nodes = [Incarnation("d0", 1), Incarnation("d1", 1)]
+    ticks: dict[Incarnation, list[bool]] = {node: [] for node in nodes}
+    listing = [
+        LiveNode(record=record_of(node, Role.DECODE, "127.0.0.1:1"), load=IDLE) for node in ticks
+    ]
+    clients = {
+        node: Mock(tick=lambda seen=seen, **asked: seen.append(asked["is_alarm"]))
+        for node, seen in ticks.items()
+    }
+    monkeypatch.setattr(pool, "_clients", clients)
+
+    async def ticks_after(listed: list[LiveNode], times_s: range) -> list[bool]:
+        for now_s in times_s:
+            pool.membership.on_asking()
+            pool.membership.on_listing(listed, float(now_s))
+        for seen in ticks.values():
+            seen.clear()
+        watching = asyncio.create_task(pool.watch_silence())
+        await eventually(lambda: all(ticks.values()))
+        watching.cancel()
+        return [seen[-1] for seen in ticks.values()]
+
+    pool.membership.on_listing(listing, 0.0)
+    for node in nodes:
+        pool.membership.on_heard(node)
+    assert await ticks_after(listing[:1], range(300, 601, 300)) == [False, False]
+    assert await ticks_after(listing[:1], range(900, 1201, 300)) == [False, True]
+    assert await ticks_after(listing, range(1500, 1501)) == [False, False]
+
+
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_node_lost_at_the_very_end_does_not_keep_the_router(
     world: World, turns: int

@@ -59,7 +59,11 @@ class Echoes:
             self._missing = [one for one in self._missing if one > number]
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the node is to repeat a number, and can."""
+        return self.can_repeat and bool(self._missing)
+
+    @property
     def is_reached(self) -> bool:
         """Whether the node repeats numbers in time, as far as is known."""
-        is_waiting = self.can_repeat and self._missing
-        return not is_waiting or self._now - self._missing[0] < self.pace.unreached
+        return not self.is_waiting or self._now - self._missing[0] < self.pace.unreached

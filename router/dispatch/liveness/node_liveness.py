@@ -73,6 +73,13 @@ class NodeLiveness:
         shows that it runs, where it `is_pinged`.
         """
         self._num_unused = 0 if is_used else self._num_unused + 1
+        echoes = self._echoes
+        is_at_rest = echoes.pace is IDLE and not self._is_due
+        if is_at_rest and not (is_used or is_alarm or echoes.is_waiting):
+            # Most ticks of many nodes are such.
+            number = echoes.tick()
+            self._is_due = number > 0
+            return number
         was_idle = self.pace is IDLE
         self._set_pace(self._wanted_pace(is_wide, is_alarm))
         number = self._echoes.tick()

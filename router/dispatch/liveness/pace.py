@@ -28,10 +28,11 @@ class Pace(NamedTuple):
 USUAL = Pace(echo_every=2, beat_ms=0, late=2, suspicion=5, unreached=5)
 WIDE = Pace(echo_every=3, beat_ms=900, late=4, suspicion=8, unreached=5)
 """A node that is told how long it may be silent repeats each number at once."""
-IDLE = Pace(echo_every=18, beat_ms=7000, late=4, suspicion=8, unreached=5)
+IDLE = Pace(echo_every=39, beat_ms=12250, late=4, suspicion=8, unreached=5)
 """The pace of one of many nodes on which the router has no request. It may say nothing until it is
 asked, so a silence is counted from a number on. By itself it speaks when a number is 2.5 s late:
-when it is suspected already. A router that says nothing for 5 s is pinged by the node."""
+when it is suspected already. A router that says nothing for 5 s is pinged by the node,
+in less than 10 s once. One whose lease has ended is not waited for: it is asked at `WIDE`."""
 WIDE_NODES = 64
 """So many nodes and more are heard at the paces `WIDE` and `IDLE`."""
 IDLE_TICKS = 8

@@ -106,6 +106,10 @@ async def test_a_cluster_that_does_what_the_plan_says_has_no_error(
     assert set(found["worst"].values()) == {0.0}  # type: ignore[attr-defined]
     assert found["within_goals"] is True
     assert found["oversubscribed"] == ["2P1D", "1P2D"]
+    references_ms = found["reference_ms"]
+    assert isinstance(references_ms, list)
+    assert len(references_ms) == 1 + len(SHAPES)
+    assert min(references_ms) > 0
     assert "most of it in" not in capsys.readouterr().err
     profiles = dict.fromkeys(SHAPES.values(), slow)
     found = await measure(options("--profile", "any.json", "--shape", "1P1D"))
