@@ -131,6 +131,23 @@ def test_the_blocks_of_a_dead_sender_are_free_when_the_pool_has_moved() -> None:
     assert pair.receiver.is_idle
 
 
+def test_a_sender_that_hears_nothing_writes_nothing_any_more_when_the_pool_has_moved() -> None:
+    pair = Pair()
+    pair.open()
+    pair.push(0)
+    pair.pass_time(10 * LATENCY_S)
+    pair.paths.cut("decode", "prefill")
+    pair.receiver.revoke(LEASE_TOKEN)
+    (session,) = pair.receiver.receiver.sessions.all()
+    pair.receiver.receiver.sessions.drop(session.id)
+    pair.receiver.wake()
+    assert pair.said[1] == [Released(LEASE_TOKEN)]
+    pair.push(1)
+    pair.pass_time(10 * LATENCY_S)
+    assert pair.has_written(0)
+    assert not pair.has_written(1)
+
+
 def test_a_write_into_a_block_that_belongs_to_another_is_found() -> None:
     pair = Pair()
     pair.open()
