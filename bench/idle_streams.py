@@ -24,7 +24,6 @@ from dataclasses import replace
 from bench.router.idle_nodes import IdleService, serve_idle_nodes
 from bench.wide import record
 from common.ids import Incarnation
-from common.request import RequestOutput
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 from router.dispatch.liveness.pace import WIDE_NODES
@@ -53,14 +52,7 @@ class _Heard:
         self.num_beats = self.num_suspected = 0
         self.lost: list[str] = []
 
-    def on_heard(
-        self,
-        node: Incarnation,
-        outputs: list[RequestOutput],
-        stuck_s: float,
-        *,
-        is_reached: bool,
-    ) -> None:
+    def on_heard(self, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
         """Count a heartbeat."""
         self.num_beats += 1
 
@@ -94,7 +86,7 @@ async def measure(num_nodes: int, port: int, span_s: float, *, is_used: bool) ->
 
     for number in range(num_nodes):
         node = replace(record(number, num_nodes), control_address=address)
-        clients.append(NodeClient(node, _ROUTER, heard))
+        clients.append(NodeClient(node, _ROUTER, heard, lambda *_: None))
         clients[-1].start()
         if number % _OPENED_AT_ONCE == 0:
             await asyncio.sleep(0.05)

@@ -36,10 +36,10 @@ import uvloop
 
 from common.settings.config import ApiConfig
 from pdserve.checkpoints.demo_model import demo_model_folder
+from router.api.bodies.asked import RequestKind
 from router.api.bodies.json_text import MAX_JSON_COMMAS, MAX_JSON_CONTAINERS, MAX_JSON_MEMBERS
-from router.api.bodies.kinds import RequestKind
 from router.api.planning.body_planner import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES
-from router.api.planning.output import MAX_CHOICES
+from router.api.planning.choices import MAX_CHOICES
 from router.api.planning.planner import Planner
 from router.api.planning.process import PlanningProcess, planning_command
 from router.http.errors import api_error

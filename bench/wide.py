@@ -49,12 +49,11 @@ from pdserve.local_cluster.signals import Signals
 from placement.redis_store import RedisStore
 from placement.store import LiveNode, Placement
 from protos.grpc_core import ROUTER_EXPERIMENTS
-from router.core.choosing.chooser import Chooser
 from router.core.effects import Choose
 from router.core.membership import Membership
+from router.core.placement import Chooser
 from router.core.policies import POLICIES
 from router.core.policies.query import Query
-from router.dispatch.pair_placer import PairPlacer
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.watch.router_metrics import RouterMetrics
 
@@ -120,8 +119,7 @@ class Choices:
 
     def __init__(self, policy: str, num_nodes: int) -> None:
         self._members = members(num_nodes)
-        clock, metrics = MonotonicClock(), RouterMetrics(CollectorRegistry())
-        self._placer = PairPlacer(Chooser(policy, 60.0, secrets.randbits(64)), clock, metrics)
+        self._chooser = Chooser(policy, 60.0, secrets.randbits(64))
         self._running: deque[tuple[Any, Any]] = deque()
         self._most_running = ANSWERS_PER_NODE * num_nodes
         self._any = record(0, num_nodes)
@@ -145,7 +143,8 @@ class Choices:
         queries = [self._query() for _ in range(NUM_CHOICES)]
         began_at_s = time.thread_time()
         for query in queries:
-            chosen = self._placer.choose(self._members.nodes(), query, _FIRST_CHOICE)
+            nodes, now_s = self._members.nodes(), time.monotonic()
+            chosen, _ = self._chooser.choose(nodes, query, _FIRST_CHOICE, now_s)
             if chosen.decode is None or chosen.prefill is None:
                 raise RuntimeError(f"{chosen.reason}: wanted a pair")
             self._running.append((chosen.decode, chosen.prefill))

@@ -33,7 +33,6 @@ from node.flow.messages import (
     Submit,
 )
 from placement.store import LiveNode
-from router.core.choosing.placing import Placing
 from router.core.effects import (
     Choose,
     Effect,
@@ -48,9 +47,10 @@ from router.core.effects import (
 from router.core.generation import TokenChunk
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
+from router.core.placement import Placing
 from router.core.policies.query import Query, query_of
 from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
-from router.dispatch.pair_placer import PairPlacer
+from router.dispatch.handoff_watch import HandoffWatch
 from router.watch.router_metrics import RouterMetrics
 from simulator.node import NodeSaid
 from simulator.served import ServedRequest
@@ -102,8 +102,8 @@ class SimulatedRouter:
         placing = Placing(
             model=model, lease_s=lease_s, policy=policy, session_ttl_s=session_ttl_s, seed=seed
         )
-        self._membership, chooser = placing.machines()
-        self._placer = PairPlacer(chooser, timeline, metrics)
+        self._membership, self._chooser = placing.machines()
+        self._handoffs = HandoffWatch(self._chooser, timeline, metrics)
         self._deliver: dict[Incarnation, Callable[[Message], object]] = {}
         self._choices: dict[str, _Choice] = {}
         self._calls: dict[int, tuple[_Choice, Incarnation, AttemptId]] = {}
@@ -167,7 +167,7 @@ class SimulatedRouter:
             added, removed = keys_of(news)
             self.num_reports += 1
             self.num_reported_blocks += len(news)
-            self._placer.on_blocks(said.node, BlockReport(False, added, removed, tier))
+            self._chooser.on_blocks(said.node, BlockReport(False, added, removed, tier))
 
     # Inside: events.
 
@@ -214,7 +214,7 @@ class SimulatedRouter:
         if chunk is not None:
             self._on_chunk(choice, chunk, times_s)
             return
-        self._placer.before_output(choice.flow, node, output)
+        self._handoffs.before_output(choice.flow, node, output)
         self._perform(choice, choice.flow.on_output(node, output), times_s)
 
     def _on_chunk(self, choice: _Choice, chunk: TokenChunk, times_s: Sequence[float]) -> None:
@@ -264,12 +264,12 @@ class SimulatedRouter:
     def _choose(self, choice: _Choice, effect: Choose) -> list[Effect]:
         flow = choice.flow
         try:
-            chosen = self._placer.choose(self._membership.nodes(), choice.query, effect)
+            nodes, now_s = self._membership.nodes(), self._timeline.now_s()
+            chosen, _ = self._chooser.choose(nodes, choice.query, effect, now_s)
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
-        now_s = self._timeline.now_s()
-        nodes = f"decode {chosen.decode}, prefill {chosen.prefill or 'none'}"
-        self._note(choice, f"placed by {chosen.reason}: {nodes}")
+        pair = f"decode {chosen.decode}, prefill {chosen.prefill or 'none'}"
+        self._note(choice, f"placed by {chosen.reason}: {pair}")
         return flow.on_choice(chosen.decode, chosen.prefill, chosen.reason, now_s, chosen.source)
 
     def _reserve(self, choice: _Choice, effect: SendReserve) -> None:

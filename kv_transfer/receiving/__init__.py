@@ -2,8 +2,7 @@
 
 machine        the machine
 sessions       connected senders, what each may send; connections: how they begin and end
-landings       all handoffs, with their blocks; landing: one of them
-copies         what is being copied, and what waits for that
+landings       all handoffs, with their blocks, and what is being copied; landing: one of them
 quarantine     blocks that a sender may still write
 slab_fences    how those of a dead sender come back
 effects        what the machine asks its connector to do

@@ -100,7 +100,7 @@ class Landing:
     def record(self, data: Data, spoiled: Set[int], sums: BlockSums | None) -> None:
         """Record that the pieces of `data` are in the pool; add `sums`, if any, to the digest.
 
-        Of the `spoiled` ones it is unknown whether they are: see `copies`.
+        Of the `spoiled` ones it is unknown whether they are: see `landings.Copies`.
 
         Raises `HandoffFailed` for a piece that had another sum before: copies may overlap in time,
         so which of the two is in the pool is unknown.

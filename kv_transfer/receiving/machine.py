@@ -19,10 +19,9 @@ from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from kv_transfer.contract import GivenUp, Released, Ticket
 from kv_transfer.receiving.connections import Connections
-from kv_transfer.receiving.copies import Copies
 from kv_transfer.receiving.effects import Dropped, DropReason, SendBack, Write
 from kv_transfer.receiving.landing import Landing
-from kv_transfer.receiving.landings import Effects, Landings, failed_frame
+from kv_transfer.receiving.landings import Copies, Effects, Landings, failed_frame
 from kv_transfer.receiving.quarantine import Quarantine
 from kv_transfer.receiving.sessions import Session, Sessions, WindowShares
 from kv_transfer.receiving.slab_fences import NO_LEASE, SlabFences

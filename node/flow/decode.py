@@ -32,8 +32,13 @@ from kv_transfer.contract import (
     Released,
     Ticket,
 )
-from node.flow.attempts.attempt_outputs import RETRY_AFTER_S, emit_tokens, new_counts, refused
-from node.flow.attempts.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import (
+    RETRY_AFTER_S,
+    NodeAttempt,
+    emit_tokens,
+    new_counts,
+    refused,
+)
 from node.flow.landing_place import Tickets
 from node.flow.messages import (
     AnswerCall,

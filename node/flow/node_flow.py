@@ -25,9 +25,14 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.core.step.step_results import StepOutputs
 from kv_transfer.contract import ConnectorFailed, TransferEnded
-from node.flow.attempts.attempt_outputs import RETRY_AFTER_S, emit_error, refused
 from node.flow.attempts.attempt_queue import AttemptQueue
-from node.flow.attempts.attempt_table import AttemptTable, NodeAttempt
+from node.flow.attempts.attempt_table import (
+    RETRY_AFTER_S,
+    AttemptTable,
+    NodeAttempt,
+    emit_error,
+    refused,
+)
 from node.flow.attempts.shedding import Shedding
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.current_load import current_load

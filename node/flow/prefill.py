@@ -34,8 +34,7 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep, Pushes
 from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import Commit, Ticket, TransferEnded
-from node.flow.attempts.attempt_outputs import emit_tokens, refused
-from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt
+from node.flow.attempts.attempt_table import HANDED_OFF, NodeAttempt, emit_tokens, refused
 from node.flow.landing_place import LandingPlace
 from node.flow.messages import (
     AbortTransfer,

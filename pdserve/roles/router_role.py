@@ -38,7 +38,7 @@ from router.cluster.drain import drain_node
 from router.cluster.role import give_role
 from router.cluster.role_keeper import RoleKeeper
 from router.cluster.view import DispatcherView
-from router.core.choosing.placing import Placing
+from router.core.placement import Placing
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.placing_recording import PlacingRecording
 from router.http.server import bind_http, count_refused, router_limits, serve_http
@@ -108,7 +108,7 @@ async def run_router_role(
             tracing=tracing,
         )
         feeding = asyncio.create_task(live.run(shutdown.either), name="live page")
-        await dispatcher.wait_for_nodes(shutdown.either)
+        await dispatcher.pool.wait_for_nodes(shutdown.either)
         await _serve(app, listener, config, registry, shutdown, certificate)
         await feeding
     finally:

@@ -27,11 +27,11 @@ from router.api.answers.shapes import (
     ResponseAnswer,
     stream_responses,
 )
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.bodies.messages.request import MessageBody
 from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, WholeBody
-from router.api.planning.request_plan import RequestPlan
+from router.api.planning.planner import RequestPlan
 from router.http.described import Responses
 from router.text.logprobs_json import DescribeToken
 from router.text.usage import Usage

@@ -23,12 +23,12 @@ from common.settings.config import ApiConfig
 from common.version import VERSION
 from router.api.answers.answer import Answer, AnswerTurns, StreamedAnswer, WholeAnswer
 from router.api.answers.chat_and_completions import AnswerHead
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.bodies.unknown_fields import UnknownFields
 from router.api.endpoints import ENDPOINTS, Endpoint
 from router.api.exchanges import Exchanges
 from router.api.planning.body_planner import BodyPlanner
-from router.api.planning.request_plan import PlannedPrompt, RequestPlan
+from router.api.planning.planner import PlannedPrompt, RequestPlan
 from router.api.prefix_sharing import PrefixSharing
 from router.api.sessions import session_id
 from router.core.cluster_view import ClusterView

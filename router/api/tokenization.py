@@ -12,8 +12,8 @@ from fastapi import FastAPI, Response
 
 from common.errors import InvalidRequest
 from router.api.answers.shapes import CountAnswer, MessageError, PromptAnswer, TokensAnswer
+from router.api.bodies.asked import RequestKind
 from router.api.bodies.json_text import checked_text
-from router.api.bodies.kinds import RequestKind
 from router.api.bodies.messages.request import CountedBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, DetokenizeBody, parse_body
 from router.api.exchanges import Exchanges

@@ -9,10 +9,9 @@ effects        what a flow asks its shell to do
 ttft_stages    where the time to the first token went
 membership     which nodes are alive, from the store and from the nodes' streams
 held_load      what a node holds now, from its last report and what was sent to it
-placement      which nodes take a request: filter, score, pick
+placement      which nodes take a request: filter, score, pick; by what earlier requests taught, too
 prefix_sources what has more of a prompt than the prefill node that is chosen for it
 shortlist      which nodes of a wide cluster a choice looks at
-choosing/      placement as a whole: membership, and what chooses by it and by earlier requests
 known/         what is known of nodes: those that can be chosen, blocks, sessions, pairs that fail
 policies/      placement policies by name
 scaling/       how many nodes of each role the load wants, and which node changes its role

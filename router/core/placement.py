@@ -1,4 +1,8 @@
-"""Which nodes take a request: filter, score, pick, with the reason in words.
+"""Which nodes take a request: filter, score, pick, with the reason in words. Pure.
+
+`Placer` chooses by the nodes and one request. `Chooser` adds what earlier requests taught: the
+nodes of the request's session, and the pairs of nodes whose handoffs fail. `Placing` are the
+settings of all that decides where requests go.
 
 A decode node is chosen first, then a prefill node that can exchange KV with it: with the same
 layout and the same version of the KV protocol. Of both roles the node that served the request's
@@ -23,9 +27,12 @@ from common.errors import InvalidRequest, Overloaded
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import Role
+from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
-from router.core.known.pair_health import Pair
+from router.core.known.pair_health import Pair, PairHealth
 from router.core.known.roster import Roster
+from router.core.known.sessions import KnownSessions, Placed, SessionNodes
+from router.core.membership import Membership
 from router.core.policies import NARROWINGS, POLICIES
 from router.core.policies.query import NodeView, PolicyState, Query
 from router.core.policies.session_nodes import session_node
@@ -61,6 +68,90 @@ class _Found(NamedTuple):
             and self.decode is not None
             and self.decode.record.role is Role.DECODE
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """The settings of both machines: which nodes there are, and which of them are chosen."""
+
+    model: str
+    lease_s: float
+    policy: str
+    session_ttl_s: float
+    seed: int
+
+    def machines(self) -> tuple[Membership, Chooser]:
+        """Return both, new. Raises `KeyError` for a policy that does not exist."""
+        membership = Membership(model=self.model, lease_s=self.lease_s)
+        return membership, Chooser(self.policy, self.session_ttl_s, self.seed)
+
+
+class Chooser:
+    """A `Placer`, the pairs that it avoids, and where the requests of sessions were placed."""
+
+    def __init__(self, policy: str, session_ttl_s: float, seed: int) -> None:
+        """Look the policy up. Raises `KeyError` for a policy that does not exist.
+
+        A session is known for `session_ttl_s` after its last request was placed. From `seed`
+        follows which nodes of a wide cluster are looked at.
+        """
+        self._placer = Placer(policy, seed)
+        self._pairs = PairHealth()
+        self._sessions = KnownSessions(session_ttl_s)
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are known."""
+        return len(self._sessions)
+
+    @property
+    def num_known_blocks(self) -> int:
+        """Blocks that nodes have reported."""
+        return self._placer.num_known_blocks
+
+    @property
+    def has_failed_pairs(self) -> bool:
+        """Whether a pair failed that has not worked since."""
+        return bool(self._pairs)
+
+    def choose(
+        self, nodes: Roster, query: Query, wanted: Choose, now_s: float
+    ) -> tuple[ChosenNodes, Placed | None]:
+        """Choose nodes, or a prefill node for a reservation; for a session, say how it is placed.
+
+        Raises `InvalidRequest` and `Overloaded` as `Placer` does.
+        """
+        avoided = self._pairs.avoided(now_s) | nodes.unreachable
+        if query.session:
+            query.last = self._sessions.last(query.session, now_s)
+        if wanted.decode is None:
+            chosen = self._placer.choose(nodes, query, wanted.excluded, avoided)
+        else:
+            chosen = self._placer.choose_prefill(
+                nodes, query, wanted.decode, wanted.excluded, avoided
+            )
+        if chosen.prefill is not None and chosen.decode is not None:
+            self._pairs.on_placed((chosen.prefill, chosen.decode), now_s)
+        if not query.session:
+            return chosen, None
+        at = SessionNodes(chosen.decode, chosen.prefill, len(query.prompt_token_ids))
+        return chosen, self._sessions.on_placed(query.session, at, now_s)
+
+    def on_blocks(self, node: Incarnation, report: BlockReport) -> int:
+        """Take what a node says of its prefix cache; return how many blocks had no room."""
+        return self._placer.on_blocks(node, report)
+
+    def on_lost(self, node: Incarnation) -> None:
+        """Forget what a node holds: it will say it again, if it comes back."""
+        self._placer.on_lost(node)
+
+    def on_worked(self, pair: Pair) -> bool:
+        """Take that a handoff worked; return whether the pair had failed before."""
+        return self._pairs.on_worked(pair)
+
+    def on_failed(self, pair: Pair, now_s: float) -> tuple[int, float] | None:
+        """Take that a handoff failed; return what `PairHealth.on_failed` does."""
+        return self._pairs.on_failed(pair, now_s)
 
 
 class Placer:

@@ -1,14 +1,14 @@
 """Request flows on real nodes: effects become calls, replies and tokens become events.
 
 dispatcher          starts, feeds and ends the flows
-running_choice      one choice in progress, with its timers and its calls to nodes
+running_choice      one choice in progress, with its timers
 stream_calls        calls on the stream to a node: not sent yet, or without a reply
 node_clients        the router's end of one node: one stream, both ways
 calls_beside        calls beside that stream: to leave, and to take another role
 node_listener       what that end tells its owner
 fairness            how much of a burst of outputs is passed on before others have a turn
 liveness            whether a node lives, and gets what it is sent
-pair_placer         placements, and what people see of them
+handoff_watch       which handoffs work, as outputs show: for placement, metrics and the log
 placing_recording   placement as it is recorded, so that it can be replayed
 node_pool           the nodes of the cluster: membership, and one client per member
 between_nodes       what nodes say to each other through this router

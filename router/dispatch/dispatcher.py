@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVarTuple, cast
 
@@ -15,13 +14,12 @@ from prometheus_client import CollectorRegistry
 
 from common.errors import InternalError, InvalidRequest, NodeLost, Overloaded, PdserveError
 from common.files.keys_folder import Keys
-from common.ids import Incarnation, new_id
+from common.ids import AttemptId, Incarnation, new_id
 from common.observing.clock import Clock, MonotonicClock
 from common.observing.logs import log_fields
 from common.request import FinishReason, RequestOutput, SamplingParams
 from placement.store import Placement, PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
-from router.core.choosing.placing import Placing
 from router.core.effects import (
     Accepted,
     Choose,
@@ -38,14 +36,16 @@ from router.core.effects import (
 )
 from router.core.generation import SHUTTING_DOWN, RequestListener, Sink, TokenChunk
 from router.core.known.sessions import SessionId
+from router.core.placement import Placing
 from router.core.policies.query import query_of
-from router.core.request_flow import RequestFlow
-from router.dispatch.liveness.silence import LOSS_S
+from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
+from router.dispatch.handoff_watch import HandoffWatch
+from router.dispatch.node_clients import NodeClient
 from router.dispatch.node_pool import NodePool
-from router.dispatch.pair_placer import PairPlacer
 from router.dispatch.placement_recorder import PlacementRecorder
 from router.dispatch.placing_recording import PlacingRecording
-from router.dispatch.running_choice import PrefillCall, ReserveCall, RunningChoice
+from router.dispatch.running_choice import RunningChoice
+from router.dispatch.stream_calls import Caller
 from router.watch.choice_trace import ChoiceTrace
 from router.watch.recent_placements import RecentPlacements
 from router.watch.request_watch import RequestWatch
@@ -82,7 +82,10 @@ class Dispatcher:
         self._metrics = RouterMetrics(registry)
         self._metrics.running.set_function(lambda: len(self._choices))
         membership, chooser = (recording or placing).machines()
-        self._placer = PairPlacer(chooser, self._clock, self._metrics)
+        self._chooser = chooser
+        self._handoffs = HandoffWatch(chooser, self._clock, self._metrics)
+        self._metrics.sessions.set_function(lambda: chooser.num_sessions)
+        self._metrics.known_blocks.set_function(lambda: chooser.num_known_blocks)
         self._choices: dict[str, RunningChoice] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -100,7 +103,7 @@ class Dispatcher:
             metrics=self._metrics,
             num_running=lambda: self.num_running,
             on_outputs=self._on_outputs,
-            on_blocks=self._placer.on_blocks,
+            on_blocks=chooser.on_blocks,
             on_lost=self._on_lost,
             on_suspected=self._on_suspected,
             on_trusted=self._on_trusted,
@@ -137,17 +140,6 @@ class Dispatcher:
         added = asyncio.create_task(task, name=name)
         added.add_done_callback(self._on_task_end)
         self._tasks.append(added)
-
-    async def wait_for_nodes(self, unless: asyncio.Event) -> None:
-        """Return when every node there is was heard, or `unless` is set. A silent one is waited for
-        as long as it takes to lose one.
-
-        A request before that would find fewer nodes than there are, or none.
-        """
-        tasks = {asyncio.create_task(one) for one in (self.pool.wait_heard(), unless.wait())}
-        await asyncio.wait(tasks, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         # Without membership or records a router only degrades: end it, so that it is restarted.
@@ -235,7 +227,7 @@ class Dispatcher:
                 if chunk is not None:
                     choice.chunks.append(chunk)
                 else:
-                    self._placer.before_output(choice.flow, node, output)
+                    self._handoffs.before_output(choice.flow, node, output)
                     self._perform(choice, choice.flow.on_output(node, output))
             except Exception:
                 self._end_by_bug(choice)
@@ -247,7 +239,7 @@ class Dispatcher:
             self._send(choice)
 
     def _on_lost(self, node: Incarnation) -> None:
-        self._placer.on_lost(node)
+        self._chooser.on_lost(node)
         for choice in list(self._choices.values()):
             self._feed(choice, choice.flow.on_node_lost, node)
 
@@ -288,9 +280,7 @@ class Dispatcher:
         for effect in effects:
             match effect:
                 case TokenChunk():
-                    choice.chunks.append(
-                        effect if effect.first_index else self._timed(choice, effect)
-                    )
+                    choice.take(effect, self._clock)
                 case Choose():  # the last effect of its event
                     self._perform(choice, self._choose(choice, effect))
                 case Wait():
@@ -328,9 +318,11 @@ class Dispatcher:
             failure=flow.failure,
         )
         try:
-            chosen = self._placer.choose(nodes, query, effect)
+            chosen, placed = self._chooser.choose(nodes, query, effect, self._clock.now_s())
         except PdserveError as none_left:
             return flow.on_no_choice(none_left)
+        if placed is not None:
+            self._metrics.session_placements.labels(placed.value).inc()
         return flow.on_choice(
             chosen.decode, chosen.prefill, chosen.reason, self._clock.now_s(), chosen.source
         )
@@ -341,45 +333,52 @@ class Dispatcher:
         if effect.prefill is not None:
             self.pool.membership.on_leg_opened(effect.prefill, choice.num_prompt_tokens)
         choice.trace.on_reserve_asked(attempt, node, self._clock.now_s())
-        feed = partial(self._feed, choice)
-        call = ReserveCall(feed, choice.flow, node, attempt, self._clock.now_s)
-        client = self.pool.client(node)
+        client, on_failed = self._asked(choice, node, attempt)
         if client is None:
-            asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
+
+        def on_reply(reply: DecodeGrant | PdserveError) -> None:
+            now_s = self._clock.now_s()
+            self._feed(choice, choice.flow.on_reserve_reply, node, attempt, reply, now_s)
+
         client.reserve_nowait(
             choice.trace.asks(effect.request),
-            call,
+            Caller(on_reply, on_failed),
             must_prefill_locally=effect.must_prefill_locally,
             may_wait=effect.may_wait,
             source=self.pool.source_that_sends(effect.source),
         )
 
     def _prefill(self, choice: RunningChoice, effect: SendPrefill) -> None:
-        node = effect.node
+        node, attempt = effect.node, effect.request.id
         if not effect.is_counted:
             self.pool.membership.on_leg_opened(node, choice.num_prompt_tokens)
-        call = PrefillCall(partial(self._feed, choice), choice.flow, node, effect.request.id)
-        client = self.pool.client(node)
+        client, on_failed = self._asked(choice, node, attempt)
         if client is None:
-            asyncio.get_running_loop().call_soon(call.on_failed, NodeLost(f"{node} has left"))
             return
+
+        def on_reply(reply: PrefillGrant | PdserveError) -> None:
+            self._feed(choice, choice.flow.on_prefill_reply, node, attempt, reply)
+
         client.prefill_nowait(
             choice.trace.asks(effect.request),
-            call,
+            Caller(on_reply, on_failed),
             cast("pb.Ticket | None", effect.ticket),
             self.pool.source_that_sends(effect.source),
         )
 
-    def _timed(self, choice: RunningChoice, chunk: TokenChunk) -> TokenChunk:
-        """Return the chunk; with token 0 also where its time went."""
-        found = chunk.of_prompt
-        if found is None:
-            return chunk
-        stages = choice.trace.on_first_token(
-            self._clock.now_s(), queue_s=found.queue_s, compute_s=found.compute_s
-        )
-        return chunk._replace(of_prompt=replace(found, stages=stages))
+    def _asked(
+        self, choice: RunningChoice, node: Incarnation, attempt: AttemptId
+    ) -> tuple[NodeClient | None, Callable[[PdserveError], None]]:
+        """Return a node's client, and what takes the failure of a call; None: it has failed."""
+
+        def on_failed(error: PdserveError) -> None:
+            self._feed(choice, choice.flow.on_call_failed, node, attempt, error)
+
+        client = self.pool.client(node)
+        if client is None:
+            asyncio.get_running_loop().call_soon(on_failed, NodeLost(f"{node} has left"))
+        return client, on_failed
 
     def _place(self, choice: RunningChoice, effect: PlaceRecord) -> None:
         choice.trace.on_placed(

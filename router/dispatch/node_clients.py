@@ -56,7 +56,7 @@ from router.dispatch.fairness import (
 from router.dispatch.liveness.node_liveness import NodeLiveness, NodeVerdict
 from router.dispatch.liveness.pace import PHASES
 from router.dispatch.liveness.pings import PINGED_SINCE_PROTOCOL, Pings
-from router.dispatch.node_listener import NodeListener
+from router.dispatch.node_listener import NodeListener, OnOutputs
 from router.dispatch.stream_calls import (
     Caller,
     ReadReply,
@@ -108,12 +108,14 @@ class NodeClient:
         record: NodeRecord,
         router: Incarnation,
         listener: NodeListener,
+        on_outputs: OnOutputs,
         *,
         keys: Keys | None = None,
     ) -> None:
         self._node = record.incarnation
         self.sends_blocks = record.sends_blocks
         self._listener = listener
+        self._on_outputs = on_outputs
         self._address = record.control_address
         can_ping = record.protocol >= PINGED_SINCE_PROTOCOL
         self._pings = Pings(self._address, CHANNEL_OPTIONS, keys) if can_ping else None
@@ -402,7 +404,8 @@ class NodeClient:
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         is_reached = self.liveness.is_reached
-        self._listener.on_heard(self._node, outputs, self._stuck_s, is_reached=is_reached)
+        self._listener.on_heard(self._node, self._stuck_s, is_reached=is_reached)
+        self._on_outputs(self._node, outputs)
 
     async def _pass_on(self) -> None:
         """Pass on the waiting outputs in parts: first tokens of other requests, and the calls

@@ -1,7 +1,8 @@
-"""What the client of a node tells its owner."""
+"""What the client of a node tells its owner, and whom it hands the outputs of the node."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from common.ids import Incarnation
@@ -9,23 +10,19 @@ from common.request import RequestOutput
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
 
+OnOutputs = Callable[[Incarnation, Sequence[RequestOutput]], None]
+"""Takes outputs in the node's order, after `on_heard`."""
+
 
 class NodeListener(Protocol):
-    """Receives what the stream brings: called on the event loop, returns at once."""
+    """Receives what the stream brings but outputs: called on the event loop, returns at once."""
 
     @property
     def num_running(self) -> int:
         """Requests in progress, on whatever node."""
 
-    def on_heard(
-        self,
-        node: Incarnation,
-        outputs: list[RequestOutput],
-        stuck_s: float,
-        *,
-        is_reached: bool,
-    ) -> None:
-        """Take a message: outputs in the node's order, or none (a heartbeat).
+    def on_heard(self, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
+        """Take that a message came, with outputs or without (a heartbeat).
 
         `stuck_s`: how long the node's step has lasted, if it makes no progress; 0 otherwise.
         `is_reached`: as far as is known, the node has what was sent to it.

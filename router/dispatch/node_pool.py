@@ -13,7 +13,6 @@ from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from common.nodes import NodeRecord, Role
 from common.observing.clock import Clock
-from common.request import RequestOutput
 from placement.store import PlacementStore, PlacementUnavailable
 from protos import pdserve_node_pb2 as pb
 from router.core.known.block_reports import BlockReport
@@ -31,19 +30,20 @@ from router.core.membership import (
 )
 from router.dispatch.between_nodes import BetweenNodes
 from router.dispatch.liveness.pace import ALARM_TICKS, WIDE_NODES
-from router.dispatch.liveness.silence import TICK_S
+from router.dispatch.liveness.silence import LOSS_S, TICK_S
 from router.dispatch.node_clients import UNREACHED, NodeClient
+from router.dispatch.node_listener import OnOutputs
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router.nodes")
 
-OnOutputs = Callable[[Incarnation, Sequence[RequestOutput]], None]
 OnNode = Callable[[Incarnation], None]
 OnSuspected = Callable[[Incarnation, bool], None]
 """A node, and whether it is heard."""
 
 
-OnBlocks = Callable[[Incarnation, BlockReport], None]
+OnBlocks = Callable[[Incarnation, BlockReport], int]
+"""Takes what a node says of its prefix cache; returns how many blocks had no room."""
 
 
 class NodePool:
@@ -176,6 +176,17 @@ class NodePool:
         """Return when the store was asked, and every node that it listed then was heard or left."""
         await self._all_heard.wait()
 
+    async def wait_for_nodes(self, unless: asyncio.Event) -> None:
+        """Return when every node there is was heard, or `unless` is set. A silent one is waited for
+        as long as it takes to lose one.
+
+        A request before that would find fewer nodes than there are, or none.
+        """
+        tasks = {asyncio.create_task(one) for one in (self.wait_heard(), unless.wait())}
+        await asyncio.wait(tasks, timeout=LOSS_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+
     async def close(self) -> None:
         """Close every client."""
         clients, self._clients = self._open_clients(), {}
@@ -192,22 +203,16 @@ class NodePool:
         """Requests in progress, on whatever node."""
         return self._num_running()
 
-    def on_heard(
-        self,
-        node: Incarnation,
-        outputs: list[RequestOutput],
-        stuck_s: float,
-        *,
-        is_reached: bool,
-    ) -> None:
-        """Take a message of a node's stream; see `NodeListener`."""
+    def on_heard(self, node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
+        """Take that a message of a node's stream came; see `NodeListener`."""
         unreached = "" if is_reached else UNREACHED
         self._perform(self.membership.on_heard(node, stuck_s=stuck_s, unreached=unreached))
-        self._on_outputs(node, outputs)
 
     def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
         """Take blocks that entered or left the node's prefix cache."""
-        self._on_blocks(node, report)
+        num_dropped = self._on_blocks(node, report)
+        if num_dropped:
+            self._metrics.blocks_dropped.inc(num_dropped)
 
     def on_for_others(self, node: Incarnation, message: pb.NodeMessage) -> None:
         """Pass on what is for other nodes; see `NodeListener`."""
@@ -279,7 +284,7 @@ class NodePool:
         """Open a client. A bad record of one node keeps no other node out."""
         node = record.incarnation
         try:
-            client = NodeClient(record, router, self, keys=self._keys)
+            client = NodeClient(record, router, self, self._on_outputs, keys=self._keys)
         except Exception:
             if node not in self._clients:
                 log.exception("%s at %r cannot be called", node, record.control_address)

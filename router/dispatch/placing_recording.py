@@ -17,11 +17,10 @@ from common.recording.calls import recorded
 from common.recording.file import RecordingFile
 from common.recording.pseudonyms import Pseudonyms
 from common.recording.values import as_json
-from router.core.choosing.chooser import Chooser
-from router.core.choosing.placing import Placing
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
 from router.core.membership import Membership
+from router.core.placement import Chooser, Placing
 from router.core.policies.query import Query
 
 MEMBERSHIP, CHOOSER = "membership", "chooser"

@@ -1,19 +1,15 @@
-"""One choice in progress: the flow that decides, the sink that takes its tokens, its two timers.
-
-Its calls to nodes end as events of the flow: a reply, or a failure.
-"""
+"""One choice in progress: the flow that decides, the sink that takes its tokens, its two timers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from common.errors import PdserveError
-from common.ids import AttemptId, Incarnation
+from common.observing.clock import Clock
 from router.core.generation import Sink, TokenChunk
 from router.core.policies.query import Query
-from router.core.request_flow import DecodeGrant, PrefillGrant, RequestFlow
+from router.core.request_flow import RequestFlow
 from router.watch.choice_trace import ChoiceTrace
 
 _LATE_TIMER_S = 0.001
@@ -37,6 +33,16 @@ class RunningChoice:
     def num_prompt_tokens(self) -> int:
         return len(self.query.prompt_token_ids)
 
+    def take(self, chunk: TokenChunk, clock: Clock) -> None:
+        """Keep a chunk until it is pushed; one with token 0 says where its time went."""
+        found = None if chunk.first_index else chunk.of_prompt
+        if found is not None:
+            stages = self.trace.on_first_token(
+                clock.now_s(), queue_s=found.queue_s, compute_s=found.compute_s
+            )
+            chunk = chunk._replace(of_prompt=replace(found, stages=stages))
+        self.chunks.append(chunk)
+
     def set_deadline(self, now_s: float, on_deadline: Callable[[RunningChoice], None]) -> None:
         """Call `on_deadline` at the deadline."""
         delay_s = max(_LATE_TIMER_S, self.deadline_at_s - now_s)
@@ -57,41 +63,3 @@ class RunningChoice:
         for timer in (self._deadline, self._wait):
             if timer is not None:
                 timer.cancel()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCall:
-    """One call. It may outlive its choice: a late grant is aborted.
-
-    `feed` applies an event of the flow, with its arguments.
-    """
-
-    feed: Callable[..., None]
-    flow: RequestFlow
-    node: Incarnation
-    attempt: AttemptId
-
-    def on_failed(self, error: PdserveError) -> None:
-        """Feed the failure: no reply came."""
-        self.feed(self.flow.on_call_failed, self.node, self.attempt, error)
-
-
-@dataclass(frozen=True, slots=True)
-class ReserveCall(NodeCall):
-    """A decode or mixed node was asked for a reservation."""
-
-    now_s: Callable[[], float]
-
-    def on_reply(self, reply: DecodeGrant | PdserveError) -> None:
-        """Feed the grant or the refusal."""
-        self.feed(self.flow.on_reserve_reply, self.node, self.attempt, reply, self.now_s())
-
-
-class PrefillCall(NodeCall):
-    """A prefill node was asked to take a prompt."""
-
-    __slots__ = ()
-
-    def on_reply(self, reply: PrefillGrant | PdserveError) -> None:
-        """Feed the acceptance or the refusal."""
-        self.feed(self.flow.on_prefill_reply, self.node, self.attempt, reply)

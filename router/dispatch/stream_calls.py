@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from common.errors import DeadlineExceeded, NodeLost, PdserveError, PeerProtocolError
 from common.ids import AttemptId, Incarnation
@@ -201,17 +201,19 @@ class UnsentCalls:
         self._has_news.set()
 
 
-Reply_contra = TypeVar("Reply_contra", contravariant=True)
+Outcome = TypeVar("Outcome")
 
 
-class Caller(Protocol[Reply_contra]):
-    """Receives the outcome of a call, once: on the event loop, never before the call returned."""
+class Caller(NamedTuple, Generic[Outcome]):
+    """What takes the outcome of a call: one of the two is called, once, on the event loop.
 
-    def on_reply(self, reply: Reply_contra) -> None:
-        """Take the node's reply; an error is its refusal."""
+    Neither is called before the call returned. `on_reply` takes the node's reply, which may be an
+    error: its refusal. `on_failed` takes why there is none: the node is lost, broke the protocol,
+    or let the deadline pass.
+    """
 
-    def on_failed(self, error: PdserveError) -> None:
-        """Take a failure: the node is lost, broke the protocol, or let the deadline pass."""
+    on_reply: Callable[[Outcome], None]
+    on_failed: Callable[[PdserveError], None]
 
 
 ReadReply = Callable[[Incarnation, pb.Reply], Any]

@@ -145,10 +145,10 @@ class FaultyRouter(SimulatedRouter):
         for reply_to, answer in said.answers:
             self._on_answer(node, reply_to, answer)
         if is_first:
-            self._placer.on_blocks(node, BlockReport(is_first))
+            self._chooser.on_blocks(node, BlockReport(is_first))
         for tier, news in said.news.items():
             added, removed = keys_of(news)
-            self._placer.on_blocks(node, BlockReport(False, added, removed, tier))
+            self._chooser.on_blocks(node, BlockReport(False, added, removed, tier))
         self.on_heard(node, "")
         for output in said.outputs:
             self._on_output(node, output, ())
@@ -229,7 +229,7 @@ class FaultyRouter(SimulatedRouter):
 
     def _on_node_lost(self, node: Incarnation) -> None:
         self._between.on_lost(node)
-        self._placer.on_lost(node)
+        self._chooser.on_lost(node)
         for choice in list(self._choices.values()):
             self._perform(choice, choice.flow.on_node_lost(node))
 

@@ -21,10 +21,10 @@ from common.nodes import KVLink, NodeLoad, NodeRecord, Role
 from common.recording.file import read_recording
 from common.recording.values import ValueReader, as_json
 from placement.store import LiveNode
-from router.core.choosing.placing import Placing
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
 from router.core.known.roster import Roster
+from router.core.placement import Placing
 from router.dispatch.placing_recording import (
     CHOOSER,
     CHOOSER_CALLS,

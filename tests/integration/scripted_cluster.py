@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from common.ids import AttemptId
 from common.nodes import Role
+from common.observing.clock import Clock
 from common.request import GenerationRequest, RequestOutput, SamplingParams
 from node.control.output_streams import HEARTBEAT_S
 from placement.redis_store import RedisStore
@@ -62,7 +63,12 @@ class Cluster:
         self.nodes.append(node)
         return node
 
-    async def router(self, router_id: str = "router-0", policy: str = "round_robin") -> Dispatcher:
+    async def router(
+        self,
+        router_id: str = "router-0",
+        policy: str = "round_robin",
+        clock: Clock | None = None,
+    ) -> Dispatcher:
         """A started router that hears every node there is."""
         router = Dispatcher(
             self.store,
@@ -70,6 +76,7 @@ class Cluster:
             router_id=router_id,
             registry=CollectorRegistry() if self.routers else self.registry,
             on_failed=self.failed.set,
+            clock=clock,
         )
         self.routers.append(router)
         await router.start()

@@ -11,7 +11,7 @@ from common.nodes import Role
 from common.request import FinishReason, GenerationRequest
 from protos import pdserve_node_pb2 as pb
 from router.core.known.pair_health import FIRST_PAUSE_S
-from router.dispatch.pair_placer import PairPlacer
+from router.dispatch.handoff_watch import HandoffWatch
 from tests.integration.fake_node import FakeNode
 from tests.integration.scripted_cluster import (
     Cluster,
@@ -87,9 +87,8 @@ async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
     cluster: Cluster,
 ) -> None:
     nodes = await nodes_of(cluster, 2, 2)
-    router = await cluster.router()
     clock = ManualClock()
-    router._placer._clock = clock
+    router = await cluster.router(clock=clock)
     nodes.dead = {"d0"}
     for _ in range(NUM_REQUESTS):
         assert ids(await start(router)) == list(range(8))
@@ -114,8 +113,7 @@ async def test_one_request_fails_on_a_dead_kv_port_and_the_others_go_elsewhere(
 @pytest.mark.covers("F81")
 async def test_with_no_other_pair_the_decode_node_computes_the_prompt(cluster: Cluster) -> None:
     nodes = await nodes_of(cluster, 1, 1)
-    router = await cluster.router()
-    router._placer._clock = ManualClock()
+    router = await cluster.router(clock=ManualClock())
     nodes.dead = {"d0"}
     for _ in range(NUM_REQUESTS):
         assert ids(await start(router)) == list(range(8))
@@ -132,7 +130,7 @@ async def test_a_bug_in_the_judgement_of_pairs_ends_one_request_and_no_stream(
     await nodes_of(cluster, 1, 1)
     router = await cluster.router()
     with monkeypatch.context() as patched:
-        patched.setattr(PairPlacer, "before_output", broken)
+        patched.setattr(HandoffWatch, "before_output", broken)
         with pytest.raises(InternalError, match="an internal error ended"):
             await start(router)
     assert router._metrics.nodes_lost._value.get() == 0

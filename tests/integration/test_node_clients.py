@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from router.dispatch.fairness import (
 from router.dispatch.liveness.pace import USUAL, WIDE
 from router.dispatch.liveness.silence import BUSY_TICKS, LOSS_TICKS, TICK_S
 from router.dispatch.node_clients import NodeClient
+from router.dispatch.stream_calls import Caller
 from tests.integration.fake_node import FakeNode, record_of
 from tests.support.clocks.manual_clock import ManualClock
 from tests.support.key_folders import (
@@ -60,11 +61,9 @@ class Asker:
 
     def __init__(self) -> None:
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.caller: Caller[Any] = Caller(self.outcome.set_result, self._on_failed)
 
-    def on_reply(self, reply: Any) -> None:
-        self.outcome.set_result(reply)
-
-    def on_failed(self, error: PdserveError) -> None:
+    def _on_failed(self, error: PdserveError) -> None:
         if not self.outcome.done():
             self.outcome.set_exception(error)
 
@@ -73,14 +72,14 @@ async def reserve(
     client: NodeClient, request: GenerationRequest = REQUEST
 ) -> DecodeGrant | PdserveError:
     asker = Asker()
-    client.reserve_nowait(request, asker, must_prefill_locally=False, may_wait=False)
+    client.reserve_nowait(request, asker.caller, must_prefill_locally=False, may_wait=False)
     reply: DecodeGrant | PdserveError = await asker.outcome
     return reply
 
 
 async def prefill(client: NodeClient) -> PdserveError | None:
     asker = Asker()
-    client.prefill_nowait(REQUEST, asker, None)
+    client.prefill_nowait(REQUEST, asker.caller, None)
     refusal: PdserveError | None = await asker.outcome
     return refusal
 
@@ -108,17 +107,12 @@ class Log:
         self.lost: list[str] = []
         self.blocks: list[BlockReport] = []
 
-    def on_heard(
-        self,
-        _node: Incarnation,
-        outputs: list[RequestOutput],
-        stuck_s: float,
-        *,
-        is_reached: bool,
-    ) -> None:
+    def on_heard(self, _node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
         self.num_messages += 1
         self.stuck_s = stuck_s
         self.is_reached = is_reached
+
+    def on_outputs(self, _node: Incarnation, outputs: Sequence[RequestOutput]) -> None:
         self.heard += outputs
 
     def on_blocks(self, _node: Incarnation, report: BlockReport) -> None:
@@ -169,7 +163,7 @@ async def connected(
         address = node.link.address
     record = record_of(Incarnation("d0", epoch), Role.DECODE, address)
     log = Log()
-    client = NodeClient(replace(record, protocol=protocol), ROUTER, log, keys=keys)
+    client = NodeClient(replace(record, protocol=protocol), ROUTER, log, log.on_outputs, keys=keys)
     client.start()
     yield node, client, log
     await client.close()
@@ -352,9 +346,7 @@ async def test_a_bug_on_the_stream_is_a_lost_node_and_the_stream_is_tried_again(
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(
-            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
-        ) -> None:
+        def broken(_node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 
@@ -470,7 +462,7 @@ async def test_what_is_asked_together_travels_together_and_aborts_behind_it() ->
         attempts = [AttemptId(f"req-{index}", 1) for index in range(1200)]
         askers = [Asker() for _ in range(600)]
         for asker in askers:
-            client.reserve_nowait(REQUEST, asker, must_prefill_locally=False, may_wait=False)
+            client.reserve_nowait(REQUEST, asker.caller, must_prefill_locally=False, may_wait=False)
         for attempt in (*attempts, *attempts):
             client.abort_nowait(attempt)
         await asyncio.gather(*(asker.outcome for asker in askers))
@@ -488,10 +480,10 @@ async def test_long_prompts_are_not_put_into_one_message(monkeypatch: pytest.Mon
         askers = [Asker() for _ in range(6)]
         for asker in askers:  # 100 bytes of tokens, and some more
             request = replace(REQUEST, prompt_token_ids=(1,) * 100)
-            client.reserve_nowait(request, asker, must_prefill_locally=False, may_wait=False)
+            client.reserve_nowait(request, asker.caller, must_prefill_locally=False, may_wait=False)
         long = replace(REQUEST, prompt_token_ids=(1,) * 1000)
         askers.append(Asker())
-        client.reserve_nowait(long, askers[-1], must_prefill_locally=False, may_wait=False)
+        client.reserve_nowait(long, askers[-1].caller, must_prefill_locally=False, may_wait=False)
         await asyncio.gather(*(asker.outcome for asker in askers))
         assert len(node.asked) == 7
         assert node.num_messages == 4, "two calls in each of three, and the long one"
@@ -542,10 +534,8 @@ async def test_a_reply_does_not_wait_for_a_burst_of_tokens_that_came_before_it()
         await wait_until(lambda: len(node.asked) == 1)
         hear = log.on_heard
 
-        def hear_slowly(
-            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
-        ) -> None:
-            hear(_node, outputs, 0.0, is_reached=True)
+        def hear_slowly(_node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
+            hear(_node, stuck_s, is_reached=is_reached)
             release.set()
             time.sleep(0.02)
 
@@ -576,9 +566,7 @@ async def test_a_stream_that_breaks_while_it_is_not_read_leaves_the_next_one_rea
         await wait_until(lambda: log.num_messages == 1)
         heard = log.on_heard
 
-        def broken(
-            _node: Incarnation, outputs: list[RequestOutput], stuck_s: float, *, is_reached: bool
-        ) -> None:
+        def broken(_node: Incarnation, stuck_s: float, *, is_reached: bool) -> None:
             log.on_heard = heard  # type: ignore[method-assign]
             raise KeyError("bug")
 

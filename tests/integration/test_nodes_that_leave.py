@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from common.ids import Incarnation
 from common.nodes import Role
 from placement.store import LiveNode, PlacementUnavailable
 from router.dispatch import node_clients
-from tests.integration.scripted_cluster import LEASE_S, Cluster, wait_until
+from router.dispatch.node_pool import NodePool
+from tests.integration.scripted_cluster import LEASE_S, Cluster, asked, start, wait_until
 from tests.integration.scripted_cluster import scripted_cluster as scripted_cluster
 
 
@@ -85,3 +87,27 @@ async def test_a_store_that_is_away_cannot_say_that_a_node_left(
     monkeypatch.setattr(cluster.store, "live_nodes", away)
     d.end_streams()
     await wait_until(lambda: counts(cluster) == (0, 1), "d0 is lost")
+
+
+async def test_a_request_whose_node_left_after_it_was_chosen_goes_to_another_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.add("d0", Role.DECODE)
+    await cluster.add("d1", Role.DECODE)
+    router = await cluster.router()
+    gone: set[Incarnation] = set()
+    client_of = NodePool.client
+
+    def client(pool: NodePool, node: Incarnation) -> node_clients.NodeClient | None:
+        if not gone:
+            gone.add(node)
+        return None if node in gone else client_of(pool, node)
+
+    monkeypatch.setattr(NodePool, "client", client)
+    answer = start(router)
+    await wait_until(lambda: any(node.asked for node in cluster.nodes), "another one is asked")
+    (left,) = gone
+    (other,) = (node for node in cluster.nodes if node.incarnation != left)
+    assert len(other.asked) == 1
+    assert (await asked(other)).id.attempt == 2
+    answer.cancel()

@@ -16,12 +16,11 @@ import pytest
 import uvloop
 
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning import process
 from router.api.planning.messages import pack_message, pack_request
-from router.api.planning.planner import Planner
+from router.api.planning.planner import Planner, RequestPlan
 from router.api.planning.process import PlanningProcess, planning_command
-from router.api.planning.request_plan import RequestPlan
 from router.http.errors import api_error
 from router.text.text_model import TextModel
 from tests.support.clocks.waiting import wait_until

@@ -10,6 +10,7 @@ from common.kv.blocks import block_key, hash_full_blocks
 from common.kv.tiers import Tier
 from common.nodes import Role
 from protos import pdserve_node_pb2 as pb
+from router.core.placement import Chooser
 from router.dispatch.dispatcher import Dispatcher
 from tests.integration.fake_node import FakeNode, record_of
 from tests.integration.scripted_cluster import PROMPT, Cluster, asked, start, wait_until
@@ -18,6 +19,7 @@ from tests.integration.scripted_cluster import (
 )
 
 KNOWN = "pdserve_router_known_blocks"
+DROPPED = "pdserve_router_reported_blocks_dropped_total"
 
 
 def prompt_keys(node: FakeNode) -> list[int]:
@@ -160,3 +162,12 @@ async def test_a_life_that_another_one_replaces_while_it_is_heard_holds_nothing_
     say(second, 1, keys[:1])
     await known(cluster, 1)
     assert router.pool.client(d1.incarnation) is None
+
+
+async def test_reported_blocks_for_which_there_is_no_room_are_counted(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chooser, "on_blocks", lambda *_: 3)
+    d0, _, _ = await two_decoders(cluster)
+    say(d0, 1, [1, 2, 3, 4])
+    await wait_until(lambda: cluster.registry.get_sample_value(DROPPED) == 3, "3 are counted")

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from common.nodes import Role
 from protos import pdserve_node_pb2 as pb
-from router.dispatch import dispatcher
+from router.dispatch import node_pool
 from router.dispatch.dispatcher import Dispatcher
 from tests.integration.fake_node import FakeNode
 from tests.support.clocks.manual_clock import ManualClock
@@ -60,7 +60,7 @@ class World:
             await node.start(self.store)
             self.nodes.append(node)
         await self.router.start()
-        meeting = asyncio.create_task(self.router.wait_for_nodes(self.never))
+        meeting = asyncio.create_task(self.router.pool.wait_for_nodes(self.never))
         for node in self.nodes:
             await node.is_asked.wait()
         return meeting
@@ -68,7 +68,7 @@ class World:
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(dispatcher, "LOSS_S", 600.0)
+    monkeypatch.setattr(node_pool, "LOSS_S", 600.0)
     world = World()
     yield world
     await world.router.close()
@@ -90,7 +90,7 @@ async def test_it_waits_for_the_first_word_of_every_node(world: World) -> None:
 
 async def test_it_does_not_wait_where_there_are_no_nodes(world: World) -> None:
     await world.router.start()
-    await world.router.wait_for_nodes(world.never)
+    await world.router.pool.wait_for_nodes(world.never)
     assert not world.router.pool.nodes()
 
 
@@ -109,7 +109,7 @@ async def test_a_node_that_leaves_without_a_word_is_not_waited_for(world: World)
 async def test_a_node_that_stays_silent_is_waited_for_until_it_would_be_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "LOSS_S", 0.05)
+    monkeypatch.setattr(node_pool, "LOSS_S", 0.05)
     await (await world.begin())
     assert not world.router.pool.nodes()
 

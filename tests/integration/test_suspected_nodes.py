@@ -82,7 +82,7 @@ async def test_a_node_that_is_heard_and_not_reached_gets_nothing_new_until_it_is
     answers = [start(router) for _ in range(4)]
     await asked(d1, 4)
     assert d0.asked == []
-    router.pool.on_heard(d0.incarnation, [], 0.0, is_reached=False)
+    router.pool.on_heard(d0.incarnation, 0.0, is_reached=False)
     assert suspected(router) == ["d0#1"], "a heartbeat does not show that it is reached"
     d0.repeats_numbers = True
     await wait_until(lambda: suspected(router) == [], "d0 trusted again")

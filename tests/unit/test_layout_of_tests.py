@@ -31,7 +31,7 @@ TOUCHING = {
     "tests/gpu_kernels/test_quantised_runner.py": 1,
     "tests/gpu_kernels/test_runner.py": 3,
     "tests/integration/test_dispatch.py": 2,
-    "tests/integration/test_dispatch_pairs.py": 6,
+    "tests/integration/test_dispatch_pairs.py": 4,
     "tests/integration/test_node_clients.py": 2,
     "tests/integration/test_nodes_that_leave.py": 3,
     "tests/integration/test_router_safety.py": 1,

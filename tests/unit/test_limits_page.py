@@ -44,7 +44,7 @@ from router.api.bodies import chat_messages, json_text, tool_fields, unknown_fie
 from router.api.bodies.schemas import MAX_SESSION_CHARS, CompletionBody, parse_body
 from router.api.exchanges import ADMIN_SEATS
 from router.api.planning import body_planner, process
-from router.api.planning.output import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
+from router.api.planning.choices import MAX_ANSWER_LOGPROBS, MAX_CHOICES, MAX_REPEATED_TOKENS
 from router.api.sessions import MAX_SESSION_BYTES
 from router.core.known import block_index
 from router.core.known.sessions import MAX_SESSIONS

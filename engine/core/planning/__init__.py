@@ -1,9 +1,9 @@
 """What one step runs: a pure function of sequences, queue, blocks and policy.
 
-planner         the function: each sequence is given tokens, and waiting ones are admitted
+planner         the function: each sequence is given tokens, and waiting ones are admitted; the
+                chunks of running prompts
 step_budget     tokens, blocks, seats and work of prompts that are left in one step
 decode_plan     the decoding sequences of a step, and which are preempted
-chunk_plan      the prefill chunks of a step: which prompt gets how many tokens
 admission_plan  which waiting sequences are admitted
 plan_ahead      a plan made while the step before runs, and whether it can be taken
 going_on        the step after, which a runner begins before the one before it has ended

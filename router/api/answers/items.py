@@ -13,7 +13,7 @@ from enum import Enum
 from common.request import FinishReason
 from router.api.answers.chat_and_completions import AnswerHead, WholeChoice
 from router.api.bodies.client_tools import TEXT_ARGUMENT, ClientTool
-from router.api.planning.request_plan import RequestPlan
+from router.api.planning.planner import RequestPlan
 from router.http.sse import PING
 from router.text.choice_text import Delta
 from router.text.usage import Usage

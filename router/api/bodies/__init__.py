@@ -3,8 +3,7 @@
 json_text         the JSON of a body: its encoding, and bounds on its structure
 schemas           the request bodies, and what becomes of every field
 unknown_fields    fields and parts that the server does not have: a warning each, or a refusal
-kinds             which API a body is for; what it asks for, others as chats
-asked             what a body asks for: to answer, to sample, to output, to show
+asked             what a body of any API asks for: to answer, to sample, to output, to show
 tool_fields       the fields about tools: which there are, which may be called
 response_format   from the fields that constrain an answer to its grammar
 chat_messages     chat messages as chat templates expect them

@@ -1,14 +1,16 @@
-"""What a request asks for: the fields of its body, grouped once, when it is parsed.
+"""What a body of any API asks for: its fields, grouped once, when it is parsed.
 
 The groups are what to answer, what to sample, what to output, and how the answer is shown. What a
 body alone can have wrong is found here, and the error names the field; `planning` finds what is
-wrong for a model or for the prompts.
+wrong for a model or for the prompts. Bodies of other APIs than OpenAI's older two become chats
+first. An error about such a chat is in the words of the API asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from enum import Enum
 from typing import Any, NamedTuple
 
 from common.errors import InvalidRequest
@@ -17,10 +19,23 @@ from common.request import MAX_LOGPROBS, SamplingParams, check_cache_salt, check
 from grammars.gbnf import Gbnf
 from router.api.bodies.chat_messages import template_messages, template_options
 from router.api.bodies.client_tools import ClientTool
+from router.api.bodies.json_text import checked_text
+from router.api.bodies.messages import request as messages
 from router.api.bodies.places import Places
 from router.api.bodies.response_format import grammar_of
-from router.api.bodies.schemas import ChatBody, CompletionBody, SamplingFields, checked_session
+from router.api.bodies.responses import request as responses
+from router.api.bodies.schemas import (
+    AnyBody,
+    ChatBody,
+    CompletionBody,
+    SamplingFields,
+    WholeBody,
+    checked_session,
+    parse_body,
+    parse_fields,
+)
 from router.api.bodies.tool_fields import tool_use
+from router.api.bodies.unknown_fields import LeftOut, named_fields
 from router.text.chat_template import ChatOptions
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.text.usage import UsageEvents
@@ -38,6 +53,33 @@ _DRAWN = [
     if one.name in SamplingFields.model_fields.keys() - _READ_APART
 ]
 """Parameters that a body and a node have under one name and in one form."""
+
+
+class RequestKind(Enum):
+    """Which of the APIs a body is for; either of the first two: a chat if it has messages."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSE = "response"
+    MESSAGE = "message"
+    COUNTED_MESSAGE = "counted message"
+    EITHER = "either"
+
+
+_BODIES: Mapping[RequestKind, type[WholeBody]] = {
+    RequestKind.CHAT: ChatBody,
+    RequestKind.COMPLETION: CompletionBody,
+    RequestKind.RESPONSE: responses.ResponseBody,
+    RequestKind.MESSAGE: messages.MessageBody,
+    RequestKind.COUNTED_MESSAGE: messages.CountedBody,
+}
+
+
+EVERYWHERE = (
+    *("cache_salt", "priority", "min_tokens", "ignore_eos", "stop_token_ids"),
+    *("truncate_prompt_tokens", "prompt_cache_key", "user"),
+)
+"""Fields of chats about isolation, limits and sessions, which mean the same on every endpoint."""
 
 
 class AskedChat(NamedTuple):
@@ -152,6 +194,49 @@ class Words(NamedTuple):
     shown: Mapping[str, Any]
     places: Places | None = None
     keeps_system: bool = False
+
+
+def asked_of(kind: RequestKind, raw: bytes) -> Asked:
+    """Return what a body of any API asks for. Raises `InvalidRequest` naming the field at fault."""
+    body = _parsed(kind, raw)
+    if isinstance(body, ChatBody | CompletionBody):
+        return asked_of_fields(body, Words({"ignored_fields": named_fields(body.unknown_fields())}))
+    fields, words, places = _as_chat(body)
+    try:
+        return asked_of_fields(parse_fields(ChatBody, fields), words)
+    except InvalidRequest as error:
+        raise places.in_words_of_client(error) from None
+
+
+def _parsed(kind: RequestKind, raw: bytes) -> WholeBody:
+    text = checked_text(raw)
+    if kind is RequestKind.EITHER:
+        has_messages = parse_body(AnyBody, text).messages is not None
+        kind = RequestKind.CHAT if has_messages else RequestKind.COMPLETION
+    return parse_body(_BODIES[kind], text)
+
+
+def _as_chat(body: WholeBody) -> tuple[dict[str, Any], Words, Places]:
+    """Return the fields of the chat that another API's body becomes, and what is said of it."""
+    left_out = LeftOut()
+    for name in body.fields_left_out():
+        left_out.add(f"the field {name!r}")
+    shown: dict[str, Any] = {}
+    if isinstance(body, responses.ResponseBody):
+        shown["repeated"] = responses.repeated_fields(body)
+        places = Places(responses.PLACES)
+        chat, shown["client_tools"] = responses.chat_of_response(body, places, left_out)
+    else:
+        assert isinstance(body, messages.MessageBody)
+        places = Places(messages.PLACES)
+        chat = messages.chat_of_message(body, places, left_out)
+    ignored = named_fields([name for name in body.unknown_fields() if name not in EVERYWHERE])
+    shown |= {"ignored_fields": ignored, "left_out": left_out.kinds}
+    extra = body.model_extra or {}
+    chat |= {name: extra[name] for name in EVERYWHERE if name in extra}
+    fields = {name: value for name, value in chat.items() if value is not None}
+    words = Words(shown, places, keeps_system=isinstance(body, messages.MessageBody))
+    return fields, words, places
 
 
 def asked_of_fields(body: ChatBody | CompletionBody, words: Words) -> Asked:

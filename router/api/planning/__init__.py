@@ -4,10 +4,8 @@ body_planner      where a body is planned: on the event loop in turns, a thread,
 process           the router's side of that process: its queue, its starts and ends
 child             what runs in that process
 messages          what travels between the two: bodies, plans, errors
-planner           from a body to a plan: prompts as token ids, and all else that it asks for
-request_plan      the plan: prompts, how their choices draw, how they are shown
-output            how much: choices, tokens, log probabilities, within their bounds
-sampling          sampling parameters for one model
+planner           from a body to a plan: prompts as token ids, how choices draw, how they are shown
+choices           how many, how much each gets, and how it draws with one model
 answer_syntax     what an answer may hold (thinking, calls), and its grammar
 token_dead_ends   rules about tokens that leave none to draw
 

@@ -19,10 +19,9 @@ from typing import NoReturn, Protocol
 from common.grammar import Grammar
 from grammars.gbnf import Gbnf
 from grammars.trying.messages import Trial, Verdict
-from router.api.bodies.kinds import RequestKind
-from router.api.planning.planner import Planner
+from router.api.bodies.asked import RequestKind
+from router.api.planning.planner import Planner, RequestPlan
 from router.api.planning.process import LargeBodies
-from router.api.planning.request_plan import RequestPlan
 from router.text.text_model import TextModel
 
 INLINE_BODY_BYTES = 8 << 10

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from common.errors import InternalError, InvalidRequest
-from router.api.bodies.kinds import RequestKind
-from router.api.planning.request_plan import PlannedPrompt, RequestPlan
+from router.api.bodies.asked import RequestKind
+from router.api.planning.planner import PlannedPrompt, RequestPlan
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound
 from router.text.chat_template import TemplateRefused
 from router.text.context_limits import ContextExceeded

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 from common.child_process import start_helper
 from common.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning.messages import (
     LENGTHS,
     Message,
@@ -34,7 +34,7 @@ from router.api.planning.messages import (
     unpack_plan,
     unpack_prompt,
 )
-from router.api.planning.request_plan import RequestPlan
+from router.api.planning.planner import RequestPlan
 from router.core.generation import SHUTTING_DOWN
 from router.text.conversation import ChatSettings
 from router.text.text_model import DEFAULT_CHAT

@@ -24,7 +24,7 @@ import pytest
 
 from router.access.api_keys import add_api_key, revoke_api_key
 from router.access.arriving_bodies import MAX_BODIES, MAX_BYTES
-from router.api.planning.output import MAX_ANSWER_LOGPROBS
+from router.api.planning.choices import MAX_ANSWER_LOGPROBS
 from router.live.feed import MAX_VIEWERS_PER_KEY
 from tests.support.attacks.beside import served_beside
 from tests.support.clocks.waiting import wait_until

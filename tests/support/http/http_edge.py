@@ -32,11 +32,10 @@ from grammars.gbnf import Gbnf, lark_of_gbnf
 from grammars.trying.messages import Trial, Verdict
 from router.access.api_key_book import ApiKeyBook
 from router.access.middleware import PlainRequestMiddleware
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning.body_planner import TriesGrammars
-from router.api.planning.planner import Planner
+from router.api.planning.planner import Planner, RequestPlan
 from router.api.planning.process import LargeBodies
-from router.api.planning.request_plan import RequestPlan
 from router.app import create_app
 from router.cluster.admin_calls import UnknownNode
 from router.cluster.drain import DrainingNode, DrainNode

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from common.ids import Incarnation
 from common.nodes import NodeLoad, NodeRecord, Role
-from router.core.choosing.placing import Placing
-from router.core.placement import ChosenNodes
+from router.core.placement import ChosenNodes, Placing
 from router.core.policies.query import NodeView, Query
 
 

@@ -11,9 +11,9 @@ from common.ids import Incarnation
 from common.kv.blocks import block_key
 from common.nodes import Role
 from placement.store import LiveNode
-from router.core.choosing.placing import Placing
 from router.core.effects import Choose
 from router.core.known.block_reports import BlockReport
+from router.core.placement import Placing
 from router.core.policies.query import NodeView, Query
 from router.dispatch.placing_recording import PlacingRecording
 from tests.support.nodes.node_views import node

@@ -92,7 +92,7 @@ async def test_an_idle_node_is_heard_and_a_request_ends_its_stream() -> None:
     service = IdleService()
     server, port = await serve_idle_nodes(service)
     listener = Mock(num_running=0)
-    client = NodeClient(idle_record(0, port, "m"), Incarnation("router-0", 1), listener)
+    client = NodeClient(idle_record(0, port, "m"), Incarnation("router-0", 1), listener, Mock())
     client.start()
     await eventually(lambda: listener.on_heard.called)
     caller = Mock()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.api.bodies.kinds import EVERYWHERE
+from router.api.bodies.asked import EVERYWHERE
 from router.api.bodies.messages.request import MessageBody
 from router.api.bodies.responses.request import ResponseBody
 from router.api.bodies.schemas import ChatBody, CompletionBody, SamplingFields, WholeBody

@@ -9,7 +9,7 @@ import pytest
 
 from common.request import FinishReason, RequestCounts, SamplingParams
 from common.version import VERSION
-from router.api.planning.request_plan import seed_of_choice
+from router.api.planning.planner import seed_of_choice
 from router.text.text_model import TextModel
 from tests.support.http.http_edge import (
     CONTEXT,

@@ -14,8 +14,8 @@ from router.api.answers import answer as answer_module
 from router.api.answers import json_parts
 from router.api.answers.answer import AnswerTurns
 from router.api.answers.json_parts import LOGPROBS_PER_PART
-from router.api.planning import output
-from router.api.planning.output import MAX_ANSWER_LOGPROBS
+from router.api.planning import choices
+from router.api.planning.choices import MAX_ANSWER_LOGPROBS
 from router.core.generation import PromptResult, TokenChunk
 from router.text.logprobs_json import chat_token
 from tests.support.http.http_edge import (
@@ -107,7 +107,7 @@ async def test_more_log_probabilities_than_an_answer_may_have(
 ) -> None:
     if is_stream and "best_of" in body:
         return  # not streamed at all
-    monkeypatch.setattr(output, "MAX_ANSWER_LOGPROBS", 500)
+    monkeypatch.setattr(choices, "MAX_ANSWER_LOGPROBS", 500)
     edge = make_edge(scored())
     async with edge.client() as client:
         refused = await client.post(path, json=body | {"stream": is_stream})
@@ -129,7 +129,7 @@ async def test_more_log_probabilities_than_an_answer_may_have(
 async def test_without_max_tokens_an_answer_has_what_may_be_scored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(output, "MAX_ANSWER_LOGPROBS", 500)
+    monkeypatch.setattr(choices, "MAX_ANSWER_LOGPROBS", 500)
     edge = make_edge(scored())
     body = CHAT | {"n": 4, "logprobs": True, "top_logprobs": 4}
     async with edge.client() as client:
@@ -161,7 +161,7 @@ async def test_the_attack_that_made_48_mb() -> None:
 async def test_choices_repeat_so_many_tokens_of_prompts(
     monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
-    monkeypatch.setattr(output, "MAX_REPEATED_TOKENS", 300)
+    monkeypatch.setattr(choices, "MAX_REPEATED_TOKENS", 300)
     body = {"prompt": [[5] * 50] * 2, "n": 4, "max_tokens": 1, field: True}
     edge = make_edge(scored())
     async with edge.client() as client:

@@ -13,11 +13,10 @@ from common.errors import InvalidRequest
 from common.grammar import Grammar, GrammarKind
 from grammars.gbnf import Gbnf
 from router.api import generation
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning import body_planner
 from router.api.planning.body_planner import INLINE_BODY_BYTES, MAX_THREAD_BODY_BYTES, BodyPlanner
-from router.api.planning.planner import Planner
-from router.api.planning.request_plan import RequestPlan
+from router.api.planning.planner import Planner, RequestPlan
 from tests.support.http.http_edge import (
     CONTEXT,
     PlansHere,

@@ -14,9 +14,8 @@ from common.grammar import Grammar, GrammarKind
 from common.request import SamplingParams
 from common.token_rules import NO_RULES, TokenRules
 from grammars.parts import GrammarParts, SchemaPart
-from router.api.bodies.asked import AnswerShape
+from router.api.bodies.asked import AnswerShape, RequestKind
 from router.api.bodies.client_tools import ClientTool
-from router.api.bodies.kinds import RequestKind
 from router.api.planning.messages import (
     LENGTHS,
     Message,
@@ -29,7 +28,7 @@ from router.api.planning.messages import (
     unpack_prompt,
     unpack_request,
 )
-from router.api.planning.request_plan import PlannedPrompt, RequestPlan, seed_of_choice
+from router.api.planning.planner import PlannedPrompt, RequestPlan, seed_of_choice
 from router.http.errors import MAX_MESSAGE_CHARS, ModelNotFound, api_error
 from router.text.context_limits import ContextExceeded
 from router.text.usage import UsageEvents

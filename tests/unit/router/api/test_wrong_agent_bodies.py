@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import InvalidRequest
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.planning.planner import Planner
 from router.http.errors import ModelNotFound
 from router.http.sse import to_json

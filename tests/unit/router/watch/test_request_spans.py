@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.api import endpoints
-from router.api.bodies.kinds import RequestKind
+from router.api.bodies.asked import RequestKind
 from router.api.endpoints import Endpoint
 from tests.support.http.http_edge import make_edge
 from tests.support.observing.recorded_tracing import RecordedTracing

@@ -6,8 +6,7 @@ from common.ids import AttemptId, Incarnation
 from common.request import NO_DETAILS, FinishReason, RequestCounts, RequestOutput
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_results import StepOutput
-from node.flow.attempts.attempt_outputs import emit_tokens
-from node.flow.attempts.attempt_table import NodeAttempt
+from node.flow.attempts.attempt_table import NodeAttempt, emit_tokens
 from tests.support.engine.build import make_request
 
 

@@ -1,7 +1,6 @@
-"""Placements, and what people see of them: metrics of sessions and blocks, and lines about pairs of
-nodes whose handoffs fail.
+"""Which handoffs work, as outputs show: told to the chooser, counted and logged.
 
-Outputs show that a handoff failed. A prefill node also tells which decode nodes do not answer it.
+A prefill node also tells which decode nodes do not answer it; that is a part of its report.
 """
 
 from __future__ import annotations
@@ -12,48 +11,21 @@ from common.errors import HandoffFailed, error_from_code
 from common.ids import Incarnation
 from common.observing.clock import Clock
 from common.request import FinishReason, RequestOutput
-from router.core.choosing.chooser import Chooser
-from router.core.effects import Choose
-from router.core.known.block_reports import BlockReport
 from router.core.known.pair_health import Pair
-from router.core.known.roster import Roster
-from router.core.placement import ChosenNodes
-from router.core.policies.query import Query
+from router.core.placement import Chooser
 from router.core.request_flow import RequestFlow
 from router.watch.router_metrics import RouterMetrics
 
 log = logging.getLogger("pdserve.router")
 
 
-class PairPlacer:
-    """A `Chooser` on a clock, seen in metrics and log lines."""
+class HandoffWatch:
+    """Looks at the outputs of attempts that two nodes hold."""
 
     def __init__(self, chooser: Chooser, clock: Clock, metrics: RouterMetrics) -> None:
         self._chooser = chooser
         self._clock = clock
         self._metrics = metrics
-        metrics.sessions.set_function(lambda: chooser.num_sessions)
-        metrics.known_blocks.set_function(lambda: chooser.num_known_blocks)
-
-    def choose(self, nodes: Roster, query: Query, wanted: Choose) -> ChosenNodes:
-        """Choose nodes, or a prefill node for a reservation.
-
-        Raises `InvalidRequest` and `Overloaded` as `Placer` does.
-        """
-        chosen, placed = self._chooser.choose(nodes, query, wanted, self._clock.now_s())
-        if placed is not None:
-            self._metrics.session_placements.labels(placed.value).inc()
-        return chosen
-
-    def on_blocks(self, node: Incarnation, report: BlockReport) -> None:
-        """Take what a node says of its prefix cache."""
-        num_dropped = self._chooser.on_blocks(node, report)
-        if num_dropped:
-            self._metrics.blocks_dropped.inc(num_dropped)
-
-    def on_lost(self, node: Incarnation) -> None:
-        """Forget what a node holds: it will say it again, if it comes back."""
-        self._chooser.on_lost(node)
 
     def before_output(self, flow: RequestFlow, node: Incarnation, output: RequestOutput) -> None:
         """Look at an output that the flow will take next, while both its nodes are known."""
