@@ -51,7 +51,8 @@ class Ticket:
 
     `target_block_ids` hold the prompt from token `num_cached_tokens` (a multiple of the block size)
     on, in order. `lease_s` is the rest of the lease, a span in seconds, not a time.
-    `kv_description` is a readable form of the fingerprint.
+    `kv_description` is a readable form of the fingerprint. Where it `may_be_short`, a transfer may
+    have fewer of the blocks, the first ones.
     """
 
     attempt: AttemptId
@@ -64,6 +65,7 @@ class Ticket:
     fingerprint: str
     lease_s: float
     kv_description: str = ""
+    may_be_short: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ class Commit:
     """Sent after the last piece.
 
     `num_tokens` is the prompt's length, so that the last block's fill is known: the ticket's
-    blocks must be those that hold tokens `num_cached_tokens` to `num_tokens`, no more, no fewer.
+    blocks must be those that hold tokens `num_cached_tokens` to `num_tokens`, no more, and no fewer
+    unless the ticket `may_be_short`.
     """
 
     num_tokens: int

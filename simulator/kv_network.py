@@ -123,11 +123,11 @@ class ModelledNetwork:
         self._look_at_end()
 
     def commit(self, token: int, commit: Commit) -> None:
-        """End a transfer. Raises `ValueError` unless everything was pushed."""
+        """End a transfer. Raises `ValueError` unless everything was pushed, or it may be short."""
         transfer = self._transfers.get(token)
         if transfer is None:
             return
-        if transfer.num_missing:
+        if transfer.num_missing and not transfer.ticket.may_be_short:
             raise ValueError(f"lease {token}: {transfer.num_missing} pieces were not pushed")
         transfer.commit = commit
         if not transfer.is_moving:
@@ -195,10 +195,11 @@ class ModelledNetwork:
     def _timing(self, transfer: _Transfer) -> TransferTiming:
         now_s = self._timeline.now_s()
         num_blocks = len(transfer.ticket.target_block_ids)
+        num_pieces = num_blocks * self._num_layers - transfer.num_missing
         return TransferTiming(
             lease_token=transfer.ticket.lease_token,
             lane="modelled",
-            num_bytes=round(num_blocks * self._num_layers * self._piece_bytes),
+            num_bytes=round(num_pieces * self._piece_bytes),
             bytes_hidden=0,
             opened_at_s=transfer.opened_at_s,
             first_sent_at_s=now_s if transfer.first_sent_at_s is None else transfer.first_sent_at_s,

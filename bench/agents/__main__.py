@@ -77,7 +77,7 @@ class Way:
 NO_PULLS = """
 from node.flow.pulls.pull_cost import PullCost
 
-PullCost.is_worth = lambda self, *_: False
+PullCost.is_worth = lambda self, *_, **__: False
 """
 
 WAYS = {

@@ -2,4 +2,5 @@
 
 in_one_engine  computed, in the pool, in host memory, in files
 pulled         in the pool of another node
+from_files     in the files of another node
 """

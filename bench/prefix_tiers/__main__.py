@@ -18,9 +18,13 @@ Two nodes behind a router are asked the same over HTTP, by turns, once for each 
     pulled_zmq_ms     its full blocks are in the KV cache of the other node, and come over `zmq`
     pulled_shm_ms     the same over `shm`
 
-    zmq_over_computed, shm_over_computed    these over `node_computed_ms` beside them
+    pulled_disk_ms    the same out of files of the other node, which memory there has not
+                      any more; over `shm`
 
-Each figure is the median over `--rounds` prompts of their own. On 2 idle cores it takes a minute.
+    zmq_over_computed, shm_over_computed, disk_over_computed    these over computing beside them
+
+Each figure is the median over `--rounds` prompts of their own. On 2 idle cores it takes two
+minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.prefix_tiers import in_one_engine, pulled
+from bench.prefix_tiers import from_files, in_one_engine, pulled
 from pdserve.checkpoints.resolve import resolve_checkpoint
 
 
@@ -52,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         figures = in_one_engine.measure(engine, options.tokens, options.rounds)
         del engine
-    figures |= asyncio.run(pulled.measure(options.tokens, options.rounds))
+        figures |= asyncio.run(pulled.measure(options.tokens, options.rounds))
+        files = from_files.measure(options.tokens, options.rounds, Path(folder) / "nodes")
+        figures |= asyncio.run(files)
     if not options.json:
         for name, value in figures.items():
             print(f"{name:18} {value}")

@@ -15,7 +15,7 @@ from common.settings.config import EngineConfig
 LANES = ("zmq", "shm")
 KNOWN_BLOCKS = "pdserve_router_known_blocks"
 KNOWN_WITHIN_S = TOLD_WITHIN_S = 30.0
-_BLOCK_SIZE = EngineConfig().block_size
+BLOCK_SIZE = EngineConfig().block_size
 _NUM_WARM_UPS = 1
 
 
@@ -26,7 +26,7 @@ async def measure(num_tokens: int, num_rounds: int) -> dict[str, float]:
     shares: dict[str, float] = {}
     for lane in LANES:
         print(f"pulled over {lane}", file=sys.stderr)
-        num_blocks = (num_tokens // _BLOCK_SIZE + 2) * (num_rounds + _NUM_WARM_UPS)
+        num_blocks = (num_tokens // BLOCK_SIZE + 2) * (num_rounds + _NUM_WARM_UPS)
         flags = ("--kv-transport", lane, "--kv-cache-memory", str(num_blocks * BLOCK_BYTES))
         two = ("--mixed", "2", "--placement-policy", "round_robin")
         async with started_cluster([*two, *flags]) as cluster:
@@ -46,13 +46,13 @@ async def ask_in_turns(
     computed: list[float] = []
     pulled: list[float] = []
     numbers = count(1)
-    num_whole = num_tokens // _BLOCK_SIZE * _BLOCK_SIZE
+    num_whole = num_tokens // BLOCK_SIZE * BLOCK_SIZE
     for _ in range(_NUM_WARM_UPS + num_rounds):
         start = synthetic_prompt(num_tokens, next(numbers))
         num_known = await cluster.metric(KNOWN_BLOCKS)
-        computed.append(await _first_token_ms(cluster, [*start, 5], num_cached=0))
-        await _until_known(cluster, num_known + num_whole // _BLOCK_SIZE)
-        pulled.append(await _first_token_ms(cluster, [*start, 6], num_cached=num_whole))
+        computed.append(await first_token_ms(cluster, [*start, 5], num_cached=0))
+        await _until_known(cluster, num_known + num_whole // BLOCK_SIZE)
+        pulled.append(await first_token_ms(cluster, [*start, 6], num_cached=num_whole))
     return computed[_NUM_WARM_UPS:], pulled[_NUM_WARM_UPS:]
 
 
@@ -71,7 +71,9 @@ async def check_lane(cluster: RunningCluster, lane: str) -> None:
         raise RuntimeError(f"KV went over {sorted(used)}, wanted {lane}")
 
 
-async def _first_token_ms(cluster: RunningCluster, prompt: list[int], num_cached: int) -> float:
+async def first_token_ms(cluster: RunningCluster, prompt: list[int], num_cached: int) -> float:
+    """Return how long a prompt waits for its token. Raises `RuntimeError` if other tokens of it
+    were cached than the first `num_cached`."""
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
     answer = await cluster.answer(body)
     if answer.num_cached_tokens != num_cached:

@@ -50,18 +50,18 @@ way back for every such case. The price is the plan made twice, and the length o
 queue.
 
 Prefixes are copied out ahead of their eviction, each once after each use, so an allocation never
-waits for a copy. How far ahead follows from what steps evict: what is copied early is twice in
-memory meanwhile, so a fixed distance that bursts need would leave small pools no gain. A burst
-beyond it loses blocks once. What was used once is copied too, as far as uses of other blocks pay
-for it, and takes at most a tenth of host memory from the rest: what nobody asks for again costs
-nothing where nothing is asked for again, and little elsewhere. One that is computed again soon
-after its eviction was used twice: turns of conversations are further apart than a pool holds. What
-is copied back is evicted from host memory first, since the pool has it, and is copied out again
-when its turn comes; so both together hold nearly what one pool of both sizes would. On a device a
-block that is copied out keeps its place in the pool's order of eviction. `docs/policies.md` has the
-figures. Host memory is one pool with one bound, `swap_space` plus `prefix_host_memory`. A preempted
-sequence takes what it needs of it, at the cost of prefixes, because its work is certain to be
-needed.
+waits for a copy. How far ahead follows from what steps take, while blocks are free too, so the
+first eviction finds copies: what is copied early is twice in memory meanwhile, so a fixed distance
+that bursts need would leave small pools no gain. A burst beyond it loses blocks once. What was used
+once is copied too, as far as uses of other blocks pay for it, and takes at most a tenth of host
+memory from the rest: what nobody asks for again costs nothing where nothing is asked for again, and
+little elsewhere. One that is computed again soon after its eviction was used twice: turns of
+conversations are further apart than a pool holds. What is copied back is evicted from host memory
+first, since the pool has it, and is copied out again when its turn comes; so both together hold
+nearly what one pool of both sizes would. On a device a block that is copied out keeps its place in
+the pool's order of eviction. `docs/policies.md` has the figures. Host memory is one pool with one
+bound, `swap_space` plus `prefix_host_memory`. A preempted sequence takes what it needs of it, at
+the cost of prefixes, because its work is certain to be needed.
 
 What is on disk passes host memory in both directions, so a disk requires `prefix_host_memory`. A
 file can be read only into memory that is held for it, however long that takes, and a device copies

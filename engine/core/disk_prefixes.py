@@ -34,8 +34,8 @@ class OnDisk:
     awaited: list[DiskRead]
     sought: frozenset[BlockHash]
     """The blocks of both."""
-    is_all: bool
-    """Whether nothing is lacking when they have come."""
+    num_blocks: int
+    """So many of the blocks that were asked for are in memory when they have come."""
 
 
 class DiskPrefixes:
@@ -141,31 +141,36 @@ class DiskPrefixes:
         return self.find_blocks(list(self._prefixes.hashes_behind(sequence, num_cached)))
 
     def find_blocks(self, block_hashes: Items[BlockHash]) -> OnDisk | None:
-        """Return which of these the disk has and no memory, up to the first block of none."""
+        """Return which of these the disk has and no memory, up to the first block of none.
+
+        Together with those that host memory has they are no more than half of that.
+        """
         index, pool, host_pool = self.index, self._prefixes.pool, self._host_pool
         if index is None or self._has_nothing:
             return None
         hashes: list[BlockHash] = []
         coming: list[BlockHash] = []
-        is_all = True
+        num_blocks = 0
         room = min(host_pool.num_blocks // 2 - self.num_read_into, host_pool.num_available)
-        for num, block_hash in enumerate(block_hashes):
+        for block_hash in block_hashes:
             if block_hash in self._coming:
                 coming.append(block_hash)
             elif host_pool.note_use(block_hash):
                 room -= 1  # it must not be evicted for the rest
+                if len(hashes) > room:
+                    break
             elif pool.prefix_cache.find(block_hash) is None:
                 is_missed = index.find(block_hash) is None
                 if is_missed:
-                    self.count(DiskEvent.MISSED, len(block_hashes) - num)
+                    self.count(DiskEvent.MISSED, len(block_hashes) - num_blocks)
                 if is_missed or len(hashes) >= room:
-                    is_all = False
                     break
                 hashes.append(block_hash)
+            num_blocks += 1
         if not hashes and not coming:
             return None
         awaited = list(dict.fromkeys(map(self._coming.__getitem__, coming)))
-        return OnDisk(hashes, awaited, frozenset(chain(hashes, coming)), is_all)
+        return OnDisk(hashes, awaited, frozenset(chain(hashes, coming)), num_blocks)
 
     @property
     def _has_nothing(self) -> bool:

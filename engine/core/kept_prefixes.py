@@ -1,9 +1,10 @@
 """Prefixes that are kept in host memory when the cache evicts them, and copied back for a hit.
 
 A block is copied out ahead of its eviction, so that no allocation waits for a copy: when a step is
-planned, those that the next steps are about to evict. How far ahead that is follows from what was
-evicted lately, a long prompt evicts many at once: what is copied too early takes room there while
-it is here, and a prefix that has lost its beginning is worth nothing. What was used once is
+planned, those that the next steps are about to evict. How far ahead that is follows from what steps
+took lately, of free blocks too, so it is known before the first eviction. A long prompt evicts many
+at once: what is copied too early takes room there while it is here, and a prefix that has lost its
+beginning is worth nothing. What was used once is
 copied as far as uses of other blocks pay for it: where nothing is asked for again, nothing is
 copied. A block is copied back before the sequence that needs it is admitted, and then is a cached
 block like any other. So admissions, handoffs and transfers know nothing of host memory, and a copy
@@ -36,9 +37,9 @@ LEAST_AHEAD = 16
 MOST_AT_ONCE = 32
 """So many blocks are copied out in a step, at most: other steps follow before they are evicted."""
 STEPS_AHEAD = 3
-"""So many steps ahead, of those that have evicted most lately."""
+"""So many steps ahead, of those that have taken most blocks lately."""
 _FORGOTTEN = 0.999
-"""What was evicted in a step counts so much less with each one that follows."""
+"""What was taken in a step counts so much less with each one that follows."""
 
 USE_PAYS = 16
 """A use of a block that was used before pays for copying so many that were used once. Computing a
@@ -66,9 +67,9 @@ class KeptPrefixes:
         self._num_blocks = prefixes.pool.num_blocks + host_pool.num_blocks
         if is_enabled:
             prefixes.pool.prefix_cache.remember(REMEMBERED * self._num_blocks)
-        self._most_evicted = 0.0
-        """Blocks that a step has evicted, the most of late."""
-        self._num_evicted = self._num_used_again = 0
+        self._most_taken = 0.0
+        """Blocks that a step has taken, the most of late."""
+        self._num_allocated = self._num_used_again = 0
         self._num_paid = 0
         """So many blocks that were used once may be copied: no more than both pools have."""
         self._saved_until = 0
@@ -293,10 +294,10 @@ class KeptPrefixes:
 
     def _look_ahead(self) -> int:
         """Return how many allocations ahead of its eviction a block is to be copied out."""
-        num_evicted = self._pool.num_evicted - self._num_evicted
-        self._num_evicted += num_evicted
-        self._most_evicted = max(_FORGOTTEN * self._most_evicted, num_evicted)
-        wanted = math.ceil(STEPS_AHEAD * self._most_evicted)
+        num_taken = self._pool.num_allocated - self._num_allocated
+        self._num_allocated += num_taken
+        self._most_taken = max(_FORGOTTEN * self._most_taken, num_taken)
+        wanted = math.ceil(STEPS_AHEAD * self._most_taken)
         return max(min(wanted, self._pool.num_blocks), LEAST_AHEAD)
 
     def _fetch(self, sequence: Sequence, num_cached: int, held: list[int]) -> bool:

@@ -115,6 +115,15 @@ class PrefixTransfers:
         is_cached = self._pool.prefix_cache.find(block_hash) is not None
         return is_cached or self._host_pool.note_use(block_hash)
 
+    def latest(self, count: int) -> tuple[BlockHash, ...]:
+        """Return the hashes of at most `count` blocks in memory, those that were used last first.
+
+        What only host memory has comes behind what the pool has.
+        """
+        in_pool, cache = self._pool.latest(count), self._pool.prefix_cache
+        below = (one for one in self._host_pool.latest() if cache.find(one) is None)
+        return (*in_pool, *islice(below, count - len(in_pool)))
+
     def begin(self, kept_ids: Items[int], block_hashes: Items[BlockHash]) -> ComingPrefix | None:
         """Take blocks for those with these hashes, behind `kept_ids`; None: there is no room."""
         self._pool.acquire_cached(kept_ids)
@@ -127,11 +136,15 @@ class PrefixTransfers:
         self._on_taken()
         return coming
 
-    def land(self, prefix: ComingPrefix) -> None:
-        """Make a prefix findable, all of which was verified. Raises `KeyError` if it failed."""
+    def land(self, prefix: ComingPrefix, num_blocks: int | None = None) -> None:
+        """Make the first `num_blocks` of a prefix findable, or all, which were verified.
+
+        The others are free. Raises `KeyError` if it failed.
+        """
         self._coming.remove(prefix)
         self._pool.start_running(prefix.block_ids)
-        for block_id, block_hash in zip(prefix.block_ids, prefix.block_hashes, strict=True):
+        blocks = zip(prefix.block_ids, prefix.block_hashes, strict=True)
+        for block_id, block_hash in islice(blocks, num_blocks):
             self._pool.publish(block_id, block_hash)
         self._pool.release((*prefix.kept_ids, *prefix.block_ids))
 
@@ -148,14 +161,15 @@ class PrefixTransfers:
         self._failed.remove(prefix)
         self._pool.release(prefix.block_ids)
 
-    def pin(self, block_hashes: Items[BlockHash]) -> tuple[int, ...]:
+    def pin(self, block_hashes: Items[BlockHash], *, may_be_short: bool = False) -> tuple[int, ...]:
         """Keep the blocks with these hashes for a transfer, and return their numbers for it.
 
-        A block that only host memory has is numbered behind those of the pool. Returns none if one
-        is in neither, or if transfers would keep more than half of the pool, or of host memory.
+        A block that only host memory has is numbered behind those of the pool. One that is in
+        neither, or with which transfers would keep more than half of the pool or of host memory,
+        and those behind it are not kept; then none is, unless it `may_be_short`.
         """
-        source_ids = self._found(block_hashes)
-        if len(source_ids) < len(block_hashes) or not self._has_room(source_ids):
+        source_ids = self._beginning(block_hashes)
+        if not source_ids or (len(source_ids) < len(block_hashes) and not may_be_short):
             return ()
         self._keep(source_ids)
         return source_ids
@@ -194,7 +208,25 @@ class PrefixTransfers:
         found = map(self._find, block_hashes)
         return tuple(one for one in found if one is not None)
 
-    def _has_room(self, source_ids: tuple[int, ...], num_more: int = 0) -> bool:
+    def _beginning(self, block_hashes: Items[BlockHash]) -> tuple[int, ...]:
+        """Return the first of these blocks, as far as they are in memory and may be kept."""
+        sent, num_blocks = self.sent_ids, self._pool.num_blocks
+        in_pool, in_host = self.split(sent)
+        room = num_blocks // 2 - len(in_pool)
+        host_room = self._host_pool.num_blocks // 2 - len(in_host)
+        source_ids: list[int] = []
+        for source_id in map(self._find, block_hashes):
+            if source_id is None:
+                break
+            if source_id not in sent:
+                room -= source_id < num_blocks
+                host_room -= source_id >= num_blocks
+            if min(room, host_room) < 0:
+                break
+            source_ids.append(source_id)
+        return tuple(source_ids)
+
+    def _has_room(self, source_ids: tuple[int, ...], num_more: int) -> bool:
         """Return whether these may be kept too, and so many more host blocks."""
         in_pool, in_host = self.split(self.sent_ids.union(source_ids))
         is_too_much = len(in_pool) > self._pool.num_blocks // 2

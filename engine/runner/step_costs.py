@@ -19,7 +19,8 @@ _BEHIND_TILES = (7, 10, 11, 12)
 _WIDE = (16, 32, 64)
 """Numbers of rows that are measured last and less often: they are slow, and noise matters less."""
 _FIRST = 8
-"""Rows of the step from which, where nothing is drafted, the cost of the widest is expected."""
+"""Rows of the step from which, where nothing is drafted, the cost of the widest is expected. It is
+measured again at the end: what is pulled or read from disk is compared with steps of few rows."""
 _REPEATS = 6
 _WIDE_REPEATS = 2
 _NARROW_BUDGET_S = 1.2
@@ -56,8 +57,7 @@ def measure_step_costs(
     `widest` step. All write the same KV to the same slots of the first blocks, which must not hold
     cached KV. `has_proposals`: also measure the cost of a proposed draft. It takes at most three
     seconds; slow models are measured less often, and then only what is necessary. Without drafts
-    nobody asks for the cost of narrow steps: the widest one that the time allows is measured, twice
-    if it can be.
+    the widest step that the time allows is measured, twice if it can be, and one narrow step.
     """
     measuring = _Measuring(execute, limits, widest, has_proposals, clock)
     if not has_proposals and widest.tokens_per_seq == 1:
@@ -94,7 +94,7 @@ class _Measuring:
         self._started_s = clock()
 
     def widest_alone(self) -> None:
-        """Measure the widest step that is expected to be affordable, and keep no other one."""
+        """Measure the widest step that is expected to be affordable, and then a narrow one."""
         most = self._limits.max_tokens
         first = min(_FIRST, most)
         first_s = self._measure(first, 1)
@@ -107,6 +107,8 @@ class _Measuring:
         self._keep(fit[-1], self._measure(fit[-1], 1))
         if self._spent_s() + self._best[fit[-1]] <= _BUDGET_S:
             self._keep(fit[-1], self._measure(fit[-1], 1))
+        if self._spent_s() + first_s <= _BUDGET_S:
+            self._keep(first, self._measure(first, 1))
 
     def narrow(self) -> None:
         """Measure few rows several times, and a drafting step beside them."""

@@ -35,7 +35,7 @@ class Landing:
         self._digest: int | None = None
         self._layout = layout
         self._targets = as_blocks(ticket.target_block_ids)
-        num_blocks = self._targets.size
+        num_blocks = self._num_wanted = self._targets.size
         self.damaged = DamagedPieces()
         self._arrived = PieceSet(layout.num_layers, num_blocks)
         self._sums = ArrivedSums(layout.num_layers, num_blocks)
@@ -136,21 +136,24 @@ class Landing:
 
     def promise(self, frame: CommitFrame, verify: str) -> None:
         """Store the commit. Raises `HandoffFailed` unless ticket and bytes agree with it."""
-        num_blocks = self._targets.size
+        num_blocks, block_size = self._targets.size, self._layout.block_size
+        cached_blocks = self.ticket.num_cached_tokens // block_size
+        prompt_blocks = blocks_for(frame.num_tokens, block_size)
+        if self.ticket.may_be_short and 0 < prompt_blocks - cached_blocks < num_blocks:
+            num_blocks = prompt_blocks - cached_blocks
         num_pieces = num_blocks * self._layout.num_layers
         if frame.num_pieces != num_pieces:
             raise HandoffFailed(
                 f"short count: the sender sent {frame.num_pieces} pieces, "
-                f"the ticket has {num_pieces} ({num_blocks} blocks, "
+                f"wanted {num_pieces} ({num_blocks} blocks, "
                 f"{self._layout.num_layers} layers)"
             )
-        cached_blocks = self.ticket.num_cached_tokens // self._layout.block_size
-        prompt_blocks = blocks_for(frame.num_tokens, self._layout.block_size)
         if prompt_blocks - cached_blocks != num_blocks:
             raise HandoffFailed(
                 f"a prompt of {frame.num_tokens} tokens has {prompt_blocks} blocks: "
                 f"the ticket has {num_blocks} behind {cached_blocks} cached ones"
             )
+        self._num_wanted = num_blocks
         self._digest = frame.digest if verify == "commit" else None
         self.commit = Commit(
             num_tokens=frame.num_tokens,
@@ -159,7 +162,7 @@ class Landing:
         )
 
     def complete(self) -> Commit | None:
-        """Return the commit, once, when it was promised and every piece has arrived.
+        """Return the commit, once, when it was promised and every piece of its blocks has arrived.
 
         Called when nothing is being copied. Raises `HandoffFailed` for a wrong digest.
         """
@@ -170,6 +173,6 @@ class Landing:
                 f"bad checksum: the digest of the data is {self._sums.digest:#x}, "
                 f"the sender's is {self._digest:#x}"
             )
-        if not self._arrived.is_full:
+        if not self._arrived.has_first(self._num_wanted):
             return None
         return self.commit if self.advance(HandoffStep.COMPLETE) else None

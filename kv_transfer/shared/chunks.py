@@ -91,9 +91,10 @@ class PieceSet:
         self.count -= int(np.count_nonzero(of_layer[ordinals]))
         of_layer[ordinals] = False
 
-    @property
-    def is_full(self) -> bool:
-        return self.count == self._is_done.size
+    def has_first(self, num_blocks: int) -> bool:
+        """Return whether all pieces of the first blocks are there."""
+        first = self._is_done[:, :num_blocks]
+        return self.count >= first.size and bool(first.all())
 
 
 class PushedPieces:

@@ -25,6 +25,7 @@ def ticket_to_proto(ticket: Ticket) -> pb.Ticket:
         fingerprint=ticket.fingerprint,
         lease_ms=to_ms(ticket.lease_s),
         kv_description=ticket.kv_description[:MAX_DESCRIPTION_LENGTH],
+        may_be_short=ticket.may_be_short,
     )
 
 
@@ -47,4 +48,5 @@ def ticket_from_proto(message: pb.Ticket, attempt: AttemptId) -> Ticket:
         fingerprint=message.fingerprint,
         lease_s=message.lease_ms / 1000,
         kv_description=message.kv_description[:MAX_DESCRIPTION_LENGTH],
+        may_be_short=message.may_be_short,
     )

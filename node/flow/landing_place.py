@@ -40,6 +40,8 @@ class Tickets:
         target_block_ids: Sequence[int],
         num_cached_tokens: int,
         lease_s: float,
+        *,
+        may_be_short: bool = False,
     ) -> Ticket:
         """Return a ticket for the tokens from `num_cached_tokens` on; a lease is bounded."""
         self._generation += 1
@@ -54,4 +56,5 @@ class Tickets:
             fingerprint=self.place.fingerprint,
             kv_description=self.place.kv_description,
             lease_s=min(self.place.lease_s, lease_s),
+            may_be_short=may_be_short,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from engine.core.runner_contract import StepCosts
 
 TICK_S = 0.25
@@ -71,13 +73,21 @@ class StepProgress:
             self._longest_before_s, self._longest_s = self._longest_s, 0.0
 
 
-def expected_step_s(costs: StepCosts, max_tokens: int) -> float:
-    """Return the expected seconds of a step of `max_tokens` tokens.
+def expected_step_s(costs: StepCosts, num_tokens: int) -> float:
+    """Return the expected seconds of a step of so many tokens.
 
-    It grows with its tokens from the widest step that was measured, which is more than it takes
-    where the weights are what a small step waits for.
+    It lies on the lines through the steps that were measured. A narrower one takes as long as the
+    narrowest of them, because it reads all weights too. A wider one grows with its tokens from the
+    widest, which is more than it takes where the weights are what that waits for.
     """
-    return costs.step_s[-1] * max(1.0, max_tokens / costs.rows[-1])
+    rows, step_s = costs.rows, costs.step_s
+    wider = bisect_right(rows, num_tokens)
+    if wider == 0:
+        return step_s[0]
+    if wider == len(rows):
+        return step_s[-1] * num_tokens / rows[-1]
+    of_line = (num_tokens - rows[wider - 1]) / (rows[wider] - rows[wider - 1])
+    return step_s[wider - 1] + of_line * (step_s[wider] - step_s[wider - 1])
 
 
 def expected_token_s(costs: StepCosts) -> float:

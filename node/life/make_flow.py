@@ -33,7 +33,7 @@ def flow_maker(config: Config) -> MakeFlow:
             local_prefill_threshold=config.handoff.local_prefill_threshold,
             pull_cost=_kv_cost(model),
             disk_cost=_kv_cost(model) if config.engine.prefix_disk else None,
-            hand_over=HandOver(scheduler.pool),
+            hand_over=HandOver(scheduler.prefix_transfers),
         )
 
     return make

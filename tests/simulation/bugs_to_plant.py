@@ -158,9 +158,9 @@ NODE = [
     Bug(
         "a prompt that waited for a pull is not queued when that has failed",
         "node.flow.pulls.prefix_pulls",
-        "                attempt.num_pulled_tokens = pull.num_tokens\n"
+        "                attempt.num_pulled_tokens += pull.num_tokens\n"
         "            self._resume(attempt)",
-        "                attempt.num_pulled_tokens = pull.num_tokens\n"
+        "                attempt.num_pulled_tokens += pull.num_tokens\n"
         "                self._resume(attempt)",
     ),
     Bug(

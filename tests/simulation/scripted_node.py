@@ -159,7 +159,7 @@ class Node(SimulatedNode):
             disk_cost=None if self.disk is None else world.new_cost(),
             needs_staging=True,
             has_grammars=True,
-            hand_over=HandOver(scheduler.pool) if world.hands_over else None,
+            hand_over=HandOver(scheduler.prefix_transfers) if world.hands_over else None,
         )
         self.clock = ProcessClock(world.clock)
         timeline: Any = self.clock

@@ -208,15 +208,15 @@ def test_no_more_than_half_of_what_is_free_is_filled(
     assert world.q.scheduler.pool.counts().cached == 3
 
 
-def test_a_block_that_is_gone_ends_it() -> None:
+def test_a_block_that_is_gone_ends_its_part() -> None:
     world = Leaving()
     first(world)
     offered = world.drain(world.p)
     world.fetch(world.p, (*offered[:2], bytes(16), *offered[2:]))
     world.settle()
-    assert pulls(world.q) == {"missed": 1}
+    assert pulls(world.q) == {"landed": 1}
     world.leave(world.p)
-    assert world.ask_q(PROMPT) == len(PROMPT)
+    assert world.ask_q(PROMPT) == len(PROMPT) - 8
 
 
 @pytest.mark.parametrize("is_one_sided", [False, True])

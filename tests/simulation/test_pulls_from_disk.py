@@ -225,7 +225,7 @@ def test_a_disk_that_hangs_is_waited_for_no_longer_than_computing_takes(tmp_path
 
 @pytest.mark.parametrize("how", ["bit", "cut", "longer", "other", "empty", "gone"])
 @pytest.mark.parametrize("which", [0, NUM_SHARED - 1])
-def test_a_file_that_is_not_what_was_written_costs_the_pull(
+def test_a_file_that_is_not_what_was_written_costs_its_block_and_those_behind(
     how: str, which: int, tmp_path: Path
 ) -> None:
     world = Stored(tmp_path)
@@ -240,9 +240,9 @@ def test_a_file_that_is_not_what_was_written_costs_the_pull(
     }
     path.unlink() if how == "gone" else path.write_bytes(changed[how])
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"missed": 1}
+    assert world.pulls() == ({"landed": 1, "missed": 1} if which else {"missed": 1})
     assert world.events()["vanished" if how == "gone" else "corrupt"] == 1
-    assert world.sent() == {"pool": 0, "host": 0, "disk": 0}
+    assert world.sent() == {"pool": 0, "host": 0, "disk": which}
     assert world.in_host() == which, "what was read before it is there"
 
 
@@ -326,14 +326,18 @@ def test_nothing_is_read_for_a_node_to_which_host_memory_is_not_sent(tmp_path: P
     assert world.pulls() == {"missed": 2, "landed": 1}
 
 
-def test_a_source_that_keeps_half_of_its_host_memory_for_others_reads_nothing(
-    tmp_path: Path,
+@pytest.mark.parametrize("way", WAYS)
+def test_what_half_of_host_memory_does_not_hold_is_read_and_sent_in_parts(
+    way: dict[str, Any], tmp_path: Path
 ) -> None:
     world = Stored(tmp_path, num_host_blocks=7)
     num_reads = world.num_reads()
-    assert_finished(world, world.ask_q())
-    assert world.pulls() == {"missed": 1}
-    assert world.num_reads() == num_reads
+    assert_finished(world, world.ask_q(**way))
+    assert world.pulls() == {"landed": 2}
+    assert world.num_reads() == num_reads + 2
+    assert world.sent() == {"pool": 0, "host": 0, "disk": NUM_SHARED}
+    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
+    assert world.p.scheduler.host_pool.num_read == 0
 
 
 @pytest.mark.parametrize("num_steps", range(1, 12))

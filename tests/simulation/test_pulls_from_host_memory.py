@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.host_pool import ONCE_SHARE
-from node.flow.messages import AbortAttempt, SendBlocks
+from node.flow.messages import AbortAttempt, Drain, FetchBlocks, Message, SendBlocks
+from node.flow.pulls.hand_over import UNASKED_S
 from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
-from tests.support.engine.build import make_prompt
+from tests.support.engine.build import check_idle, make_prompt
 from tests.support.examples import everyday
 
 OTHER = Incarnation("q", 1)
@@ -130,6 +132,53 @@ def test_what_is_sent_is_not_overwritten_meanwhile(num_evicted: int) -> None:
     assert world.pulls() == {"landed": 1}
 
 
+@pytest.mark.parametrize("num_host_blocks", [7, 24])
+def test_a_receiver_of_an_earlier_release_gets_all_of_the_blocks_or_none(
+    num_host_blocks: int,
+) -> None:
+    world = Kept(num_host_blocks=num_host_blocks)
+    world.fill()
+    asked = world.ask_q()
+    world.step_until(
+        lambda: any(isinstance(message, SendBlocks) for _, message in world.to_nodes), frames=False
+    )
+    world.to_nodes = [(to, strict(message)) for to, message in world.to_nodes]
+    assert_finished(world, asked)
+    assert world.pulls() == {"missed" if num_host_blocks == 7 else "landed": 1}
+    world.check_closed()
+
+
+def strict(message: Message) -> Message:
+    if not isinstance(message, SendBlocks):
+        return message
+    return replace(message, ticket=replace(message.ticket, may_be_short=False))
+
+
+class KeptByLeaving(Kept):
+    hands_over = True
+
+
+def test_a_node_that_leaves_hands_over_what_only_host_memory_has() -> None:
+    world = KeptByLeaving()
+    world.fill()
+    world.p.inbox.put(Drain(100.0))
+    world.settle()
+    [(offering, offered)] = world.offered
+    assert offering == PREFILL
+    assert set(world.shared) <= set(offered)
+    world.to_nodes.append((OTHER, FetchBlocks(ROUTER, PREFILL, offered)))
+    world.settle()
+    assert world.sent()["host"] >= NUM_SHARED
+    world.advance(UNASKED_S)
+    world.settle()
+    assert world.p.num_drained == 1
+    check_idle(world.p.scheduler)
+    world.kill(world.p, is_noticed=False)
+    world.router.source = None
+    assert_finished(world, world.ask_q())
+    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1
+
+
 def test_what_was_sent_is_the_last_to_give_way() -> None:
     world = Kept()
     world.fill()
@@ -157,11 +206,13 @@ def test_two_nodes_pull_the_same_blocks_at_once() -> None:
     world.check_closed()
 
 
-def test_a_source_that_keeps_half_of_its_host_memory_for_others_says_so_at_once() -> None:
+def test_a_source_that_keeps_half_of_its_host_memory_for_others_sends_the_beginning() -> None:
     world = Kept(num_host_blocks=7)
     world.fill()
     assert_finished(world, world.ask_q())
-    assert world.pulls() == {"missed": 1}
+    assert world.pulls() == {"landed": 1}
+    assert world.sent() == {"pool": 0, "host": 3, "disk": 0}
+    assert world.q.scheduler.statistics().counters.num_chunk_tokens == 1 + BLOCK_SIZE
     world.check_closed()
 
 

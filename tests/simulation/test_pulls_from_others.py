@@ -60,19 +60,27 @@ def test_the_other_node_pulls_back() -> None:
     assert num_computed(world.p) - before == len(SHARED) + 13 - 32
 
 
-def test_a_source_that_has_not_all_says_so_at_once() -> None:
+def test_a_source_that_has_not_all_sends_what_it_has() -> None:
     world = Three()
     world.the_first()
     world.router.source = PrefixSource(PREFILL, HELD.num_tokens + BLOCK_SIZE)
     asked = world.the_next(*make_prompt(9, 3))
     assert_finished(world, asked)  # no time has passed
+    assert pulls(world.q) == {"landed": 1}
+    assert num_computed(world.q) == len(asked.request.prompt_token_ids) - HELD.num_tokens
+    assert world.q.scheduler.statistics().counters.num_pulled_tokens == HELD.num_tokens
+
+
+def test_a_source_that_has_nothing_says_so_at_once() -> None:
+    world = Three()
+    world.the_first()
+    world.router.source = PrefixSource(PREFILL, 4 * BLOCK_SIZE)
+    other = world.ask(make_prompt(21, 8), max_tokens=2, name="other")
+    assert_finished(world, other)  # no time has passed
     assert pulls(world.q) == {"missed": 1}
-    assert num_computed(world.q) == len(asked.request.prompt_token_ids)
-    assert_finished(world, world.ask(make_prompt(9, 8), max_tokens=2, name="other"))
     world.router.source = HELD
-    again = world.ask((*SHARED[:-2], 6, 6, 6), max_tokens=3, name="again")
-    assert_finished(world, again)
-    assert "avoided" not in pulls(world.q), "a node that says no is asked again"
+    assert_finished(world, world.the_next(1))
+    assert pulls(world.q) == {"missed": 1, "landed": 1}, "a node that says no is asked again"
 
 
 def test_a_source_that_evicted_meanwhile_says_so_at_once() -> None:
@@ -86,12 +94,13 @@ def test_a_source_that_evicted_meanwhile_says_so_at_once() -> None:
     assert pulls(world.q) == {"missed": 1}
 
 
-def test_a_source_that_keeps_half_of_its_pool_for_others_says_so_at_once() -> None:
+def test_a_source_that_keeps_half_of_its_pool_for_others_sends_the_beginning() -> None:
     world = Three(num_blocks=8)
     world.router.source = None
     world.the_first()
     assert_finished(world, world.the_next(1))
-    assert pulls(world.q) == {"missed": 1}
+    assert pulls(world.q) == {"landed": 1}
+    assert world.q.scheduler.statistics().counters.num_pulled_tokens == 4 * BLOCK_SIZE
 
 
 def test_a_source_that_answers_many_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +127,9 @@ def test_no_other_block_is_sent_for_a_wrong_hash(place: int, byte: int) -> None:
     wrong = replace(message, block_hashes=tuple(map(bytes, hashes)))
     world.to_nodes.append((PREFILL, wrong))
     assert_finished(world, asked)
-    assert pulls(world.q) == {"missed": 1}
+    assert pulls(world.q) == {"landed" if place else "missed": 1}
+    pulled = world.q.scheduler.statistics().counters.num_pulled_tokens
+    assert pulled == place * BLOCK_SIZE, "the blocks before it alone"
 
 
 @pytest.mark.covers("F135")

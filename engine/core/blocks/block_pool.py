@@ -61,6 +61,8 @@ class BlockPool:
         self._num_used = dict.fromkeys(BlockUse, 0)
         self.num_evicted = 0
         """Cached blocks that made room since the start."""
+        self.num_allocated = 0
+        """Blocks that were handed out since the start."""
         self.num_taken = 0
         """Cached blocks that were evicted or acquired since the start: no longer the next ones."""
 
@@ -108,6 +110,7 @@ class BlockPool:
         """
         if count > self.num_available:
             raise ValueError(f"asked for {count} blocks, {self.num_available} are available")
+        self.num_allocated += count
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - len(taken) :]
         for _ in range(count - len(taken)):

@@ -28,6 +28,9 @@ class LeastRecentlyUsed(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._blocks)
 
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._blocks)
+
     def __repr__(self) -> str:
         return f"LeastRecentlyUsed({list(self._blocks)})"
 
@@ -83,6 +86,10 @@ class Segments(Generic[K]):
         num_first = max(len(self._once) + num_new - self.most_once, 0)
         first, rest = islice(self._once, num_first), islice(self._once, num_first, None)
         return chain(self._elsewhere, first, self._again, rest)
+
+    def latest(self) -> Iterator[K]:
+        """Return the blocks, the one that was used last first; those used once come last."""
+        return chain(reversed(self._elsewhere), reversed(self._again), reversed(self._once))
 
     def add(self, block: K) -> None:
         """Add a block that was used once."""

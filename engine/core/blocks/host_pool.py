@@ -8,8 +8,8 @@ what was used once, as far as that is more than a tenth of all; then what was no
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from itertools import islice
+from collections.abc import Container, Iterable, Iterator
+from itertools import chain, islice
 
 from common.kv.blocks import BlockHash
 from engine.core.blocks.eviction import Segments
@@ -129,6 +129,13 @@ class HostPool:
         The first one comes first.
         """
         return list(islice(self._evictable, max(num_allocated - len(self._free), 0)))
+
+    def latest(self) -> Iterator[BlockHash]:
+        """Return the hashes of all prefixes: those that are read, then those that were used last.
+
+        Those that were used once come last. A block comes behind those before it in its prefix.
+        """
+        return map(self._prefixes.hash_of, chain(self._readers, self._evictable.latest()))
 
     def hash_of(self, host_block_id: int) -> BlockHash:
         """Return the hash of a prefix; `KeyError` for any other host block."""

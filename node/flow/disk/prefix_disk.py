@@ -93,16 +93,19 @@ class PrefixDisk:
         sequence.sought_on_disk = found.sought
         return self._wait(attempt.id, found, partial(self._go_on, attempt), self._cost, now_s)
 
-    def find_for_pull(self, block_hashes: Sequence[BlockHash], now_s: float) -> OnDisk | None:
+    def find_for_pull(
+        self, block_hashes: Sequence[BlockHash], now_s: float, *, may_be_short: bool
+    ) -> OnDisk | None:
         """Return what is to be read of these blocks for a pull.
 
-        None: not all of them are in a tier, or reading them is not worth it.
+        None: nothing is, or reading it is not worth it; or not all of the blocks are in a tier and
+        can be read now, and the pull may not be short.
         """
-        if self._cost is None:
+        found = None if self._cost is None else self._prefixes.find_blocks(block_hashes)
+        if self._cost is None or found is None:
             return None
-        found = self._prefixes.find_blocks(block_hashes)
-        is_worth = found is not None and found.is_all and self._is_worth(found, self._cost, now_s)
-        return found if is_worth else None
+        is_enough = may_be_short or found.num_blocks == len(block_hashes)
+        return found if is_enough and self._is_worth(found, self._cost, now_s) else None
 
     def read_for_pull(
         self, lease_token: int, found: OnDisk, now_s: float, go_on: Callable[[], list[Effect]]

@@ -1,13 +1,14 @@
 """How a node that drains hands its prefix cache over before it leaves. Pure.
 
-When it is empty it offers the blocks that were used last, once. A router chooses a node that stays,
-which pulls what it lacks of them, in parts. This node stays as long as it is asked, for a moment
+When it is empty it offers the blocks that were used last, once: those of its pool, and behind them
+what only its host memory has. A router chooses a node that stays, which pulls what it lacks of
+them, in parts. This node stays as long as it is asked, for a moment
 after that, and no longer than `MOST_S`: what is not asked for by then is lost.
 """
 
 from __future__ import annotations
 
-from engine.core.blocks.block_pool import BlockPool
+from engine.core.prefix_transfers import PrefixTransfers
 from node.flow.messages import Effect, OfferBlocks
 
 MOST_BLOCKS = 8192
@@ -20,16 +21,16 @@ MOST_S = 4.0
 class HandOver:
     """The offer of one node, and for how long it stays because of it."""
 
-    def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+    def __init__(self, transfers: PrefixTransfers) -> None:
+        self._transfers = transfers
         self._ends_at_s: float | None = None
         self._unasked_at_s = 0.0
 
     def begin(self, now_s: float) -> list[Effect]:
-        """Offer what is cached, if anything is; the first call counts."""
+        """Offer what is in memory, if anything is; the first call counts."""
         if self._ends_at_s is not None:
             return []
-        block_hashes = tuple(self._pool.latest(MOST_BLOCKS))
+        block_hashes = self._transfers.latest(MOST_BLOCKS)
         self._ends_at_s = now_s + (MOST_S if block_hashes else 0.0)
         self._unasked_at_s = now_s + UNASKED_S
         return [OfferBlocks(block_hashes)] if block_hashes else []

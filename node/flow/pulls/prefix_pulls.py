@@ -4,9 +4,11 @@ Another node often holds more of a prompt than the one that is to compute it: th
 turns were generated on a decode node, and another prefill node computed the turns themselves. The
 router names the node that holds most. What is missing here, in every tier, then comes as any
 handoff does: this node opens a landing in its own pool and asks, through the router, for the blocks
-by their hashes, and the source sends them (`prefix_sends`). The prompt is queued when they
-have landed and are in the prefix cache here, or when the pull failed: then it is computed. A pull
-never changes an answer and fails no request. Prompts that lack the same blocks wait for one pull.
+by their hashes, and the source sends them, or the first ones (`prefix_sends`). The prompt is queued
+when they have landed and are in the prefix cache here, or when the pull failed: then it is
+computed. What a source has in files and does not send at once is asked for again, where that pays.
+A pull never changes an answer and fails no request. Prompts that lack the same blocks wait for one
+pull.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from common.ids import AttemptId, Incarnation
+from common.ids import AttemptId
 from common.kv.blocks import BlockHash
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.cache_copy import CacheCopy, CopyKind
 from engine.core.prefix_transfers import ComingPrefix
 from engine.core.scheduler import Scheduler
 from engine.core.statistics import PullOutcome
-from kv_transfer.contract import GivenUp, KVEvent, Landed, LandingFailed
+from kv_transfer.contract import Commit, GivenUp, KVEvent, Landed, LandingFailed
 from node.flow.attempts.attempt_table import NodeAttempt
 from node.flow.copies_under_way import CopiesUnderWay
 from node.flow.landing_place import Tickets
@@ -43,14 +45,14 @@ MOST_BLOCKS = 8192
 
 @dataclass(slots=True)
 class _Pull:
-    source: Incarnation
+    source: PrefixSource
     coming: ComingPrefix
     num_tokens: int
     """The tokens that it brings, which are in no tier here."""
     num_read: int
     """So many of them its source reads from disk first."""
-    end: int
-    """The tokens that its commit counts: those of the blocks that are kept for it too."""
+    num_kept_tokens: int
+    """Those of the blocks before it, which its commit counts too."""
     began_at_s: float
     waiting: list[NodeAttempt]
     rest: FetchBlocks | None = None
@@ -111,16 +113,18 @@ class PrefixPulls:
             self._transfers.count(PullOutcome.DECLINED, num_tokens)
             return []
         coming = self._transfers.begin(kept_ids, block_hashes)
-        end = len(kept_ids) * size + num_tokens
+        num_kept = len(kept_ids) * size
         if coming is None:
             self._transfers.count(PullOutcome.NO_ROOM, num_tokens)
             return []
         expected_s = self.cost.expected_s(num_tokens + num_read)
         patience_s = max(LEAST_PATIENCE_S, TIMES_EXPECTED * expected_s)
-        ticket = self._tickets.new(attempt.id, coming.block_ids, len(kept_ids) * size, patience_s)
+        ticket = self._tickets.new(
+            attempt.id, coming.block_ids, num_kept, patience_s, may_be_short=True
+        )
         attempt.pull_token = ticket.lease_token
         self._pulls[ticket.lease_token] = _Pull(
-            source.node, coming, num_tokens, num_read, end, now_s, [attempt]
+            source, coming, num_tokens, num_read, num_kept, now_s, [attempt]
         )
         ask = AskBlocks(attempt.router, source.node, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -152,9 +156,11 @@ class PrefixPulls:
         rest = replace(message, block_hashes=tuple(wanted[len(part) :]))
         num_tokens = len(part) * size
         attempt = AttemptId(f"fetch-{source.node_id}"[:MOST_ID_LENGTH], 1)
-        ticket = self._tickets.new(attempt, coming.block_ids, 0, LEAST_PATIENCE_S)
+        ticket = self._tickets.new(
+            attempt, coming.block_ids, 0, LEAST_PATIENCE_S, may_be_short=True
+        )
         self._pulls[ticket.lease_token] = _Pull(
-            source, coming, num_tokens, 0, num_tokens, now_s, [], rest
+            PrefixSource(source, num_tokens), coming, num_tokens, 0, 0, now_s, [], rest
         )
         ask = AskBlocks(message.router, source, ticket, coming.block_hashes)
         return [OpenLanding(ticket), ask]
@@ -176,7 +182,7 @@ class PrefixPulls:
         pull = self._pulls.get(lease_token)
         if pull is None or pull.is_over:
             return []
-        self._pauses.on_failed(pull.source, now_s)
+        self._pauses.on_failed(pull.source.node, now_s)
         self._end(pull, PullOutcome.FAILED)
         return [CloseLanding(lease_token)]
 
@@ -184,11 +190,12 @@ class PrefixPulls:
         """Take an event of a pull."""
         token, pull = event.lease_token, self._pulls[event.lease_token]
         match event:
-            case Landed(_, commit) if commit.num_tokens == pull.end:
+            case Landed(_, commit) if num_blocks := self._num_landed(pull, commit):
                 if self._copies is None:
-                    return self._land(token, now_s)
-                copy = CacheCopy(CopyKind.STAGE_IN, pull.coming.block_ids)
-                return [self._copies.begin(copy, partial(self._on_staged, token, now_s))]
+                    return self._land(token, num_blocks, now_s)
+                copy = CacheCopy(CopyKind.STAGE_IN, pull.coming.block_ids[:num_blocks])
+                on_end = partial(self._on_staged, token, num_blocks, now_s)
+                return [self._copies.begin(copy, on_end)]
             case LandingFailed(_, error):
                 self._fail(token, now_s, is_missed=isinstance(error, GivenUp))
             case _:  # it was released; or the commit is for other tokens
@@ -208,20 +215,46 @@ class PrefixPulls:
                 return True
         return False
 
-    def _on_staged(self, token: int, landed_at_s: float, error: Exception | None) -> list[Effect]:
+    def _num_landed(self, pull: _Pull, commit: Commit) -> int:
+        """Return how many whole blocks a commit is for; 0: it is for other tokens."""
+        num_tokens = commit.num_tokens - pull.num_kept_tokens
+        num_blocks, num_beyond = divmod(num_tokens, self._scheduler.limits.block_size)
+        is_fit = 0 < num_tokens <= pull.num_tokens and not num_beyond
+        return num_blocks if is_fit else 0
+
+    def _on_staged(
+        self, token: int, num_blocks: int, landed_at_s: float, error: Exception | None
+    ) -> list[Effect]:
         if error is None:
-            return self._land(token, landed_at_s)
+            return self._land(token, num_blocks, landed_at_s)
         self._free(token, landed_at_s)
         return []
 
-    def _land(self, token: int, now_s: float) -> list[Effect]:
+    def _land(self, token: int, num_blocks: int, now_s: float) -> list[Effect]:
         pull = self._pulls.pop(token)
-        self._transfers.land(pull.coming)
-        self.cost.on_pulled(pull.num_tokens + pull.num_read, now_s - pull.began_at_s)
-        self._pauses.on_landed(pull.source)
+        self._transfers.land(pull.coming, num_blocks)
+        num_left = pull.num_tokens - num_blocks * self._scheduler.limits.block_size
+        pull.num_tokens -= num_left
+        num_read = max(pull.num_read - num_left, 0)  # what is in files alone is behind the rest
+        self.cost.on_pulled(pull.num_tokens + num_read, now_s - pull.began_at_s)
+        self._pauses.on_landed(pull.source.node)
+        if num_left and pull.num_read and not pull.is_over:
+            return self._go_on(pull, now_s)
         rest = None if pull.is_over else pull.rest
         self._end(pull, PullOutcome.LANDED)
         return [] if rest is None else self._fetch_part(rest, now_s)
+
+    def _go_on(self, pull: _Pull, now_s: float) -> list[Effect]:
+        """Ask for the rest of what a source has in files, and could not read at once."""
+        effects: list[Effect] = []
+        waiting, pull.waiting = pull.waiting, []
+        self._end(pull, PullOutcome.LANDED)
+        for attempt in waiting:
+            attempt.pull_token = None
+            attempt.num_pulled_tokens += pull.num_tokens
+            effects += self.begin(attempt, pull.source, now_s)
+            self._resume(attempt)
+        return effects
 
     def _free(self, token: int, now_s: float) -> None:
         """Fail a pull whose blocks nobody can write any more."""
@@ -232,7 +265,7 @@ class PrefixPulls:
         pull = self._pulls[token]
         self._transfers.fail(pull.coming)
         if not pull.is_over and not is_missed:
-            self._pauses.on_failed(pull.source, now_s)
+            self._pauses.on_failed(pull.source.node, now_s)
         self._end(pull, PullOutcome.MISSED if is_missed else PullOutcome.FAILED)
 
     def _end(self, pull: _Pull, outcome: PullOutcome) -> None:
@@ -244,5 +277,5 @@ class PrefixPulls:
         for attempt in pull.waiting:
             attempt.pull_token = None
             if outcome is PullOutcome.LANDED:
-                attempt.num_pulled_tokens = pull.num_tokens
+                attempt.num_pulled_tokens += pull.num_tokens
             self._resume(attempt)

@@ -130,7 +130,7 @@ class FaultyNode(SimulatedNode):
             pull_cost=_moved_kv_cost(),
             disk_cost=None if index is None else _moved_kv_cost(),
             needs_staging=shape.is_staged,
-            hand_over=HandOver(scheduler.pool),
+            hand_over=HandOver(scheduler.prefix_transfers),
         )
         self.clock = clock
         self.memory = KVMemory(

@@ -16,7 +16,13 @@ from common.errors import ConfigError
 from common.kv.kv_layout import KVLayout
 from kv_transfer.connector.connector_parts import ConnectorParts
 from kv_transfer.connector.receiving_end import ReceivingEnd
-from kv_transfer.contract import ConnectorEvent, ConnectorFailed, Landed, TransferEnded
+from kv_transfer.contract import (
+    ConnectorEvent,
+    ConnectorFailed,
+    Landed,
+    Released,
+    TransferEnded,
+)
 from kv_transfer.zmq.endpoints import parse_tcp
 from tests.support.kv.kinds import NodeOptions
 from tests.support.kv.kv_cluster import (
@@ -101,6 +107,32 @@ def test_bytes_arrive_equal_and_nothing_else_changes(cluster: Cluster) -> None:
         statistics = node.connector.statistics()
         assert (statistics.transfers_open, statistics.landings_open) == (0, 0)
         assert not any(statistics.frames_dropped.values())
+
+
+def test_the_first_blocks_of_a_ticket_land_alone_where_it_allows_that(cluster: Cluster) -> None:
+    prefill, decode = cluster.node("p"), cluster.node("d")
+    for may_be_short in (True, False):
+        whole = cluster.ticket(decode, [7, 2, 9], num_cached_tokens=4)
+        ticket = dataclasses.replace(whole, may_be_short=may_be_short)
+        wanted = decode.pool.copy()
+        wanted[:, :, [7, 2]] = prefill.pool[:, :, [4, 5]]
+        commit = dataclasses.replace(commit_for(ticket), num_tokens=4 + 2 * LAYOUT.block_size)
+        decode.connector.expect(ticket, sender_deadline_s=30)
+        prefill.connector.open(ticket, deadline_s=30)
+        for layer in range(LAYOUT.num_layers):
+            prefill.connector.push(
+                ticket.lease_token, layer=layer, ordinals=[0, 1], source_blocks=[4, 5]
+            )
+        prefill.connector.commit(ticket.lease_token, commit)
+        if may_be_short:
+            assert decode.wait_event() == Landed(ticket.lease_token, commit)
+            assert prefill.wait_event() == TransferEnded(ticket.lease_token, None)
+            assert np.array_equal(decode.pool, wanted)
+        else:
+            assert "short count" in str(error_of(decode.wait_event()))
+            assert isinstance(decode.wait_event(), Released)
+            assert error_of(prefill.wait_event())
+    assert_ended_once(prefill, decode)
 
 
 def test_many_handoffs_share_one_window(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.prefix_tiers import pulled
+from bench.prefix_tiers import from_files, pulled
 from bench.prefix_tiers.in_one_engine import DiskTier, measure
 from bench.running_cluster import Answer, RunningCluster
 from common.observing.latency import RequestTiming
@@ -74,6 +74,7 @@ class TwoNodes:
         self._asked: list[tuple[int, ...]] = []
         self._known: set[tuple[int, ...]] = set()
         self._num_heartbeats = 0
+        self.num_pulled = 0
 
     async def answer(self, body: Mapping[str, Any]) -> Answer:
         start = tuple(body["prompt"][:-1])
@@ -96,11 +97,15 @@ class TwoNodes:
     async def nodes(self) -> dict[str, dict[str, Any]]:
         """What heartbeats say, of which the first is older than the pulls."""
         self._num_heartbeats += 1
+        told = {"num_prefix_disk_blocks": 32 * self._num_heartbeats}
         links = [
             {"transport": "zmq", "num_bytes": 0},
             {"transport": self._lane, "num_bytes": (self._num_heartbeats > 1) << 20},
         ]
-        return {"mixed-1": {"kv_links": links}, "mixed-2": {"kv_links": []}}
+        return {
+            "mixed-1": {"kv_links": links, **told},
+            "mixed-2": {"kv_links": [], "num_prefix_disk_blocks": 0},
+        }
 
 
 def two_nodes(**given: Any) -> RunningCluster:
@@ -127,3 +132,42 @@ async def test_kv_that_took_another_way_is_no_figure(monkeypatch: pytest.MonkeyP
     await pulled.check_lane(two_nodes(), "shm")
     with pytest.raises(RuntimeError, match=r"KV went over \['zmq'\], wanted shm"):
         await pulled.check_lane(two_nodes(lane="zmq"), "shm")
+
+
+class FirstHasFiles(TwoNodes):
+    """The first node has in its pool what it was asked last; the other one pulls what it was."""
+
+    async def answer(self, body: Mapping[str, Any]) -> Answer:
+        start = tuple(body["prompt"][:-1])
+        is_here = len(self._asked) % 2 == 0
+        self._asked.append(start)
+        is_cached = start in self._asked[:-1] and len(start) > 64
+        self.num_pulled += is_cached and not is_here
+        at_s = 1.1 if is_cached and is_here else 1.25 if is_cached else 5.0
+        return Answer(
+            timing=RequestTiming(arrived_at_s=1.0, chunk_at_s=(at_s,), num_tokens=1),
+            token_ids=(7,),
+            num_prompt_tokens=len(start) + 1,
+            num_cached_tokens=len(start) if is_cached else 0,
+        )
+
+
+async def test_what_the_first_node_has_used_twice_and_evicted_is_asked_of_the_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(from_files, "POLL_S", 0.0)
+    nodes = FirstHasFiles()
+    computed, from_other = await from_files.ask_in_turns(cast(RunningCluster, nodes), 2048, 2)
+    assert computed == [4000.0] * 2
+    assert from_other == [250.0] * 2
+    assert nodes.num_pulled == 2
+
+
+def test_blocks_that_came_out_of_memory_are_no_figure(tmp_path: Path) -> None:
+    told = tmp_path / "sent"
+    with pytest.raises(RuntimeError, match="0 blocks came out of files, wanted 32"):
+        from_files.check_sent(told, 32)
+    told.write_text("32\n31\n")
+    from_files.check_sent(told, 63)
+    with pytest.raises(RuntimeError, match="63 blocks came out of files, wanted 64"):
+        from_files.check_sent(told, 64)

@@ -143,11 +143,11 @@ def test_no_more_is_read_than_half_of_host_memory_holds() -> None:
     tiers.look(*wanted)
     found = tiers.disk.find_blocks(wanted)
     assert found is not None
-    assert (found.hashes, found.is_all) == (wanted[:4], False)
+    assert (found.hashes, found.num_blocks) == (wanted[:4], 4)
     tiers.disk.begin_read(wanted[:3])
     found = tiers.disk.find_blocks(wanted)
     assert found is not None
-    assert (found.hashes, len(found.sought), found.is_all) == (wanted[3:4], 4, False)
+    assert (found.hashes, len(found.sought), found.num_blocks) == (wanted[3:4], 4, 4)
 
 
 def test_what_is_here_of_a_prefix_does_not_give_way_for_the_rest() -> None:
@@ -158,6 +158,19 @@ def test_what_is_here_of_a_prefix_does_not_give_way_for_the_rest() -> None:
     tiers.host_pool.allocate(3)
     found = tiers.disk.find_blocks(wanted)
     assert found is not None
-    assert (found.hashes, found.is_all) == (wanted[2:4], False)
+    assert (found.hashes, found.num_blocks) == (wanted[2:4], 4)
     tiers.disk.begin_read(found.hashes)
     assert all(tiers.host_pool.find(one) is not None for one in wanted[:2])
+
+
+def test_what_is_here_behind_what_is_read_counts_as_room_too() -> None:
+    tiers = Tiers()
+    wanted = [bytes([n]) * 16 for n in range(6)]
+    tiers.look(*wanted[:3])
+    tiers.keep(*wanted[3:])
+    found = tiers.disk.find_blocks(wanted[:4])
+    assert found is not None
+    assert (found.hashes, found.num_blocks) == (wanted[:3], 4)
+    found = tiers.disk.find_blocks(wanted)
+    assert found is not None
+    assert (found.hashes, found.num_blocks) == (wanted[:3], 4)

@@ -10,7 +10,7 @@ from engine.core.prefix_transfers import ComingPrefix
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from tests.support.engine.build import BLOCK_SIZE, STRICT, Engine, check_books, make_request
-from tests.support.engine.keeping import ask, evict, keeping, use_twice
+from tests.support.engine.keeping import ask, evict, keeping, rest, use_twice
 
 HELD = 7
 """The id of a sequence that is not queued yet."""
@@ -205,6 +205,60 @@ def test_what_is_kept_while_others_are_read_leaves_room_for_those_in_the_same_ha
         transfers.unpin(some or ())
     assert host_pool.num_read == 0
     check_books(engine.scheduler)
+
+
+def test_of_a_prefix_that_may_be_short_the_beginning_is_kept_as_far_as_it_is_here() -> None:
+    engine = keeping(num_host_blocks=7)
+    transfers = engine.scheduler.prefix_transfers
+    hashes, other, nowhere = kept_hashes(engine), kept_hashes(engine, family=1), bytes(16)
+    assert transfers.pin([nowhere, *hashes], may_be_short=True) == ()
+    assert len(transfers) == 0
+    some = transfers.pin([*hashes[:2], nowhere, hashes[2]], may_be_short=True)
+    assert len(some) == 2
+    more = transfers.pin([hashes[0], *other], may_be_short=True)
+    assert len(more) == 2, "three blocks are half of host memory, two of which are kept already"
+    check_books(engine.scheduler)
+    transfers.unpin(some)
+    transfers.unpin(more)
+    check_books(engine.scheduler)
+
+
+def test_a_prefix_that_may_be_short_keeps_half_of_the_pool() -> None:
+    engine = Engine(num_blocks=6)
+    transfers = engine.scheduler.prefix_transfers
+    hashes = cached_hashes(engine, 4)
+    assert transfers.pin(hashes, may_be_short=True) == transfers.pin(hashes[:3])
+
+
+def test_of_a_prefix_that_landed_in_part_the_rest_is_free() -> None:
+    engine = Engine()
+    sequence, coming = begin(engine)
+    engine.scheduler.prefix_transfers.land(coming, 2)
+    check_books(engine.scheduler)
+    assert engine.scheduler.num_cached_tokens(sequence) == 2 * BLOCK_SIZE
+    counts = engine.scheduler.pool.counts()
+    assert (counts.cached, counts.free) == (2, engine.scheduler.pool.num_blocks - 2)
+
+
+def test_the_latest_are_those_of_the_pool_and_then_what_only_host_memory_has() -> None:
+    engine = keeping(num_host_blocks=32)
+    transfers, pool = engine.scheduler.prefix_transfers, engine.scheduler.pool
+    older, newer = kept_hashes(engine, family=1), kept_hashes(engine, family=2)
+    use_twice(engine, 3)
+    rest(engine)
+    kept = transfers.pin(newer[:1])
+    in_pool = tuple(pool.latest(6))
+    assert len(in_pool) > 3
+    latest = transfers.latest(100)
+    assert latest[: len(in_pool)] == in_pool
+    below = latest[len(in_pool) :]
+    assert len(set(latest)) == len(latest)
+    assert [one for one in below if one in newer] == newer, "each behind what is before it"
+    assert [one for one in below if one in older] == older
+    assert below.index(newer[-1]) < below.index(older[-1])
+    assert transfers.latest(len(in_pool) + 1) == latest[: len(in_pool) + 1]
+    assert transfers.latest(2) == in_pool[:2]
+    transfers.unpin(kept)
 
 
 def test_a_block_that_is_in_both_is_sent_from_the_pool() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kv_transfer.contract import KVEvent, Landed, LandingFailed, Released
+from kv_transfer.contract import Commit, KVEvent, Landed, LandingFailed, Released
 from kv_transfer.receiving.effects import Dropped, DropReason, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.chunks import BlockSums
@@ -24,6 +24,7 @@ from tests.support.kv.receiver_events import (
     data,
     events,
     hello,
+    land,
     receiver,
     ticket,
 )
@@ -46,6 +47,31 @@ def test_data_keeps_to_what_was_agreed_of_sums(verify: str, sums: bytes) -> None
     assert isinstance(failed, LandingFailed)
     assert f"agreement to verify: {verify}" in str(failed.error)
     assert released == Released(1)
+
+
+@pytest.mark.parametrize("may_be_short", [False, True])
+@pytest.mark.parametrize(
+    ("ordinals", "num_tokens", "lands"), [((0,), 4, True), ((0,), 8, False), ((1,), 4, False)]
+)
+def test_fewer_blocks_land_where_the_ticket_allows_it_and_they_are_the_first(
+    ordinals: tuple[int, ...], num_tokens: int, may_be_short: bool, lands: bool
+) -> None:
+    machine = receiver(dataclasses.replace(ticket(), may_be_short=may_be_short))
+    hello(machine, b"a")
+    machine.on_frame(b"a", BEGIN, [], 0.0)
+    for ordinal in ordinals:
+        land(machine, b"a", 0, ordinal)
+    commit = dataclasses.replace(COMMIT, num_pieces=len(ordinals), num_tokens=num_tokens)
+    told = events(machine.on_frame(b"a", commit, [], 0.0))
+    if may_be_short and lands:
+        assert told == [Landed(1, Commit(num_tokens=4, first_token_id=7))]
+    elif may_be_short and num_tokens == 4:
+        assert told == [], "the first block has not come"
+    else:
+        failed, released = told
+        assert isinstance(failed, LandingFailed)
+        assert "short count" in str(failed.error)
+        assert released == Released(1)
 
 
 def test_sums_of_another_number_of_planes_fail_the_landing() -> None:

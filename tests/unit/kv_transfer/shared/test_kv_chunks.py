@@ -72,14 +72,15 @@ def test_a_piece_counts_once() -> None:
     added = [(0, [0]), (1, [2]), (1, [2]), (0, [2, 0, 1]), (1, [0]), (1, [])]
     new = [pieces.add(layer, as_blocks(ordinals)).tolist() for layer, ordinals in added]
     assert new == [[True], [True], [False], [True, False, True], [True], []]
-    assert (pieces.count, pieces.is_full) == (5, False)
+    assert (pieces.count, pieces.has_first(3)) == (5, False)
     assert pieces.has_all(1, as_blocks([2, 0]))
     assert not pieces.has_all(1, as_blocks([2, 1]))
+    assert [pieces.has_first(num_blocks) for num_blocks in range(4)] == [True, True, False, False]
     pieces.add(1, as_blocks([1]))
-    assert (pieces.count, pieces.is_full) == (6, True)
+    assert (pieces.count, pieces.has_first(3)) == (6, True)
     pieces.discard(1, as_blocks([1, 2]))
     pieces.discard(1, as_blocks([1]))
-    assert (pieces.count, pieces.is_full) == (4, False)
+    assert (pieces.count, pieces.has_first(3)) == (4, False)
     assert not pieces.has_all(1, as_blocks([2]))
 
 

@@ -25,6 +25,7 @@ TICKET = Ticket(
     fingerprint="ab" * 16,
     lease_s=29.5,
     kv_description="31 layers, with mtp",
+    may_be_short=True,
 )
 
 

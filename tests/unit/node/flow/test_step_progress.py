@@ -96,8 +96,16 @@ def test_a_turn_that_lasted_while_the_process_stood_still_is_one_look_older() ->
     assert progress.turn_s == 1.0 + TICK_S
 
 
-@pytest.mark.parametrize(("max_tokens", "wanted_s"), [(8, 0.5), (64, 0.5), (256, 2.0)])
-def test_the_largest_step_is_expected_to_cost_by_its_tokens(
-    max_tokens: int, wanted_s: float
-) -> None:
-    assert expected_step_s(StepCosts((1, 64), (0.1, 0.5)), max_tokens) == wanted_s
+@pytest.mark.parametrize(
+    ("num_tokens", "wanted_s"),
+    [(1, 0.1), (4, 0.1), (8, 0.2), (12, 0.3), (38, 0.5), (64, 0.7), (128, 1.4)],
+)
+def test_a_step_is_expected_to_cost_by_its_tokens(num_tokens: int, wanted_s: float) -> None:
+    """By the lines through what was measured, and in proportion beyond the widest step."""
+    costs = StepCosts((4, 12, 64), (0.1, 0.3, 0.7))
+    assert expected_step_s(costs, num_tokens) == pytest.approx(wanted_s)
+
+
+def test_of_one_measured_step_a_narrower_one_costs_as_much() -> None:
+    costs = StepCosts((64,), (0.7,))
+    assert [expected_step_s(costs, num_tokens) for num_tokens in (1, 64, 128)] == [0.7, 0.7, 1.4]

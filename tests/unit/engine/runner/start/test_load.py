@@ -44,8 +44,8 @@ def test_what_a_runner_says_of_itself(folder: Path) -> None:
     with pytest.raises(InternalError, match="warm_up must run first"):
         _ = runner.step_costs
     runner.warm_up()
-    (widest,) = runner.step_costs.rows
-    assert widest >= 8  # wider steps are measured if time is left
+    # Wider steps are measured if time is left, and a narrow one behind them.
+    assert runner.step_costs.rows[-1] >= 8
 
 
 def test_attention_costs_as_much_as_the_matrix_products_at_some_distance(folder: Path) -> None:
