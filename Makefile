@@ -33,6 +33,9 @@ demo-model: env  ## download the demo model, unless it is cached
 model: env  ## download the model MODEL, unless it is cached, and say what it is: demo or qwen2.5-coder-0.5b
 	@$(BIN)/python -m pdserve.checkpoints.known_models $(MODEL)
 
+# Each process collects a file when it is the file's turn, so the number of tests is known at the end.
+BY_FILES := --dist loadfile -o console_output_style=classic
+
 # Where no kernels are cached yet, compiling them takes as long as many tests together.
 compiled-kernels: env demo-model
 	@$(BIN)/python -m tests.support.compiled_kernels
@@ -40,10 +43,10 @@ compiled-kernels: env demo-model
 # More processes than two cores can run at once: most integration and contract tests wait most of
 # the time, for processes that start, leases that end and peers that are silent.
 test: compiled-kernels  ## run the everyday tests, some 12 minutes
-	$(BIN)/python -m pytest --numprocesses 6 --dist loadfile --durations=15 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 6 $(BY_FILES) --durations=15 $(ARGS)
 
 test-quick: env  ## run the unit tests without those of kernels, training and benchmarks
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile tests/unit --quick $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 $(BY_FILES) tests/unit --quick $(ARGS)
 
 test-equality: compiled-kernels  ## compare the demo model's answers under every scheduling policy, order, mode and draft method
 	$(BIN)/python -m pytest tests/equality --every-combination --numprocesses 2 $(ARGS)
@@ -64,10 +67,10 @@ test-rdma: env  ## test KV transfer over RDMA verbs, in a small virtual machine 
 EXAMPLES = tests/property tests/simulation $(shell grep -rl --include='test_*.py' 'tests.support.examples import' tests/unit)
 
 test-examples: env  ## run the property tests and simulations with all examples and seeds, of which make test takes a part
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --hypothesis-profile=thorough $(EXAMPLES) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) --hypothesis-profile=thorough $(EXAMPLES) $(ARGS)
 
 test-endurance: env  ## test real clusters under faults, and clusters that shrink under load
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/integration tests/contract --endurance $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(BY_FILES) tests/integration tests/contract --endurance $(ARGS)
 
 test-soak: env  ## run a real cluster under mixed load, with one random fault every 20 s, for 5 minutes
 	$(BIN)/python -m tests.soak $(ARGS)

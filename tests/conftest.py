@@ -13,9 +13,8 @@ import httpx
 import pytest
 from httpx._transports import default as transports
 from hypothesis import HealthCheck, Phase, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
+from tests.support import whole_files
 from tests.support.cluster.memory import memory_of
 from tests.support.stores.redis_server import RedisServer, redis_server
 
@@ -85,6 +84,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(whole_files)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore what a quick run leaves out, before its modules are imported."""
     place = collection_path.relative_to(ROOT).as_posix()
@@ -98,10 +101,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         is_long = bool(item.get_closest_marker("endurance"))
-        (chosen if is_long is is_wanted else left_out).append(item)
+        is_chosen = is_long is is_wanted or isinstance(item, whole_files.WholeFile)
+        (chosen if is_chosen else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    items[:] = sorted(chosen, key=lambda item: _place(item.nodeid))
+    items[:] = chosen
 
 
 def pytest_collection_finish() -> None:
@@ -115,51 +119,6 @@ def pytest_runtest_logfinish() -> None:
     if memory_of(os.getpid()) - _collected["bytes"] > MOST_GROWTH_BYTES:
         gc.collect()
         _collected["bytes"] = memory_of(os.getpid())
-
-
-TOGETHER = (
-    "tests/integration/on_shared_clusters/",
-    "tests/unit/engine/runner/",
-    "tests/equality/",
-    "tests/unit/test_",
-)
-"""What one process takes as a whole, the one that takes longest first. Tests of the first
-share clusters of up to five processes. Those of the second compile kernels that the demo model does
-not use, where none are cached yet (`tests.support.compiled_kernels` compiles those of the demo
-model before): several processes that need one at once would each compile it, a minute of CPU time
-each. Those of the third share runners of the demo model, and those of the last, which look at all
-sources, what these were parsed to (`tests.unit.tree.parsed`)."""
-LONGEST = ("tests/integration/", "tests/contract/", "tests/simulation/")
-"""Folders whose files take longest."""
-
-
-def _folder_of(nodeid: str) -> str | None:
-    """Return what of `TOGETHER` a test belongs to."""
-    return next((folder for folder in TOGETHER if nodeid.startswith(folder)), None)
-
-
-def _place(nodeid: str) -> int:
-    """Return a test's place in a run: what takes longest begins first, so that processes end
-    together."""
-    if folder := _folder_of(nodeid):
-        return TOGETHER.index(folder)
-    return len(TOGETHER) + (not nodeid.startswith(LONGEST))
-
-
-class WholeFolders(LoadFileScheduling):  # type: ignore[misc]
-    """Give each process whole files in the order of collection, and the folders of `TOGETHER`."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return _folder_of(nodeid) or super()._split_scope(nodeid)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFolders | None:
-    """Replace `--dist loadfile`; None leaves other ways of distribution to xdist."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    config.option.loadscopereorder = False  # by numbers of tests, which do not say how long
-    return WholeFolders(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -25,12 +25,14 @@ from tests.support.stores.redis_server import RedisServer
 PROSE_PATH = Path(__file__).parents[2] / "LICENSE"
 BLOCK_SIZE = 64
 NUM_ANSWERED = 20
+NUM_SAID = 110
+"""Tokens of a turn: so many of the demo model take longer to compute than to pull."""
 WAYS: dict[str, Fields] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 0.8, "top_p": 0.9, "seed": 20240607},
 }
 MODEL = "SmolLM2-135M-Instruct"
-FLAGS = ("--kv-cache-memory", "256MiB", "--max-model-len", "4096", "--num-threads", "2")
+FLAGS = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "2")
 NO_CACHE = "--no-enable-prefix-caching"
 
 pytestmark = pytest.mark.timeout(300)
@@ -103,12 +105,12 @@ def test_each_turn_pulls_from_the_prefill_node_of_the_one_before(
     said, history, nodes = words(way), [], []
     before = known_blocks(pulls)
     for turn in range(3):
-        history += said[200 * turn :][:200]
+        history += said[NUM_SAID * turn :][:NUM_SAID]
         wanted, _ = complete(alone, history, way)
         found, num_cached = complete(pulls, history, way)
         assert found == wanted
         nodes.append(last_prefill(pulls))
-        num_before = len(history) - 200 - (NUM_ANSWERED if turn else 0)
+        num_before = len(history) - NUM_SAID - (NUM_ANSWERED if turn else 0)
         assert num_cached == num_before // BLOCK_SIZE * BLOCK_SIZE
         num_blocks = len(history) // BLOCK_SIZE
         wait_until(lambda: known_blocks(pulls) >= before + num_blocks, "its blocks are known")  # noqa: B023
@@ -120,7 +122,7 @@ def test_what_a_node_had_that_was_drained_is_found_on_the_other_one(
     clusters: dict[str, Cluster],
 ) -> None:
     alone, pulls = clusters["reference"], clusters["pulls"]
-    history = list(reversed(words("sampled")))[1000:1500]
+    history = list(reversed(words("sampled")))[1000:1270]
     complete(pulls, history, "sampled")
     leaving = last_prefill(pulls)
     with Api(pulls.url, MODEL) as api:
@@ -138,7 +140,7 @@ def test_a_source_that_is_killed_and_comes_back_under_its_name(
     clusters: dict[str, Cluster],
 ) -> None:
     alone, pulls = clusters["reference"], clusters["pulls"]
-    history = list(reversed(words("greedy")))[:300]
+    history = list(reversed(words("greedy")))[:200]
     complete(pulls, history, "greedy")
     source = last_prefill(pulls)
     pulls.processes[source].kill()
@@ -160,7 +162,7 @@ def test_a_pull_is_a_link_between_its_nodes_with_the_bytes_that_moved(
 ) -> None:
     """The live page draws its arrows from these."""
     pulls = clusters["pulls"]
-    history = words("greedy")[1500:][:400]
+    history = words("greedy")[1500:][:200]
     before = known_blocks(pulls)
     complete(pulls, history, "greedy")
     num_blocks = len(history) // BLOCK_SIZE

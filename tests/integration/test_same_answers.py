@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def demo_specs() -> list[ClusterSpec]:
-    flags = ("--kv-cache-memory", "256MiB", "--max-model-len", "4096", "--num-threads", "2")
+    flags = ("--kv-cache-memory", "128MiB", "--max-model-len", "1024", "--num-threads", "2")
 
     def mixed(name: str, *own: str) -> ClusterSpec:
         node = NodeSpec("mixed-1", Role.MIXED, own)

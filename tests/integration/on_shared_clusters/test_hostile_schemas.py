@@ -27,7 +27,17 @@ MOST_GROWTH_BYTES = 128 * MIB
 MOST_OF_A_CHILD_BYTES = 256 * MIB
 """Memory of the process that compiles for a router, at the worst moment."""
 LONGEST_ANSWER_S = 30.0
-ATTACKS = {"bounded": BOUNDED, "crashing": CRASHING, "long": LONG}
+_SHORTEST = "remainders that multiply"
+ATTACKS = {
+    "bounded": BOUNDED,
+    "crashing": CRASHING,
+    "long": {_SHORTEST: LONG[_SHORTEST]},
+    "all that are long": LONG,
+}
+"""Each long one takes its router's child to a limit, as all do in the tests of trials."""
+LARGE = ("a sequence", "a long literal", "an enum of long texts", "many first items")
+"""The siblings that take seconds of CPU time."""
+SMALL = tuple(name for name in SIBLINGS if name not in LARGE)
 FIELDS = {
     GrammarKind.JSON_SCHEMA: "guided_json",
     GrammarKind.REGEX: "guided_regex",
@@ -96,7 +106,10 @@ def test_hostile_grammars(tiny_api: Api) -> None:
     assert {name for name, status in statuses.items() if status == 400} == REFUSED
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack",
+    [*list(ATTACKS)[:-1], pytest.param("all that are long", marks=pytest.mark.endurance)],
+)
 def test_grammars_that_are_refused(tiny_api: Api, attack: str) -> None:
     """By what is counted, or by a limit of their trial: each says which."""
     for name, grammar in ATTACKS[attack].items():
@@ -107,8 +120,12 @@ def test_grammars_that_are_refused(tiny_api: Api, attack: str) -> None:
         assert ": wanted " in message or "wanted at " in message, message
 
 
-def test_siblings_of_hostile_grammars(tiny_api: Api) -> None:
-    for name, grammar in SIBLINGS.items():
+@pytest.mark.parametrize(
+    "names", [SMALL, pytest.param(LARGE, marks=pytest.mark.endurance)], ids=["small", "large"]
+)
+def test_siblings_of_hostile_grammars(tiny_api: Api, names: tuple[str, ...]) -> None:
+    for name in names:
+        grammar = SIBLINGS[name]
         body = {"prompt": "Hi", "max_tokens": 40, FIELDS[grammar.kind]: grammar.text}
         assert asked(tiny_api, COMPLETIONS, body).status_code in (200, 400), name
 

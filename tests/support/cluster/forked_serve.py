@@ -28,7 +28,12 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["engine.core.scheduler", "redis.asyncio", "tests.support.cluster.watching", __name__]
 )
-_OF_EACH = ["pdserve.roles.run_role", "tests.support.cluster.slow_serve", __name__]
+_OF_EACH = [
+    "pdserve.roles.run_role",
+    "tests.support.cluster.slow_serve",
+    __name__,
+    "tests.support.cluster.frozen",  # the last one
+]
 _OF_NODES = [
     "tests.support.cluster.grpc_of_nodes",
     "engine.runner.start.load",

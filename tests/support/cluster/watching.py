@@ -22,7 +22,7 @@ from tests.support.cluster.forked_serve import FORKS
 from tests.support.models.tiny_model import prompt_tokens
 
 TICK_S = 0.02
-PAUSES_S = {"health": TICK_S, "completion": 0.2, "stream": 0.1}
+PAUSES_S = {"health": 0.1, "completion": 0.2, "stream": 0.1}
 """Between two requests of a kind, in seconds: the watched cluster has few cores for what it is
 attacked with. A process that stands still shows in each kind, less by at most this."""
 LONGEST_TICK_S = 0.1

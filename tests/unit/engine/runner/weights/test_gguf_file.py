@@ -105,6 +105,7 @@ def test_garbage_in_the_header_is_an_error_or_harmless(
 
 
 HEADER = b"GGUF" + struct.pack("<I", 3)
+LIST_OF_TWO = HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 8, 2)
 HUGE = 2**61
 MANY = 2**27
 """What a list of so many items would take fits into this machine's memory, and is noticed."""
@@ -122,6 +123,10 @@ MOST_BYTES = 1 << 18
         (HEADER + struct.pack("<QQ", 0, HUGE), "metadata key"),
         (HEADER + struct.pack("<QQQ", 0, 1, HUGE), "needs 2305843009213693952 bytes"),
         (HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 8, HUGE), "needs"),
+        (LIST_OF_TWO + struct.pack("<Q1sQ", 1, b"a", HUGE), "k needs 2305843009213693952 bytes"),
+        (LIST_OF_TWO + struct.pack("<Q1sQ1s", 1, b"a", 2, b"b"), "k needs 2 bytes where 1 are"),
+        (LIST_OF_TWO + struct.pack("<Q1sI", 1, b"a", 0), "length of k needs 8 bytes where 4 are"),
+        (LIST_OF_TWO + struct.pack("<Q1sQ1s", 1, b"a", 1, b"\xff"), "k is not UTF-8"),
         (HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 0, HUGE), "needs"),
         (HEADER + struct.pack("<QQQ1sIIQ", 0, 1, 1, b"k", 9, 0, MANY), "needs 134217728 bytes"),
         (HEADER + struct.pack("<QQQ", 0, 1, MANY), "needs 134217728 bytes"),

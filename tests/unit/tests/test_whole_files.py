@@ -1,0 +1,112 @@
+"""Each file of a distributed run is imported by one process alone, when it is the file's turn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.whole_files import takes_whole_files
+from tests.unit.tree import ROOT
+
+NOTED = """
+import os, pathlib
+def note(what):
+    with pathlib.Path(os.environ["NOTES"]).open("a") as notes:
+        print(os.getpid(), what, file=notes)
+"""
+FIXTURE = """
+import pytest
+from noted import note
+@pytest.fixture(scope="{scope}", autouse=True)
+def fixture_of_{name}():
+    note("begin {name}")
+    yield
+    note("end {name}")
+"""
+TWO_TESTS = """
+import pytest
+from noted import note
+note("import {name}")
+@pytest.mark.parametrize("number", [1, 2])
+def test_it(number):
+    note(f"run {name} {{number}}")
+    assert number <= {most}
+"""
+FILES = {
+    "pytest.ini": "[pytest]\naddopts = -p tests.support.whole_files -p no:cacheprovider\n",
+    "noted.py": NOTED,
+    "tests/equality/__init__.py": "",
+    "tests/equality/conftest.py": FIXTURE.format(scope="package", name="equality"),
+    "tests/equality/test_a.py": TWO_TESTS.format(name="a", most=2),
+    "tests/equality/test_b.py": FIXTURE.format(scope="module", name="the module b").replace(
+        "fixture_of_the module b", "fixture_of_b"
+    )
+    + TWO_TESTS.format(name="b", most=2),
+    "tests/unit/test_c.py": TWO_TESTS.format(name="c", most=1),
+    "tests/unit/test_broken.py": "import nothing_of_this_name",
+    "tests/unit/test_skipped.py": "import pytest\npytest.skip('no', allow_module_level=True)",
+    "tests/unit/test_empty.py": "",
+}
+OF_EQUALITY = [
+    "import a",
+    "begin equality",
+    "run a 1",
+    "run a 2",
+    "import b",
+    "begin the module b",
+    "run b 1",
+    "run b 2",
+    "end the module b",
+    "end equality",
+]
+
+
+def test_each_file_is_imported_once_and_its_fixtures_end_with_it(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    environ = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    path = os.pathsep.join((str(ROOT), str(tmp_path)))
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests", "--numprocesses=2", "--dist=loadfile"],
+        env=environ | {"PYTHONPATH": path, "NOTES": str(tmp_path / "notes")},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "1 failed, 5 passed, 1 skipped, 1 error in" in ran.stdout, ran.stdout
+    assert "FAILED tests/unit/test_c.py::test_it[2]" in ran.stdout
+    assert "No module named 'nothing_of_this_name'" in ran.stdout
+    of_processes = defaultdict[str, list[str]](list)
+    for line in (tmp_path / "notes").read_text().splitlines():
+        process, _, what = line.partition(" ")
+        of_processes[process].append(what)
+    (first,) = (notes for notes in of_processes.values() if "import a" in notes)
+    assert [what for what in first if not what.endswith((" c", " c 1", " c 2"))] == OF_EQUALITY
+    assert sum(notes.count("import c") for notes in of_processes.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "taken"),
+    [
+        ({}, ["tests"], True),
+        ({}, ["tests/unit/test_a.py", "tests/property"], True),
+        ({"dist": "load"}, ["tests"], False),
+        ({"keyword": "placement"}, ["tests"], False),
+        ({"markexpr": "gpu"}, ["tests"], False),
+        ({"lf": True}, ["tests"], False),
+        ({}, ["tests/unit/test_a.py::test_it"], False),
+    ],
+)
+def test_a_run_that_chooses_tests_collects_them_first(
+    options: dict[str, Any], args: list[str], taken: bool
+) -> None:
+    config: Any = SimpleNamespace(option=SimpleNamespace(**{"dist": "loadfile", **options}))
+    config.args = args
+    assert takes_whole_files(config) is taken
