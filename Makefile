@@ -34,7 +34,8 @@ model: env  ## download the model MODEL, unless it is cached, and say what it is
 	@$(BIN)/python -m pdserve.checkpoints.known_models $(MODEL)
 
 # Each process collects a file when it is the file's turn, so the number of tests is known at the end.
-BY_FILES := --dist loadfile -o console_output_style=classic
+# A process that dies ends the run: what it had collected is unknown to the others.
+BY_FILES := --dist loadfile --max-worker-restart 0 -o console_output_style=classic
 
 # Where no kernels are cached yet, compiling them takes as long as many tests together.
 compiled-kernels: env demo-model

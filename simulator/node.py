@@ -34,9 +34,9 @@ from node.flow.node_flow import NodeFlow
 from node.flow.perform_effects import BlockDisk, NodeEffects
 from node.flow.pulls.hand_over import HandOver
 from node.flow.pulls.pull_cost import PullCost
+from node.life.make_scheduler import SchedulableModel
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
-from simulator.profile import ModelledFacts
 from simulator.timeline import Timeline
 
 
@@ -91,7 +91,7 @@ class SimulatedNode:
         self._tell = tell
         self._said = NodeSaid(self.me)
         self._turn_at_s = -1.0
-        self._inbox = Inbox(max_requests=max_queued_requests)
+        self.inbox = Inbox(max_requests=max_queued_requests)
         self.tiers = tiers_of(self.scheduler)
         for told in self.tiers.values():
             told.keep_news()
@@ -104,12 +104,13 @@ class SimulatedNode:
             on_copied=self.put,
             disk=disk,
         )
-        self._loop: StepLoop[Message, Effect] = StepLoop(
-            inbox=self._inbox,
+        self.loop: StepLoop[Message, Effect] = StepLoop(
+            inbox=self.inbox,
             flow=flow,
             runner=self,
             perform=effects.perform_effect,
             flush=self._flush,
+            publish=self.publish,
             clock=timeline,
             execution=execution,
         )
@@ -117,7 +118,7 @@ class SimulatedNode:
     def put(self, message: Message) -> None:
         """Take a message: it is read when the step that runs has ended, or at once."""
         try:
-            self._inbox.put(message)
+            self.inbox.put(message)
         except (Draining, Overloaded) as error:
             assert isinstance(message, Submit), "only requests are refused"
             refused = NodeSaid(self.me, [(message.reply_to, CallRefused(error))])
@@ -128,6 +129,10 @@ class SimulatedNode:
         elif self.execution.interrupt():
             self._turn_at(self.execution.ends_at_s)
 
+    def turn(self) -> bool:
+        """Run one turn of the loop; return whether it changed something."""
+        return self.loop.turn()
+
     def is_empty(self) -> bool:
         """Return whether the node holds nothing: no attempt, no block, no seat, no message."""
         scheduler = self.scheduler
@@ -136,6 +141,9 @@ class SimulatedNode:
         return self.flow.is_empty and has_all and not any(map(len, held))
 
     # What the loop and the effects call.
+
+    def publish(self) -> None:
+        """Show no statistics: nobody reads them."""
 
     def resolve(self, reply_to: int, answer: Answer) -> None:
         """Answer a call."""
@@ -194,11 +202,11 @@ class SimulatedNode:
         if planned_for_s != self._turn_at_s:
             return  # another turn was planned since
         self._turn_at_s = -1.0
-        if self.execution.is_running and not self._inbox.has_messages and self.execution.go_on():
+        if self.execution.is_running and not self.inbox.has_messages and self.execution.go_on():
             self._flush()
             self._turn_at(self.execution.ends_at_s)
             return
-        is_busy = self._loop.turn()
+        is_busy = self.turn()
         if self.execution.is_running:
             self._turn_at(self.execution.ends_at_s)
         elif is_busy and (self.scheduler.waiting or self.scheduler.running):
@@ -216,7 +224,7 @@ class SimulatedNode:
     def _flush(self) -> None:
         said = self._said
         said.news = self.take_news()
-        is_asking = said.pulls or said.refused_pulls
+        is_asking = said.pulls or said.refused_pulls or said.offers
         if said.answers or said.outputs or is_asking or said.news:
             said.step_ends_s = self.execution.ended_s
             self._said = NodeSaid(self.me)
@@ -225,7 +233,7 @@ class SimulatedNode:
 
 def flow_of(
     config: Config,
-    facts: ModelledFacts,
+    model: SchedulableModel,
     scheduler: Scheduler,
     me: Incarnation,
     *,
@@ -234,20 +242,22 @@ def flow_of(
     pull_cost: PullCost,
     disk_cost: PullCost | None = None,
     needs_staging: bool = False,
+    has_grammars: bool = False,
     hand_over: HandOver | None = None,
 ) -> NodeFlow:
     """Return the flow of the node `me`, whose KV is reached by its name."""
     limits = FlowLimits(
         vocab_size=vocab_size,
-        max_model_len=facts.max_model_len,
+        max_model_len=model.max_model_len,
         max_queued_requests=config.handoff.max_queued_requests,
         sheds=config.scheduling.shed,
+        has_grammars=has_grammars,
     )
     place = LandingPlace(
         node=me,
         kv_endpoint=me.node_id,
-        fingerprint=facts.layout.fingerprint,
-        kv_description=facts.layout.description,
+        fingerprint=model.layout.fingerprint,
+        kv_description=model.layout.description,
         lease_s=config.handoff.lease_s,
     )
     return NodeFlow(

@@ -28,11 +28,12 @@ from node.flow.landing_place import LandingPlace, Tickets
 from node.flow.messages import Effect, Submit
 from node.flow.node_flow import NodeFlow
 from node.flow.pulls.pull_cost import PullCost
-from simulator.clients import ClientRequest, client_requests
+from simulator.clients import client_requests
 from simulator.execution import ModelledExecution
 from simulator.kv_network import ModelledNetwork
 from simulator.node import NodeSaid, SimulatedNode
 from simulator.profile import VOCAB_SIZE
+from simulator.served import ServedRequest, TokenTimes
 from simulator.step_cost import StepCost
 from simulator.timeline import Timeline
 from simulator.trace_file import TraceRequest
@@ -62,17 +63,11 @@ class ReplaySetup:
         return min(self.longest_context, (self.num_blocks - 1) * self.block_size)
 
 
-@dataclass(slots=True)
-class Served:
+@dataclass(slots=True, kw_only=True)
+class Served(ServedRequest):
     """The times of one request, in seconds of the virtual clock."""
 
-    client: ClientRequest
-    arrived_at_s: float
     began_at_s: float = -1.0
-    first_at_s: float = -1.0
-    last_at_s: float = -1.0
-    num_tokens: int = 0
-    longest_gap_s: float = 0.0
     num_ends: int = 0
 
 
@@ -264,13 +259,9 @@ class Replay:
         if reason is FinishReason.ERROR:
             self._result.num_starved += 1
             return
-        if served.num_tokens:
-            served.longest_gap_s = max(served.longest_gap_s, now_s - served.last_at_s)
-        else:
-            served.first_at_s = now_s
+        if not served.num_tokens:
             served.began_at_s = served.arrived_at_s + output.details.queue_s
-        served.last_at_s = now_s
-        served.num_tokens += len(output.token_ids)
+        served.on_tokens(len(output.token_ids), TokenTimes.of([now_s]))
         served.num_ends += reason is not None
 
     def _sample(self) -> None:

@@ -89,6 +89,11 @@ class Receiver:
     def num_quarantined_blocks(self) -> int:
         return self._quarantine.num_blocks + self._copies.num_held_blocks
 
+    @property
+    def quarantined(self) -> dict[int, bytes]:
+        """The leases whose blocks a sender may still write, with the session on which it does."""
+        return self._quarantine.sessions()
+
     # -- calls of the owner ----------------------------------------------------------------------
 
     def on_expect(self, ticket: Ticket, sender_deadline_s: float, now_s: float) -> None:

@@ -43,6 +43,10 @@ class Quarantine:
     def num_blocks(self) -> int:
         return len(self._blocks)
 
+    def sessions(self) -> dict[int, bytes]:
+        """Return the connection on which each lease was written, by its token."""
+        return {token: entry.session for token, entry in self._entries.items()}
+
     def add(self, landing: Landing, session: bytes, lane: str) -> None:
         """Keep the blocks of a landing that was begun on `session`."""
         landing.advance(HandoffStep.QUARANTINE)

@@ -50,7 +50,7 @@ def check_node(node: FaultyNode) -> None:
     for landing in node.kv.receiver.landings.all():
         token = landing.ticket.lease_token
         targets = set(landing.ticket.target_block_ids)
-        uses = {pool._use.get(block) for block in targets}
+        uses = {pool.use_of(block) for block in targets}
         if uses - {BlockUse.RECEIVING, BlockUse.QUARANTINED}:
             raise Violation(f"{node.me} has a landing on blocks that are used otherwise")
         attempt = flow.attempts.of_lease(token)

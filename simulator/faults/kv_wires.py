@@ -5,7 +5,9 @@ waits for a process at its address. When it breaks, the socket connects again by
 its way is lost, and the receiver takes what follows for a session of its own. Nobody is told.
 
 The bytes of a frame are read from the sender's blocks when it arrives, as late as a zero-copy send
-may be, and compared with what they were: a checksum of the real connector does the same.
+may be, and compared with what they were: a checksum of the real connector does the same. On a
+one-sided lane its sender writes them, whatever the receiver thinks of its landing, as long as the
+pool is where the sender was told.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from common.ids import Incarnation
 from common.kv.kv_layout import KVLayout
 from engine.core.blocks.block_pool import BlockPool, BlockUse
 from kv_transfer.contract import Commit, OnEvent, Ticket, TransferEnded
-from kv_transfer.receiving.effects import OpenLane, ReceiverEffect, SendBack, Write
+from kv_transfer.receiving.effects import (
+    Fence,
+    MoveSlab,
+    OpenLane,
+    ReceiverEffect,
+    SendBack,
+    Write,
+)
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.sending.effects import (
     Connect,
@@ -30,28 +39,35 @@ from kv_transfer.sending.effects import (
     SendChunk,
     SenderEffect,
     SendToPeer,
+    TakeLane,
 )
 from kv_transfer.sending.machine import Sender
 from kv_transfer.shared.block_arrays import run_lengths
 from kv_transfer.shared.effects import Emit, Peer
+from kv_transfer.shared.lanes import ONE_SIDED_LANES, VERIFY_AUTO
 from kv_transfer.shared.limits import MAX_WAIT_S, Limits
 from kv_transfer.wire import frames
 from simulator.faults.contents import KVMemory, Numbers
 from simulator.faults.hosts import Paths, ProcessClock
 from simulator.timeline import Timeline
 
-LANE, VERIFY = "zmq", "block"
+INLINE_LANE = "zmq"
 LEAST_WAIT_S = 1e-4
 WRITABLE = (BlockUse.RECEIVING, BlockUse.QUARANTINED)
 
 
 @dataclass(slots=True, eq=False)
 class _Parcel:
-    """A frame on its way. DATA has the blocks that it is read from, and what they held."""
+    """A frame on its way. DATA has the blocks that it is read from, and what they held.
+
+    Where its sender writes them, it has the blocks that they are written to, and the address.
+    """
 
     frame: frames.Frame
     blocks: Sequence[int] = ()
     values: Numbers | None = None
+    targets: Sequence[int] = ()
+    address: bytes = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +79,16 @@ class _Connection:
     session: bytes
     there: deque[tuple[bytes, _Parcel]] = field(default_factory=deque)
     back: deque[tuple[bytes, frames.Frame]] = field(default_factory=deque)
+    lane: str = ""
+    address: bytes = b""
+    """That of the peer's pool."""
 
 
 class KVWires:
-    """All connections between nodes; `ends` are the living nodes by address."""
+    """All connections between nodes, on one lane; `ends` are the living nodes by address."""
 
     def __init__(self, timeline: Timeline, paths: Paths, latency_s: float) -> None:
+        self.lane = INLINE_LANE
         self._timeline = timeline
         self._paths = paths
         self._latency_s = latency_s
@@ -182,7 +202,10 @@ class KVEnd:
         self._pool = pool
         self._on_event = on_event
         self.sender = Sender(me, layout, limits, pool.num_blocks, memory.num_host_blocks)
-        self.receiver = Receiver(me, layout, limits, num_blocks=pool.num_blocks, verify=VERIFY)
+        self.receiver = Receiver(me, layout, limits, num_blocks=pool.num_blocks)
+        self._num_moves = 0
+        self._addresses = [b"0"]
+        """Those under which the pool can be written; the last is the newest."""
         self._connections: dict[Peer, _Connection] = {}
         self.sent: dict[int, set[int]] = {}
         """The blocks that were pushed, by the lease token of each transfer that has not ended."""
@@ -229,7 +252,9 @@ class KVEnd:
         self._perform(self.sender.on_abort(lease_token))
 
     def close(self) -> None:
-        """Have nothing to close: a process that ends just ends."""
+        """End all transfers and landings. A process that dies does not do it."""
+        self._perform(self.sender.on_close(self.clock.now_s()))
+        self._perform(self.receiver.on_close())
 
     # Events.
 
@@ -237,6 +262,12 @@ class KVEnd:
         """Take a frame of another node."""
         frame, sizes = parcel.frame, []
         if isinstance(frame, frames.Data):
+            if parcel.targets and parcel.address not in self._addresses:
+                mine = Peer(self.me.node_id, self.me)
+                source.clock.run(partial(source.on_refused_write, mine))
+                return
+            if parcel.targets:
+                self._put(frame.layer, parcel.targets, parcel, source)
             sizes = [n * self._piece_bytes for n in frame.runs for _ in "kv"]
         effects = self.receiver.on_frame(session, frame, sizes, self.clock.now_s())
         writes = [one for one in effects if isinstance(one, Write)]
@@ -249,6 +280,10 @@ class KVEnd:
         peer = connection.peer
         if self._connections.get(peer) is connection and connection.session == session:
             self._perform(self.sender.on_frame(peer, frame, self.clock.now_s()))
+
+    def on_refused_write(self, peer: Peer) -> None:
+        """Take that a write to `peer` failed: the connection is over."""
+        self._perform(self.sender.on_link_lost(peer, self.clock.now_s()))
 
     def wake(self) -> None:
         """Look at the time, which has jumped."""
@@ -275,12 +310,29 @@ class KVEnd:
                 case Disconnect(peer):
                     self._disconnect(peer)
                 case SayHello(peer):
-                    self._send(peer, _Parcel(self.sender.hello(peer, {LANE: b""}, VERIFY)))
-                case OpenLane(session):
-                    self._perform(self.receiver.on_lane(session, LANE, b""))
+                    hello = self.sender.hello(peer, {self._wires.lane: b""}, VERIFY_AUTO)
+                    self._send(peer, _Parcel(hello))
+                case TakeLane(peer, lane, address) if peer in self._connections:
+                    connection = self._connections[peer]
+                    connection.lane, connection.address = lane, address
+                case OpenLane(session, offers):
+                    (lane,) = offers
+                    self._perform(self.receiver.on_lane(session, lane, self._addresses[-1]))
+                case MoveSlab():
+                    self._move(effect)
+                case Fence():
+                    del self._addresses[:-1]
+                    self._perform(self.receiver.on_fenced(self.clock.now_s()))
                 case _:
                     pass
         self._look_at_time()
+
+    def _move(self, move: MoveSlab) -> None:
+        """Let the pool be written under a further address."""
+        self._num_moves += 1
+        self._addresses.append(b"%d" % self._num_moves)
+        now_s = self.clock.now_s()
+        self._perform(self.receiver.on_moved(move.lane, self._addresses[-1], now_s))
 
     def _disconnect(self, peer: Peer) -> None:
         connection = self._connections.pop(peer, None)
@@ -293,9 +345,12 @@ class KVEnd:
             self._wires.send(connection, parcel)
 
     def _send_chunk(self, effect: SendChunk) -> None:
-        chunk = effect.chunk
+        chunk, connection = effect.chunk, self._connections.get(effect.peer)
+        if connection is None:
+            return
         blocks: list[int] = chunk.source_blocks.tolist()
         is_sending = self.sender.is_sending(effect.lease_token)
+        is_inline = is_sending and connection.lane not in ONE_SIDED_LANES
         if not is_sending:
             # As the connector does: DATA is numbered, and cannot be left out.
             abort = frames.Abort(effect.lease_token, effect.generation)
@@ -306,21 +361,22 @@ class KVEnd:
             generation=effect.generation,
             layer=chunk.layer,
             ordinals=tuple(chunk.ordinals.tolist()),
-            runs=tuple(run_lengths(chunk.source_blocks).tolist()) if is_sending else (),
+            runs=tuple(run_lengths(chunk.source_blocks).tolist()) if is_inline else (),
             source_blocks=(),
-            sums=bytes(16 * len(blocks)) if is_sending else b"",
+            sums=bytes(16 * len(blocks)) if is_inline else b"",
             wants_ack=effect.wants_ack,
         )
         values = self._memory.read(chunk.layer, blocks)
-        self._send(effect.peer, _Parcel(data, blocks, values))
+        targets = effect.target_blocks.tolist() if is_sending and not is_inline else ()
+        parcel = _Parcel(data, blocks, values, targets, connection.address)
+        self._send(effect.peer, parcel)
 
-    def _write(self, write: Write, parcel: _Parcel, source: KVEnd) -> None:
-        if not self.receiver.may_write(write):
-            self._perform(self.receiver.on_unwritten(write))
-            return
-        layer, targets = write.data.layer, write.target_blocks.tolist()
+    def _put(
+        self, layer: int, targets: Sequence[int], parcel: _Parcel, source: KVEnd
+    ) -> tuple[Numbers, Numbers]:
+        """Write blocks as they are now; return what they are, and what was sent."""
         for block in targets:
-            if self._pool._use.get(block) not in WRITABLE:
+            if self._pool.use_of(block) not in WRITABLE:
                 raise InternalError(f"{self.me} lets block {block} be written that it may reuse")
         values, sent = parcel.values, parcel.values
         if source.clock.is_alive:
@@ -328,6 +384,17 @@ class KVEnd:
         assert values is not None, "DATA has values"
         assert sent is not None, "DATA has values"
         self._memory.put(layer, targets, values)
+        return values, sent
+
+    def _write(self, write: Write, parcel: _Parcel, source: KVEnd) -> None:
+        if not self.receiver.may_write(write):
+            self._perform(self.receiver.on_unwritten(write))
+            return
+        if parcel.targets:
+            self._perform(self.receiver.on_written(write))
+            return
+        targets = write.target_blocks.tolist()
+        values, sent = self._put(write.data.layer, targets, parcel, source)
         if (values == sent).all():
             self._perform(self.receiver.on_written(write))
             return

@@ -7,16 +7,8 @@ from typing import Any
 from common.ids import Incarnation
 from node.flow.messages import Drain, Message, Submit
 from tests.simulation.flow_router import Client, FlowRouter
-from tests.simulation.world import (
-    DECODE,
-    PREFILL,
-    ROUTER,
-    Node,
-    NodeSize,
-    World,
-    right_answer,
-)
-from tests.support.engine.build import check_idle
+from tests.simulation.scripted_node import Node, NodeSize
+from tests.simulation.world import DECODE, PREFILL, ROUTER, World, right_answer
 
 OTHER_DECODE, OTHER_PREFILL = Incarnation("e", 1), Incarnation("q", 1)
 
@@ -27,9 +19,9 @@ class Cluster(World):
     def __init__(self, *, threshold: int | None = 6, size: NodeSize | None = None) -> None:
         size = size or NodeSize(budget=6)
         super().__init__(threshold=threshold, prefill=size, decode=size)
-        self.e = self._add(OTHER_DECODE, size, self._flow(threshold, OTHER_DECODE))
+        self.e = self.join(OTHER_DECODE, size, threshold)
         if threshold is not None:
-            self.q = self._add(OTHER_PREFILL, size, self._flow(me=OTHER_PREFILL))
+            self.q = self.join(OTHER_PREFILL, size)
         self.gone: list[Node] = []
         router: Any = FlowRouter(
             ROUTER,
@@ -56,11 +48,7 @@ class Cluster(World):
         for node in list(self.nodes.values()):
             if node.num_drained:
                 assert node.num_drained == 1
-                check_idle(node.scheduler)
-                assert len(node.flow.attempts) == 0
-                assert not node.connector.transfers
-                assert not node.connector.landings
-                assert not node.connector.quarantined
+                node.check_empty()
                 said = [item for item in self.to_router if item.node == node.me]
                 for item in said:
                     self.to_router.remove(item)

@@ -6,30 +6,29 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+from common.ids import Incarnation
 from common.settings.config import SchedulingConfig
 from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, RouterGone
+from tests.simulation.scripted_node import Node, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import ROUTER, NodeSize, OutputToRouter, World
+from tests.simulation.scripted_wires import Frame
+from tests.simulation.world import ROUTER, World
 from tests.support.engine.build import make_prompt
 from tests.support.engine.choices import METHODS, MODES, ORDERS, REQUEUES, RESERVATIONS
 from tests.support.engine.hash_runner import NUM_LAYERS
 from tests.support.engine.tool_grammars import GRAMMARS
-from tests.support.kv.fake_kv_network import Frame
 
 MOST_ACTIONS = 400
 FAULTS = [
     "abort",
     "abort one leg",
     "ask again",
-    "drop frame",
-    "duplicate frame",
     "fail copy",
     "fail step",
     "fail within step",
     "fence",
     "router gone",
-    "shuffle frames",
     "spoil commit",
     "time passes",
     "kill prefill",
@@ -61,6 +60,7 @@ class Storm:
         self.num_to_ask = rng.randint(1, 8)
         self.num_actions = MOST_ACTIONS
         self.ask_share, self.fault_share = 0.05, 0.06
+        self.share_while_written = 0.3
 
     def _size(self, method: str) -> NodeSize:
         rng = self.rng
@@ -92,12 +92,7 @@ class Storm:
         world = self.world
         for _ in range(4):
             world.settle()
-            world.network.send_again()
-            world.settle()
-            for node in world.nodes.values():
-                self.num_quarantined += len(node.connector.quarantined)
-                for token in list(node.connector.quarantined):
-                    node.connector.fence(token)
+            self.num_quarantined += world.fence_all()
             world.advance(30.0)
         world.settle()
 
@@ -105,7 +100,8 @@ class Storm:
 
     def _act(self) -> None:
         rng, world = self.rng, self.world
-        if rng.random() < self.fault_share and self.faults:
+        share = self.share_while_written if self._written() else self.fault_share
+        if rng.random() < share and self.faults:
             fault = rng.choice(self.faults)
             if getattr(self, f"_{fault.replace(' ', '_')}")():
                 self.happened[fault] += 1
@@ -114,6 +110,15 @@ class Storm:
             self._ask()
             return
         rng.choice([self._node_turn, self._message, self._said, self._frame, self._frame])()
+
+    def _written(self) -> list[tuple[Node, Incarnation]]:
+        """The nodes into whose blocks others may write now, and who may."""
+        return [
+            (node, landing.sender)
+            for node in self.world.nodes.values()
+            for landing in node.connector.landings.values()
+            if landing.may_be_written and landing.sender is not None
+        ]
 
     def _ask(self) -> None:
         rng = self.rng
@@ -147,8 +152,8 @@ class Storm:
         if not waiting:
             return
         item = self.rng.choice(waiting)
-        if isinstance(item, OutputToRouter):
-            item = next(i for i in waiting if isinstance(i, OutputToRouter) and i.node == item.node)
+        if item.outputs:
+            item = next(one for one in waiting if one.outputs and one.node == item.node)
         waiting.remove(item)
         self.world.to_the_router(item)
 
@@ -189,29 +194,6 @@ class Storm:
             self.world.router.send_prefill(asked)
         return True
 
-    def _drop_frame(self) -> bool:
-        frame = self._one_frame()
-        if frame is not None:
-            self.world.network.frames.remove(frame)
-        return frame is not None
-
-    def _duplicate_frame(self) -> bool:
-        frame, network = self._one_frame(), self.world.network
-        if frame is None or frame.sender not in network.connectors:
-            return False
-        if frame.kind == "piece" and network.is_one_sided:
-            return False
-        network.duplicate(frame)
-        return True
-
-    def _shuffle_frames(self) -> bool:
-        """Not where writes are one-sided: there an abort travels behind them."""
-        frames = self.world.network.frames
-        if self.world.network.is_one_sided:
-            return False
-        self.rng.shuffle(frames)
-        return len(frames) > 1
-
     def _spoil_commit(self) -> bool:
         frame = self._one_frame()
         if frame is None or frame.commit is None:
@@ -244,6 +226,9 @@ class Storm:
         return True
 
     def _peer_lost(self) -> bool:
+        for node, sender in self._written():
+            node.connector.on_peer_lost(sender)
+            return True
         if len(self.world.nodes) < 2:
             return False
         one, other = self.rng.sample(list(self.world.nodes.values()), 2)
@@ -262,7 +247,7 @@ class Storm:
         world = self.world
         for node in world.nodes:
             world.to_the_node(node, RouterGone(ROUTER))
-        world.to_router = [i for i in world.to_router if not isinstance(i, OutputToRouter)]
+        world.to_router = [said for said in world.to_router if not said.outputs]
         for asked in world.router.asked.values():
             world.router.abort(asked)
             for leg in asked.legs.values():
@@ -276,7 +261,7 @@ class Conversations(Storm):
     def __init__(self, seed: int, faults: list[str], *, is_async: bool) -> None:
         super().__init__(seed, faults, is_async=is_async)
         self.num_to_ask, self.num_actions = 16, 4 * MOST_ACTIONS
-        self.ask_share, self.fault_share = 0.01, 0.01
+        self.ask_share = self.fault_share = self.share_while_written = 0.01
         self.world.router.may_pull = True
 
     def _size(self, method: str) -> NodeSize:

@@ -11,7 +11,8 @@ import pytest
 
 from common.grammar import Grammar
 from tests.simulation.drained_cluster import Cluster
-from tests.simulation.world import NodeSize, World, right_answer
+from tests.simulation.scripted_node import NodeSize
+from tests.simulation.world import World, right_answer
 from tests.support.engine.build import make_request
 from tests.support.engine.choices import METHODS
 from tests.support.engine.tool_grammars import GRAMMARS

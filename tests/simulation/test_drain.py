@@ -17,11 +17,10 @@ from common.ids import Incarnation
 from node.flow.messages import CallRefused, Drain, StartedLocally
 from tests.simulation.drained_cluster import OTHER_DECODE, OTHER_PREFILL, Cluster
 from tests.simulation.flow_router import Client
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.world import (
     DECODE,
     PREFILL,
-    NodeSize,
-    ReplyToRouter,
     World,
     ask_until_committed,
     assert_finished,
@@ -200,12 +199,12 @@ def test_a_repeated_question_is_answered_as_before() -> None:
     world.router.send_reserve(one)
     world.messages_arrive()
     world.d.turn()
-    answers = [item.answer for item in world.to_router if isinstance(item, ReplyToRouter)]
+    answers = [answer for said in world.to_router for _, answer in said.answers]
     assert answers == [StartedLocally(0)]
     new = world.ask(5, name="new")
     world.messages_arrive()
     world.d.turn()
-    answers = [item.answer for item in world.to_router if isinstance(item, ReplyToRouter)]
+    answers = [answer for said in world.to_router for _, answer in said.answers]
     assert isinstance(answers[0], CallRefused)
     assert isinstance(answers[0].error, Draining)
     world.settle()

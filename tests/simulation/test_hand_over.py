@@ -11,17 +11,9 @@ from engine.core.blocks.block_pool import BlockUse
 from node.flow.messages import Drain, Drained, FetchBlocks, SendBlocks
 from node.flow.pulls import prefix_pulls
 from node.flow.pulls.hand_over import MOST_S, UNASKED_S
+from tests.simulation.scripted_node import Node, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import (
-    DECODE,
-    PREFILL,
-    ROUTER,
-    Node,
-    NodeSize,
-    World,
-    assert_finished,
-    right_answer,
-)
+from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished, right_answer
 from tests.support.engine.build import check_idle, make_prompt
 
 OTHER = Incarnation("q", 1)
@@ -37,7 +29,7 @@ class Leaving(World):
     def __init__(self, *, caching: bool = False, num_blocks: int = 48) -> None:
         size = NodeSize(num_blocks=48)
         super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=caching))
-        self.q = self._add(OTHER, NodeSize(num_blocks=num_blocks), self._flow(me=OTHER))
+        self.q = self.join(OTHER, NodeSize(num_blocks=num_blocks))
 
     def drain(self, node: Node) -> tuple[BlockHash, ...]:
         """The node drains and is empty; return what it offers."""

@@ -8,16 +8,11 @@ import pytest
 
 from engine.core.runner_contract import OnLayer
 from node.flow.messages import BeginCopy, Effect, PushBlocks
-from tests.simulation.world import (
-    NodeSize,
-    World,
-    ask_until_committed,
-    assert_finished,
-    right_answer,
-)
+from tests.simulation.scripted_node import NodeSize
+from tests.simulation.scripted_wires import Piece
+from tests.simulation.world import World, ask_until_committed, assert_finished, right_answer
 from tests.support.engine.build import make_prompt
 from tests.support.engine.hash_runner import NUM_LAYERS
-from tests.support.kv.fake_kv_network import Piece
 
 
 def pieces_of(world: World) -> list[Piece]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from common.request import MAX_STOP_TOKEN_IDS
-from tests.simulation.world import NodeSize, World, assert_finished
+from tests.simulation.scripted_node import NodeSize
+from tests.simulation.world import World, assert_finished
 from tests.support.engine.build import make_request
 from tests.support.engine.choices import FREE_METHODS
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, expected_tokens

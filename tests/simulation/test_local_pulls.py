@@ -9,17 +9,9 @@ import pytest
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from node.flow.messages import FetchBlocks, PullRefused
+from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import (
-    BLOCK_SIZE,
-    DECODE,
-    PREFILL,
-    ROUTER,
-    Node,
-    NodeSize,
-    World,
-    assert_finished,
-)
+from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 
 OTHER = Incarnation("m", 1)
@@ -33,7 +25,7 @@ class TwoMixed(World):
 
     def __init__(self) -> None:
         super().__init__(threshold=None, decode=SIZE)
-        self.holder, self.receiver = self.d, self._add(OTHER, SIZE, self._flow(None, OTHER))
+        self.holder, self.receiver = self.d, self.join(OTHER, SIZE, None)
         assert_finished(self, self.ask(SHARED, max_tokens=4, name="first"))
         self.router.decode, self.router.source = OTHER, PrefixSource(DECODE, NUM_HELD)
 
@@ -112,7 +104,6 @@ def test_an_earlier_deadline_ends_the_wait(make: type[TwoMixed | ShortPrompts]) 
     world = make()
     asked = the_next(world, deadline_s=2.0)
     world.step_until(lambda: len(world.receiver.flow.pulls) > 0, frames=False)
-    world.network.frames.clear()
     world.advance(3.0)
     world.settle()
     world.advance(30.0)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from node.flow.messages import AnswerCall, CallRefused, RoleChanged, Submit
-from tests.simulation.world import DECODE, ROUTER, NodeSize, World
+from tests.simulation.scripted_node import NodeSize
+from tests.simulation.world import DECODE, ROUTER, World
 from tests.support.engine.build import make_request
 
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.simulation.world import NodeSize, World, assert_finished
+from tests.simulation.scripted_node import NodeSize
+from tests.simulation.world import World, assert_finished
 from tests.support.engine.build import make_prompt
 
 NUM_FAMILIES = 3

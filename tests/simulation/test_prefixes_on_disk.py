@@ -15,7 +15,8 @@ import pytest
 from engine.core.statistics import DiskEvent
 from node.flow.disk.prefix_disk import LOOK_S
 from node.flow.pause import FIRST_PAUSE_S
-from tests.simulation.world import BLOCK_SIZE, Node, NodeSize, World, assert_finished
+from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
+from tests.simulation.world import World, assert_finished
 from tests.support.disk.faulty_files import READING, WRITING, sometimes
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday

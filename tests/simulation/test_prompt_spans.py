@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from common.request import RequestOutput
-from tests.simulation.world import DECODE, PREFILL, Node, NodeSize, OutputToRouter, World
+from simulator.node import NodeSaid
+from tests.simulation.scripted_node import Node, NodeSize
+from tests.simulation.world import DECODE, PREFILL, World
 
 STEP_S = 2.0
 
@@ -15,18 +17,17 @@ STEP_S = 2.0
 def slow_world(**given: Any) -> tuple[World, list[tuple[Node, RequestOutput]]]:
     """Every step takes 2 s; the outputs of the nodes are noted."""
     world = World(**given)
-    said: list[tuple[Node, RequestOutput]] = []
+    heard: list[tuple[Node, RequestOutput]] = []
     for node in world.nodes.values():
         _slow_down(world, node)
     to_the_router = world.to_the_router
 
-    def note(item: Any) -> None:
-        if isinstance(item, OutputToRouter):
-            said.append((world.nodes[item.node], item.output))
-        to_the_router(item)
+    def note(said: NodeSaid) -> None:
+        heard.extend((world.nodes[said.node], output) for output in said.outputs)
+        to_the_router(said)
 
     world.to_the_router = note  # type: ignore[method-assign]
-    return world, said
+    return world, heard
 
 
 def _slow_down(world: World, node: Node) -> None:

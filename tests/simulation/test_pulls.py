@@ -8,16 +8,9 @@ from common.ids import Incarnation
 from kv_transfer.contract import Commit
 from node.flow.messages import AbortAttempt, Drain, SendBlocks
 from node.flow.pulls.pull_cost import MOST_PAUSES, Pauses, PullCost
+from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import (
-    BLOCK_SIZE,
-    DECODE,
-    PREFILL,
-    ROUTER,
-    NodeSize,
-    World,
-    assert_finished,
-)
+from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 
 NEVER = 1_000_000
@@ -116,20 +109,6 @@ def test_no_room_is_no_reason_to_wait() -> None:
     assert_finished(world, sent, asked)
 
 
-@pytest.mark.parametrize("kind", ["open", "piece", "commit"])
-def test_lost_frames_are_sent_again(kind: str) -> None:
-    world = world_that_pulls()
-    prompt = first_turn(world)
-    asked = next_turn(world, prompt)
-    world.step_until(lambda: bool(world.d.connector.transfers), frames=False)
-    world.step_until(lambda: any(f.kind == "commit" for f in world.network.frames), frames=False)
-    world.network.frames = [f for f in world.network.frames if f.kind != kind]
-    world.settle()
-    world.network.send_again()
-    assert_finished(world, asked)
-    assert pulls(world) == {"landed": 1}
-
-
 def test_a_source_that_never_sends_is_waited_for_a_moment() -> None:
     world = world_that_pulls()
     prompt = first_turn(world)
@@ -206,7 +185,7 @@ def test_blocks_that_a_sender_may_still_write_stay_quarantined(is_late: bool) ->
     [landing] = world.p.connector.landings.values() or [None]
     if landing is None:
         pytest.fail("the pull landed before it could be given up")
-    world.p.connector._fail_landing(landing, "it was cut off")
+    world.p.connector.lose_sender(DECODE)
     world.p.turn()
     counts = world.p.scheduler.pool.counts()
     assert counts.quarantined == len(landing.ticket.target_block_ids)

@@ -14,15 +14,9 @@ from engine.core.blocks.block_pool import BlockUse
 from node.flow.messages import AbortAttempt
 from node.flow.pause import FIRST_PAUSE_S
 from node.flow.pulls import pull_cost
+from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import (
-    BLOCK_SIZE,
-    PREFILL,
-    ROUTER,
-    NodeSize,
-    World,
-    assert_finished,
-)
+from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 
 OTHER = Incarnation("q", 1)

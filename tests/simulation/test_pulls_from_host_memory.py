@@ -17,15 +17,9 @@ from engine.core.blocks.block_pool import BlockUse
 from engine.core.blocks.host_pool import ONCE_SHARE
 from node.flow.messages import AbortAttempt, Drain, FetchBlocks, Message, SendBlocks
 from node.flow.pulls.hand_over import UNASKED_S
+from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import (
-    BLOCK_SIZE,
-    PREFILL,
-    ROUTER,
-    NodeSize,
-    World,
-    assert_finished,
-)
+from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import check_idle, make_prompt
 from tests.support.examples import everyday
 
@@ -308,17 +302,13 @@ def test_random_evictions_losses_and_deaths_change_no_answer() -> None:
             happens = choose.random()
             if happens < 0.1 and (world.p.connector.transfers or happens < 0.01):
                 world.overwrite()
-            elif happens < 0.2 and world.network.frames and not world.network.is_one_sided:
-                world.network.frames.remove(choose.choice(world.network.frames))
-            elif happens < 0.25:
-                world.network.send_again()
-            elif happens < 0.3:
+            elif happens < 0.15:
                 asked.append(world.ask_q(last=20 + len(asked)))
-            elif happens < 0.31 and world.p.me in world.nodes:
+            elif happens < 0.16 and world.p.me in world.nodes:
                 world.kill(world.p, is_noticed=False)
                 world.q.connector.on_peer_lost(PREFILL)
             elif world.network.frames and happens < 0.6:
-                world.network.deliver(choose.choice(world.network.frames))
+                world.network.deliver(choose.choice(world.network.next_frames()))
             else:
                 world.step(frames=False)
         world.outlast_faults()

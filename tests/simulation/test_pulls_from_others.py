@@ -12,6 +12,7 @@ from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from node.flow.messages import AbortAttempt, Drain, PullRefused
 from node.flow.pulls import prefix_sends
+from tests.simulation.scripted_node import BLOCK_SIZE, Node
 from tests.simulation.three_nodes import (
     HELD,
     OTHER,
@@ -20,13 +21,7 @@ from tests.simulation.three_nodes import (
     num_computed,
     pulls,
 )
-from tests.simulation.world import (
-    BLOCK_SIZE,
-    PREFILL,
-    ROUTER,
-    Node,
-    assert_finished,
-)
+from tests.simulation.world import PREFILL, ROUTER, assert_finished
 from tests.support.engine.build import check_idle, make_prompt
 
 WAYS: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 7}]
@@ -213,7 +208,6 @@ def test_a_source_that_does_not_reach_the_other_node_says_so_at_once() -> None:
     world.the_first()
     asked = world.the_next(1, 2)
     world.step_until(lambda: bool(world.p.connector.transfers), frames=False)
-    world.network.frames.clear()
     world.p.connector.on_peer_lost(OTHER)
     assert_finished(world, asked)  # no time has passed
     assert pulls(world.q) == {"failed": 1}
@@ -314,21 +308,6 @@ def test_an_abort_at_any_moment_leaves_nothing(num_steps: int, is_one_sided: boo
     world.check_closed()
     assert_finished(world, world.the_next(1, 2, name="after"))
     assert not {"failed", "avoided"} & pulls(world.q).keys(), "its source is not blamed"
-
-
-@pytest.mark.parametrize("kind", ["open", "piece", "commit", "landed"])
-def test_lost_frames_are_sent_again(kind: str) -> None:
-    world = Three()
-    world.the_first()
-    asked = world.the_next(1, 2)
-    world.step_until(lambda: any(f.kind == "commit" for f in world.network.frames), frames=False)
-    if kind == "landed":
-        world.step_until(lambda: not any(f.kind == "commit" for f in world.network.frames))
-    world.network.drop(kind)
-    world.settle()
-    world.network.send_again()
-    assert_finished(world, asked)
-    assert pulls(world.q) == {"landed": 1}
 
 
 def test_prompts_with_the_same_start_wait_for_one_pull() -> None:

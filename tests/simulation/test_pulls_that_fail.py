@@ -12,9 +12,10 @@ from node.flow.pause import FIRST_PAUSE_S, LONGEST_PAUSE_S, Pause
 from node.flow.pulls import prefix_pulls
 from node.flow.pulls.prefix_pulls import LEAST_PATIENCE_S, TIMES_EXPECTED
 from node.flow.pulls.pull_cost import FIXED_S, PullCost
+from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.three_nodes import HELD, OTHER, SHARED, Three, num_computed, pulls
-from tests.simulation.world import BLOCK_SIZE, PREFILL, NodeSize, assert_finished
+from tests.simulation.world import PREFILL, assert_finished
 from tests.support.engine.build import make_prompt
 
 NOBODY = Incarnation("nobody", 1)

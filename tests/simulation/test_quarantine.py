@@ -6,22 +6,22 @@ from itertools import permutations
 
 import pytest
 
-from common.errors import HandoffFailed
 from engine.core.blocks.block_pool import BlockCounts
-from kv_transfer.contract import Commit, Landed, LandingFailed, Released
+from kv_transfer.contract import Commit, Landed, Released
 from node.flow.messages import AbortAttempt
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
+from tests.simulation.scripted_wires import Frame
 from tests.simulation.world import (
     DECODE,
     PREFILL,
     ROUTER,
-    NodeSize,
     World,
     ask_until_committed,
     ask_until_reserved,
     assert_finished,
 )
-from tests.support.kv.fake_kv_network import Frame
+from tests.support.engine.hash_runner import VOCAB_SIZE
 
 UNKNOWN = 999
 
@@ -142,7 +142,7 @@ def test_a_deadline_ends_the_request_and_not_the_quarantine() -> None:
     world.d.turn()
     assert blocks(world).quarantined == 3
     world.d.connector.fence(101)
-    world.network.on_time()
+    world.advance(0.0)
     world.settle()
     assert asked.outcomes == ["failed: deadline_exceeded"]
     world.check_closed()
@@ -152,14 +152,12 @@ def test_a_deadline_ends_the_request_and_not_the_quarantine() -> None:
 def test_an_abort_may_cross_the_end_of_a_landing_in_any_order(order: tuple[str, ...]) -> None:
     world = one_sided()
     asked, _ = begun(world)
-    del world.d.connector.landings[101]
+    world.d.connector.lose_sender(PREFILL)
+    world.d.connector.fence(101)
+    failed, released = world.d.inbox.take_all()
+    abort = AbortAttempt(ROUTER, (asked.request.id,))
     for what in order:
-        if what == "abort":
-            world.d.inbox.put(AbortAttempt(ROUTER, (asked.request.id,)))
-        elif what == "failed":
-            world.d.inbox.put(LandingFailed(101, HandoffFailed("lost")))
-        else:
-            world.d.inbox.put(Released(101))
+        world.d.inbox.put({"abort": abort, "failed": failed, "released": released}[what])
     world.d.turn()
     assert (blocks(world).quarantined, blocks(world).receiving) == (0, 0)
     assert blocks(world).available == 24
@@ -186,9 +184,11 @@ def test_kv_that_landed_while_it_was_given_up_comes_free() -> None:
 
 def test_a_commit_that_does_not_fit_is_closed_and_needs_no_quarantine() -> None:
     world = one_sided()
-    asked = ask_until_reserved(world)
-    del world.d.connector.landings[101]
-    world.d.inbox.put(Landed(101, Commit(num_tokens=8, first_token_id=1)))
+    asked = ask_until_committed(world)
+    commit = world.network.frames[-1]
+    commit.commit = Commit(num_tokens=9, first_token_id=VOCAB_SIZE)
+    while world.d.connector.landings:
+        world.network.deliver(world.network.frames[0])
     world.d.turn()
     assert (blocks(world).quarantined, blocks(world).available) == (0, 24)
     world.messages_arrive()

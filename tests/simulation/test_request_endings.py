@@ -9,8 +9,9 @@ import pytest
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep
 from node.flow.messages import AbortAttempt, RouterGone
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import DECODE, PREFILL, ROUTER, NodeSize, World, right_answer
+from tests.simulation.world import DECODE, PREFILL, ROUTER, World, right_answer
 
 DEADLINE_S = 5.0
 

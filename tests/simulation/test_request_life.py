@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from common.settings.config import SchedulingConfig
+from tests.simulation.scripted_node import BLOCK_SIZE, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import BLOCK_SIZE, DECODE, PREFILL, NodeSize, World, right_answer
+from tests.simulation.world import DECODE, PREFILL, World, right_answer
 from tests.support.engine.build import make_prompt, make_request
 from tests.support.engine.hash_runner import EOS_TOKEN_ID, expected_tokens
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from kv_transfer.contract import Ticket
+from tests.simulation.scripted_node import LEASE_S, NodeSize
 from tests.simulation.scripted_router import Asked
 from tests.simulation.world import (
-    LEASE_S,
     PREFILL,
-    NodeSize,
     World,
     ask_until_committed,
     ask_until_reserved,

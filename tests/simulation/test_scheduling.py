@@ -15,8 +15,9 @@ from engine.core.sequences.status import SequenceStatus
 from engine.core.sequences.waiting_queue import WaitingQueue
 from kv_transfer.contract import Ticket
 from node.flow.messages import CallRefused, NodeStatistics, RoleChanged
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import DECODE, NodeSize, ReplyToRouter, World, assert_finished
+from tests.simulation.world import DECODE, World, assert_finished
 from tests.support.engine.choices import MODES, ORDERS, REQUEUES
 
 MANY = NodeSize(num_blocks=60, seats=8)
@@ -134,11 +135,11 @@ def test_a_full_node_refuses_at_once_and_says_what_is_free() -> None:
     second = ask(world, 9, seed=1, may_wait=False)
     world.messages_arrive()
     world.d.turn()
-    (reply,) = [r for r in world.to_router if isinstance(r, ReplyToRouter) and r.node == DECODE]
-    assert isinstance(reply.answer, CallRefused)
-    assert isinstance(reply.answer.error, Overloaded)
-    assert reply.answer.free_seats == 0
-    assert reply.answer.free_blocks == world.d.scheduler.pool.num_available
+    (answer,) = [answer for said in world.to_router for _, answer in said.answers]
+    assert isinstance(answer, CallRefused)
+    assert isinstance(answer.error, Overloaded)
+    assert answer.free_seats == 0
+    assert answer.free_blocks == world.d.scheduler.pool.num_available
     world.settle()
     assert second.outcomes == ["refused: overloaded"]
     assert first.outcomes == ["finished"]
@@ -223,7 +224,7 @@ def test_a_node_that_comes_to_rest_leaves_the_last_numbers() -> None:
     published: dict[Incarnation, NodeStatistics] = {}
     for node in (world.p, world.d):
         show = lambda node=node: published.update({node.me: node.flow.snapshot().statistics})  # noqa: E731
-        node.publish = show
+        node.on_publish = show
     asked = [ask(world, seed=i) for i in range(3)]
     assert_finished(world, *asked)
     for node in (world.p, world.d):

@@ -13,8 +13,10 @@ from typing import Any
 from common.ids import Incarnation
 from common.prompt_logprobs import PromptLogprobs
 from node.flow.messages import RouterGone
+from router.core.candidates import WAIT_S
 from tests.simulation.drained_cluster import Cluster
-from tests.simulation.world import ROUTER, NodeSize, OutputToRouter
+from tests.simulation.scripted_node import NodeSize
+from tests.simulation.world import ROUTER
 from tests.support.engine.build import check_idle
 from tests.support.engine.hash_runner import expected_prompt_logprobs
 from tests.support.examples import everyday
@@ -100,22 +102,22 @@ def run(seed: int) -> Counter[str]:
             known = world.cut_off()
         if number == cut + 10:
             world.hear_again(*known)
-            router.on_waited()
+            world.advance(WAIT_S)
         random_event(world, rng, silent, unreached)
     world.settle()
-    router.on_waited()
+    world.advance(WAIT_S)
     world.end(*clients)
     for one in world.nodes.values():
         check_idle(one.scheduler)
     for client in clients:
         happened["continued"] += any(known > 0 for _, known in client.asked)
-        happened["attempts"] += client.flow.attempt.attempt
+        happened["attempts"] += client.num_attempts
         happened["answers"] += 1
         right = right_prompt_logprobs(client)
         assert client.prompt_logprobs == right, "they are lost, doubled or wrong"
         happened["scored"] += len(right)
         happened["scored and continued"] += bool(right) and any(n > 0 for _, n in client.asked)
-    assert not any(isinstance(item, OutputToRouter) for item in world.to_router)
+    assert not any(item.outputs for item in world.to_router)
     return happened
 
 

@@ -11,8 +11,9 @@ import pytest
 from engine.core.sequences.sequence import Sequence
 from engine.core.step.step_results import StepOutput
 from kv_transfer.contract import Commit
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import NodeSize, World, assert_finished
+from tests.simulation.world import World, assert_finished
 from tests.support.engine.hash_runner import VOCAB_SIZE
 
 LENGTHS = [1, 3, 4, 5, 8, 9]
@@ -149,7 +150,7 @@ def test_a_pair_with_other_caches_is_refused_with_both_sides_values() -> None:
     world.settle()
     assert asked.outcomes == ["refused: layout_mismatch"]
     text = str(asked.error)
-    assert "here hashes (" in text
+    assert f"here {world.p.runner.layout.description} (" in text
     assert "on d#1 31 layers, with mtp (other)" in text
     world.check_closed()
 

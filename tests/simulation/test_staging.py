@@ -12,8 +12,9 @@ from common.settings.config import SchedulingConfig
 from engine.core.blocks.block_pool import BlockUse
 from engine.core.sequences.status import SequenceStatus
 from node.flow.messages import AbortAttempt
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import DECODE, ROUTER, NodeSize, World, ask_until_committed
+from tests.simulation.world import DECODE, ROUTER, World, ask_until_committed
 
 NEVER = 1_000_000
 SWAPPING = SchedulingConfig(

@@ -16,16 +16,9 @@ from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from engine.core.blocks.block_pool import BlockUse
 from node.flow.messages import PullRefused, WarmNode
+from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
 from tests.simulation.storm import FAULTS, Conversations, run_to_the_end
-from tests.simulation.world import (
-    BLOCK_SIZE,
-    PREFILL,
-    ROUTER,
-    Node,
-    NodeSize,
-    World,
-    assert_finished,
-)
+from tests.simulation.world import PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 from tests.support.examples import everyday
 

@@ -11,8 +11,9 @@ from common.errors import InvalidRequest, PdserveError
 from common.ids import Incarnation
 from engine.core.sequences.status import SequenceStatus
 from node.flow.messages import AbortAttempt, Compiled, Drain, Message, RouterGone, Submit
+from tests.simulation.scripted_node import NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import DECODE, PREFILL, ROUTER, NodeSize, World, right_answer
+from tests.simulation.world import DECODE, PREFILL, ROUTER, World, right_answer
 from tests.support.engine.tool_grammars import GRAMMARS
 
 DEADLINE_S = 5.0

@@ -7,15 +7,8 @@ import pytest
 from common.ids import Incarnation
 from node.flow.messages import Drain, PullRefused, WarmNode
 from node.flow.pulls import prefix_pulls
-from tests.simulation.world import (
-    DECODE,
-    PREFILL,
-    ROUTER,
-    Node,
-    NodeSize,
-    World,
-    assert_finished,
-)
+from tests.simulation.scripted_node import Node, NodeSize
+from tests.simulation.world import DECODE, PREFILL, ROUTER, World, assert_finished
 from tests.support.engine.build import make_prompt
 
 NEW = Incarnation("n", 1)
@@ -30,7 +23,7 @@ class Warming(World):
     def __init__(self, *, num_blocks: int = 48) -> None:
         size = NodeSize(num_blocks=48)
         super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=False))
-        self.new = self._add(NEW, NodeSize(num_blocks=num_blocks), self._flow(me=NEW))
+        self.new = self.join(NEW, NodeSize(num_blocks=num_blocks))
 
     def know(self, *prompts: tuple[int, ...]) -> None:
         """The prefill node computes these."""
@@ -170,11 +163,12 @@ def test_a_source_of_another_layout_has_none_of_the_blocks() -> None:
 
 def test_it_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_pulls, "PART_BLOCKS", 1)
+    monkeypatch.setattr(prefix_pulls, "FETCH_S", 1.0)
     world = Warming()
     world.know(PROMPT)
     world.warm()
     world.step_until(lambda: bool(world.new.connector.landings))
-    world.clock.advance(prefix_pulls.FETCH_S)
+    world.advance(1.0)
     world.settle()
     assert pulls(world.new) == {"landed": 1}
 

@@ -7,15 +7,9 @@ from typing import Any
 from common.ids import Incarnation
 from common.kv.prefix_source import PrefixSource
 from node.flow.messages import Message, SendBlocks
+from tests.simulation.scripted_node import BLOCK_SIZE, Node, NodeSize
 from tests.simulation.scripted_router import Asked
-from tests.simulation.world import (
-    BLOCK_SIZE,
-    PREFILL,
-    Node,
-    NodeSize,
-    World,
-    assert_finished,
-)
+from tests.simulation.world import PREFILL, World, assert_finished
 from tests.support.engine.build import make_prompt
 
 OTHER = Incarnation("q", 1)
@@ -30,7 +24,7 @@ class Three(World):
     def __init__(self, *, num_blocks: int = 48, of_q: NodeSize | None = None) -> None:
         size = NodeSize(num_blocks=num_blocks)
         super().__init__(prefill=size, decode=NodeSize(num_blocks=48, caching=False))
-        self.q = self._add(OTHER, of_q or size, self._flow(me=OTHER))
+        self.q = self.join(OTHER, of_q or size)
 
     def the_first(self) -> Asked:
         """`p` computes the shared prompt."""

@@ -204,6 +204,10 @@ class BlockPool:
                 else:
                     free.append(block_id)
 
+    def use_of(self, block_id: int) -> BlockUse | None:
+        """Return what a block is held for; None: it is free or cached."""
+        return self._use.get(block_id)
+
     def counts(self) -> BlockCounts:
         """Return the number of blocks in each state."""
         return BlockCounts(

@@ -1,7 +1,6 @@
 """KV transfer: connectors of every kind, lanes and networks in memory, proxies that break one.
 
 fake_engine          a transfer engine in memory
-fake_kv_network      connectors joined in memory, every frame under the test's control
 fake_late_lane       a lane whose copies are completed later
 fake_one_sided_lane  RDMA in memory
 fault_proxy          a proxy that does one thing wrong, at one byte

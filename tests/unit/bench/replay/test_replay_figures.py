@@ -23,7 +23,16 @@ def served(
     arrived_at_s: float, began_at_s: float, first_at_s: float, last_at_s: float, num_tokens: int
 ) -> Served:
     client = ClientRequest(TraceRequest(arrived_at_s, 1, num_tokens), 0, num_tokens, 0)
-    return Served(client, arrived_at_s, began_at_s, first_at_s, last_at_s, num_tokens, 0.5, 1)
+    return Served(
+        client,
+        arrived_at_s,
+        first_at_s,
+        last_at_s,
+        num_tokens,
+        0.5,
+        began_at_s=began_at_s,
+        num_ends=1,
+    )
 
 
 def test_figures_of_three_requests() -> None:
