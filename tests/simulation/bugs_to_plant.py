@@ -217,8 +217,8 @@ ENGINE = [
     Bug(
         "an evicted block can still be found",
         "engine.core.blocks.block_pool",
-        "            self.prefix_cache.forget(block_id)\n            taken.append",
-        "            taken.append",
+        "            self.prefix_cache.forget_all(evicted)\n            taken +=",
+        "            taken +=",
     ),
     Bug(
         "received blocks are not quarantined",
