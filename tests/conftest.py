@@ -13,6 +13,7 @@ import httpx
 import pytest
 from httpx._transports import default as transports
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support import whole_files
 from tests.support.cluster.memory import memory_of
@@ -34,6 +35,10 @@ _collected = {"bytes": 0}
 # Each client would load the certificates of all authorities, which takes longer than a request, and
 # tests make thousands of clients.
 transports.create_ssl_context = functools.cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
+
+# Hypothesis also draws constants of the modules of this tree that are imported at the time: the
+# examples of a test would depend on the tests before it.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def _is_of_this_test(record: logging.LogRecord) -> bool:

@@ -117,6 +117,7 @@ class Scheduler:
         )
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
         self._again = StepAgain(held, limits, self._prefixes, counters)
+        self._no_batch = planned_batch(self.seats, np.empty(0, np.int64), [], {}, 0)
         self._tried, self._eos_token_ids = TriedPlan(held), eos_token_ids
         self._results = StepResults(
             self.seats, self._prefixes, limits, counters, speculation, on_end=self._on_drawn_end
@@ -382,6 +383,7 @@ class Scheduler:
 
     def _take(self, plan: StepPlan, by_id: Mapping[int, Sequence]) -> PlannedStep:
         step = PlannedStep(
+            self._no_batch,
             num_preempted=len(plan.preempted),
             num_tokens=plan.num_tokens,
             stopped_by=plan.stopped_by,

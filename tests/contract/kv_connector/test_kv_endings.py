@@ -391,7 +391,7 @@ def test_a_short_count_fails_both_sides(cluster: Cluster, pushed_layers: list[in
     prefill, decode, ticket = begin(cluster)
     prefill.push_all(ticket, [4, 5, 6], layers=pushed_layers)
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
-    wanted = f"sent {3 * len(pushed_layers)} pieces, the ticket has 9"
+    wanted = f"sent {3 * len(pushed_layers)} pieces, wanted 9 (3 blocks, 3 layers)"
     assert wanted in str(decode.wait_failed())
     assert wanted in str(error_of(prefill.wait_event()))
     assert_ended_once(prefill, decode)

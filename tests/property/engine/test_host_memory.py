@@ -51,13 +51,14 @@ class Work:
         once = set(hashes[:num_once])
         num_first = self.pool.num_room_once - self.most_once  # free, or in the cache
         num_again = self.num_again()
+        num_once_before = self.pool.num_prefixes - num_again
         taken = self.pool.allocate(most, num_once=num_once)
         num_taken = num_again - self.num_again()
         self.pool.keep(taken, hashes, once)
         self.used_again |= set(hashes) - once
-        num_kept_once = self.pool.num_prefixes - self.num_again()
-        if num_taken > num_first + most - num_once:
-            assert num_kept_once <= self.most_once, "a scan takes too much"
+        num_for_once = num_taken - num_first - (most - num_once)
+        if num_for_once > 0:
+            assert num_for_once <= self.most_once - num_once_before, "a scan takes too much"
             self.happened["once for again"] += 1
 
     def num_again(self) -> int:

@@ -7,10 +7,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _POLL_S = 0.01
-_LONGEST_POLL_S = 0.1
-_PAUSE = 3
-"""Times of what a condition takes between two looks at it: one that asks processes would otherwise
-take the cores from them, in a run of several processes from all others too."""
 
 Value = TypeVar("Value")
 
@@ -19,11 +15,9 @@ def wait_until(condition: Callable[[], Value], what: str, *, timeout_s: float = 
     """The first true value of `condition`. Fails the test, saying `what`, when none comes."""
     ends_at_s = time.monotonic() + timeout_s
     while True:
-        began_s = time.monotonic()
         value = condition()
         if value:
             return value
-        now_s = time.monotonic()
-        if now_s > ends_at_s:
+        if time.monotonic() > ends_at_s:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {value!r})")
-        time.sleep(min(max(_PAUSE * (now_s - began_s), _POLL_S), _LONGEST_POLL_S))
+        time.sleep(_POLL_S)
