@@ -32,7 +32,10 @@ class TriedPlan:
 
     def take(self) -> StepPlan | None:
         """Return the plan if it would be made again, and forget it."""
-        plan, is_same = self._plan, self._is_queued and self._mark == self._marked()
+        plan = self._plan
+        if plan is None:
+            return None
+        is_same = self._is_queued and self._mark == self._marked()
         self.forget()
         return plan if is_same else None
 

@@ -190,7 +190,9 @@ class PlainDecodes:
     def __init__(self, step: PlannedStep, results: RunnerResult, seats: Seats) -> None:
         rows, num_steps, num_recorded = step.batch.rows, results.num_steps, results.num_recorded
         self._num_known, self._num_new = seats.num_known.take(rows), num_steps - num_recorded
-        first_indices = self._num_known - seats.num_prompt.take(rows) - num_recorded
+        first_indices = self._num_known - seats.num_prompt.take(rows)
+        if num_recorded:
+            first_indices -= num_recorded
         token_ids = np.array(_going_on(step.sequences, results, num_steps), np.int64)
         self.is_plain: Bools = first_indices + num_steps < seats.max_new_tokens.take(rows)
         self.is_plain &= step.batch.is_decode
