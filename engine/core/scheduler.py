@@ -382,12 +382,8 @@ class Scheduler:
         )
 
     def _take(self, plan: StepPlan, by_id: Mapping[int, Sequence]) -> PlannedStep:
-        step = PlannedStep(
-            self._no_batch,
-            num_preempted=len(plan.preempted),
-            num_tokens=plan.num_tokens,
-            stopped_by=plan.stopped_by,
-        )
+        step = PlannedStep(self._no_batch, num_preempted=len(plan.preempted))
+        step.num_tokens, step.stopped_by = plan.num_tokens, plan.stopped_by
         step.starved = [by_id[sequence_id] for sequence_id in plan.starved]
         for preemption in plan.preempted:
             self._held.preempt(step, by_id[preemption.sequence_id])
