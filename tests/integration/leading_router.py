@@ -18,10 +18,14 @@ async def main(url: str, name: str, lease_s: float) -> None:
     store, me, led = RedisStore(url, "leaders"), Incarnation(name, 1), False
     while True:
         try:
-            leads = (await store.lead(me, lease_s=lease_s)).leader == me
+            leadership = await store.lead(me, lease_s=lease_s)
+            leads, last = leadership.leader == me, leadership.last_move
             if leads and not led:
                 print("leads", flush=True)
             led = leads
+            if leads and last is not None and last.is_open:
+                # The router that began it was frozen before it ended it.
+                await store.end_move(me, last.number)
             # It asks as a router that believes to lead, whatever the store has just said.
             begun = await store.begin_move(me, Incarnation("n", 1), Role.DECODE)
             if begun is not None:

@@ -22,6 +22,7 @@ from kv_transfer.shared.effects import Peer
 from kv_transfer.wire import frames
 from tests.contract.kv_connector.killed_sender import killed_sender
 from tests.contract.kv_connector.raw_sender import RawSender, assert_unknown_block_is_refused
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.engine.fake_card import FakeCard
 from tests.support.kv.kinds import CardKind
 from tests.support.kv.kv_cluster import (
@@ -206,7 +207,9 @@ def test_blocks_are_held_until_the_card_writes_them_no_more(any_lane: Cluster, h
 def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     cluster: Cluster, verify: str
 ) -> None:
-    prefill, decode = (cluster.node(name, verify=verify) for name in "pd")
+    clock = ManualClock()
+    prefill = cluster.node("p", verify=verify, clock=clock)
+    decode = cluster.node("d", verify=verify)
     card_of(cluster, decode).copier.hold()
     ticket = cluster.ticket(decode, TARGETS)
     decode.connector.expect(ticket, sender_deadline_s=30)
@@ -214,6 +217,7 @@ def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     prefill.push_all(ticket, SOURCES)
     prefill.connector.commit(ticket.lease_token, commit_for(ticket))
     card_of(cluster, decode).copier.wait_under_way(1)
+    prefill.pass_time_until(lambda: prefill.events, clock)
     assert "by the deadline" in str(error_of(prefill.wait_event()))
     prefill.pool[:, :, SOURCES] ^= 0xFF
     card_of(cluster, decode).copier.release()
