@@ -27,6 +27,7 @@ from kv_transfer.wire import frames
 from kv_transfer.zmq.connector import ZmqConnector
 from tests.contract.kv_connector.killed_sender import killed_sender
 from tests.contract.kv_connector.raw_sender import RawSender, assert_unknown_block_is_refused
+from tests.support.clocks.manual_clock import ManualClock
 from tests.support.kv.kv_cluster import (
     LAYOUT,
     WAIT_S,
@@ -53,10 +54,12 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def big_pair(cluster: Cluster, *, verify: str = "auto") -> tuple[Node, Node]:
+def big_pair(
+    cluster: Cluster, *, verify: str = "auto", sender_clock: ManualClock | None = None
+) -> tuple[Node, Node]:
     prefill, decode = (
-        cluster.node(name, layout=BIG, window_bytes=BIG_WINDOW_BYTES, verify=verify)
-        for name in "pd"
+        cluster.node(name, layout=BIG, window_bytes=BIG_WINDOW_BYTES, verify=verify, clock=clock)
+        for name, clock in (("p", sender_clock), ("d", None))
     )
     return prefill, decode
 
@@ -131,13 +134,15 @@ def test_a_source_that_is_reused_after_its_transfer_ended_is_never_landed(
     With and without checksums nothing of it lands.
     """
     begins, goes_on = held
-    prefill, decode = big_pair(cluster, verify=verify)
+    clock = ManualClock()
+    prefill, decode = big_pair(cluster, verify=verify, sender_clock=clock)
     ticket = cluster.ticket(decode, [1, 2, 3])
     decode.connector.expect(ticket, sender_deadline_s=30)
     prefill.connector.open(ticket, deadline_s=0.5)
     prefill.push_all(ticket, [4, 5, 6])
     prefill.connector.commit(ticket.lease_token, commit_for(ticket, BIG))
     assert begins.wait(WAIT_S)
+    prefill.pass_time_until(lambda: prefill.events, clock)
     assert "by the deadline" in str(error_of(prefill.wait_event()))
     prefill.pool[:, :, [4, 5, 6]] ^= 0xFF
     goes_on.set()
