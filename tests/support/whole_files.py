@@ -11,6 +11,7 @@ A run that chooses among the tests of a file, by `-k` for example, collects them
 from __future__ import annotations
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -98,7 +99,18 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         if session.shouldfail or session.shouldstop:
             break
     session.items[place] = item
+    if not tests:
+        _end_fixtures(item, nextitem)
     return True
+
+
+def _end_fixtures(file: WholeFile, nextitem: pytest.Item | None) -> None:
+    """End what the next file has no use for, where a file has no test that would; report errors."""
+    end = partial(file.session._setupstate.teardown_exact, nextitem)
+    call = pytest.CallInfo.from_call(end, when="teardown")
+    if call.excinfo:
+        report = file.ihook.pytest_runtest_makereport(item=file, call=call)
+        file.ihook.pytest_runtest_logreport(report=report)
 
 
 @pytest.hookimpl(trylast=True)

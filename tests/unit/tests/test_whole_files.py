@@ -68,17 +68,24 @@ OF_EQUALITY = [
 ]
 
 
-def test_each_file_is_imported_once_and_its_fixtures_end_with_it(tmp_path: Path) -> None:
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+def run(
+    files: dict[str, str], folder: Path, num_processes: int
+) -> subprocess.CompletedProcess[str]:
+    """Write files into a folder, and run their tests in processes that take whole files."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     environ = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
-    path = os.pathsep.join((str(ROOT), str(tmp_path)))
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests", "--numprocesses=2", "--dist=loadfile"],
-        env=environ | {"PYTHONPATH": path, "NOTES": str(tmp_path / "notes")},
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+    path = os.pathsep.join((str(ROOT), str(folder)))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "tests", f"-n{num_processes}", "--dist=loadfile"],
+        env=environ | {"PYTHONPATH": path, "NOTES": str(folder / "notes")},
+        cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_each_file_is_imported_once_and_its_fixtures_end_with_it(tmp_path: Path) -> None:
+    ran = run(FILES, tmp_path, num_processes=2)
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "1 failed, 5 passed, 1 skipped, 1 error in" in ran.stdout, ran.stdout
     assert "FAILED tests/unit/test_c.py::test_it[2]" in ran.stdout
@@ -90,6 +97,33 @@ def test_each_file_is_imported_once_and_its_fixtures_end_with_it(tmp_path: Path)
     (first,) = (notes for notes in of_processes.values() if "import a" in notes)
     assert [what for what in first if not what.endswith((" c", " c 1", " c 2"))] == OF_EQUALITY
     assert sum(notes.count("import c") for notes in of_processes.values()) == 1
+
+
+def run_a_file_without_tests(folder: Path, at_end: str) -> subprocess.CompletedProcess[str]:
+    """Run two folders of tests; the last file of the first has none, and its fixture ends thus."""
+    files = {
+        "pytest.ini": FILES["pytest.ini"],
+        "noted.py": NOTED,
+        "tests/one/__init__.py": "",
+        "tests/one/conftest.py": FIXTURE.format(scope="package", name="one") + f"    {at_end}\n",
+        "tests/one/test_a.py": TWO_TESTS.format(name="a", most=2),
+        "tests/one/test_empty.py": "",
+        "tests/two/test_b.py": TWO_TESTS.format(name="b", most=2),
+    }
+    return run(files, folder, num_processes=1)
+
+
+def test_fixtures_of_a_folder_end_where_its_last_file_has_no_tests(tmp_path: Path) -> None:
+    ran = run_a_file_without_tests(tmp_path, at_end="pass")
+    assert "4 passed in" in ran.stdout, ran.stdout + ran.stderr
+    notes = [line.partition(" ")[2] for line in (tmp_path / "notes").read_text().splitlines()]
+    assert notes.index("end one") < notes.index("run b 1")
+
+
+def test_a_fixture_that_fails_to_end_after_a_file_without_tests_is_an_error(tmp_path: Path) -> None:
+    ran = run_a_file_without_tests(tmp_path, at_end="assert 0")
+    assert "4 passed, 1 error in" in ran.stdout, ran.stdout + ran.stderr
+    assert "ERROR tests/one/test_empty.py" in ran.stdout
 
 
 @pytest.mark.parametrize(
