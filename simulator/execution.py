@@ -11,8 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-
-import numpy as np
+from operator import sub
 
 from engine.core.runner_contract import OnLayer, RunnerResult
 from engine.core.scheduler import Scheduler
@@ -64,6 +63,8 @@ class ModelledExecution:
         """So many of these the scheduler knows."""
         self._num_left: list[int] = []
         """The tokens that each entry of the step had still to draw when it was begun."""
+        self._num_known: list[int] = []
+        """Its known tokens then, if all entries decode."""
         self._until_end = 0
         """After so many steps an answer ends, or another step must be planned; 0: after each."""
         self._context = 0
@@ -95,8 +96,9 @@ class ModelledExecution:
         self._num_left, self._num_recorded, self._until_end = num_left(batch), 0, 0
         self.num_runs += 1
         num_copied, self._num_copied = self._num_copied, 0
-        if on_layer is None and not num_copied and batch.is_decode.all() and batch.is_plain:
-            self._context = int((batch.starts + 1).sum())
+        if on_layer is None and not num_copied and batch.is_plain_decodes:
+            self._num_known = batch.seats.num_known.take(batch.rows).tolist()
+            self._context = sum(self._num_known)
             self._until_end = self._num_until_end(batch)
             self._ends_s = self._ends_of_decodes(batch)
         else:
@@ -183,7 +185,7 @@ class ModelledExecution:
 
     def _ends_of_decodes(self, batch: StepBatch) -> list[float]:
         """Return the ends of a step of decodes and of those that would follow it unchanged."""
-        num_steps = self._num_to_full_block(batch) if self._until_end else 1
+        num_steps = self._num_to_full_block() if self._until_end else 1
         due_s, count = self._next_due_s(), len(batch)
         ends_s = self._cost.ends_of_decodes(self._began_s, count, self._context, num_steps)
         if due_s is not None:
@@ -196,15 +198,12 @@ class ModelledExecution:
         if not self._may_repeat or scheduler.waiting or len(batch) < len(scheduler.running):
             return 0
         seats, rows = batch.seats, batch.rows
-        longest = np.minimum(
-            seats.num_prompt[rows] + seats.max_new_tokens[rows], scheduler.limits.max_model_len
-        )
-        return max(1, min(int((longest - seats.num_known[rows]).min()), *self._num_left))
+        longest = (seats.num_prompt.take(rows) + seats.max_new_tokens.take(rows)).tolist()
+        return max(1, min(*map(sub, longest, self._num_known), *self._num_left))
 
-    def _num_to_full_block(self, batch: StepBatch) -> int:
+    def _num_to_full_block(self) -> int:
         """Return how often the step can be run until a block is full, or an answer ends."""
-        block_size = self._scheduler.limits.block_size
+        block_size, num_new = self._scheduler.limits.block_size, self._num_recorded - 1
         # The last known token is computed next, and a block is full when its last slot is written.
-        num_used = (batch.seats.num_known[batch.rows] - 1) % block_size
-        num_steps = block_size - int(num_used.max())
-        return min(num_steps, self._until_end - self._num_recorded)
+        num_used = max((known + num_new) % block_size for known in self._num_known)
+        return min(block_size - num_used, self._until_end - self._num_recorded)

@@ -35,6 +35,7 @@ from engine.core.planner_contract import (
 from engine.core.planning.forecast import Forecast
 from engine.core.planning.plan_ahead import PlanAhead
 from engine.core.planning.planner import plan_step
+from engine.core.policies.growth import Lacking
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.core.prefix_transfers import PrefixTransfers
@@ -343,7 +344,7 @@ class Scheduler:
             return StepPlan()
         return plan_step(
             running=self.running if forecast is None else forecast.running,
-            num_lacking=self._num_lacking(forecast),
+            lacking=self._lacking(forecast),
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
@@ -366,12 +367,12 @@ class Scheduler:
         """Whether requests with a higher priority go first."""
         return self._config.enable_priority_scheduling
 
-    def _num_lacking(self, forecast: Forecast | None) -> Ints:
-        """Return how many blocks each running sequence lacks for its last known token."""
+    def _lacking(self, forecast: Forecast | None) -> list[Lacking]:
+        """Return which running sequences need blocks for their last known token."""
         block_size, rows = self.limits.block_size, self.running.rows
         if forecast is not None:
-            return forecast.num_lacking(block_size)
-        return self.seats.num_lacking(rows, self.seats.num_known[rows], block_size)
+            return forecast.lacking(block_size)
+        return self.seats.lacking(rows, self.seats.num_known.take(rows), block_size)
 
     def _policy(self) -> PlanPolicy:
         return PlanPolicy(

@@ -13,9 +13,9 @@ import numpy as np
 
 from engine.core.blocks.block_pool import BlockPool
 from engine.core.planner_contract import SequenceView
-from engine.core.policies.growth import GrowthColumns
+from engine.core.policies.growth import GrowthColumns, Lacking
 from engine.core.sequences.running import Running
-from engine.core.sequences.seats import Ints, Seats
+from engine.core.sequences.seats import Seats
 from engine.core.sequences.sequence import Sequence
 from engine.core.sequences.status import SequenceStatus
 from engine.core.step.step_in_flight import PlannedStep
@@ -134,10 +134,10 @@ class Forecast:
                 self._rows.append(sequence.seat)
         self.pool = PoolForecast(pool, frozenset(freed)) if freed else pool
 
-    def num_lacking(self, block_size: int) -> Ints:
-        """Return how many blocks each of `running` will lack for its last known token."""
+    def lacking(self, block_size: int) -> list[Lacking]:
+        """Return which of `running` will need blocks for their last known token."""
         num_known = np.array([sequence.num_known for sequence in self.running], np.int64)
-        return self._seats.num_lacking(np.array(self._rows, np.int64), num_known, block_size)
+        return self._seats.lacking(np.array(self._rows, np.int64), num_known, block_size)
 
     def growth(self) -> GrowthColumns:
         """Return what a reservation will read of every seat."""
