@@ -86,9 +86,10 @@ class _Future(NamedTuple):
 
     The columns are sorted by `ends`: in how many tokens each sequence ends. `known` are its tokens
     now. When a sequence ends, those after it in the columns and itself are still there: `num_left`
-    sequences with `left_known` tokens now. `most_used` is the largest use of tokens, `most_with_one`
-    up to each of `ends` the largest with one token of a further sequence for each that is drawn. A
-    sequence that was taken out stands there a second time, with weight -1, after itself.
+    sequences with `left_known` tokens now. `most_used` is the largest use of tokens, and
+    `most_with_one` up to each of `ends` the largest with one token of a further sequence for each
+    that is drawn. A sequence that was taken out stands there a second time, with weight -1, after
+    itself.
     """
 
     ends: Ints
@@ -144,19 +145,18 @@ class PeakReserve:
     asks what a further one would change: most often the last candidate of a plan was added.
     """
 
-    __slots__ = ("_future", "_later", "held_tokens", "most_used", "policy")
+    __slots__ = ("_future", "held_tokens", "most_used", "policy")
 
     def __init__(
         self,
         policy: LearnedOutputs,
         held_tokens: int,
         most_used: int,
-        later: Callable[[], _Future],
-        future: _Future | None = None,
+        future: _Future | Callable[[], _Future],
     ) -> None:
-        """Take what is known, and what makes the rest if `future` is not given."""
+        """Take what is known; `future` may be what makes the rest."""
         self.policy, self.held_tokens, self.most_used = policy, held_tokens, most_used
-        self._later, self._future = later, future
+        self._future = future
 
     @classmethod
     def of(cls, policy: LearnedOutputs, rows: GrowthColumns) -> PeakReserve:
@@ -175,7 +175,7 @@ class PeakReserve:
 
     @classmethod
     def _known(cls, policy: LearnedOutputs, held_tokens: int, future: _Future) -> PeakReserve:
-        return cls(policy, held_tokens, future.most_used, lambda: future, future)
+        return cls(policy, held_tokens, future.most_used, future)
 
     @property
     def blocks(self) -> int:
@@ -187,7 +187,11 @@ class PeakReserve:
         if candidate.max_new_tokens <= 0:
             return self.blocks
         held_tokens = self.held_tokens + candidate.num_held_blocks * self.policy.block_size
-        return self._blocks(self._most_used_with(candidate), held_tokens)
+        end, most_used = self.policy.expected_of(candidate), self.most_used
+        if end > 0:
+            rest = _rest(self.policy)
+            most_used = self._columns().most_used_with(end, candidate.num_known, rest)
+        return self._blocks(most_used, held_tokens)
 
     def plus(self, view: GrowthView) -> PeakReserve:
         """Return the reserve with one more sequence."""
@@ -197,11 +201,12 @@ class PeakReserve:
         end, num_known, rest = self.policy.expected_of(view), view.num_known, _rest(self.policy)
         if end <= 0:
             return self._holding(held_tokens)
+        future = self._columns()
         return PeakReserve(
             self.policy,
             held_tokens,
-            self._most_used_with(view),
-            lambda: self._columns().changed(end, num_known, 1, rest),
+            future.most_used_with(end, num_known, rest),
+            lambda: future.changed(end, num_known, 1, rest),
         )
 
     def minus(self, view: GrowthView) -> PeakReserve:
@@ -222,18 +227,13 @@ class PeakReserve:
         return self._holding(self.held_tokens + num_blocks * self.policy.block_size)
 
     def _holding(self, held_tokens: int) -> PeakReserve:
-        return PeakReserve(self.policy, held_tokens, self.most_used, self._columns, self._future)
+        return PeakReserve(self.policy, held_tokens, self.most_used, self._future)
 
     def _columns(self) -> _Future:
-        if self._future is None:
-            self._future = self._later()
-        return self._future
-
-    def _most_used_with(self, view: GrowthView) -> int:
-        end = self.policy.expected_of(view)
-        if end <= 0:
-            return self.most_used
-        return self._columns().most_used_with(end, view.num_known, _rest(self.policy))
+        future = self._future
+        if not isinstance(future, _Future):
+            future = self._future = future()
+        return future
 
     def _blocks(self, used: int, held_tokens: int) -> int:
         return -(-max(used - held_tokens, 0) // self.policy.block_size)
