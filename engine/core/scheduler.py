@@ -55,6 +55,8 @@ from engine.core.step_again import StepAgain
 from engine.core.swapping import Swapping
 from engine.core.tried_plan import TriedPlan
 
+_NOTHING = StepPlan()
+
 
 class Scheduler:
     """Seats, blocks and queues of one node."""
@@ -117,6 +119,8 @@ class Scheduler:
             host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
+        # Nothing of a plan is left then where nothing runs and nobody waits.
+        self._never_copies = not keeps_prefixes and speculation is None and self._after is None
         self._again = StepAgain(held, limits, self._prefixes, counters)
         self._no_batch = planned_batch(self.seats, np.empty(0, np.int64), [], {}, 0)
         self._tried, self._eos_token_ids = TriedPlan(held), eos_token_ids
@@ -186,6 +190,8 @@ class Scheduler:
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
+        if self._never_copies and not (self.running or self.waiting):
+            return self._plan_nothing()
         by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
@@ -206,6 +212,14 @@ class Scheduler:
         if self._after is not None:
             self._after.on_taken(step)
         return step
+
+    def _plan_nothing(self) -> PlannedStep:
+        """Return the step of a node with nothing to compute: it takes a turn for each message."""
+        self._tried.forget()
+        self._take_ahead(frozenset(), has_drafts=False)
+        self._counters.on_plan(_NOTHING)
+        self._highest_num_bypassed = 0
+        return PlannedStep(self._no_batch)
 
     def plan_ahead(self, step: PlannedStep) -> None:
         """Decide, while `step` runs, what the next `plan` takes if it still can; take nothing."""

@@ -78,13 +78,16 @@ class StepTable:
             if len(self.sizes) == 1 or len(found) == num_steps:
                 continue
             lower, share = _place(self.sizes, size)
-            lines = self._segment(lower, now), self._segment(lower + 1, now)
-            ends = min(until for *_, until in lines)
-            (below, rise, at, span, _), (above, other, start, width, _) = lines
-            while len(found) < num_steps and (now := context + len(found)) < ends:
-                below_s = below + rise * ((now - at) / span)
-                above_s = above + other * ((now - start) / width)
-                found.append(max(0.0, below_s + (above_s - below_s) * share))
+            below, rise, at, span, until = self._segment(lower, now)
+            above, other, start, width, ends = self._segment(lower + 1, now)
+            end = _num_before(min(until, ends), context, num_steps)
+            places = [context + number for number in range(len(found), end)]
+            lower_s = [below + rise * ((now - at) / span) for now in places]
+            upper_s = [above + other * ((now - start) / width) for now in places]
+            found += [
+                max(0.0, below_s + (above_s - below_s) * share)
+                for below_s, above_s in zip(lower_s, upper_s, strict=True)
+            ]
         return found
 
     def _at(self, index: int, context: float) -> float:
@@ -101,6 +104,18 @@ class StepTable:
         begin, end = contexts[lower], contexts[lower + 1]
         until = math.inf if lower == len(contexts) - 2 else end
         return seconds[lower], seconds[lower + 1] - seconds[lower], begin, end - begin, until
+
+
+def _num_before(until: float, context: float, most: int) -> int:
+    """Return how many of `most` places from a context on, one token apart, are below another."""
+    if until == math.inf:
+        return most
+    number = min(most, max(0, math.ceil(until - context)))
+    while number < most and context + number < until:
+        number += 1
+    while number and context + (number - 1) >= until:
+        number -= 1
+    return number
 
 
 def _place(places: Sequence[int], wanted: float) -> tuple[int, float]:

@@ -156,7 +156,7 @@ def state_of(scheduler: Scheduler) -> str:
         *scheduler.exporting.values(),
     ]
     # Hashes are a memory of what was looked up.
-    unseen = ("block_hashes", "_seats")
+    unseen = ("block_hashes", "prompt_blocks", "_seats")
     fields = [name for name in Sequence.__slots__ if name not in unseen]
     fields += ["num_known", "num_computed", "output_token_ids", "block_table"]
     of_pool = (pool._free, pool._evictable, pool._references, pool._use, pool.counts())
