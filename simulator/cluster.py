@@ -141,11 +141,11 @@ class SimulatedCluster:
 
         def until() -> bool:
             nonlocal is_stopped
-            if has_to_stop is not None and has_to_stop(self.served, self.timeline.now_s()):
-                is_stopped = True
+            assert has_to_stop is not None, "it is asked only if there is one"
+            is_stopped = has_to_stop(self.served, self.timeline.now_s())
             return is_stopped or self._num_open == 0
 
-        self.timeline.run(until)
+        self.timeline.run(self._has_ended if has_to_stop is None else until)
         if not is_stopped:
             self._end()
         return self.served
@@ -160,7 +160,7 @@ class SimulatedCluster:
         """
         self._on_served = on_served
         self._begin(ServedRequest(one, one.trace.arrival_s) for one in clients)
-        self.timeline.run(lambda: self._num_open == 0)
+        self.timeline.run(self._has_ended)
         self._end()
 
     def role_of(self, node: Incarnation) -> Role:
@@ -202,6 +202,9 @@ class SimulatedCluster:
             first_s = rng.random() * self._renewal_s
             self.timeline.at(first_s, partial(self._renew, node))
         self._admit(coming)
+
+    def _has_ended(self) -> bool:
+        return not self._num_open
 
     def _end(self) -> None:
         if self._num_open:

@@ -198,7 +198,9 @@ class ModelledExecution:
         if not self._may_repeat or scheduler.waiting or len(batch) < len(scheduler.running):
             return 0
         seats, rows = batch.seats, batch.rows
-        longest = (seats.num_prompt.take(rows) + seats.max_new_tokens.take(rows)).tolist()
+        longest: list[int] = (
+            seats.num_prompt.take(rows) + seats.max_new_tokens.take(rows)
+        ).tolist()
         return max(1, min(*map(sub, longest, self._num_known), *self._num_left))
 
     def _num_to_full_block(self) -> int:

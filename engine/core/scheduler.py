@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -102,6 +103,12 @@ class Scheduler:
             config, block_size=limits.block_size, lookahead=limits.num_speculative_tokens
         )
         self._config, self._speculation = config, speculation
+        self._latest_policy = PlanPolicy(
+            reservation=self.reservation,
+            victim_order=VICTIM_ORDERS[config.preemption_policy],
+            config=config,
+            swaps_late=swaps_late,
+        )
         self._ahead: PlanAhead | None = None
         self._why_not_ahead = AheadRule.NO_STEP
         self._after: StepAfter | None = None
@@ -191,7 +198,10 @@ class Scheduler:
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
         if self._never_copies and not (self.running or self.waiting):
-            return self._plan_nothing()
+            self._tried.forget()
+            self._take_ahead(frozenset(), has_drafts=False)
+            self._counters.on_plan(_NOTHING)
+            return PlannedStep(self._no_batch)
         by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
@@ -212,14 +222,6 @@ class Scheduler:
         if self._after is not None:
             self._after.on_taken(step)
         return step
-
-    def _plan_nothing(self) -> PlannedStep:
-        """Return the step of a node with nothing to compute: it takes a turn for each message."""
-        self._tried.forget()
-        self._take_ahead(frozenset(), has_drafts=False)
-        self._counters.on_plan(_NOTHING)
-        self._highest_num_bypassed = 0
-        return PlannedStep(self._no_batch)
 
     def plan_ahead(self, step: PlannedStep) -> None:
         """Decide, while `step` runs, what the next `plan` takes if it still can; take nothing."""
@@ -389,12 +391,9 @@ class Scheduler:
         return self.seats.lacking(rows, self.seats.num_known.take(rows), block_size)
 
     def _policy(self) -> PlanPolicy:
-        return PlanPolicy(
-            reservation=self.reservation,
-            victim_order=VICTIM_ORDERS[self._config.preemption_policy],
-            config=self._config,
-            swaps_late=self.swapping.is_late,
-        )
+        if self._latest_policy.reservation is not self.reservation:
+            self._latest_policy = replace(self._latest_policy, reservation=self.reservation)
+        return self._latest_policy
 
     def _take(self, plan: StepPlan, by_id: Mapping[int, Sequence]) -> PlannedStep:
         step = PlannedStep(self._no_batch, num_preempted=len(plan.preempted))
@@ -456,7 +455,9 @@ class Scheduler:
 
     def _pass_decode_steps(self, number: int) -> None:
         for _ in range(number):
-            self.reservation = self.reservation.after_decode_step()
+            before, self.reservation = self.reservation, self.reservation.after_decode_step()
+            if self.reservation is before:
+                break  # and so it is after each further one
 
     def _reset_if_idle(self) -> None:
         if self._held.is_idle:

@@ -186,6 +186,8 @@ class NodeFlow:
         return _earliest(self._next_due_s(), self._copies.next_check_s(), self._disk.next_due_s())
 
     def _next_due_s(self) -> float | None:
+        if not self.is_draining:
+            return self.attempts.next_deadline_s()
         leaving = self._hand_over_of_cache
         ends_at_s = None if leaving is None or self._has_said_drained else leaving.ends_at_s
         if ends_at_s is not None and not self.is_empty:
@@ -426,4 +428,5 @@ def _is_asked_again(attempt: NodeAttempt, message: Submit) -> bool:
 
 
 def _earliest(*times_s: float | None) -> float | None:
-    return min((time_s for time_s in times_s if time_s is not None), default=None)
+    due_s = [time_s for time_s in times_s if time_s is not None]
+    return min(due_s) if due_s else None

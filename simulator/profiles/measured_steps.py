@@ -81,13 +81,13 @@ class StepTable:
             below, rise, at, span, until = self._segment(lower, now)
             above, other, start, width, ends = self._segment(lower + 1, now)
             end = _num_before(min(until, ends), context, num_steps)
-            places = [context + number for number in range(len(found), end)]
-            lower_s = [below + rise * ((now - at) / span) for now in places]
-            upper_s = [above + other * ((now - start) / width) for now in places]
-            found += [
-                max(0.0, below_s + (above_s - below_s) * share)
-                for below_s, above_s in zip(lower_s, upper_s, strict=True)
+            took_s = [
+                below_s + ((above + other * ((now - start) / width)) - below_s) * share
+                for number in range(len(found), end)
+                for now in (context + number,)
+                for below_s in (below + rise * ((now - at) / span),)
             ]
+            found += took_s if min(took_s, default=0.0) >= 0 else [max(0.0, s) for s in took_s]
         return found
 
     def _at(self, index: int, context: float) -> float:
@@ -130,6 +130,7 @@ class MeasuredSteps:
     def __init__(self, profile: MeasuredProfile, block_copy_s: float) -> None:
         self._decodes = StepTable((p.rows, p.context, p.step_s) for p in profile.decodes)
         self._chunks = StepTable((p.tokens, p.context, p.step_s) for p in profile.chunks)
+        self._least_chunk_s = self._chunks.seconds(1, 0) / 2
         self._block_copy_s = block_copy_s
         self.beside = beside_steps(
             profile, self._decodes.seconds, self._prompt_s, partial(_moved_s, profile)
@@ -151,11 +152,14 @@ class MeasuredSteps:
 
     def step_s(self, batch: StepBatch, num_copied_blocks: int = 0) -> float:
         """Return the seconds of a step that runs `batch` and copies blocks from or to the host."""
-        counts, starts = batch.num_tokens, batch.starts
-        is_one = counts == 1
-        rows, context = int(is_one.sum()), int((starts[is_one] + 1).sum())
-        pairs = int((counts * (2 * starts + counts + 1) // 2)[~is_one].sum())
-        num_tokens = int(counts.sum()) - rows
+        rows = context = num_tokens = pairs = 0
+        for count, start in zip(batch.num_tokens.tolist(), batch.starts.tolist(), strict=True):
+            if count == 1:
+                rows += 1
+                context += start + 1
+            else:
+                num_tokens += count
+                pairs += count * (2 * start + count + 1) // 2
         beside_s = self._block_copy_s * num_copied_blocks + self.beside.of_step(rows)
         return beside_s + self.seconds(rows, context, num_tokens, pairs)
 
@@ -166,7 +170,7 @@ class MeasuredSteps:
             return self._decodes.seconds(rows, context / rows) if rows else 0.0
         at_context = pairs / num_tokens - (num_tokens + 1) / 2
         chunk_s = max(
-            self._chunks.seconds(num_tokens, at_context), self._chunks.seconds(1, 0) / 2
+            self._chunks.seconds(num_tokens, at_context), self._least_chunk_s
         )  # many short prompts together attend to less than one of their length
         if not rows:
             return chunk_s
@@ -185,7 +189,7 @@ class MeasuredSteps:
         """
         beside_s = self.beside.of_step(count)
         took_s = self._decodes.rising(count, context / count, num_steps)
-        return list(accumulate((s + beside_s for s in took_s), initial=began_s))[1:]
+        return list(accumulate([s + beside_s for s in took_s], initial=began_s))[1:]
 
     def _prompt_s(self, num_tokens: int) -> float:
         """Return the seconds of a prompt alone, in chunks of the largest size that was measured."""
