@@ -100,9 +100,11 @@ def prompt_of(request: TraceRequest, index: int) -> PromptBlocks:
 
 def _runs_of(token_ids: Iterable[int], num_each: int, num_tokens: int) -> PromptBlocks:
     """Return a prompt of `num_each` equal tokens, as many of the next one, and so on."""
-    words, tokens = array("I"), list[int]()
-    for token_id in token_ids:  # one token after the other takes twenty times as long
-        words += array("I", (token_id,)) * num_each
-        tokens += [token_id] * num_each
-    del words[num_tokens:], tokens[num_tokens:]
+    # One token after the other takes twenty times as long, and a list that grows three times.
+    words, tokens, end = array("I"), [0] * num_tokens, 0
+    for token_id in token_ids:
+        number = min(num_each, num_tokens - end)
+        words += array("I", (token_id,)) * number
+        tokens[end : end + number] = [token_id] * number
+        end += number
     return PromptBlocks(tuple(tokens), words)

@@ -100,9 +100,7 @@ class SimulatedCluster:
             for number in range(num)
         ]
         self.router.connect({node.me: node.put for node in self.nodes})
-        self._loads: dict[Incarnation, NodeLoad] = {
-            n.me: n.flow.snapshot().load for n in self.nodes
-        }
+        self._loads: dict[Incarnation, NodeLoad] = {n.me: n.flow.load() for n in self.nodes}
         self._renewal_s = lease_s / RENEWALS_PER_LEASE
         in_messages_s = _MESSAGES_TO_FIRST_TOKEN * setup.message_s
         self._edge_s = max(0.0, profile.beside.request_s - in_messages_s)
@@ -242,7 +240,7 @@ class SimulatedCluster:
 
     def _renew(self, node: SimulatedNode) -> None:
         if self._num_open:
-            self._loads[node.me] = node.flow.snapshot().load
+            self._loads[node.me] = node.flow.load()
             self.timeline.after(self._renewal_s, partial(self._renew, node))
 
     def _list(self) -> None:

@@ -201,7 +201,8 @@ class ModelledExecution:
         longest: list[int] = (
             seats.num_prompt.take(rows) + seats.max_new_tokens.take(rows)
         ).tolist()
-        return max(1, min(*map(sub, longest, self._num_known), *self._num_left))
+        num_left: int = min(*map(sub, longest, self._num_known), *self._num_left)
+        return max(1, num_left)
 
     def _num_to_full_block(self) -> int:
         """Return how often the step can be run until a block is full, or an answer ends."""

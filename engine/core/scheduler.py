@@ -95,7 +95,7 @@ class Scheduler:
             requeues_at_tail=config.requeue == "tail",
             pass_limit=config.priority_pass_limit,
         )
-        self._counters = counters = StepCounters()
+        self.counters = counters = StepCounters()
         self._held = held = Holdings(limits, self.pool, self.waiting, self.swapping, counters)
         self.seats, self.running, self.receiving = held.seats, held.running, held.receiving
         self.exporting, self.quarantined = held.exporting, held.quarantined
@@ -170,7 +170,7 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         """Return counters and present state, as one value."""
         return SchedulerStatistics(
-            counters=self._counters.copy(),
+            counters=self.counters.copy(),
             method="none" if self._speculation is None else self._speculation.method,
             blocks=self.pool.counts(),
             num_host_blocks_used=self.host_pool.num_used,
@@ -200,19 +200,19 @@ class Scheduler:
         if self._never_copies and not (self.running or self.waiting):
             self._tried.forget()
             self._take_ahead(frozenset(), has_drafts=False)
-            self._counters.on_plan(_NOTHING)
+            self.counters.on_plan(_NOTHING)
             return PlannedStep(self._no_batch)
         by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
         plan, tried = None if self._after is None else self._after.plan(), self._tried.take()
         if plan is not None:
-            self._counters.plans_ahead[AheadRule.BEGUN.value] += 1
+            self.counters.plans_ahead[AheadRule.BEGUN.value] += 1
         else:
             ahead = self._take_ahead(by_id.keys(), has_drafts=self._draft())
             plan = ahead or tried or self._decide()
             while self.kept_prefixes.fetch(plan, self.waiting):
                 plan = self._decide()
-        self._counters.on_plan(plan)
+        self.counters.on_plan(plan)
         step, ratio_before = self._take(plan, by_id), self.reservation.ratio
         self._adapt_reservation(plan)
         if plan.preempted:
@@ -351,7 +351,7 @@ class Scheduler:
             rule = ahead.rule
             if plan is not None and self.kept_prefixes.fetch(plan, self.waiting):
                 plan, rule = None, AheadRule.PREFIX
-        self._counters.plans_ahead[rule.value] += 1
+        self.counters.plans_ahead[rule.value] += 1
         return plan
 
     def _decide(self, forecast: Forecast | None = None) -> StepPlan:

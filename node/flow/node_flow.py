@@ -18,6 +18,7 @@ from common.errors import (
     Overloaded,
     PdserveError,
 )
+from common.nodes import NodeLoad
 from common.request import FinishReason
 from engine.core.runner_contract import RunnerResult
 from engine.core.scheduler import Scheduler
@@ -277,13 +278,22 @@ class NodeFlow:
     def snapshot(self) -> NodeSnapshot:
         """Return the statistics and the load as of now, which change no more."""
         seen = self.scheduler.statistics()
-        load = current_load(
-            self.scheduler, seen, num_held=len(self._queue), is_draining=self.is_draining
-        )
         statistics = NodeStatistics(scheduler=seen, num_transfers=self.attempts.num_leases)
-        return NodeSnapshot(statistics, load)
+        return NodeSnapshot(statistics, self._load(seen.num_queued_tokens))
+
+    def load(self) -> NodeLoad:
+        """Return the load as of now, without the statistics."""
+        return self._load(self.scheduler.num_queued_tokens)
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _load(self, num_queued_tokens: int) -> NodeLoad:
+        return current_load(
+            self.scheduler,
+            num_queued_tokens=num_queued_tokens,
+            num_held=len(self._queue),
+            is_draining=self.is_draining,
+        )
 
     def _on_drain(self, timeout_s: float, now_s: float) -> list[Effect]:
         """Begin to drain: refuse reservations that wait for room; other nodes can take them."""

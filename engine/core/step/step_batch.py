@@ -54,6 +54,8 @@ class StepBatch(Sequence[ScheduledSequence]):
         self.is_decode: Bools = np.zeros(len(self.rows), np.bool_)
         self.is_plain_decodes = False
         """Whether its planner says that each entry decodes, one token and no draft."""
+        self.has_decodes = True
+        """Whether any entry may decode, as far as its planner knows."""
         self.num_proposals: Ints = _all_zero(len(self.rows))
         self.going_on: Ints | None = None
         self.has_gone_on = False
@@ -107,7 +109,7 @@ class StepBatch(Sequence[ScheduledSequence]):
             lambda i: self[entries[i]],
         )
         part.is_decode = self.is_decode[kept]
-        part.is_plain_decodes = self.is_plain_decodes
+        part.is_plain_decodes, part.has_decodes = self.is_plain_decodes, self.has_decodes
         part.num_proposals = self.num_proposals[kept]
         return part
 
@@ -136,7 +138,7 @@ def planned_batch(
         num_drafts[entries] = [chunk.num_drafts for chunk in chunks.values()]
         is_sampled = starts + num_tokens >= seats.num_known.take(rows)
         batch = _PlannedBatch(seats, rows, starts, num_tokens, num_drafts, is_sampled, _no_view)
-        batch.is_decode[:num_decodes] = True
+        batch.is_decode[:num_decodes], batch.has_decodes = True, num_decodes > 0
     batch.sequences = sequences
     return batch
 

@@ -189,12 +189,18 @@ class PlainDecodes:
     when something is written.
     """
 
+    is_plain: Bools
+
     def __init__(self, step: PlannedStep, results: RunnerResult, seats: Seats) -> None:
         rows, num_steps, num_recorded = step.batch.rows, results.num_steps, results.num_recorded
+        self._sequences: Items[Sequence] = ()
+        if not step.batch.has_decodes:  # as on a node that only prefills
+            self.is_plain, self.are_all = np.zeros(len(rows), np.bool_), False
+            return
         self._num_known, self._num_new = seats.num_known.take(rows), num_steps - num_recorded
         num_output = self._num_known - seats.num_prompt.take(rows)
         token_ids = np.array(_going_on(step.sequences, results, num_steps), np.int64)
-        self.is_plain: Bools = num_output + self._num_new < seats.max_new_tokens.take(rows)
+        self.is_plain = num_output + self._num_new < seats.max_new_tokens.take(rows)
         if not step.batch.is_plain_decodes:
             self.is_plain &= step.batch.is_decode
         self.is_plain &= (token_ids if num_steps == 1 else token_ids[:, 0]) != _OTHER
@@ -202,7 +208,7 @@ class PlainDecodes:
             token_ids = token_ids[:, -1] if self._num_new == 1 else token_ids[:, num_recorded:]
         self._columns: Items[Ints] = (rows, self._num_known, token_ids)
         self._num_output, self._num_recorded = num_output, num_recorded
-        self._sequences: Items[Sequence] = step.sequences
+        self._sequences = step.sequences
         self._drawn = cast("Items[DrawnTokens]", results)
         self.are_all = np.count_nonzero(self.is_plain) == len(rows)
         if not self.are_all:
@@ -217,6 +223,8 @@ class PlainDecodes:
 
     def write(self, seats: Seats, *, has_drafts: bool) -> None:
         """Append the tokens; `has_drafts`: the sequences may have had drafts, or get some."""
+        if not self._sequences:
+            return
         if self._num_new == 1:
             seats.append_one_each(*self._columns)
         else:
@@ -230,12 +238,16 @@ class PlainDecodes:
 
         The KV of the last token that it draws does not exist yet.
         """
+        if not self._sequences:
+            return self.is_plain
         num_computed = self._num_known + (self._num_new - 1)
         filled: Bools = num_computed % block_size < self._num_new
         return filled
 
     def outputs(self) -> list[StepOutput]:
         """Return an output for each of them."""
+        if not self._sequences:
+            return []
         return list(
             map(
                 StepOutput,

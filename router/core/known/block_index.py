@@ -137,10 +137,11 @@ class BlockIndex:
         gone = keys.intersection(removed)
         keys -= gone
         for key in gone:
-            if index[key] == bit:
+            left = index[key] & ~bit
+            if not left:
                 del index[key]
             else:
-                self._drop(index, key, bit)
+                index[key] = left if left & (left - 1) else self._bits[left.bit_length() - 1]
         if tier is Tier.POOL and self._expected:  # what is expected enters the pool
             expected, nodes_of = self._expected, self._expected.get
             for key in chain(fitting, removed):
