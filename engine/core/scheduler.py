@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -36,7 +35,6 @@ from engine.core.planner_contract import (
 from engine.core.planning.forecast import Forecast
 from engine.core.planning.plan_ahead import PlanAhead
 from engine.core.planning.planner import plan_step
-from engine.core.policies.growth import Lacking
 from engine.core.policies.reservation import make_reservation
 from engine.core.policies.victims import VICTIM_ORDERS
 from engine.core.prefix_transfers import PrefixTransfers
@@ -55,8 +53,6 @@ from engine.core.step_after import StepAfter
 from engine.core.step_again import StepAgain
 from engine.core.swapping import Swapping
 from engine.core.tried_plan import TriedPlan
-
-_NOTHING = StepPlan()
 
 
 class Scheduler:
@@ -103,12 +99,6 @@ class Scheduler:
             config, block_size=limits.block_size, lookahead=limits.num_speculative_tokens
         )
         self._config, self._speculation = config, speculation
-        self._latest_policy = PlanPolicy(
-            reservation=self.reservation,
-            victim_order=VICTIM_ORDERS[config.preemption_policy],
-            config=config,
-            swaps_late=swaps_late,
-        )
         self._ahead: PlanAhead | None = None
         self._why_not_ahead = AheadRule.NO_STEP
         self._after: StepAfter | None = None
@@ -200,7 +190,7 @@ class Scheduler:
         if self._never_copies and not (self.running or self.waiting):
             self._tried.forget()
             self._take_ahead(frozenset(), has_drafts=False)
-            self.counters.on_plan(_NOTHING)
+            self.counters.on_plan(StepPlan())
             return PlannedStep(self._no_batch)
         by_id = self.running.by_id
         self.kept_prefixes.begin_plan()
@@ -231,7 +221,7 @@ class Scheduler:
         if step.has_drafts:
             self._why_not_ahead = AheadRule.DRAFTS
             return
-        forecast = Forecast(step, self.running, self.seats, self.pool)
+        forecast = Forecast(step, self.running, self.seats, self.pool, self.limits.block_size)
         self._ahead = PlanAhead(step, self._decide(forecast), self.waiting, self._policy())
 
     def apply(self, step: PlannedStep, results: RunnerResult) -> StepOutputs:
@@ -360,7 +350,7 @@ class Scheduler:
             return StepPlan()
         return plan_step(
             running=self.running if forecast is None else forecast.running,
-            lacking=self._lacking(forecast),
+            lacking=(self._held if forecast is None else forecast).lacking(),
             receiving=list(self.receiving.values()),
             waiting=self.waiting,
             num_exporting=len(self.exporting) + len(self.quarantined),
@@ -383,17 +373,13 @@ class Scheduler:
         """Whether requests with a higher priority go first."""
         return self._config.enable_priority_scheduling
 
-    def _lacking(self, forecast: Forecast | None) -> list[Lacking]:
-        """Return which running sequences need blocks for their last known token."""
-        block_size, rows = self.limits.block_size, self.running.rows
-        if forecast is not None:
-            return forecast.lacking(block_size)
-        return self.seats.lacking(rows, self.seats.num_known.take(rows), block_size)
-
     def _policy(self) -> PlanPolicy:
-        if self._latest_policy.reservation is not self.reservation:
-            self._latest_policy = replace(self._latest_policy, reservation=self.reservation)
-        return self._latest_policy
+        return PlanPolicy(
+            reservation=self.reservation,
+            victim_order=VICTIM_ORDERS[self._config.preemption_policy],
+            config=self._config,
+            swaps_late=self.swapping.is_late,
+        )
 
     def _take(self, plan: StepPlan, by_id: Mapping[int, Sequence]) -> PlannedStep:
         step = PlannedStep(self._no_batch, num_preempted=len(plan.preempted))

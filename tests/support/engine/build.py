@@ -356,13 +356,14 @@ class Engine:
         self.scheduler.plan_ahead(step)
         assert state_of(self.scheduler) == before, "planning ahead has taken something"
         scheduler = self.scheduler
-        after = Forecast(step, scheduler.running, scheduler.seats, scheduler.pool)
+        size = scheduler.limits.block_size
+        after = Forecast(step, scheduler.running, scheduler.seats, scheduler.pool, size)
         self._foreseen = _outlook(scheduler, after.running, after.pool)
 
     @property
     def plans_ahead(self) -> dict[str, int]:
         """How often a plan was made ahead, and what prevented it how often."""
-        counted = self.scheduler._counters.plans_ahead
+        counted = self.scheduler.counters.plans_ahead
         return {rule: count for rule, count in counted.items() if count}
 
     def run(self, most_steps: int = 200) -> None:
