@@ -59,6 +59,11 @@ MAX_DAMAGED_HEADERS = 16
 """Headers with a wrong checksum after which a landing fails, or a decode node is given up."""
 
 
+def receiving_slots(num_slots: int) -> int:
+    """Return how many slots of a ring, its last ones, are for what is received."""
+    return max(1, num_slots * RING_RECEIVING_WINDOWS // RING_WINDOWS)
+
+
 def frame_blocks_towards(said: int) -> int:
     """Return how many blocks a frame may have to a receiver that said that it takes so many."""
     return max(LEAST_BLOCKS_PER_FRAME, min(said, MAX_BLOCKS_PER_FRAME))

@@ -1,6 +1,7 @@
 """The connectors' contract suite over real RDMA: pytest's `-p tests.rdma.contract_plugin`.
 
-It adds the kind `rdma` and leaves the tests over other kinds to machines that need no devices.
+It adds the kind `rdma`, has the kind `card-rdma` use devices, and leaves the tests over other kinds
+to machines that need none.
 Nodes of a test are on the two devices in turn; engines are used by test after test.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.rdma.rdma_kind import RdmaKind
+from tests.rdma.rdma_kind import RdmaKind, RdmaRingKind
 from tests.support.kv.kinds import KINDS
 
-KINDS["rdma"] = RdmaKind
+BY_RDMA = {"rdma": RdmaKind, "card-rdma": RdmaRingKind}
+KINDS.update(BY_RDMA)
 settings.register_profile(
     "rdma",
     derandomize=True,
@@ -26,7 +28,7 @@ settings.load_profile("rdma")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def is_over_rdma(item: pytest.Item) -> bool:
         callspec = getattr(item, "callspec", None)
-        return callspec is not None and callspec.params.get("cluster") == "rdma"
+        return callspec is not None and callspec.params.get("cluster") in BY_RDMA
 
     rest = [item for item in items if "kv_connector" in item.nodeid and not is_over_rdma(item)]
     config.hook.pytest_deselected(items=rest)
