@@ -40,7 +40,8 @@ MAX_TRANSFERS_PER_LINK = 512
 BESIDE_WINDOWS = 2
 """Window factor of lanes whose bytes travel beside the frames: in flight they take no memory.
 
-With one window the receiver of a pull lane stalls on checksums while it copies.
+With one window the receiver of a pull lane stalls on checksums while it copies. Where they are read
+into slots they take these, and one sender should not take all that a receiver has.
 """
 MAX_FRAMES_IN_FLIGHT = 256
 MAX_TURNS_PER_ACK = 4

@@ -247,7 +247,7 @@ KV = {
         f"{size(HANDOFF.kv_window)} (`--kv-window`) times `--kv-lanes`; "
         f"with more than {kv.WINDOWS_PER_NODE} that send, "
         f"an equal share of {size(kv.WINDOWS_PER_NODE * HANDOFF.kv_window)} times `--kv-lanes`; "
-        "on ipc, shm, rdma and rdma_read twice as much"
+        "on ipc, shm and rdma twice as much"
     ),
     "slots for frames on their way to a card": (
         f"two windows ({size(kv.RING_RECEIVING_WINDOWS * HANDOFF.kv_window)} by default) for what "

@@ -83,7 +83,7 @@ class PeerBatches(Generic[Item]):
         is_reading: bool = False,
     ) -> None:
         self._engine = engine
-        self._verb = "read" if is_reading else "write"
+        self._way = "a read from" if is_reading else "a write to"
         self._begin = engine.submit_read if is_reading else engine.submit
         self._peer_name = peer_name
         self._on_ready = on_ready
@@ -173,7 +173,7 @@ class PeerBatches(Generic[Item]):
                 self._fill(under_way, may_wait=False)
                 moved = under_way.popleft()
                 if not self._is_moved(moved):
-                    what = f"a {self._verb} of {moved.num_bytes} bytes at {self._peer_name}"
+                    what = f"{self._way} {self._peer_name}, of {moved.num_bytes} bytes,"
                     raise HandoffFailed(f"{what} failed")
 
     def _fill(self, under_way: deque[_Batch[Item]], *, may_wait: bool) -> None:
@@ -214,7 +214,7 @@ class PeerBatches(Generic[Item]):
             batch.submitted_at_s = time.monotonic()
             batch.id = self._begin(self._peer_name, np.concatenate(batch.ranges))
             if not batch.id:
-                raise HandoffFailed(f"a {self._verb} at {self._peer_name} could not be started")
+                raise HandoffFailed(f"{self._way} {self._peer_name} could not be started")
 
     def _release(self, batch: _Batch[Item]) -> None:
         for item in batch.items:

@@ -158,19 +158,21 @@ def test_a_receiver_that_ends_in_the_middle_of_a_read(cluster: Cluster) -> None:
 
 
 def test_one_peer_that_fails_does_not_disturb_reads_from_another(cluster: Cluster) -> None:
+    assert isinstance(cluster.kind, CardRdmaKind)
+    cluster.kind.num_slots = 8 * NUM_SLOTS
     prefill, decode = cluster.node("p"), cluster.node("d")
     engine = engine_of(cluster)
     engine.is_held = True
     ticket = cluster.ticket(decode, range(6))
     send(prefill, decode, ticket, range(6))
-    wait_until(lambda: engine.num_under_way == 1)
+    wait_until(lambda: engine.num_under_way)
     engine.is_held = False
     engine.num_to_lose = 1
     other = cluster.node("q")
     beside = cluster.ticket(decode, range(6, 12))
     send(other, decode, beside, range(6))
     wait_until(lambda: engine.num_lost)
-    engine.let_go.release()
+    engine.let_go.release(1000)
     wait_until(lambda: len([one for one in decode.events if isinstance(one, Landed)]) == 2)
     assert lanes_of(prefill) == {"d": "rdma_read"}
     wait_until(lambda: lanes_of(other) == {"d": "zmq"})

@@ -8,6 +8,7 @@ from kv_transfer.receiving.effects import CloseLane, Dropped, DropReason, Receiv
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.limits import MAX_DAMAGED_HEADERS
 from kv_transfer.wire import frames
+from kv_transfer.wire.header_seal import DamagedHeader
 from tests.support.kv.receiver_events import (
     BEGIN,
     COMMIT,
@@ -16,7 +17,6 @@ from tests.support.kv.receiver_events import (
     ME,
     SENDER,
     events,
-    hello,
     replies,
     ticket,
 )
@@ -73,8 +73,7 @@ def test_its_landing_goes_on_over_another_lane() -> None:
     connect(made, b"a")
     lost, other = read(made, b"a", 0), read(made, b"a", 1)
     made.on_unread(lost, LOST)
-    hello(made, b"b")
-    made.on_frame(b"b", BEGIN, [], 0.0)
+    connect(made, b"b", "zmq")
     again = [begin_copy_unsummed(made, seq) for seq in (0, 1)]
     for write in again:
         assert events(made.on_written(write)) == []
@@ -103,6 +102,7 @@ def test_a_session_that_has_the_same_id_is_another_one() -> None:
     made = machine()
     connect(made, b"a")
     late = read(made, b"a", 0)
+    made.on_malformed(b"a", DamagedHeader("header: wrong checksum"))
     connect(made, b"a")
     assert replies(made.on_unread(late, LOST)) == []
     assert made.num_sessions == 1

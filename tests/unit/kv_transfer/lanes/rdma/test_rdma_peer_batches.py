@@ -173,7 +173,9 @@ class SlowToReach(FakeEngine):
 def test_a_writer_that_failed_ends_when_nothing_is_under_way() -> None:
     """After `join` no write of it continues; only the answer frees a batch."""
     engine, said = SlowToReach(), queue.Queue[Parts | HandoffFailed]()
-    writer = PeerBatches(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer: PeerBatches[Parts] = PeerBatches(
+        engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES
+    )
     for _ in range(2):
         writer.add(np.array([(0, 0, BATCH_BYTES)], np.uint64))  # To memory that nobody registered.
     engine.may_begin.set()
@@ -222,7 +224,9 @@ def write_forty(engine: FewSlots) -> list[Parts | HandoffFailed]:
     memory = np.arange(2 * 40 * BATCH_BYTES, dtype=np.uint8)
     here, there = memory.ctypes.data, memory.ctypes.data + 40 * BATCH_BYTES
     engine.register(here, memory.nbytes)
-    writer = PeerBatches(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer: PeerBatches[Parts] = PeerBatches(
+        engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES
+    )
     for index in range(40):
         at = index * BATCH_BYTES
         writer.add(np.array([(here + at, there + at, BATCH_BYTES)], np.uint64))
@@ -279,7 +283,9 @@ class Unreachable(SlowToReach):
 def test_a_failure_after_the_writer_was_stopped_is_not_told() -> None:
     """Its connection is over, and the peer may have another one."""
     engine, said = Unreachable(), queue.Queue[Parts | HandoffFailed]()
-    writer = PeerBatches(engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES)
+    writer: PeerBatches[Parts] = PeerBatches(
+        engine, "there", lambda _, ready: said.put(ready), batch_bytes=BATCH_BYTES
+    )
     writer.stop()
     engine.may_begin.set()
     assert writer.join(WAIT_S)

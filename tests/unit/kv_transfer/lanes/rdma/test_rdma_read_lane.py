@@ -22,6 +22,7 @@ from kv_transfer.lanes.rdma.aliases import Aliases
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.rdma.rdma_lane import COOL_DOWN_S
 from kv_transfer.lanes.rdma.read_lane import RdmaReadLane
+from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
 from kv_transfer.shared.chunks import LayerChunk
@@ -172,8 +173,19 @@ def test_adjacent_slots_are_one_range_of_each_plane(ends: Ends) -> None:
     assert [len(batch) for batch in ends.engine.batches] == [4]
 
 
-def test_only_slots_for_receiving_are_registered_to_be_read_into(ends: Ends) -> None:
-    """And of a sender's only those that it sends from can be read."""
+def test_each_slot_is_registered_once(ends: Ends) -> None:
+    """Layers of one kind have the same places."""
+    num_bytes = [ring.memory.num_bytes for ring in ends.rings]
+    assert sum(ends.engine.regions.values()) == sum(num_bytes)
+
+
+def test_slots_that_are_sent_from_are_at_no_address_that_is_read_to_after_a_fence(
+    ends: Ends,
+) -> None:
+    ends.connect()
+    ends.engine.num_to_lose = 1
+    ends.wait_failed(ends.write([1], [12]))
+    ends.clock.advance(COOL_DOWN_S)
     ends.connect()
     ends.wait_failed(ends.write([1], [3]))
 
@@ -240,8 +252,8 @@ def test_a_failed_read_cannot_land_late(ends: Ends) -> None:
 
 def test_without_a_fence_it_would(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what the test above would miss."""
-    monkeypatch.setattr(read_lane.RegisteredPool, "move", lambda self, slab: None)
-    monkeypatch.setattr(read_lane.RegisteredPool, "fence", lambda self, slab: None)
+    monkeypatch.setattr(RegisteredPool, "move", lambda self, slab: None)
+    monkeypatch.setattr(RegisteredPool, "fence", lambda self, slab: None)
     ends.connect()
     ends.engine.num_to_lose = 1
     ends.wait_failed(ends.write([1, 2], [12, 13]))
