@@ -138,7 +138,8 @@ class Receiver:
         if session is None:
             refusal = frames.Rejected(frames.NO_SESSION, "say HELLO first")
             detail = f"{type(frame).__name__} from {session_id.hex()}"
-            return [Dropped(DropReason.NO_SESSION, detail), SendBack(session_id, refusal)]
+            dropped = [Dropped(DropReason.NO_SESSION, detail), SendBack(session_id, refusal)]
+            return self._abort_interrupted(session_id, frame) or dropped
         self.sessions.hear(session, now_s)
         try:
             if part_sizes and not isinstance(frame, frames.Data):
@@ -365,6 +366,17 @@ class Receiver:
             SendBack(session.id, landing.repeat(layer, ordinals)) for layer, ordinals in missing
         ]
         return again or self.landings.complete(landing)
+
+    def _abort_interrupted(self, session_id: bytes, frame: frames.Frame) -> Effects:
+        """End a landing whose connection was interrupted, by an ABORT that was on its way on it.
+
+        Its sender may be about to end, and will not connect again to say so.
+        """
+        landing = self.landings.get(frame.lease_token) if isinstance(frame, frames.Abort) else None
+        if landing is None or landing.session != session_id or landing.may_be_written:
+            return []
+        error = GivenUp(f"{landing.sender} aborted the transfer")
+        return self.landings.fail(landing, HandoffStep.FAIL, error)
 
     def _on_abort(self, session: Session, frame: frames.Abort, now_s: float) -> Effects:
         if frame.lease_token == NO_LEASE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.errors import HandoffFailed
-from kv_transfer.contract import Landed, LandingFailed, Released
+from kv_transfer.contract import GivenUp, Landed, LandingFailed, Released
 from kv_transfer.receiving.effects import CloseLane, Dropped, DropReason, ReceiverEffect, Write
 from kv_transfer.receiving.machine import Receiver
 from kv_transfer.shared.limits import MAX_DAMAGED_HEADERS
@@ -126,6 +126,20 @@ def test_a_sender_that_does_not_come_back_is_not_waited_for_long() -> None:
     failed, released = events(made.on_tick(LIMITS.peer_timeout_s))
     assert isinstance(failed, LandingFailed)
     assert released == Released(1)
+
+
+def test_a_sender_that_is_ending_may_still_abort_on_the_connection_that_ended() -> None:
+    """Its ring is gone, so the read fails; what it said before counts."""
+    made = machine()
+    connect(made, b"a")
+    made.on_unread(read(made, b"a", 0), LOST)
+    for stranger in (b"b", b""):
+        assert events(made.on_frame(stranger, frames.Abort(1, 3), [], 0.0)) == []
+    failed, released = events(made.on_frame(b"a", frames.Abort(1, 3), [], 0.0))
+    assert isinstance(failed, LandingFailed)
+    assert isinstance(failed.error, GivenUp)
+    assert released == Released(1)
+    assert reasons(made.on_frame(b"a", frames.Abort(1, 3), [], 0.0)) == [DropReason.NO_SESSION]
 
 
 def test_a_landing_that_loses_again_and_again_fails() -> None:
