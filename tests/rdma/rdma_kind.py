@@ -18,7 +18,7 @@ MAX_SLABS = 3
 
 
 class RdmaRingKind(CardRdmaKind):
-    """Pools on cards, whose rings are read by RDMA; engines as below."""
+    """Pools on cards, whose rings are read by RDMA. Engines are as those of `RdmaKind`."""
 
     def __init__(self, first: int = 0) -> None:
         super().__init__()

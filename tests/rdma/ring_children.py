@@ -10,8 +10,8 @@ from tests.rdma.rdma_kind import RdmaRingKind
 from tests.rdma.two_lanes import LAYOUT, NUM_BLOCKS
 from tests.support.kv.kv_cluster import Cluster, Node, commit_for
 
-NUM_SLOTS = 16
-"""Of which four are for receiving: as many blocks of a layer as a frame has."""
+NUM_SLOTS = 8
+"""The slots of a ring: two are for receiving, which take one frame, of half a window."""
 WINDOW_BYTES = 4 * 2 * LAYOUT.piece_bytes
 
 

@@ -13,8 +13,7 @@ import pytest
 from common.ids import Incarnation
 from kv_transfer.lanes.lane import Copied
 from kv_transfer.lanes.pool_memory import Pool, ring_pool
-from kv_transfer.lanes.rdma.rdma_lane import COOL_DOWN_S
-from kv_transfer.lanes.rdma.read_lane import RdmaReadLane
+from kv_transfer.lanes.rdma.read_lane import MOST_COOL_DOWN_S, RdmaReadLane
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
@@ -69,7 +68,7 @@ class Ends:
 
     def reads_again(self) -> bool:
         """Return whether a read works, which those that fail at a fence hinder for a while."""
-        self.clock.advance(COOL_DOWN_S)
+        self.clock.advance(MOST_COOL_DOWN_S)
         self.connect(b"next")
         self.read(b"next", [5], MINE[:1])
         return self.wait_copied().error is None
@@ -98,7 +97,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
 
 
 @pytest.mark.covers("F14", "F69")
-@pytest.mark.parametrize("ends", [0], indirect=True)
+@pytest.mark.parametrize("ends", [100], indirect=True)
 def test_a_late_read_after_a_fence_changes_nothing(ends: Ends, wire: Wire) -> None:
     """Its engine has given it up and tries on; the slots are told to be free behind the fence."""
     wire.cut()
@@ -112,7 +111,7 @@ def test_a_late_read_after_a_fence_changes_nothing(ends: Ends, wire: Wire) -> No
     assert ends.holds(NEW_OWNER, MINE[1:])
 
 
-@pytest.mark.parametrize("ends", [2], indirect=True)
+@pytest.mark.parametrize("ends", [102], indirect=True)
 def test_without_a_fence_it_would_land(
     ends: Ends, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:

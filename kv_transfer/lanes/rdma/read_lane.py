@@ -11,7 +11,8 @@ it does not know yet; as on `shm`, no COMMIT follows then.
 
 A read that fails may land late, into slots that are others' by then: see `read_fences`. Its frame
 was not received: the connection begins anew, over another lane, and the sender sends again what was
-not acknowledged. The peer is not read from for `COOL_DOWN_S`.
+not acknowledged. The peer is not read from for `COOL_DOWN_S`, then for twice as long each time that
+it fails again soon: what an engine has given up disturbs it for a while.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ logger = logging.getLogger("pdserve.kv_transfer")
 VERSION = 1
 # Each has a thread, and a queue pair for each pair of devices.
 MAX_READERS = 1024
+MOST_COOL_DOWN_S = 3600.0
 _THE_SLAB = 0
 
 
@@ -65,6 +67,14 @@ class _Ring:
     engine_name: str
     place: PlacedPool
     num_sending: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A cool-down of a peer's engine."""
+
+    until_s: float
+    span_s: float
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +121,7 @@ class RdmaReadLane:
         self._fences: ReadFences[Write] = ReadFences()
         self._source_of: dict[bytes, tuple[_Source, PeerBatches[Write]]] = {}
         self._leaving: list[PeerBatches[Write]] = []
-        self._resting: dict[str, float] = {}
+        self._resting: dict[str, _Rest] = {}
         self._error_of: dict[Write, HandoffFailed] = {}
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -213,11 +223,9 @@ class RdmaReadLane:
     def _fail(self, source: _Source, error: HandoffFailed) -> list[Copied]:
         """Give a sender up; return those of its reads that can reach nothing any more."""
         source.error = error
-        name = source.ring.engine_name
-        logger.warning("RDMA with %s failed, not used for %g s: %s", name, COOL_DOWN_S, error)
-        now_s = self._clock.now_s()
-        self._resting = {one: at_s for one, at_s in self._resting.items() if at_s > now_s}
-        self._resting[name] = now_s + COOL_DOWN_S
+        span_s = self._rest(source.ring.engine_name)
+        what = f"RDMA with {source.ring.engine_name}"
+        logger.warning("%s failed, not used for %g s: %s", what, span_s, error)
         reads = list(source.pending)
         source.pending.clear()
         free = [write for write in reads if self._fences.fail(write)]
@@ -259,8 +267,23 @@ class RdmaReadLane:
             how(batches)
             self._leaving.append(batches)
 
+    def _rest(self, engine_name: str) -> float:
+        """Begin a cool-down; return its length in s. One that went well for as long begins anew."""
+        now_s = self._clock.now_s()
+        recent = (
+            (name, rest)
+            for name, rest in self._resting.items()
+            if now_s < rest.until_s + rest.span_s
+        )
+        self._resting = dict(recent)
+        last = self._resting.get(engine_name)
+        span_s = COOL_DOWN_S if last is None else min(2 * last.span_s, MOST_COOL_DOWN_S)
+        self._resting[engine_name] = _Rest(now_s + span_s, span_s)
+        return span_s
+
     def _rests(self, engine_name: str) -> bool:
-        return self._clock.now_s() < self._resting.get(engine_name, 0.0)
+        rest = self._resting.get(engine_name)
+        return rest is not None and self._clock.now_s() < rest.until_s
 
     def _ring_of(self, offer: bytes) -> _Ring | None:
         """Return the ring that is offered; None, whatever `offer` is, if it is none."""

@@ -21,7 +21,7 @@ from kv_transfer.lanes.rdma import read_lane
 from kv_transfer.lanes.rdma.aliases import Aliases
 from kv_transfer.lanes.rdma.mooncake_engine import RdmaUnavailable
 from kv_transfer.lanes.rdma.rdma_lane import COOL_DOWN_S
-from kv_transfer.lanes.rdma.read_lane import RdmaReadLane
+from kv_transfer.lanes.rdma.read_lane import MOST_COOL_DOWN_S, RdmaReadLane
 from kv_transfer.lanes.rdma.registered_pool import RegisteredPool
 from kv_transfer.receiving.effects import Write
 from kv_transfer.shared.block_arrays import as_blocks
@@ -304,6 +304,26 @@ def test_all_reads_of_a_peer_that_failed_fail_and_it_rests(
     assert ends.connect()
     ends.write([3], [15])
     assert ends.wait_copied()[0].error is None
+
+
+def test_a_peer_that_fails_again_rests_for_longer(ends: Ends) -> None:
+    """For twice as long, to an hour; if it went well for as long meanwhile, as at first."""
+
+    def fail() -> None:
+        assert ends.connect()
+        ends.engine.num_to_lose = 1
+        ends.wait_failed(ends.write([1], [12]))
+
+    spans = [COOL_DOWN_S * 2**number for number in range(7)] + [MOST_COOL_DOWN_S] * 2
+    for span_s in spans:
+        fail()
+        ends.clock.advance(span_s - 0.1)
+        assert not ends.connect()
+        ends.clock.advance(0.1)
+    ends.clock.advance(MOST_COOL_DOWN_S)
+    fail()
+    ends.clock.advance(COOL_DOWN_S)
+    assert ends.connect()
 
 
 def test_a_peer_that_cannot_be_reached(ends: Ends) -> None:
