@@ -138,8 +138,10 @@ class Receiver:
         if session is None:
             refusal = frames.Rejected(frames.NO_SESSION, "say HELLO first")
             detail = f"{type(frame).__name__} from {session_id.hex()}"
-            dropped = [Dropped(DropReason.NO_SESSION, detail), SendBack(session_id, refusal)]
-            return self._abort_interrupted(session_id, frame) or dropped
+            return self._abort_interrupted(session_id, frame) or [
+                Dropped(DropReason.NO_SESSION, detail),
+                SendBack(session_id, refusal),
+            ]
         self.sessions.hear(session, now_s)
         try:
             if part_sizes and not isinstance(frame, frames.Data):

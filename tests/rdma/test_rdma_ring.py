@@ -31,7 +31,7 @@ pytestmark = needs_rdma
 OLD, NEW_OWNER, OTHER = 7, 0xAB, 9
 OF_THE_DEAD, OF_OTHERS = ALL_BLOCKS[:12], ALL_BLOCKS[12:]
 _FIRST_ENGINES = itertools.count(0, 4)
-"""Of each test its own: what fails at a fence disturbs its pair of engines for a while."""
+"""A test has engines of its own: what fails at a fence disturbs a pair of them for a while."""
 
 
 @pytest.fixture
