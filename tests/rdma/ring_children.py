@@ -12,6 +12,7 @@ from tests.support.kv.kv_cluster import Cluster, Node, commit_for
 
 NUM_SLOTS = 8
 """The slots of a ring: two are for receiving, which take one frame, of half a window."""
+READY = "ready"
 WINDOW_BYTES = 4 * 2 * LAYOUT.piece_bytes
 
 
@@ -37,9 +38,10 @@ def hand_over(node: Node, ticket: Ticket) -> None:
 
 
 def card_decode_child(pipe: Connection, engine: int, fill: int) -> None:
-    """Answer each request, a number of blocks, with a ticket."""
+    """Say that it is ready, and answer each request, a number of blocks, with a ticket."""
     cluster = ring_cluster(engine)
     node = card_node(cluster, "d", fill)
+    pipe.send(READY)
     while num_blocks := pipe.recv():
         ticket = cluster.ticket(node, range(num_blocks))
         node.connector.expect(ticket, sender_deadline_s=WAIT_S)
@@ -47,8 +49,9 @@ def card_decode_child(pipe: Connection, engine: int, fill: int) -> None:
 
 
 def card_prefill_child(pipe: Connection, engine: int, fill: int) -> None:
-    """Send blocks for each ticket, and report the outcome."""
+    """Say that it is ready, send blocks for each ticket, and report the outcome."""
     node = card_node(ring_cluster(engine), "p", fill)
+    pipe.send(READY)
     while ticket := pipe.recv():
         hand_over(node, ticket)
         event: KVEvent = node.inbox.get()

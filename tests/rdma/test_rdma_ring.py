@@ -16,6 +16,7 @@ from kv_transfer.contract import Landed, LandingFailed, Released, Ticket, Transf
 from tests.rdma.children import Child
 from tests.rdma.devices import WAIT_S, Wire, needs_rdma, wait_until
 from tests.rdma.ring_children import (
+    READY,
     card_decode_child,
     card_node,
     card_prefill_child,
@@ -137,6 +138,7 @@ def test_a_decode_node_killed_in_the_middle_of_a_read(cluster: Cluster, wire: Wi
     """Its silence is noticed, its slots serve others, and closing takes no longer."""
     prefill = card_node(cluster, "p", OLD)
     with Child(card_decode_child, engine=1) as child:
+        assert child.wait_answer() == READY
         child.tell(NUM_BLOCKS)
         ticket = child.wait_answer()
         wire.cut()
@@ -166,6 +168,7 @@ def test_a_prefill_node_that_ends_in_the_middle_of_a_read(
     other = card_node(cluster, "other", OTHER)
     assert_serves(decode, cluster, other)
     with Child(card_prefill_child, engine=0, fill=OLD) as child:
+        assert child.wait_answer() == READY
         ticket = ticket_of(cluster, decode, OF_THE_DEAD)
         wire.cut()
         child.tell(ticket)
