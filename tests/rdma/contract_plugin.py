@@ -1,7 +1,6 @@
 """The connectors' contract suite over real RDMA: pytest's `-p tests.rdma.contract_plugin`.
 
-It adds the kind `rdma`, has the kind `card-rdma` use devices, and leaves the tests over other kinds
-to machines that need none.
+It adds the kind `rdma` and leaves the tests over other kinds to machines that need no devices.
 Nodes of a test are on the two devices in turn; engines are used by test after test.
 """
 
@@ -10,11 +9,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.rdma.rdma_kind import RdmaKind, RdmaRingKind
+from tests.rdma.rdma_kind import RdmaKind
 from tests.support.kv.kinds import KINDS
 
-BY_RDMA = {"rdma": RdmaKind, "card-rdma": RdmaRingKind}
-KINDS.update(BY_RDMA)
+KINDS["rdma"] = RdmaKind
 settings.register_profile(
     "rdma",
     derandomize=True,
@@ -28,7 +26,7 @@ settings.load_profile("rdma")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def is_over_rdma(item: pytest.Item) -> bool:
         callspec = getattr(item, "callspec", None)
-        return callspec is not None and callspec.params.get("cluster") in BY_RDMA
+        return callspec is not None and callspec.params.get("cluster") == "rdma"
 
     rest = [item for item in items if "kv_connector" in item.nodeid and not is_over_rdma(item)]
     config.hook.pytest_deselected(items=rest)

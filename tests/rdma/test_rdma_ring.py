@@ -154,43 +154,6 @@ def test_a_decode_node_killed_in_the_middle_of_a_read(cluster: Cluster, wire: Wi
     prefill.assert_books_are_empty()
 
 
-@pytest.mark.covers("F03", "F14", "F69")
-@pytest.mark.parametrize("does_wake", [False, True], ids=["killed", "stopped and woken"])
-def test_a_prefill_node_that_ends_in_the_middle_of_a_read(
-    from_device_1: Cluster, wire: Wire, does_wake: bool
-) -> None:
-    """Blocks and slots come back when the read is over and fenced, and nothing gets into them; a
-    sender that was connected all the while goes on.
-    """
-    cluster = from_device_1
-    decode = card_node(cluster, "d", 0)
-    cluster.node("unused")
-    other = card_node(cluster, "other", OTHER)
-    assert_serves(decode, cluster, other)
-    with Child(card_prefill_child, engine=0, fill=OLD) as child:
-        assert child.wait_answer() == READY
-        ticket = ticket_of(cluster, decode, OF_THE_DEAD)
-        wire.cut()
-        child.tell(ticket)
-        wire.wait_loss()
-        child.stop() if does_wake else child.kill()
-        wait_until(lambda: has_failed(decode, ticket), "its silence is noticed")
-        assert_serves(decode, cluster, other, OF_OTHERS)
-        wait_until(lambda: Released(ticket.lease_token) in decode.events, "its blocks are back")
-        assert_all_slots_are_free(decode)
-        decode.assert_books_are_empty()
-        card = card_of(cluster, decode)
-        assert card.ring is not None
-        decode.pool[:] = card.ring.memory.bytes()[:] = NEW_OWNER
-        wire.heal()
-        if does_wake:
-            child.go_on()
-            assert isinstance(child.wait_answer(), TransferEnded)
-        assert np.all(decode.pool == NEW_OWNER)
-        assert np.all(card.ring.memory.bytes() == NEW_OWNER)
-    assert_serves(decode, cluster, other)
-
-
 @pytest.mark.covers("F56")
 @pytest.mark.parametrize("how", ["abort", "revoke"])
 def test_a_transfer_that_ends_in_the_middle_of_a_read(
@@ -232,3 +195,40 @@ def test_a_handoff_goes_on_over_zmq_when_reads_fail(cluster: Cluster, wire: Wire
     assert prefill.connector.statistics().lanes == {"d": "zmq"}
     assert prefill.connector.statistics().measured.fallbacks["rdma_read", "not_agreed"] == 1
     assert_all_slots_are_free(prefill, decode)
+
+
+@pytest.mark.covers("F03", "F14", "F69")
+@pytest.mark.parametrize("does_wake", [True, False], ids=["stopped and woken", "killed"])
+def test_a_prefill_node_that_ends_in_the_middle_of_a_read(
+    from_device_1: Cluster, wire: Wire, does_wake: bool
+) -> None:
+    """Blocks and slots come back when the read is over and fenced, and nothing gets into them; a
+    sender that was connected all the while goes on.
+    """
+    cluster = from_device_1
+    decode = card_node(cluster, "d", 0)
+    cluster.node("unused")
+    other = card_node(cluster, "other", OTHER)
+    assert_serves(decode, cluster, other)
+    with Child(card_prefill_child, engine=0, fill=OLD) as child:
+        assert child.wait_answer() == READY
+        ticket = ticket_of(cluster, decode, OF_THE_DEAD)
+        wire.cut()
+        child.tell(ticket)
+        wire.wait_loss()
+        child.stop() if does_wake else child.kill()
+        wait_until(lambda: has_failed(decode, ticket), "its silence is noticed")
+        assert_serves(decode, cluster, other, OF_OTHERS)
+        wait_until(lambda: Released(ticket.lease_token) in decode.events, "its blocks are back")
+        assert_all_slots_are_free(decode)
+        decode.assert_books_are_empty()
+        card = card_of(cluster, decode)
+        assert card.ring is not None
+        decode.pool[:] = card.ring.memory.bytes()[:] = NEW_OWNER
+        wire.heal()
+        if does_wake:
+            child.go_on()
+            assert isinstance(child.wait_answer(), TransferEnded)
+        assert np.all(decode.pool == NEW_OWNER)
+        assert np.all(card.ring.memory.bytes() == NEW_OWNER)
+    assert_serves(decode, cluster, other)
