@@ -126,9 +126,9 @@ class SecondTokenTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredProfile:
-    """Everything. Each time is the least of a few; points that would have taken too long are left
-    out. `verified` is empty where the speculative method drafts nothing, and the times of tokens
-    that clients see where no cluster served."""
+    """Everything. Each time is the least of a few, of what clients see the median; points that
+    would have taken too long are left out. `verified` is empty where the speculative method drafts
+    nothing, and the times of tokens that clients see where no cluster served."""
 
     pdserve_version: str
     measured_at: str

@@ -103,7 +103,12 @@ class ModelledExecution:
             self._ends_s = [self._began_s + self._cost.step_s(batch, num_copied)]
         if self._cores is not None:
             took_s = self._ends_s[0] - self._began_s
-            self._paced = self._cores.begin(took_s, self._on_pace, self._began_s)
+            self._paced = self._cores.begin(
+                took_s,
+                self._on_pace,
+                self._began_s,
+                computes_prompts=not batch.is_decode.all(),
+            )
             self._ends_s = [self._cores.done_at_s(self._paced)]
         self._on_layer, self._next_layer = on_layer, 0
         if on_layer is not None:

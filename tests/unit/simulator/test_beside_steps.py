@@ -47,7 +47,33 @@ def test_it_is_what_clients_saw_less_what_the_model_takes() -> None:
     assert found.turn_s == pytest.approx(0.002)
     assert found.row_s == pytest.approx((0.004 - 0.002) / 7)
     assert found.request_s == pytest.approx(0.520 - 0.512 - 0.002)
-    assert found.slowdown == pytest.approx((1.1 + 1.3) / 2)
+    assert found.prompt_factor == 1.0, "one length does not tell a request and its prompt apart"
+    assert (found.decode_slowdown, found.prompt_slowdown) == pytest.approx((1.1, 1.3))
+
+
+def test_prompts_of_two_lengths_tell_apart_what_a_request_and_what_its_tokens_take() -> None:
+    """The longer one shows what the steps of prompts take in a cluster."""
+    small = FirstTokenTime(tokens=128, others=0, seconds=0.006 + 0.002 + 1.1 * 0.128)
+    large = replace(small, tokens=512, seconds=0.006 + 0.002 + 1.1 * 0.512)
+    found = beside(STREAMED, (large, small, replace(large, others=1, seconds=1.2 * large.seconds)))
+    assert found.prompt_factor == pytest.approx(1.1)
+    assert found.request_s == pytest.approx(0.006)
+    assert found.prompt_slowdown == pytest.approx(1.2)
+    profile = replace(WHOLE, streamed=STREAMED, first_tokens=(large, small))
+    steps = MeasuredSteps(profile, 0.0), MeasuredSteps(WHOLE, 0.0)
+    took_s = [one.seconds(0, 0, 200, 200 * 201 // 2) for one in steps]
+    assert took_s[0] == pytest.approx(1.1 * took_s[1])
+    assert steps[0].seconds(4, 400) == steps[1].seconds(4, 400), "decodes are what they were"
+
+
+def test_a_machine_that_was_slower_when_it_served_is_so_in_both() -> None:
+    """Otherwise all of it would count as what a request takes, however short its prompt is."""
+    times = tuple(
+        FirstTokenTime(tokens=n, others=0, seconds=1.5 * (0.005 + 1e-3 * n) + 0.002)
+        for n in (128, 512)
+    )
+    found = beside(STREAMED, times)
+    assert (found.request_s, found.prompt_factor) == pytest.approx((0.0075, 1.5))
 
 
 def test_a_second_token_shows_what_a_handoff_takes_beside_its_bytes() -> None:
@@ -85,7 +111,9 @@ def test_nothing_measured_is_nothing_beside_and_noise_is_none() -> None:
     quicker = tuple(replace(one, step_s=one.step_s / 2) for one in STREAMED)
     found = beside(quicker, tuple(replace(one, seconds=0.1) for one in FIRST))
     assert (found.turn_s, found.row_s, found.request_s) == (0.0, 0.0, 0.0)
-    assert found.slowdown == 1.0
+    assert (found.decode_slowdown, found.prompt_slowdown) == (1.0, 1.0)
+    upside_down = tuple(FirstTokenTime(tokens=n, others=0, seconds=9 / n) for n in (128, 512))
+    assert beside(STREAMED, upside_down).prompt_factor == 1.0
     found = beside(STREAMED[1:2], ())
     assert found == BesideSteps(turn_s=found.turn_s)
     assert found.turn_s == pytest.approx(0.002)

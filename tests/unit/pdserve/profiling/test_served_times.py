@@ -14,6 +14,8 @@ from pdserve.profiling.served_times import (
     NUM_PROMPT,
     NUM_REPEATS,
     NUM_ROWS,
+    NUM_SHORT_PROMPT,
+    NUM_SMALL_PROMPT,
     ServedTimer,
 )
 
@@ -22,20 +24,24 @@ TIMEOUT_S = 20.0
 
 class Played:
     """A router whose answers come at times that were written down: a token every 10 ms, 20 ms where
-    others decode, 12 ms while a prompt is computed, in 0.5 s alone and 0.6 s beside an answer.
+    others decode, 12 ms while a prompt is computed, in 0.5 s alone and 0.6 s beside an answer. A
+    small prompt takes a quarter of it.
 
-    Each answer takes 1 ms longer than the one before it, so the first is the least.
+    Each answer takes 1 ms longer than the one before it, so the median is that of the third.
     """
 
     def __init__(self, *, is_quick: bool = False) -> None:
         self._is_quick = is_quick
         self._numbers, self.long, self.prompts = count(), threading.Event(), count()
         self.has_asked_all = threading.Event()
+        self.asked: list[int] = []
+        """The lengths of prompts, in order."""
 
     def __call__(
         self, num_prompt: int, num_output: int, at_s: list[float], on_token: Callable[[], object]
     ) -> float:
         late_s = next(self._numbers) * 1e-3
+        self.asked.append(num_prompt)
         if num_output == NUM_LONG_OUTPUT:
             at_s += [100.0 + 0.012 * index for index in range(NUM_LONG_OUTPUT)]
             on_token()
@@ -48,24 +54,35 @@ class Played:
                 self.has_asked_all.set()
             at_s += [100.6 + number + late_s]
             return 100.0 + number
-        gap_s = 0.02 if num_prompt < NUM_PROMPT else 0.01 + late_s
-        first_s = 50.0 + (late_s if num_prompt < NUM_PROMPT else 0.0)
+        is_several = num_prompt == NUM_SHORT_PROMPT
+        gap_s = 0.02 if is_several else 0.01 + late_s
+        first_s = 50.0 + (late_s if is_several else 0.0)
         at_s += [first_s, *(first_s + 0.1 + gap_s * index for index in range(num_output - 1))]
-        return 49.5 - late_s
+        return first_s - 0.5 * num_prompt / NUM_PROMPT - late_s
 
 
-def test_the_least_times_are_kept_alone_among_others_and_beside_prompts() -> None:
+def test_medians_are_kept_alone_among_others_and_beside_prompts() -> None:
     lines: list[str] = []
-    streamed, first, second = ServedTimer(Played(), lines.append).measure()
-    alone, several, beside = streamed
-    assert (alone.rows, alone.others, several.rows, beside.others) == (1, 0, NUM_ROWS, 1)
-    assert alone.step_s == pytest.approx(0.011), "without the second token, which waits for KV"
+    played = Played()
+    streamed, first, second = ServedTimer(played, lines.append).measure()
+    small, alone, several, beside = streamed
+    assert (small.rows, small.others, alone.rows, alone.others) == (1, 0, 1, 0)
+    assert (several.rows, beside.others) == (NUM_ROWS, 1)
+    assert alone.context - small.context == NUM_PROMPT - NUM_SMALL_PROMPT
+    assert small.step_s == pytest.approx(0.015), "without the second token, which waits for KV"
+    assert alone.step_s == pytest.approx(0.016)
     assert several.step_s == pytest.approx(0.02)
     assert beside.step_s == pytest.approx(0.012)
-    assert [(one.tokens, one.others) for one in first] == [(NUM_PROMPT, 0), (NUM_PROMPT, 1)]
-    assert first[0].seconds == pytest.approx(0.501)
-    assert first[1].seconds > 0.6
-    assert [one.seconds for one in second] == pytest.approx([0.1])
+    both = NUM_SMALL_PROMPT, NUM_PROMPT
+    assert [(one.tokens, one.others) for one in first] == [
+        *((tokens, 0) for tokens in both), (NUM_PROMPT, 1)
+    ]  # fmt: skip
+    assert [one.seconds for one in first[:2]] == pytest.approx([0.130, 0.506])
+    assert first[2].seconds > 0.6
+    assert [(one.tokens, one.seconds) for one in second] == [
+        (tokens, pytest.approx(0.1)) for tokens in both
+    ]
+    assert played.asked[1 : 1 + 2 * NUM_REPEATS] == [*both] * NUM_REPEATS, "in turns"
     assert len(lines) == len(streamed) + len(first) + len(second)
 
 
