@@ -31,6 +31,7 @@ UNITS = {
     "tokens_per_sequence": "one token and its drafts",
     "num_bytes": "bytes of KV",
     "others": "other nodes of the machine that computed at the same time",
+    "nodes": "nodes that serve a request: 1 where one computes its prompt and its answer",
 }
 
 
@@ -113,6 +114,7 @@ class FirstTokenTime:
     tokens: int
     others: int
     seconds: float
+    nodes: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

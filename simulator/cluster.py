@@ -280,6 +280,7 @@ class SimulatedCluster:
             may_repeat=setup.may_repeat,
             next_due_s=flow.next_deadline_s,
             cores=self._cores,
+            push_s=setup.profile.beside.push_s,
         )
         self._records[me] = self._record(config, me)
         return SimulatedNode(

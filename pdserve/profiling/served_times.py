@@ -18,13 +18,16 @@ from statistics import median
 from typing import NamedTuple
 
 from common.measured_profile import FirstTokenTime, SecondTokenTime, StreamedTime
+from common.settings.handoff_config import HandoffConfig
 from pdserve.commands.answer_stream import COMPLETION, answer_events, served_model
 
 NUM_PROMPT, NUM_OUTPUT = 512, 48
 NUM_SMALL_PROMPT = 128
 """A prompt for the prefill node, much shorter than the other: both together show what a request
 takes, and what each of its tokens does."""
-NUM_SHORT_PROMPT, NUM_ROWS = 64, 8
+NUM_SHORT_PROMPT = HandoffConfig().local_prefill_threshold
+"""A prompt that the decode node computes itself."""
+NUM_ROWS = 8
 NUM_LONG_OUTPUT = 400
 NUM_REPEATS = 5
 _LEAST_TOKENS = 5
@@ -64,13 +67,15 @@ class ServedTimer:
         return ServedTimes(tuple(self._streamed), tuple(self._first), tuple(self._second))
 
     def _alone(self) -> None:
-        """Measure answers to prompts of both lengths, in turns: the machine's speed may change."""
-        sizes = (NUM_SMALL_PROMPT, NUM_PROMPT)
+        """Measure answers to prompts of all lengths, in turns: the machine's speed may change."""
+        sizes = (NUM_SHORT_PROMPT, NUM_SMALL_PROMPT, NUM_PROMPT)
         rounds = [[self._ask(size, NUM_OUTPUT) for size in sizes] for _ in range(NUM_REPEATS)]
         for num_prompt, answers in zip(sizes, zip(*rounds, strict=True), strict=True):
             context = num_prompt + NUM_OUTPUT // 2
             self._on_gaps(1, context, 0, [_gap_s(one[2:]) for one in answers])
             self._on_first(num_prompt, 0, [first_s - sent_s for sent_s, first_s, *_ in answers])
+            if num_prompt == NUM_SHORT_PROMPT:
+                continue  # its KV is there
             second_s = median(second_s - first_s for _, first_s, second_s, *_ in answers)
             self._second.append(SecondTokenTime(tokens=num_prompt, seconds=second_s))
             said = f"the second token, which waits for the KV of {num_prompt}"
@@ -123,7 +128,12 @@ class ServedTimer:
     def _on_first(self, num_prompt: int, others: int, spans_s: list[float]) -> None:
         """Keep and tell the median of the times until a first token; nothing without one."""
         if spans_s:
-            time = FirstTokenTime(tokens=num_prompt, others=others, seconds=median(spans_s))
+            time = FirstTokenTime(
+                tokens=num_prompt,
+                others=others,
+                seconds=median(spans_s),
+                nodes=1 if num_prompt == NUM_SHORT_PROMPT else 2,
+            )
             self._first.append(time)
             said = f"the first token after {time.tokens} of a prompt{_BESIDE[others]}"
             self._tell(f"{said}: {1e3 * time.seconds:.2f} ms")

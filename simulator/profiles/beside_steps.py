@@ -3,7 +3,9 @@
     turn_s           of each step: planning it, applying its results, sending the tokens
     row_s            of each further answer in a step
     request_s        of each request: HTTP, placement, calls of nodes, the way of the first token
-    handoff_s        of each handoff, beside the time of its bytes: until the answer is in a step
+    push_s           of each step whose KV goes to another node: its layers are handed over
+    handoff_s        of each handoff, beside the time of its bytes: until the answer is in a step;
+                     below 0 where bytes between pools of one process took longer
     prompt_factor    how many times as long steps of prompts take in a cluster as in a process that
                      does nothing else: their KV goes to other memory and to another node
     decode_slowdown, prompt_slowdown
@@ -11,9 +13,10 @@
                      while another node of the machine computes
 
 All of them are differences or ratios of measured times. First tokens of a short and a long prompt
-tell a request and a prompt's tokens apart, and so what follows is right for the machine as it was
-when it served, even if it was slower or faster when steps were measured. Noise may make a
-difference negative: then it is 0, and a slowdown 1.
+of another node tell what a prompt takes and what each of its tokens does. So what follows is right
+for the machine as it was when it served, even if it was slower or faster when steps were measured.
+The first token of a prompt that the decode node computes itself tells a request and its pushes
+apart. Noise may make another difference negative: then it is 0, and a slowdown 1.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class BesideSteps:
     turn_s: float = 0.0
     row_s: float = 0.0
     request_s: float = 0.0
+    push_s: float = 0.0
     handoff_s: float = 0.0
     prompt_factor: float = 1.0
     decode_slowdown: float = 1.0
@@ -69,18 +73,29 @@ def beside_steps(
     if many > few:
         row_s = max(0.0, (_mean_over(over_s, alone, many) - turn_s) / (many - few))
     handoffs_s = [
-        max(0.0, second.seconds - decode_s(1, second.tokens) - turn_s - moved_s(second.tokens))
+        second.seconds - decode_s(1, second.tokens) - turn_s - moved_s(second.tokens)
         for second in profile.second_tokens
     ]
     first = sorted(
         (one for one in profile.first_tokens if not one.others), key=lambda one: one.tokens
     )
-    request_s, prompt_factor = _request(first, prompt_s, turn_s)
+    handed_over = [one for one in first if one.nodes > 1]
+    both_s, prompt_factor = _request(handed_over, prompt_s, turn_s)
+    request_s = min(
+        (
+            max(0.0, one.seconds - turn_s - prompt_factor * prompt_s(one.tokens))
+            for one in first
+            if one.nodes == 1
+        ),
+        default=both_s,
+    )
+    request_s = min(request_s, both_s)
     first_s = {one.tokens: one.seconds for one in first}
     return BesideSteps(
         turn_s=turn_s,
         row_s=row_s,
         request_s=request_s,
+        push_s=both_s - request_s,
         handoff_s=fmean(handoffs_s) if handoffs_s else 0.0,
         prompt_factor=prompt_factor,
         decode_slowdown=_slowdown(
@@ -105,7 +120,8 @@ def _mean_over(
 def _request(
     first: Sequence[FirstTokenTime], prompt_s: Callable[[int], float], turn_s: float
 ) -> tuple[float, float]:
-    """Return what a request takes, and how many times as long as `prompt_s` its prompt takes.
+    """Return what a request and its pushes take, and how many times as long as `prompt_s` its
+    prompt takes.
 
     `first` are the first tokens of prompts, the shortest first. A single length does not tell both
     apart: then a prompt takes what its steps take.

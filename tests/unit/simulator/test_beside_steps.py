@@ -66,6 +66,22 @@ def test_prompts_of_two_lengths_tell_apart_what_a_request_and_what_its_tokens_ta
     assert steps[0].seconds(4, 400) == steps[1].seconds(4, 400), "decodes are what they were"
 
 
+def test_a_prompt_that_no_other_node_computes_shows_what_its_layers_take_to_hand_over() -> None:
+    handed_over = tuple(
+        FirstTokenTime(tokens=n, others=0, seconds=0.006 + 0.014 + 0.002 + 1.1e-3 * n)
+        for n in (128, 512)
+    )
+    local = FirstTokenTime(tokens=64, others=0, nodes=1, seconds=0.006 + 0.002 + 1.1e-3 * 64)
+    found = beside(STREAMED, (local, *handed_over))
+    assert (found.request_s, found.push_s) == pytest.approx((0.006, 0.014))
+    assert found.prompt_factor == pytest.approx(1.1), "the local one is not part of it"
+    slow = replace(local, seconds=0.4)
+    found = beside(STREAMED, (slow, *handed_over))
+    assert (found.request_s, found.push_s) == pytest.approx((0.020, 0.0)), "noise is no push"
+    found = beside(STREAMED, (replace(local, seconds=0.05), *handed_over))
+    assert (found.request_s, found.push_s) == pytest.approx((0.0, 0.020))
+
+
 def test_a_machine_that_was_slower_when_it_served_is_so_in_both() -> None:
     """Otherwise all of it would count as what a request takes, however short its prompt is."""
     times = tuple(
@@ -93,6 +109,19 @@ def test_a_second_token_shows_what_a_handoff_takes_beside_its_bytes() -> None:
     assert elsewhere == found.beside.handoff_s, "measured on one machine"
     without = replace(measured, transfers=transfers[2:])
     assert device_of(without).beside.handoff_s == pytest.approx(0.008)
+
+
+def test_a_handoff_that_was_quicker_than_bytes_of_one_process_takes_what_clients_saw() -> None:
+    num_bytes = WHOLE.model.kv_bytes_per_token * 1024
+    transfers = tuple(
+        TransferTime(transport="shm", num_bytes=n * num_bytes, seconds=0.020 + 0.004 * n)
+        for n in (1, 2)
+    )
+    second = (SecondTokenTime(tokens=1024, seconds=0.010 + 0.002 + 0.001 + 0.003),)
+    measured = replace(WHOLE, transfers=transfers, streamed=STREAMED, second_tokens=second)
+    assert device_of(measured, "shm").network_latency_s == pytest.approx(0.003)
+    quicker = replace(measured, second_tokens=(SecondTokenTime(tokens=1024, seconds=0.001),))
+    assert device_of(quicker, "shm").network_latency_s == 0.0
 
 
 def test_it_is_part_of_every_step() -> None:

@@ -304,3 +304,16 @@ def test_what_a_request_takes_beside_passes_before_it_is_placed() -> None:
     quick, slow_served = (run(one, requests).served[0] for one in (setup, slow))
     assert slow_served.ttft_s - quick.ttft_s == pytest.approx(0.012 - 4 * setup.message_s)
     assert slow_served.tpot_s == pytest.approx(quick.tpot_s)
+
+
+def test_what_pushes_take_passes_in_steps_whose_kv_goes_to_another_node() -> None:
+    """Of two steps of a prompt both are longer; a prompt that its node keeps has none."""
+    for nodes, num_pushed in (({P: 1, D: 1}, 2), ({MIXED: 1}, 0)):
+        setup = setup_of(nodes)
+        engine = replace(setup.config.engine, max_num_batched_tokens=64)
+        setup = replace(setup, config=replace(setup.config, engine=engine))
+        slow = replace(setup, profile=replace(PROFILE, beside=BesideSteps(push_s=0.03)))
+        requests = [TraceRequest(0.0, 100, 3)]
+        quick, slow_served = (run(one, requests).served[0] for one in (setup, slow))
+        assert slow_served.ttft_s - quick.ttft_s == pytest.approx(0.03 * num_pushed)
+        assert slow_served.tpot_s == pytest.approx(quick.tpot_s)

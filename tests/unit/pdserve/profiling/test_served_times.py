@@ -11,6 +11,7 @@ import pytest
 from common.measured_profile import FirstTokenTime, StreamedTime
 from pdserve.profiling.served_times import (
     NUM_LONG_OUTPUT,
+    NUM_OUTPUT,
     NUM_PROMPT,
     NUM_REPEATS,
     NUM_ROWS,
@@ -54,7 +55,7 @@ class Played:
                 self.has_asked_all.set()
             at_s += [100.6 + number + late_s]
             return 100.0 + number
-        is_several = num_prompt == NUM_SHORT_PROMPT
+        is_several = num_output == 2 * NUM_OUTPUT
         gap_s = 0.02 if is_several else 0.01 + late_s
         first_s = 50.0 + (late_s if is_several else 0.0)
         at_s += [first_s, *(first_s + 0.1 + gap_s * index for index in range(num_output - 1))]
@@ -65,24 +66,26 @@ def test_medians_are_kept_alone_among_others_and_beside_prompts() -> None:
     lines: list[str] = []
     played = Played()
     streamed, first, second = ServedTimer(played, lines.append).measure()
-    small, alone, several, beside = streamed
-    assert (small.rows, small.others, alone.rows, alone.others) == (1, 0, 1, 0)
+    short, small, alone, several, beside = streamed
+    assert {(one.rows, one.others) for one in (short, small, alone)} == {(1, 0)}
     assert (several.rows, beside.others) == (NUM_ROWS, 1)
     assert alone.context - small.context == NUM_PROMPT - NUM_SMALL_PROMPT
-    assert small.step_s == pytest.approx(0.015), "without the second token, which waits for KV"
-    assert alone.step_s == pytest.approx(0.016)
+    assert short.step_s == pytest.approx(0.017)
+    assert small.step_s == pytest.approx(0.018), "without the second token, which waits for KV"
+    assert alone.step_s == pytest.approx(0.019)
     assert several.step_s == pytest.approx(0.02)
     assert beside.step_s == pytest.approx(0.012)
     both = NUM_SMALL_PROMPT, NUM_PROMPT
-    assert [(one.tokens, one.others) for one in first] == [
-        *((tokens, 0) for tokens in both), (NUM_PROMPT, 1)
+    assert [(one.tokens, one.others, one.nodes) for one in first] == [
+        (NUM_SHORT_PROMPT, 0, 1), *((tokens, 0, 2) for tokens in both), (NUM_PROMPT, 1, 2)
     ]  # fmt: skip
-    assert [one.seconds for one in first[:2]] == pytest.approx([0.130, 0.506])
-    assert first[2].seconds > 0.6
+    assert [one.seconds for one in first[:3]] == pytest.approx([0.0695, 0.133, 0.509])
+    assert first[3].seconds > 0.6
     assert [(one.tokens, one.seconds) for one in second] == [
         (tokens, pytest.approx(0.1)) for tokens in both
     ]
-    assert played.asked[1 : 1 + 2 * NUM_REPEATS] == [*both] * NUM_REPEATS, "in turns"
+    in_turns = [NUM_SHORT_PROMPT, *both] * NUM_REPEATS
+    assert played.asked[1 : 1 + len(in_turns)] == in_turns
     assert len(lines) == len(streamed) + len(first) + len(second)
 
 
