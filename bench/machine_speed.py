@@ -5,8 +5,8 @@ clock, and separately its memory. So there are two steps, one that mostly reads 
 one answer), and one that mostly multiplies (a chunk of a prompt).
 
 A sample may be taken while a cluster computes on all cores. It is measured in seconds of the
-processor, so a pause does not count, and the least of the samples around a time counts: one that
-was alone.
+processor, so a pause does not count, and the lower quartile of the samples around a time counts:
+more than a quarter of them were alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SpeedHistory:
         self.paces.append(pace)
 
     def around(self, at_s: float) -> Pace:
-        """Return the least seconds of the samples within `AROUND_S`, or of the nearest one.
+        """Return the lower quartile of the samples within `AROUND_S`, or of the nearest one.
 
         Raises `ValueError` without samples.
         """
@@ -67,8 +67,8 @@ class SpeedHistory:
         if begin == end:
             nearest = min(range(len(self.at_s)), key=lambda one: abs(self.at_s[one] - at_s))
             begin, end = nearest, nearest + 1
-        found = self.paces[begin:end]
-        return Pace(min(one.decode for one in found), min(one.prompt for one in found))
+        found = zip(*self.paces[begin:end], strict=True)
+        return Pace(*(sorted(values)[len(values) // 4] for values in found))
 
     def mean(self) -> Pace:
         """Return the mean over time of `around`."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from common.errors import ConfigError
 
 FORMAT = "pdserve profile"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MEASURED = "measured by pdserve profile"
 MAX_FILE_BYTES = 4 << 20
 UNITS = {
@@ -32,6 +32,7 @@ UNITS = {
     "num_bytes": "bytes of KV",
     "others": "other nodes of the machine that computed at the same time",
     "nodes": "nodes that serve a request: 1 where one computes its prompt and its answer",
+    "compute_s": "seconds from the first step of a prompt to its first token, on its node",
 }
 
 
@@ -113,8 +114,9 @@ class FirstTokenTime:
 
     tokens: int
     others: int
+    nodes: int
     seconds: float
-    nodes: int = 2
+    compute_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

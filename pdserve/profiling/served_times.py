@@ -20,6 +20,7 @@ from typing import NamedTuple
 from common.measured_profile import FirstTokenTime, SecondTokenTime, StreamedTime
 from common.settings.handoff_config import HandoffConfig
 from pdserve.commands.answer_stream import COMPLETION, answer_events, served_model
+from pdserve.commands.http_client import opened
 
 NUM_PROMPT, NUM_OUTPUT = 512, 48
 NUM_SMALL_PROMPT = 128
@@ -35,6 +36,9 @@ _LEAST_TOKENS = 5
 _READ_TIMEOUT_S = 60.0
 _BESIDE = ("", " beside prompts of another node")
 
+_COMPUTE = "pdserve_ttft_stage_seconds_sum"
+_METRICS_BYTES = 16 << 20
+
 Ask = Callable[[int, int, list[float], Callable[[], object]], float]
 """Asks for an answer: tokens of its prompt and of the answer, the times at which these came, added
 as they come, and what is called then. Returns when it was asked."""
@@ -48,11 +52,24 @@ class ServedTimes(NamedTuple):
     second_tokens: tuple[SecondTokenTime, ...] = ()
 
 
-class ServedTimer:
-    """Asks a router by `ask`, and keeps the median of some times. `tell` gets a line for each."""
+class _Timed(NamedTuple):
+    """When a request was sent and each of its tokens came, and how long its prompt was computed."""
 
-    def __init__(self, ask: Ask, tell: Callable[[str], None]) -> None:
+    at_s: list[float]
+    compute_s: float
+
+
+class ServedTimer:
+    """Asks a router by `ask`, and keeps the median of some times. `tell` gets a line for each.
+
+    `computed_s` says for how long prompts of all requests so far were computed.
+    """
+
+    def __init__(
+        self, ask: Ask, tell: Callable[[str], None], computed_s: Callable[[], float]
+    ) -> None:
         self._asked = ask
+        self._computed_s = computed_s
         self._tell = tell
         self._streamed: list[StreamedTime] = []
         self._first: list[FirstTokenTime] = []
@@ -69,11 +86,11 @@ class ServedTimer:
     def _alone(self) -> None:
         """Measure answers to prompts of all lengths, in turns: the machine's speed may change."""
         sizes = (NUM_SHORT_PROMPT, NUM_SMALL_PROMPT, NUM_PROMPT)
-        rounds = [[self._ask(size, NUM_OUTPUT) for size in sizes] for _ in range(NUM_REPEATS)]
-        for num_prompt, answers in zip(sizes, zip(*rounds, strict=True), strict=True):
-            context = num_prompt + NUM_OUTPUT // 2
+        rounds = [[self._timed(size, NUM_OUTPUT) for size in sizes] for _ in range(NUM_REPEATS)]
+        for num_prompt, times in zip(sizes, zip(*rounds, strict=True), strict=True):
+            context, answers = num_prompt + NUM_OUTPUT // 2, [one.at_s for one in times]
             self._on_gaps(1, context, 0, [_gap_s(one[2:]) for one in answers])
-            self._on_first(num_prompt, 0, [first_s - sent_s for sent_s, first_s, *_ in answers])
+            self._on_first(num_prompt, 0, times)
             if num_prompt == NUM_SHORT_PROMPT:
                 continue  # its KV is there
             second_s = median(second_s - first_s for _, first_s, second_s, *_ in answers)
@@ -104,18 +121,18 @@ class ServedTimer:
             if len(at_s) > 2:
                 begun.set()
 
-        spans: list[tuple[float, float]] = []
+        spans: list[_Timed] = []
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(self._asked, NUM_PROMPT, NUM_LONG_OUTPUT, at_s, on_token)
             begun.wait(_READ_TIMEOUT_S)
             while not asked.done() and len(spans) < NUM_REPEATS:
-                sent_at_s, first_at_s = self._ask(NUM_PROMPT, 1)
+                timed = self._timed(NUM_PROMPT, 1)
                 if not asked.done():
-                    spans.append((sent_at_s, first_at_s))
+                    spans.append(timed)
             asked.result()
-        gaps_s = _gaps_s([_between(at_s, *span) for span in spans])
+        gaps_s = _gaps_s([_between(at_s, *one.at_s) for one in spans])
         self._on_gaps(1, NUM_PROMPT + NUM_LONG_OUTPUT // 4, 1, gaps_s)
-        self._on_first(NUM_PROMPT, 1, [first_s - sent_s for sent_s, first_s in spans])
+        self._on_first(NUM_PROMPT, 1, spans)
 
     def _on_gaps(self, rows: int, context: int, others: int, gaps_s: list[float]) -> None:
         """Keep and tell the median of the times between two tokens; nothing without one."""
@@ -125,18 +142,25 @@ class ServedTimer:
             said = f"a token of each of {rows} answers{_BESIDE[others]}"
             self._tell(f"{said}: {1e3 * time.step_s:.2f} ms")
 
-    def _on_first(self, num_prompt: int, others: int, spans_s: list[float]) -> None:
+    def _on_first(self, num_prompt: int, others: int, times: Sequence[_Timed]) -> None:
         """Keep and tell the median of the times until a first token; nothing without one."""
-        if spans_s:
+        if times:
             time = FirstTokenTime(
                 tokens=num_prompt,
                 others=others,
-                seconds=median(spans_s),
+                seconds=median(one.at_s[1] - one.at_s[0] for one in times),
+                compute_s=median(one.compute_s for one in times),
                 nodes=1 if num_prompt == NUM_SHORT_PROMPT else 2,
             )
             self._first.append(time)
             said = f"the first token after {time.tokens} of a prompt{_BESIDE[others]}"
             self._tell(f"{said}: {1e3 * time.seconds:.2f} ms")
+
+    def _timed(self, num_prompt: int, num_output: int) -> _Timed:
+        """Ask, while no other prompt is computed."""
+        before_s = self._computed_s()
+        at_s = self._ask(num_prompt, num_output)
+        return _Timed(at_s, self._computed_s() - before_s)
 
     def _ask(self, num_prompt: int, num_output: int) -> list[float]:
         """Return when a request was sent and when each token of its answer came."""
@@ -179,6 +203,17 @@ class StreamAsker:
                     at_s += [now_s] * len(choice.get("token_ids") or [])
                 on_token()
         return sent_at_s
+
+
+def computed_s(url: str) -> float:
+    """Return for how long prompts were computed of which a first token left the router at `url`.
+
+    Raises `RouterUnreachable` or `RouterRefused` where it does not answer.
+    """
+    with opened(url, "GET", "/metrics", timeout_s=_READ_TIMEOUT_S) as response:
+        lines = response.read(_METRICS_BYTES).decode().splitlines()
+    name = f'{_COMPUTE}{{stage="prefill_compute"}} '
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
 def _gap_s(at_s: Sequence[float]) -> float:

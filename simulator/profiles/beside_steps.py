@@ -2,7 +2,8 @@
 
     turn_s           of each step: planning it, applying its results, sending the tokens
     row_s            of each further answer in a step
-    request_s        of each request: HTTP, placement, calls of nodes, the way of the first token
+    request_s        of each request: HTTP, placement, calls of nodes, drawing the first token and
+                     its way
     push_s           of each step whose KV goes to another node: its layers are handed over
     handoff_s        of each handoff, beside the time of its bytes: until the answer is in a step;
                      below 0 where bytes between pools of one process took longer
@@ -12,20 +13,20 @@
                      how many times as long a step of answers alone, and one with a prompt, takes
                      while another node of the machine computes
 
-All of them are differences or ratios of measured times. First tokens of a short and a long prompt
-of another node tell what a prompt takes and what each of its tokens does. So what follows is right
-for the machine as it was when it served, even if it was slower or faster when steps were measured.
-The first token of a prompt that the decode node computes itself tells a request and its pushes
-apart. Noise may make another difference negative: then it is 0, and a slowdown 1.
+All of them are differences or ratios of measured times. A short and a long prompt of another node
+tell what a prompt takes and what each of its tokens does. So what follows is right for the machine
+as it was when it served, even if it was slower or faster when steps were measured. A prompt that
+the decode node computes itself has no pushes. Noise may make another difference negative: then it
+is 0, and a slowdown 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from common.measured_profile import FirstTokenTime, MeasuredProfile, StreamedTime
+from common.measured_profile import MeasuredProfile, StreamedTime
 
 Seconds = Callable[[float, float], float]
 """Seconds of a step by rows or tokens, and context."""
@@ -60,42 +61,30 @@ def beside_steps(
 ) -> BesideSteps:
     """Return what is beside steps of `decode_s`, the steps of prompts that take `prompt_s`, and the
     KV of a prompt that moves in `moved_s` after its last step."""
-    alone = [one for one in profile.streamed if not one.others]
-    if not alone:
+    streamed = [one for one in profile.streamed if not one.others]
+    if not streamed:
         return NOTHING_BESIDE
 
     def over_s(one: StreamedTime) -> float:
         return one.step_s - decode_s(one.rows, one.context)
 
-    rows = [one.rows for one in alone]
+    rows = [one.rows for one in streamed]
     few, many = min(rows), max(rows)
-    turn_s, row_s = max(0.0, _mean_over(over_s, alone, few)), 0.0
+    turn_s, row_s = max(0.0, _mean_over(over_s, streamed, few)), 0.0
     if many > few:
-        row_s = max(0.0, (_mean_over(over_s, alone, many) - turn_s) / (many - few))
+        row_s = max(0.0, (_mean_over(over_s, streamed, many) - turn_s) / (many - few))
     handoffs_s = [
         second.seconds - decode_s(1, second.tokens) - turn_s - moved_s(second.tokens)
         for second in profile.second_tokens
     ]
-    first = sorted(
-        (one for one in profile.first_tokens if not one.others), key=lambda one: one.tokens
-    )
-    handed_over = [one for one in first if one.nodes > 1]
-    both_s, prompt_factor = _request(handed_over, prompt_s, turn_s)
-    request_s = min(
-        (
-            max(0.0, one.seconds - turn_s - prompt_factor * prompt_s(one.tokens))
-            for one in first
-            if one.nodes == 1
-        ),
-        default=both_s,
-    )
-    request_s = min(request_s, both_s)
-    first_s = {one.tokens: one.seconds for one in first}
+    alone = [one for one in profile.first_tokens if not one.others]
+    compute_s = {(one.nodes, one.tokens): one.compute_s for one in alone}
+    push_s, draw_s, prompt_factor = _prompts(compute_s, prompt_s, turn_s)
     return BesideSteps(
         turn_s=turn_s,
         row_s=row_s,
-        request_s=request_s,
-        push_s=both_s - request_s,
+        request_s=draw_s + (fmean(one.seconds - one.compute_s for one in alone) if alone else 0.0),
+        push_s=push_s,
         handoff_s=fmean(handoffs_s) if handoffs_s else 0.0,
         prompt_factor=prompt_factor,
         decode_slowdown=_slowdown(
@@ -104,9 +93,9 @@ def beside_steps(
             if one.others and one.rows == few
         ),
         prompt_slowdown=_slowdown(
-            one.seconds / first_s[one.tokens]
+            one.compute_s / compute_s[one.nodes, one.tokens]
             for one in profile.first_tokens
-            if one.others and one.tokens in first_s
+            if one.others and (one.nodes, one.tokens) in compute_s
         ),
     )
 
@@ -117,23 +106,29 @@ def _mean_over(
     return fmean(over_s(one) for one in times if one.rows == rows)
 
 
-def _request(
-    first: Sequence[FirstTokenTime], prompt_s: Callable[[int], float], turn_s: float
-) -> tuple[float, float]:
-    """Return what a request and its pushes take, and how many times as long as `prompt_s` its
-    prompt takes.
+def _prompts(
+    compute_s: Mapping[tuple[int, int], float], prompt_s: Callable[[int], float], turn_s: float
+) -> tuple[float, float, float]:
+    """Return what pushes take and what drawing a first token takes, and how many times as long as
+    `prompt_s` the tokens of a prompt take.
 
-    `first` are the first tokens of prompts, the shortest first. A single length does not tell both
-    apart: then a prompt takes what its steps take.
+    `compute_s` is by the nodes of a request and the tokens of its prompt. A single length does not
+    tell apart what a prompt takes and what its tokens do: then these take what their steps take.
     """
-    if not first:
-        return 0.0, 1.0
-    small, large = first[0], first[-1]
-    factor, more_s = 1.0, prompt_s(large.tokens) - prompt_s(small.tokens)
-    if large.seconds > small.seconds and more_s > 0:
-        factor = (large.seconds - small.seconds) / more_s
-    request_s = small.seconds - turn_s - factor * prompt_s(small.tokens)
-    return max(0.0, request_s), factor
+    handed_over, local = (
+        sorted(tokens for nodes, tokens in compute_s if (nodes > 1) is is_handed_over)
+        for is_handed_over in (True, False)
+    )
+    if not handed_over:
+        return 0.0, 0.0, 1.0
+    small, large = handed_over[0], handed_over[-1]
+    factor, small_s, large_s = 1.0, compute_s[2, small], compute_s[2, large]
+    if large_s > small_s and prompt_s(large) > prompt_s(small):
+        factor = (large_s - small_s) / (prompt_s(large) - prompt_s(small))
+    both_s = max(0.0, small_s - turn_s - factor * prompt_s(small))
+    draws_s = [compute_s[1, one] - turn_s - factor * prompt_s(one) for one in local]
+    draw_s = min(both_s, max(0.0, fmean(draws_s))) if draws_s else 0.0
+    return both_s - draw_s, draw_s, factor
 
 
 def _slowdown(ratios: Iterable[float]) -> float:

@@ -32,8 +32,8 @@ def history(*samples: tuple[float, float, float]) -> SpeedHistory:
     return found
 
 
-def test_the_least_of_the_samples_around_a_time_counts() -> None:
-    """A sample beside other work is slower; each of the two steps has its own least."""
+def test_the_lower_quartile_of_the_samples_around_a_time_counts() -> None:
+    """A sample beside other work is slower; each of the two steps has its own quartile."""
     found = history((0, 1.0, 5.0), (AROUND_S, 2.0, 4.0), (AROUND_S + 1, 9.0, 3.0), (100, 3.0, 8.0))
     assert found.around(0) == (1.0, 4.0)
     assert found.around(AROUND_S) == (1.0, 3.0)
@@ -41,6 +41,8 @@ def test_the_least_of_the_samples_around_a_time_counts() -> None:
     assert found.around(60) == (3.0, 8.0), "none is near, and this one is the nearest"
     assert found.around(-50) == (1.0, 5.0)
     assert found.mean() == ((1 + 1 + 2 + 3) / 4, (4 + 3 + 3 + 8) / 4)
+    many = history(*((0.1 * n, 1.0 + n, 9.0 - n) for n in range(9)))
+    assert many.around(0.4) == (3.0, 3.0)
 
 
 def test_without_samples_there_is_no_speed() -> None:

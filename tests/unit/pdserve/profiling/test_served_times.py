@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from itertools import count
 
 import pytest
 
 from common.measured_profile import FirstTokenTime, StreamedTime
+from pdserve.profiling import served_times
 from pdserve.profiling.served_times import (
     NUM_LONG_OUTPUT,
     NUM_OUTPUT,
@@ -18,6 +21,8 @@ from pdserve.profiling.served_times import (
     NUM_SHORT_PROMPT,
     NUM_SMALL_PROMPT,
     ServedTimer,
+    ServedTimes,
+    computed_s,
 )
 
 TIMEOUT_S = 20.0
@@ -37,6 +42,7 @@ class Played:
         self.has_asked_all = threading.Event()
         self.asked: list[int] = []
         """The lengths of prompts, in order."""
+        self.computed_s = 0.0
 
     def __call__(
         self, num_prompt: int, num_output: int, at_s: list[float], on_token: Callable[[], object]
@@ -54,18 +60,25 @@ class Played:
             if number + 1 == NUM_REPEATS:
                 self.has_asked_all.set()
             at_s += [100.6 + number + late_s]
+            self.computed_s += 0.59
             return 100.0 + number
         is_several = num_output == 2 * NUM_OUTPUT
         gap_s = 0.02 if is_several else 0.01 + late_s
         first_s = 50.0 + (late_s if is_several else 0.0)
         at_s += [first_s, *(first_s + 0.1 + gap_s * index for index in range(num_output - 1))]
-        return first_s - 0.5 * num_prompt / NUM_PROMPT - late_s
+        compute_s = 0.5 * num_prompt / NUM_PROMPT
+        self.computed_s += compute_s
+        return first_s - compute_s - late_s
+
+
+def measured(played: Played, lines: list[str]) -> ServedTimes:
+    return ServedTimer(played, lines.append, lambda: played.computed_s).measure()
 
 
 def test_medians_are_kept_alone_among_others_and_beside_prompts() -> None:
     lines: list[str] = []
     played = Played()
-    streamed, first, second = ServedTimer(played, lines.append).measure()
+    streamed, first, second = measured(played, lines)
     short, small, alone, several, beside = streamed
     assert {(one.rows, one.others) for one in (short, small, alone)} == {(1, 0)}
     assert (several.rows, beside.others) == (NUM_ROWS, 1)
@@ -81,6 +94,7 @@ def test_medians_are_kept_alone_among_others_and_beside_prompts() -> None:
     ]  # fmt: skip
     assert [one.seconds for one in first[:3]] == pytest.approx([0.0695, 0.133, 0.509])
     assert first[3].seconds > 0.6
+    assert [one.compute_s for one in first] == pytest.approx([0.0625, 0.125, 0.5, 0.59])
     assert [(one.tokens, one.seconds) for one in second] == [
         (tokens, pytest.approx(0.1)) for tokens in both
     ]
@@ -90,6 +104,22 @@ def test_medians_are_kept_alone_among_others_and_beside_prompts() -> None:
 
 
 def test_an_answer_that_ends_before_any_prompt_was_computed_beside_it_says_nothing() -> None:
-    streamed, first, _ = ServedTimer(Played(is_quick=True), lambda line: None).measure()
+    streamed, first, _ = measured(Played(is_quick=True), [])
     assert {one.others for one in streamed if isinstance(one, StreamedTime)} == {0}
     assert {one.others for one in first if isinstance(one, FirstTokenTime)} == {0}
+
+
+def test_seconds_of_computing_are_those_of_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "pdserve_ttft_stage_seconds"
+    text = (
+        f'{name}_count{{stage="prefill_compute"}} 7\n{name}_sum{{stage="prefill_queue"}} 1.5\n'
+        f'{name}_sum{{stage="prefill_compute"}} 2.25\n'
+    )
+
+    @contextmanager
+    def opened(url: str, method: str, path: str, *, timeout_s: float) -> Iterator[BytesIO]:
+        assert (url, method, path) == ("http://there", "GET", "/metrics")
+        yield BytesIO(text.encode())
+
+    monkeypatch.setattr(served_times, "opened", opened)
+    assert computed_s("http://there") == 2.25
