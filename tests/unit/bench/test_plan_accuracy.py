@@ -114,11 +114,15 @@ class Cluster:
         return planned_run(self.profile, up, shape, requests, self.slowness), self.slowness
 
 
+def measured(*flags: str) -> dict[str, Any]:
+    return measure(options("--profile", "any.json", *flags))
+
+
 def test_a_cluster_that_does_what_the_plan_says_has_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(monkeypatch)
-    found: dict[str, Any] = measure(options("--profile", "any.json"))
+    found = measured()
     for plan in (found["as_profiled"], found["at_measured_speed"]):
         assert set(plan["worst"].values()) == {0.0}
         assert plan["within_goals"] is True
@@ -126,7 +130,7 @@ def test_a_cluster_that_does_what_the_plan_says_has_no_error(
     assert found["oversubscribed"] == ["2P1D", "1P2D"]
     assert "most of it in" not in capsys.readouterr().err
     cluster.profile = replace(PROFILE, network_latency_s=5.0)
-    found = measure(options("--profile", "any.json", "--shape", "1P1D"))
+    found = measured("--shape", "1P1D")
     plan = found["as_profiled"]
     assert plan["worst"]["tpot_p50"] > 0.5
     assert plan["within_goals"] is False
@@ -140,7 +144,7 @@ def test_a_machine_that_became_slower_is_no_error_of_the_plan_that_follows_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Cluster(monkeypatch).slowness = slowness(1.5)
-    found: dict[str, Any] = measure(options("--profile", "any.json", "--shape", "1P1D"))
+    found = measured("--shape", "1P1D")
     assert set(found["at_measured_speed"]["worst"].values()) == {0.0}
     assert found["as_profiled"]["worst"]["tpot_p50"] == pytest.approx(1 - 1 / 1.5, abs=0.02)
     assert found["as_profiled"]["within_goals"] is False
