@@ -97,6 +97,19 @@ def slowness(factor: float) -> Slowness:
     return Slowness(history, Pace(1.0, 1.0))
 
 
+def test_a_plan_becomes_slower_when_the_machine_does() -> None:
+    """After 11 s, by a factor of 3: the load lasts for twice as long."""
+    requests, history = chosen_requests(options()), SpeedHistory()
+    for at_s, pace in ((0.0, 1.0), (22.0, 3.0)):
+        history.add(at_s, Pace(pace, pace))
+    plain = planned_run(PROFILE, CONFIG, Fleet(1, 1), requests).timings
+    slower = Slowness(history, Pace(1.0, 1.0))
+    turned = planned_run(PROFILE, CONFIG, Fleet(1, 1), requests, slower).timings
+    assert requests[0].arrival_s < 11 < requests[-1].arrival_s
+    assert turned[0].ttft_s == pytest.approx(plain[0].ttft_s)
+    assert turned[-1].ttft_s > 2 * plain[-1].ttft_s
+
+
 class Cluster:
     """Stands in for real clusters, profiles and meters: it does what a plan says."""
 
