@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, median
 
 from bench.plan_stages import OF_TPOT, OF_TTFT, Run, beside_each_other, largest_difference
 from common.observing.latency import (
@@ -18,7 +20,8 @@ GOALS = {"p50": 0.07, "p99": 0.20, "goodput": 0.07}
 _EQUAL = 0.02
 """Goodputs that differ by so little are equal: they depend on when the last request ends."""
 
-Side = Mapping[str, tuple[Mapping[str, float], Run]]
+Figures = Mapping[str, float]
+Side = Mapping[str, tuple[Figures, Run]]
 """The figures of each shape, and its run."""
 
 
@@ -57,9 +60,27 @@ def goal_of(figure: str) -> float:
     return next(goal for name, goal in GOALS.items() if figure.endswith(name))
 
 
-def side_of(runs: Mapping[str, Run], targets: LatencyTargets) -> Side:
-    """Return the figures of each run, and the run."""
-    return {name: (figures(one.timings, targets, one.took_s), one) for name, one in runs.items()}
+def side_of(runs: Mapping[str, Sequence[Run]], targets: LatencyTargets) -> Side:
+    """Return the median of each figure over the runs of a shape, and a run with the mean stages."""
+    found: dict[str, tuple[Figures, Run]] = {}
+    for name, some in runs.items():
+        rows = [figures(one.timings, targets, one.took_s) for one in some]
+        means = {stage: fmean(one.stages[stage] for one in some) for stage in some[0].stages}
+        medians = {figure: median(row[figure] for row in rows) for figure in rows[0]}
+        found[name] = medians, replace(some[0], stages=means)
+    return found
+
+
+def spread_of(runs: Mapping[str, Sequence[Run]], targets: LatencyTargets) -> dict[str, object]:
+    """Return the least and the most of each figure over the runs of a shape."""
+    shown: dict[str, object] = {}
+    for name, some in runs.items():
+        rows = [figures(one.timings, targets, one.took_s) for one in some]
+        shown[name] = {
+            figure: [round(choose(row[figure] for row in rows), 4) for choose in (min, max)]
+            for figure in rows[0]
+        }
+    return shown
 
 
 def of_plan(real: Side, planned: Side, kind: str) -> dict[str, object]:

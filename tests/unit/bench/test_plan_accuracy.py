@@ -24,7 +24,7 @@ from bench.plan_accuracy import (
     planned_run,
     scaled,
 )
-from bench.plan_errors import errors, figures, goal_of, winner
+from bench.plan_errors import errors, figures, goal_of, side_of, spread_of, winner
 from bench.plan_stages import OF_TPOT, OF_TTFT, Run
 from common.errors import ConfigError
 from common.nodes import Role
@@ -73,6 +73,19 @@ def test_figures_are_those_of_the_definitions() -> None:
     assert found["goodput"] == 0.25
     assert (found["ttft_p50"], found["tpot_p50"]) == pytest.approx((1.25, 0.075))
     assert found["ttft_p99"] > 1.9
+
+
+def test_a_figure_of_several_runs_is_their_median_and_a_stage_their_mean() -> None:
+    def run(ttft_s: float) -> Run:
+        timing = RequestTiming(arrived_at_s=0.0, chunk_at_s=(ttft_s, ttft_s + 1), num_tokens=11)
+        return Run(timings=[timing], took_s=2.0, stages={"place": ttft_s}, cpu_s={})
+
+    runs = {"1P1D": [run(0.1), run(0.6), run(0.2)]}
+    found, shown = side_of(runs, TARGETS)["1P1D"]
+    assert found["ttft_p50"] == pytest.approx(0.2)
+    assert shown.stages == {"place": pytest.approx(0.3)}
+    spread: Any = spread_of(runs, TARGETS)
+    assert spread["1P1D"]["ttft_p50"] == [0.1, 0.6]
 
 
 def test_errors_are_shares_of_the_real_figure() -> None:
