@@ -27,7 +27,7 @@ from pdserve.profiling.served_times import Ask
 from simulator.profile import StepTimes
 
 EVERY_S = 2.0
-"""From a sample to the next."""
+"""Seconds from one sample to the next."""
 AROUND_S = 8.0
 """Samples of so many seconds before a time and after it say how fast the machine was."""
 _CONTEXT, _CHUNK = 128, 64

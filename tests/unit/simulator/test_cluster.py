@@ -307,7 +307,7 @@ def test_what_a_request_takes_beside_passes_before_it_is_placed() -> None:
 
 
 def test_what_pushes_take_passes_in_steps_whose_kv_goes_to_another_node() -> None:
-    """Of two steps of a prompt both are longer; a prompt that its node keeps has none."""
+    """Both steps of a prompt are longer. A mixed node keeps what it computes and pushes nothing."""
     for nodes, num_pushed in (({P: 1, D: 1}, 2), ({MIXED: 1}, 0)):
         setup = setup_of(nodes)
         engine = replace(setup.config.engine, max_num_batched_tokens=64)
