@@ -7,6 +7,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 _POLL_S = 0.01
+_PAUSES = 3
+"""How many times as long as a condition took is waited before it is asked again: what it asks needs
+the cores for what is waited for."""
+_LONGEST_POLL_S = 0.25
 
 Value = TypeVar("Value")
 
@@ -15,9 +19,11 @@ def wait_until(condition: Callable[[], Value], what: str, *, timeout_s: float = 
     """The first true value of `condition`. Fails the test, saying `what`, when none comes."""
     ends_at_s = time.monotonic() + timeout_s
     while True:
+        began_s = time.monotonic()
         value = condition()
         if value:
             return value
-        if time.monotonic() > ends_at_s:
+        now_s = time.monotonic()
+        if now_s > ends_at_s:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {value!r})")
-        time.sleep(_POLL_S)
+        time.sleep(min(max(_POLL_S, _PAUSES * (now_s - began_s)), _LONGEST_POLL_S))
