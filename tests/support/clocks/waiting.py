@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-_POLL_S = 0.01
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 _PAUSES = 3
-"""How many times as long as a condition took is waited before it is asked again: what it asks needs
-the cores for what is waited for."""
-_LONGEST_POLL_S = 0.25
+"""Pauses are so many times as long as a look, which takes the cores from what is waited for."""
 
 Value = TypeVar("Value")
+
+
+def pause_s(took_s: float) -> float:
+    """How long to wait before the next look, after one that took so long."""
+    return min(max(_POLL_S, _PAUSES * took_s), _LONGEST_POLL_S)
 
 
 def wait_until(condition: Callable[[], Value], what: str, *, timeout_s: float = 30.0) -> Value:
@@ -26,4 +29,4 @@ def wait_until(condition: Callable[[], Value], what: str, *, timeout_s: float = 
         now_s = time.monotonic()
         if now_s > ends_at_s:
             raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {value!r})")
-        time.sleep(min(max(_POLL_S, _PAUSES * (now_s - began_s)), _LONGEST_POLL_S))
+        time.sleep(pause_s(now_s - began_s))
