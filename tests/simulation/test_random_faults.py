@@ -14,8 +14,8 @@ from tests.simulation.storm import FAULTS, Conversations, Storm, run_to_the_end
 from tests.simulation.world import World
 from tests.support.examples import everyday
 
-NUM_RUNS = everyday(160, of=300)
-NUM_CALM_RUNS = everyday(80, of=200)
+NUM_RUNS = everyday(48, of=300)
+NUM_CALM_RUNS = everyday(24, of=200)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["", "async"])
