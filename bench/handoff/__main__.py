@@ -45,12 +45,10 @@ from bench.handoff.slow_nodes import SlowNodes
 TRANSPORTS = ("zmq", "shm")
 LAYOUTS = ("demo", "synthetic_8b")
 MORE_LAYOUTS = ("demo_int8",)
-NUM_WARM_UPS = 2
+_NUM_WARM_UPS = 2
 
 
-def measure(
-    case: Case, num_handoffs: int, num_slow: int = 0, num_warm_ups: int = NUM_WARM_UPS
-) -> list[Handoff]:
+def measure(case: Case, num_handoffs: int, num_slow: int = 0) -> list[Handoff]:
     """Measure prompts one after another, of which the first few are not counted.
 
     Meanwhile the prefill node sends to `num_slow` slow nodes too.
@@ -62,10 +60,10 @@ def measure(
         closing(Remote(SlowNodes, case, prefill.call("layout"), num_slow)) as slow,
     ):
         prefill.call("burden", slow.call("reserve"))
-        for number in range(num_warm_ups + num_handoffs):
+        for number in range(_NUM_WARM_UPS + num_handoffs):
             done: Prefilled = prefill.call("prefill", decode.call("reserve", number), number)
             handoffs.append(_handoff(case, done, decode.call("wait_landed")))
-    return handoffs[num_warm_ups:]
+    return handoffs[_NUM_WARM_UPS:]
 
 
 def _handoff(case: Case, done: Prefilled, receiver_cpu_s: float) -> Handoff:

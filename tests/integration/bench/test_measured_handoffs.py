@@ -22,7 +22,7 @@ def test_a_prompt_is_handed_off_whole(transport: str) -> None:
         tokens_per_s=20_000.0,
         prompt_tokens=PROMPT_TOKENS,
     )
-    (one,) = measure(case, 1, num_warm_ups=0)
+    (one,) = measure(case, 1)
     assert one.num_bytes == NUM_BLOCKS * LAYOUT_8B.block_bytes
     assert 0 <= one.hidden_bytes <= one.num_bytes
     assert one.ttft_s >= PROMPT_TOKENS / 20_000
