@@ -39,7 +39,7 @@ NUM_DRAFTS = 3
 BUDGET = 1500
 OBJECTS_BYTES = 96 << 10
 """Objects of the interpreter in a step: a row of hidden states for each token would take more."""
-NUM_BLOCKS = 30
+NUM_BLOCKS = 45
 """Fewer than all seats require, so that sequences are preempted."""
 CONFIG = CONFIGS[TARGETS["deepseek"]]
 HEAD_DIM = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
@@ -273,10 +273,10 @@ class PeakOfSteps:
 def fill_seats(node: Node, num_requests: int) -> None:
     """Answer requests that repeat themselves, drawn in every way, until none is left."""
     for index in range(num_requests):
-        sampling = SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
         if index % 2:
             sampling = SamplingParams(
-                max_tokens=50, temperature=0.9, seed=index, ignore_eos=True, top_k=40, top_p=0.9,
+                max_tokens=60, temperature=0.9, seed=index, ignore_eos=True, top_k=40, top_p=0.9,
                 repetition_penalty=1.05, frequency_penalty=0.1, logprobs=1,
             )  # fmt: skip
         prompt = [index % 90, *prompt_of(9) * (7 + index % 3)]
