@@ -152,7 +152,7 @@ def check_pressure(node: Node, method: str, mode: str) -> None:
 
 
 @pytest.mark.covers("G01", "G02")
-@pytest.mark.parametrize("way", product(METHODS, MODES, ("sync", "async")), ids="-".join)
+@pytest.mark.parametrize("way", [*product(METHODS, MODES, ("sync", "async"))], ids="-".join)
 def test_one_node_that_preempts(
     way: tuple[str, str, str],
     runners: tuple[ModelRunner, ModelRunner],
@@ -173,7 +173,7 @@ def test_one_node_that_preempts(
     check_pressure(node, method, mode)
 
 
-@pytest.mark.parametrize("handoff", product(METHODS, MODES), ids="-".join)
+@pytest.mark.parametrize("handoff", [*product(METHODS, MODES)], ids="-".join)
 def test_a_handoff(
     handoff: tuple[str, str],
     runners: tuple[ModelRunner, ModelRunner],

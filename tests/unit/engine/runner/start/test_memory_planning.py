@@ -6,6 +6,7 @@ import json
 import shutil
 import tracemalloc
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -273,10 +274,10 @@ class PeakOfSteps:
 def fill_seats(node: Node, num_requests: int) -> None:
     """Answer requests that repeat themselves, drawn in every way, until none is left."""
     for index in range(num_requests):
-        sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
         if index % 2:
             sampling = SamplingParams(
-                max_tokens=60, temperature=0.9, seed=index, ignore_eos=True, top_k=40, top_p=0.9,
+                max_tokens=100, temperature=0.9, seed=index, ignore_eos=True, top_k=40, top_p=0.9,
                 repetition_penalty=1.05, frequency_penalty=0.1, logprobs=1,
             )  # fmt: skip
         prompt = [index % 90, *prompt_of(9) * (7 + index % 3)]
@@ -295,11 +296,13 @@ def fill_seats(node: Node, num_requests: int) -> None:
     raise AssertionError("the node stalls")
 
 
-@pytest.mark.parametrize("has_local_prefill", [True, False])
-@pytest.mark.parametrize("method", FREE_METHODS)
+@pytest.mark.parametrize(
+    ("method", "has_local_prefill"), [*zip(FREE_METHODS, cycle([False, True]), strict=False)]
+)
 def test_no_step_takes_more_memory_than_the_largest_one(
     folder: Path, method: str, has_local_prefill: bool
 ) -> None:
+    """Each method with steps of one size; `tests/equality` has both, on the demo model."""
     per_seq = tokens_per_seq(method, NUM_DRAFTS)
     most = get_max_chunk_tokens(
         Role.DECODE,
