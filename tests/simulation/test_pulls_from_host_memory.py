@@ -292,7 +292,7 @@ def test_a_copy_that_fails_costs_the_pull_and_lets_go_of_both_memories() -> None
 def test_random_evictions_losses_and_deaths_change_no_answer() -> None:
     sent: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    for seed in range(everyday(5, of=100)):
+    for seed in range(everyday(10, of=100)):
         choose = random.Random(seed)
         world = Kept(num_host_blocks=choose.choice([7, 12, 24]))
         world.fill(num_evicted=choose.randint(0, NUM_SHARED))

@@ -7,7 +7,7 @@ from tests.support.examples import everyday
 
 
 def test_frames_by_the_ten_thousand() -> None:
-    counts = run(everyday(10_000, of=50_000), seed=7)
+    counts = run(everyday(15_000, of=50_000), seed=7)
     receiver, sender = counts["receiver"], counts["sender"]
     assert isinstance(receiver, dict)
     assert isinstance(sender, dict)
