@@ -25,7 +25,7 @@ from tests.support.nodes.node_views import node
 NUM_NODES = 60
 """Nodes of each role."""
 SEATS = 16
-NUM_REQUESTS = everyday(1000, of=1800)
+NUM_REQUESTS = everyday(700, of=1800)
 SHARED_TOKENS = 640
 OWN_TOKENS = 128
 BLOCK_SIZE = 64
