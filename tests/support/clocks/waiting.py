@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.1
 _PAUSES = 3
 """Pauses are so many times as long as a look, which takes the cores from what is waited for."""
 
