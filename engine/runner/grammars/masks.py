@@ -131,8 +131,11 @@ class GrammarMasks:
             failures=failures,
         )
 
-    def begin(self, batch: StepBatch) -> PendingMasks | None:
-        """Begin to find the masks of a batch; None where it draws without grammars."""
+    def begin(self, batch: StepBatch, *, asks_afterwards: bool = True) -> PendingMasks | None:
+        """Begin to find the masks of a batch; None where it draws without grammars.
+
+        Without `asks_afterwards` every row under a grammar has one.
+        """
         seats = batch.seats
         self._leave_seats(seats)
         is_needed = batch.is_sampled & seats.has_grammar[batch.rows]
@@ -154,7 +157,7 @@ class GrammarMasks:
             tokens = seats.token_ids[seat, first : known + count - 1].tolist()
             output, drafts = tokens[: known - first], tokens[known - first :]
             job = GrammarJob(seat, num_masks, params, output, drafts)
-            if needs_no_mask(job):
+            if asks_afterwards and needs_no_mask(job):
                 unmasked_rows[first_row] = len(unmasked)
                 unmasked.append(job)
                 continue

@@ -18,11 +18,11 @@ def staged_masks(num_rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
     return {"mask_rows": (num_rows,), "masks": (num_rows, -(-vocab_size // 32))}
 
 
-def masks_of(rows: SampledRows, on_host: np.ndarray) -> AllowedTokens | None:
-    """Return what rows may draw that are not drawn on the host; None: all may draw everything."""
+def masks_of(rows: SampledRows) -> AllowedTokens | None:
+    """Return what rows may draw, a mask for each that has one; None: all may draw everything."""
     if rows.allowed is None:
         return None
-    mask_rows = np.where(on_host, -1, rows.allowed.mask_rows)
+    mask_rows = rows.allowed.mask_rows.copy()
     masked = np.flatnonzero(mask_rows >= 0)
     if not len(masked):
         return None
