@@ -16,9 +16,11 @@ from engine.core.step.step_batch import EMPTY_BATCH, batch_of
 from engine.runner.drawing.draws import Draws, HostDraw
 from engine.runner.drawing.sampler import SampledRows, sampled_rows
 from engine.runner.gpu.drawing.card_draw import CardDraw
+from engine.runner.gpu.drawing.staged_rules import staged_rules
 from engine.runner.gpu.launcher import KernelSpec
 from engine.runner.gpu.launches import AttentionShape, KVPool, Launches
 from engine.runner.gpu.steps.decode_step import draw_sizes
+from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.weights.model_spec import DecoderSpec
 
@@ -46,6 +48,8 @@ class GivenLogits:
         sizes = draw_sizes(self.launches.num_slices, most_rows)
         sizes |= {"logits": 4 * most_rows * spec.vocab_size, "normed": 16}
         self.memory = StepMemory(device, sizes)
+        staging = Staging(device, staged_rules(most_rows, spec.vocab_size))
+        self.steps = SimpleNamespace(staging=staging)
         self.given = np.zeros((0, spec.vocab_size), np.float32)
         self.num_queued = 0
 

@@ -15,6 +15,7 @@ import numpy as np
 from engine.runner.back_end import StepShape
 from engine.runner.flat_batch import FlatBatch
 from engine.runner.gpu.cuda_driver import Device
+from engine.runner.gpu.drawing.staged_rules import staged_rules
 from engine.runner.gpu.kernels.gathering import gather_rows
 from engine.runner.gpu.launches import Bound, KVPool, Launches, PieceList
 from engine.runner.gpu.steps.decode_step import (
@@ -84,8 +85,9 @@ class GpuDecoder:
         self._most_rows = -(-shape.num_tokens // _STEP_ROWS) * _STEP_ROWS
         self.memory = StepMemory(device, self._buffer_sizes(make))
         self.steps = DecodeSteps(
-            device, self.memory, stream, shape.num_seqs, self._width, self.most_logits_rows
-        )
+            device, self.memory, stream, shape.num_seqs, self._width, self.most_logits_rows,
+            staged_rules(self.most_logits_rows, spec.vocab_size),
+        )  # fmt: skip
         self.steps.use(make)
         self.staging = Staging(device, self._staged_shapes())
         self._pieces = PieceList(*(self.memory[name] for name in PieceList._fields))
@@ -151,17 +153,13 @@ class GpuDecoder:
         self._device.use()
         rows = lay_out(batch, self._tile, self.launches.shape.piece, self._most_pieces)
         if rows.chunks is None:
-            return self.begin_rows(rows, ways)
+            return Hidden(rows, rows.count, self.steps.begin(rows, ways))
         num_rows = -(-rows.count // _STEP_ROWS) * _STEP_ROWS
         self._send(rows, rows.chunks, num_rows)
         self._embed(num_rows)(self.stream)
         if rows.num_singles:
             self._list_pieces(rows.num_singles)(self.stream)
         return Hidden(rows, num_rows)
-
-    def begin_rows(self, rows: StepRows, ways: DrawWays | None) -> Hidden:
-        """Queue a step without chunks, after all that is queued."""
-        return Hidden(rows, rows.count, self.steps.begin(rows, ways))
 
     def has_pieces_for(self, positions: np.ndarray) -> bool:
         """Return whether rows at these positions can be a step without chunks."""

@@ -37,13 +37,11 @@ from engine.runner.gpu.drawing.filter_launches import (
     buffer_sizes,
     has_filters,
     put_filters,
-    staged_shapes,
 )
 from engine.runner.gpu.drawing.going_on import GoingOn, draw_ways
 from engine.runner.gpu.drawing.left_rows import MOST_LEFT, LeftRows
-from engine.runner.gpu.drawing.mask_launches import bind_masks, masks_of, put_masks, staged_masks
+from engine.runner.gpu.drawing.mask_launches import bind_masks, masks_of, put_masks
 from engine.runner.gpu.launches import Bound
-from engine.runner.gpu.steps.staging import Staging
 from engine.runner.gpu.steps.step_memory import StepMemory
 from engine.runner.grammars.allowed_tokens import AllowedTokens
 
@@ -89,7 +87,8 @@ class _Group:
     """Rows whose logits lie in memory, one after the other, and what the host reads of them.
 
     Row r of the batch's part is row `order[r]` of `rows`. The head reads row i at `places[i]`.
-    `first`: the number of the part's first row in the batch. `are_kept`: another step is queued.
+    `first`: the number of the part's first row in the batch. `goes_on`: another step is queued
+    behind the draws, and the head's rows are kept.
     """
 
     rows: SampledRows
@@ -97,7 +96,7 @@ class _Group:
     order: np.ndarray
     places: np.ndarray
     first: int = 0
-    are_kept: bool = False
+    goes_on: bool = False
 
 
 class CardDraw:
@@ -114,21 +113,16 @@ class CardDraw:
         self._left_rows = LeftRows(device, decoder)
         self._going_on = GoingOn(device, decoder)
         self._memory = StepMemory(device, buffer_sizes(most_rows, decoder.launches.num_slices))
-        self._staging = Staging(
-            device,
-            {
-                "temperatures": (most_rows,), "seeds": (most_rows, 2), "indices": (most_rows,),
-                **staged_shapes(most_rows), **staged_masks(most_rows, self._vocab_size),
-            },
-        )  # fmt: skip
+        self._staging = decoder.steps.staging
         memory = decoder.memory
         best = (memory["best_scores"], memory["best_tokens"])
         self._edits = LogitEdits(
             device, decoder.stream, memory["logits"], most_rows, decoder.max_len
         )
         self._logprobs = CardLogprobs(
-            device, decoder.stream, memory["logits"], best, memory["drawn"], self._memory, most_rows
-        )
+            device, decoder.stream, memory["logits"], best, memory["drawn"], self._memory,
+            self._staging, most_rows,
+        )  # fmt: skip
         self._launches: dict[tuple[int, bool], tuple[Bound, ...]] = {}
         self._read = device.allocate_pinned(4 * most_rows)
         self._tokens = self._read.host_bytes().view(np.int32)
@@ -174,8 +168,10 @@ class CardDraw:
         if hidden.rows.places is not None:
             rows = rows.take(_rows_at(order, count))
         wanted = _Wanted.by(rows, self._vocab_size)
-        group = _Group(rows, wanted, order, np.arange(count), are_kept=batch.has_gone_on)
-        if not wanted.is_plain:
+        group = _Group(rows, wanted, order, np.arange(count), goes_on=batch.has_gone_on)
+        if wanted.is_plain:
+            going_on.send()
+        else:
             self._queue(group)
         if batch.has_gone_on and (wanted.may_be_left or wanted.is_edited.any()):
             self._left_rows.keep(count)
@@ -186,14 +182,21 @@ class CardDraw:
             draws.left_behind += left.tolist()
 
     def _queue(self, group: _Group) -> None:
-        """Queue the draws of a group whose logits are queued."""
+        """Queue the draws of a group whose logits are queued, and send what they read.
+
+        If another step is queued behind them, its rows are part of that copy.
+        """
         decoder, make, stream = self._decoder, self._decoder.launches, self._decoder.stream
         rows, wanted, count = group.rows, group.wanted, len(group.rows)
-        self._send(rows, wanted)
+        self._staging.wait()
+        self._put(rows, wanted)
+        if group.goes_on:
+            self._going_on.put()
+        self._staging.send(stream)
         if wanted.allowed is not None:
             bind_masks(make, decoder.memory["logits"], self._staging, count)(stream)
         if wanted.has_logprobs.any():
-            self._logprobs.find(make, wanted.num_tops)
+            self._logprobs.find(make, count)
         if wanted.is_edited.any():
             self._edits.apply(make, rows)
         key = (count, bool(wanted.is_filtered.any()))
@@ -206,18 +209,18 @@ class CardDraw:
                 decoder.queue_logits(group.places)
             self._logprobs.take_drawn(make, count)
 
-    def _send(self, rows: SampledRows, wanted: _Wanted) -> None:
+    def _put(self, rows: SampledRows, wanted: _Wanted) -> None:
         staging, ways = self._staging, draw_ways(rows.ways, rows.output_indices)
-        staging.wait()
         shown = np.where(wanted.is_filtered, np.float32(0.0), ways.temperatures)
-        staging.put("temperatures", shown.view(np.int32))
-        staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
-        staging.put("indices", ways.indices)
+        staging.put("draw_temperatures", shown.view(np.int32))
+        staging.put("draw_seeds", ways.seeds.view(np.int32).reshape(-1, 2))
+        staging.put("draw_indices", ways.indices)
         if wanted.is_filtered.any():
             put_filters(staging, rows.ways, wanted.is_filtered, self._vocab_size)
         if wanted.allowed is not None:
             put_masks(staging, wanted.allowed)
-        staging.send(self._decoder.stream)
+        if wanted.has_logprobs.any():
+            self._logprobs.put(wanted.num_tops, self._vocab_size)
 
     def _read_tokens(self, count: int) -> np.ndarray:
         """Wait for the tokens of a group."""
@@ -249,7 +252,7 @@ class CardDraw:
     def _draw_on_host(self, draws: Draws, group: _Group, left: np.ndarray) -> None:
         """Draw for a few rows of a group from their logits."""
         found, some = Draws(), group.order[left]
-        logits = self._left_rows.logits(group.places[some], are_kept=group.are_kept)
+        logits = self._left_rows.logits(group.places[some], are_kept=group.goes_on)
         add_draws(found, self._sampler, logits, group.rows.take(some))
         for number, row in enumerate((group.first + left).tolist()):
             draws.token_ids[row] = found.token_ids[number]
@@ -260,12 +263,12 @@ class CardDraw:
     def _bind(self, num_rows: int, with_filters: bool) -> tuple[Bound, ...]:
         staging, memory, make = self._staging, self._decoder.memory, self._decoder.launches
         logits, best = memory["logits"], (memory["best_scores"], memory["best_tokens"])
-        ways = (staging["temperatures"], staging["seeds"], staging["indices"])
+        ways = (staging["draw_temperatures"], staging["draw_seeds"], staging["draw_indices"])
         find, choose = make.draw_rows(logits, ways, best, memory["drawn"], num_rows)
         if not with_filters:
             return find, choose
         filtered = FilteredDraw(
-            logits, staging["filter_temperatures"], staging["seeds"], staging["indices"],
+            logits, staging["filter_temperatures"], *ways[1:],
             staging["top_ks"], staging["top_ps"], staging["deepests"], *best,
         )  # fmt: skip
         return find, *bind_filters(make, filtered, self._memory, num_rows), choose

@@ -12,7 +12,7 @@ Where a temperature is all that the rows ask for, the graph has drawn, and step 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,14 +28,6 @@ from engine.runner.gpu.steps.decode_step import DrawWays
 from engine.runner.gpu.steps.step_rows import StepRows
 
 
-@dataclass(frozen=True, slots=True)
-class _Promised:
-    """A step that is queued as soon as all is queued that reads the logits of the one before."""
-
-    rows: StepRows
-    ways: DrawWays
-
-
 class GoingOn:
     """The latest plain step and the one behind it: promised, queued, and taken."""
 
@@ -43,7 +35,8 @@ class GoingOn:
         self._device, self._decoder = device, decoder
         self._block_size = decoder.launches.pool.block_size
         self._vocab_size = decoder.spec.vocab_size
-        self._promised: _Promised | None = None
+        self._promised: tuple[StepRows, DrawWays] | None = None
+        """The step that is queued as soon as all is that reads the logits of the latest one."""
         self._after: Hidden | None = None
         """The step that was begun after the latest one."""
         self.is_read = False
@@ -68,19 +61,35 @@ class GoingOn:
                 self._promise(hidden, flat, batch, draw_ways(ways, indices + 1))
             needs_more = has_filters(ways, self._vocab_size) | has_rules(ways, indices, seats, rows)
             if not needs_more.any():
+                self.send()
                 self.go_on(hidden)
         return hidden
 
-    def go_on(self, hidden: Hidden) -> None:
-        """Queue the way of the step's tokens to the host, and the step after, if one is promised.
+    def put(self) -> None:
+        """Write the rows of the step that is promised, to be sent."""
+        if self._promised is not None:
+            self._decoder.steps.put(*self._promised)
 
-        The logits are lost by that.
+    def send(self) -> None:
+        """Send them, where nothing else is to be sent."""
+        if self._promised is not None:
+            staging = self._decoder.steps.staging
+            staging.wait()
+            self.put()
+            staging.send(self._decoder.stream)
+
+    def go_on(self, hidden: Hidden) -> None:
+        """Queue the way of the step's tokens to the host, and the step that is promised, if one is.
+
+        Its rows are on the card. The logits of `hidden` are lost by that.
         """
         self._decoder.steps.read(hidden.rows.count)
         self.is_read = True
         promised, self._promised = self._promised, None
         if promised is not None:
-            self._after = self._decoder.begin_rows(promised.rows, promised.ways)
+            rows, _ = promised
+            self._decoder.steps.launch(rows.count)
+            self._after = Hidden(rows, rows.count, is_drawn=True)
 
     def tokens(self) -> np.ndarray:
         """Wait for the tokens of the latest step, by place, and for nothing behind it."""
@@ -114,7 +123,7 @@ class GoingOn:
             single_tables=tables,
             sources=hidden.places_of(going),
         )
-        self._promised = _Promised(rows, ways.take(going))
+        self._promised = rows, ways.take(going)
         batch.has_gone_on = True
 
 

@@ -14,8 +14,8 @@ _TYPES = {"logits": "*fp32", "mask_rows": "*i32", "masks": "*i32"}
 
 
 def staged_masks(num_rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the arrays of `Staging` that `put_masks` writes; the large one stands last."""
-    return {"mask_rows": (num_rows,), "masks": (num_rows, -(-vocab_size // 32))}
+    """Return the arrays of `Staging` that `put_masks` writes."""
+    return {"masks": (num_rows, -(-vocab_size // 32)), "mask_rows": (num_rows,)}
 
 
 def masks_of(rows: SampledRows) -> AllowedTokens | None:
@@ -32,9 +32,9 @@ def masks_of(rows: SampledRows) -> AllowedTokens | None:
 
 
 def put_masks(staging: Staging, allowed: AllowedTokens) -> None:
-    """Write the masks of rows."""
-    staging.put("mask_rows", allowed.mask_rows)
-    staging.put("masks", allowed.masks)
+    """Write the masks of rows, at the end of their array."""
+    first = staging.put_last("masks", allowed.masks)
+    staging.put("mask_rows", np.where(allowed.mask_rows < 0, -1, allowed.mask_rows + first))
 
 
 def bind_masks(make: Launches, logits: int, staging: Staging, num_rows: int) -> Bound:

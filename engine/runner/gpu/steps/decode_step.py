@@ -9,7 +9,7 @@ step before, its bits are the same.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,9 +55,13 @@ class DecodeSteps:
 
     def __init__(
         self, device: Device, memory: StepMemory, stream: int, num_sequences: int, table_width: int,
-        most_drawn: int,
+        most_drawn: int, rules: Mapping[str, tuple[int, ...]],
     ) -> None:  # fmt: skip
-        """Take the buffers of a step, with those of `draw_sizes`."""
+        """Take the buffers of a step, with those of `draw_sizes`.
+
+        `rules` are arrays for the draws behind a graph: they are staged before the rows of a step,
+        so that one copy brings the rules of a step and the rows of the one behind it.
+        """
         self._device, self._memory, self._stream = device, memory, stream
         self.sizes, self._width = graph_sizes(num_sequences), table_width
         self._most_drawn = most_drawn
@@ -68,7 +72,7 @@ class DecodeSteps:
         self.staging = Staging(
             device,
             {
-                "tokens": rows, "sources": rows, "positions": rows, "slots": rows,
+                **rules, "tokens": rows, "sources": rows, "positions": rows, "slots": rows,
                 "temperatures": rows, "indices": rows, "seeds": (*rows, 2),
                 "tables": (*rows, table_width),
             },
@@ -100,10 +104,15 @@ class DecodeSteps:
         It does not without `ways`, nor with too many rows to draw at once. Its tokens are read from
         the step before where `rows.sources` says so.
         """
-        num_rows = self.size_of(rows.count)
-        self._send(rows, ways, num_rows)
-        self._graph(num_rows).launch(self._stream)
-        return ways is not None and num_rows <= self._most_drawn
+        self.staging.wait()
+        self.put(rows, ways)
+        self.staging.send(self._stream)
+        self.launch(rows.count)
+        return ways is not None and self.size_of(rows.count) <= self._most_drawn
+
+    def launch(self, count: int) -> None:
+        """Queue the graph of a step of `count` rows, which are on the card then."""
+        self._graph(self.size_of(count)).launch(self._stream)
 
     def read(self, count: int) -> None:
         """Queue the way of `count` tokens to the host, behind all that has drawn them."""
@@ -119,9 +128,9 @@ class DecodeSteps:
         self._are_read.wait()
         return self._tokens[: self._num_read].copy()
 
-    def _send(self, rows: StepRows, ways: DrawWays | None, num_rows: int) -> None:
-        staging, count = self.staging, rows.count
-        staging.wait()
+    def put(self, rows: StepRows, ways: DrawWays | None) -> None:
+        """Write the rows of a step, to be sent."""
+        staging, count, num_rows = self.staging, rows.count, self.size_of(rows.count)
         staging.put("tokens", rows.tokens, num_rows)
         sources = np.full(count, NO_ROW) if rows.sources is None else rows.sources
         staging.put("sources", sources, num_rows, NO_ROW)
@@ -134,7 +143,6 @@ class DecodeSteps:
             staging.put("indices", ways.indices, num_rows)
             staging.put("seeds", ways.seeds.view(np.int32).reshape(-1, 2))
         staging.put("tables", rows.single_tables)
-        staging.send(self._stream)
 
     def _graph(self, num_rows: int) -> Graph:
         """Return the graph of a step of so many sequences, recorded at its first use."""
