@@ -1,9 +1,9 @@
 """Which tokens a step may draw under grammars.
 
-Where only the largest value, or the largest with noise, is drawn, a row is drawn without a mask and
-the matcher is asked about that one token, in microseconds: where it is allowed, the mask would not
-have changed the draw. Where the grammar forces a token, that is the draw. Refused rows are drawn
-again with a mask. Every other row's mask is filled on a thread while the layers compute.
+Where the host draws only the largest value, or the largest with noise, a row is drawn without a
+mask and the matcher is asked about that one token, in microseconds: where it is allowed, the mask
+would not have changed the draw. Where the grammar forces a token, that is the draw. Refused rows
+are drawn again with a mask. Every other row's is filled on a thread while the layers compute.
 
 A matcher belongs to a seat and is only a cache: its state is a function of the grammar and of the
 output tokens. Where the seat has another sequence now, or tokens that the matcher has not seen, it

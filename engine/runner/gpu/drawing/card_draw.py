@@ -162,10 +162,12 @@ class CardDraw:
             drawn = going_on.tokens()[order]
             draws.token_ids += np.maximum(drawn, 0).tolist()
             draws.is_drawn += (drawn >= 0).tolist()
+            going_on.note_left(batch.rows, order[:0])
             return
-        # Logits lie at the places of all rows, some of which may have left since it was queued.
         count = hidden.rows.count
-        if hidden.rows.places is not None:
+        if (
+            len(rows) < count
+        ):  # some have left since the step was queued, but their logits are there
             rows = rows.take(_rows_at(order, count))
         wanted = _Wanted.by(rows, self._vocab_size)
         group = _Group(rows, wanted, order, np.arange(count), goes_on=batch.has_gone_on)
