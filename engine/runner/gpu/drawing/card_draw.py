@@ -165,9 +165,7 @@ class CardDraw:
             going_on.note_left(batch.rows, order[:0])
             return
         count = hidden.rows.count
-        if (
-            len(rows) < count
-        ):  # some have left since the step was queued, but their logits are there
+        if not np.array_equal(order, np.arange(count)):  # some have left since it was queued
             rows = rows.take(_rows_at(order, count))
         wanted = _Wanted.by(rows, self._vocab_size)
         group = _Group(rows, wanted, order, np.arange(count), goes_on=batch.has_gone_on)
