@@ -22,7 +22,7 @@ DRAWN: dict[str, Any] = {"temperature": 1.0}
 FILTERED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
 PENALISED: dict[str, Any] = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "logprobs": 2}
 UNDER_GRAMMAR: dict[str, Any] = {
-    "temperature": 0.0, "stop_token_ids": (EOS_TOKEN_ID,),
+    "temperature": 0.0, "stop_token_ids": (EOS_TOKEN_ID,), "ignore_eos": False,
     "grammar": Grammar(GrammarKind.REGEX, "(ab|cd){9,20}"),
 }  # fmt: skip
 
