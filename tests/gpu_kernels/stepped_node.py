@@ -108,7 +108,7 @@ def all_kinds(runner: ModelRunner, ends: int, *, goes_on: bool) -> tuple[list[An
     for load in loads:
         node.add(5, 9, 3, **DRAWN, stop_token_ids=(ends,))
         for number, sampling in enumerate(load):
-            node.add(6 + number, 10, number, **sampling)
+            node.add(6 + number, 8, number, **sampling)
         while node.scheduler.running or node.scheduler.waiting:
             node.step()
     check_idle(node.scheduler)

@@ -25,7 +25,6 @@ from tests.gpu_kernels.stepped_node import (
     PENALISED,
     UNDER_GRAMMAR,
     Node,
-    all_kinds,
     stop_token,
     with_grammars,
 )
@@ -39,6 +38,13 @@ pytestmark = pytest.mark.usefixtures("interpreted_card")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model"), FAMILIES["qwen2"])
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one layer."""
+    config = FAMILIES["qwen2"] | {"num_hidden_layers": 1}
+    return write_checkpoint(tmp_path_factory.mktemp("small"), config)
 
 
 def answers(
@@ -130,7 +136,6 @@ def test_a_steady_step_is_one_graph_and_two_copies_behind_the_one_that_is_waited
 
 MORE_COPIES: list[tuple[dict[str, Any], list[str]]] = [
     (UNDER_GRAMMAR, ["on the card"]),
-    (UNDER_GRAMMAR | DRAWN, ["on the card"]),
     (FILTERED, ["on the card"]),
     ({"logprobs": 2}, ["to the host"]),
     ({"frequency_penalty": 0.5}, ["to the card", "on the card"]),
@@ -139,15 +144,15 @@ MORE_COPIES: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.timeout(600)
-def test_a_row_of_any_kind_holds_nobody_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_any_kind_holds_nobody_back(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph, a copy each way and what only its draw takes; no wait behind the tokens."""
-    runner = with_grammars(on_card(folder))
+    runner = with_grammars(on_card(small))
     for sampling, more in MORE_COPIES:
         node = Node(runner, goes_on=True)
         node.add(5, 20, 1, **GREEDY)
         node.add(6, 20, 2, **DRAWN)
         node.add(9, 20, 7, **sampling)
-        for _ in range(4):
+        for _ in range(3):
             node.step()
         with monkeypatch.context() as watched:
             calls = watch(runner, watched)
@@ -158,19 +163,20 @@ def test_a_row_of_any_kind_holds_nobody_back(folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.timeout(600)
-def test_a_row_under_a_grammar_has_the_tokens_that_it_has_alone(folder: Path) -> None:
-    runner = with_grammars(on_card(folder))
+def test_a_row_under_a_grammar_has_the_tokens_that_it_has_alone(small: Path) -> None:
+    runner = with_grammars(on_card(small))
     alone = Node(runner, goes_on=False)
-    alone.add(9, 12, 7, **UNDER_GRAMMAR)
+    alone.add(9, 7, 7, **UNDER_GRAMMAR | DRAWN)
     among = Node(runner, goes_on=True)
     for seed in range(3):
-        among.add(5 + seed, 14, seed, **DRAWN)
-    among.add(9, 12, 7, **UNDER_GRAMMAR)
+        among.add(5 + seed, 8, seed, **DRAWN)
+    among.add(9, 7, 7, **UNDER_GRAMMAR | DRAWN)
     for node in (alone, among):
         while node.scheduler.running or node.scheduler.waiting:
             node.step()
     assert among.outputs[4] == alone.outputs[1]
-    assert among.num_begun > 10
+    assert re.fullmatch("(ab|cd){3}[ac]", text_of(alone.outputs[1]))
+    assert among.num_begun == 6
 
 
 LEFT: dict[str, Any] = {"temperature": 1.0, "top_p": 1 - 1e-13}
@@ -183,7 +189,7 @@ def with_a_left_row(runner: ModelRunner, *, goes_on: bool) -> tuple[Node, list[i
     And how many rows were left behind in each of its steps.
     """
     node = Node(runner, goes_on=goes_on)
-    node.add(5, 9, 1, **GREEDY)
+    node.add(5, 7, 1, **GREEDY)
     node.add(6, 4, 2, **LEFT)
     num_left = []
     while node.scheduler.running or node.scheduler.waiting:
@@ -193,16 +199,17 @@ def with_a_left_row(runner: ModelRunner, *, goes_on: bool) -> tuple[Node, list[i
     return node, num_left
 
 
-def test_a_row_that_the_host_draws_is_left_behind_once(folder: Path) -> None:
+@pytest.mark.timeout(600)
+def test_a_row_that_the_host_draws_is_left_behind_once(small: Path) -> None:
     """The others go on without it; while it goes on being such a row, no step is begun for it."""
-    runner = on_card(folder)
+    runner = on_card(small)
     ahead, num_left = with_a_left_row(runner, goes_on=True)
     alone, num_none = with_a_left_row(runner, goes_on=False)
     assert ahead.outputs == alone.outputs
     assert num_left[:3] == [0, 1, 0]
     assert sum(num_left) == 1
     assert sum(num_none) == 0
-    assert ahead.num_begun >= 4
+    assert ahead.num_begun >= 2
 
 
 def test_rows_that_are_not_finite_end_as_in_any_other_step(folder: Path) -> None:

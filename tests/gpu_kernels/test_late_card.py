@@ -27,7 +27,7 @@ from tests.support.models.tiny_checkpoints import write_checkpoint
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path, FAMILIES["qwen2"])
+    return write_checkpoint(tmp_path, FAMILIES["qwen2"] | {"num_hidden_layers": 1})
 
 
 @pytest.fixture
@@ -42,28 +42,32 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateDevice]:
 def test_rows_of_every_kind_draw_the_same_tokens_on_a_card_that_is_behind(
     folder: Path, device: LateDevice
 ) -> None:
-    """Nothing that the card has not read yet is overwritten, and nothing is read too early."""
+    """And have the same log probabilities, to the last bit.
+
+    Nothing that the card has not read yet is overwritten, and nothing is read too early.
+    """
     runner = with_grammars(on_card(folder))
     ends = stop_token(runner)
-    alone, _ = all_kinds(runner, ends, goes_on=False)
+    alone, num_none = all_kinds(runner, ends, goes_on=False)
     ahead, num_begun = all_kinds(runner, ends, goes_on=True)
     assert ahead == alone
-    assert num_begun > 12
+    assert num_none == 0
+    assert num_begun >= 10
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_beside_a_row_under_a_grammar_the_step_thread_waits_for_nothing(
     folder: Path, device: LateDevice
 ) -> None:
     """While the card has done nothing of a step, the next one is queued and all is reported."""
     node = Node(with_grammars(on_card(folder)), goes_on=True)
-    for seed in range(3):
-        node.add(5 + seed, 20, seed, **(GREEDY if seed else DRAWN))
+    node.add(5, 20, 1, **GREEDY)
+    node.add(6, 20, 2, **DRAWN)
     node.add(9, 20, 7, **UNDER_GRAMMAR)
-    for _ in range(4):
+    for _ in range(3):
         node.step()
     execution = ExecutionThread(node.runner, MonotonicClock())
-    for _ in range(3):
+    for _ in range(2):
         step, num_graphs = node.scheduler.plan(), device.num_graphs
         with device.held():
             num_done = device.num_done
