@@ -138,7 +138,7 @@ MORE_COPIES: list[tuple[dict[str, Any], list[str]]] = [
     (UNDER_GRAMMAR, ["on the card"]),
     (FILTERED, ["on the card"]),
     ({"logprobs": 2}, ["to the host"]),
-    ({"frequency_penalty": 0.5}, ["to the card", "on the card"]),
+    ({"frequency_penalty": 0.5}, ["to the card"]),
 ]
 """What the draw of a row takes beside one copy each way."""
 

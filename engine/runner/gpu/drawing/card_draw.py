@@ -51,29 +51,28 @@ class _Wanted:
     """What rows ask for beside a temperature.
 
     `num_tops` is `NOT_ASKED` where nobody asks for log probabilities. `allowed` None: no row has a
-    mask.
+    mask. `may_be_left`: the host may have to draw a row, under filters or with tokens withheld.
     """
 
     is_filtered: np.ndarray
     is_edited: np.ndarray
     num_tops: np.ndarray
     allowed: AllowedTokens | None
+    may_be_left: bool
 
     @staticmethod
     def by(rows: SampledRows, vocab_size: int) -> _Wanted:
         """Return what these rows ask for."""
-        is_filtered = has_filters(rows.ways, vocab_size)
-        return _Wanted(is_filtered, has_edits(rows), rows.ways["num_logprobs"], masks_of(rows))
+        is_filtered, allowed = has_filters(rows.ways, vocab_size), masks_of(rows)
+        may_be_left = bool(is_filtered.any() or allowed is not None or len(rows.withheld_ids))
+        return _Wanted(
+            is_filtered, has_edits(rows), rows.ways["num_logprobs"], allowed, may_be_left
+        )
 
     @property
     def is_plain(self) -> bool:
         """Whether a temperature is all."""
         return not (self.may_be_left or self.is_edited.any() or self.has_logprobs.any())
-
-    @property
-    def may_be_left(self) -> bool:
-        """Whether a row may be left to the host: under filters, or with tokens withheld."""
-        return self.allowed is not None or bool(self.is_filtered.any())
 
     @property
     def has_logprobs(self) -> np.ndarray:
@@ -173,7 +172,7 @@ class CardDraw:
             going_on.send()
         else:
             self._queue(group)
-        if batch.has_gone_on and (wanted.may_be_left or wanted.is_edited.any()):
+        if batch.has_gone_on and wanted.may_be_left:
             self._left_rows.keep(count)
         going_on.go_on(hidden)
         left = self._add(draws, group, going_on.tokens())
