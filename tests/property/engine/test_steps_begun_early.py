@@ -15,7 +15,7 @@ from tests.support.engine.tool_grammars import GRAMMARS
 from tests.support.examples import everyday
 
 LEAVES = st.sampled_from([0, 0, 2, 5])
-"""Of how many tokens the runner leaves one behind."""
+"""The runner leaves one of so many tokens behind."""
 
 
 @st.composite

@@ -99,7 +99,7 @@ class HashRunner:
         """The moment at which it computes a step that is offered after another one: `early`, with
         that one; `late`, when something else is asked for; empty: never before its own batch."""
         self.leaves_one_in = 0
-        """Of so many tokens it leaves one behind when it goes on; 0: none."""
+        """It leaves one of so many tokens behind when it goes on; 0: none."""
         self._after: _StepAfter | None = None
         self.num_begun = self.num_forgotten = self.num_left_behind = 0
 

@@ -1,4 +1,4 @@
-"""What the draws behind a step's graph read: arrays of `Staging`, one row for each row of the step.
+"""What the draws after a step's graph read: arrays of `Staging`, one row for each row of the step.
 
 The large one stands first and is filled from its end, so that little lies between what is sent.
 """

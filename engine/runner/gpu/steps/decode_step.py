@@ -2,7 +2,7 @@
 
 A graph holds the layers, the head and the draw. The tokens of a step stay on the card too, where
 the next step can read them: so that one is queued, in one copy and one launch, before the host has
-seen them, and behind their copy to the host. Whether a row's token comes from the host or from the
+seen them, once their copy to the host is. Whether a row's token comes from the host or from the
 step before, its bits are the same.
 """
 
@@ -59,7 +59,7 @@ class DecodeSteps:
     ) -> None:  # fmt: skip
         """Take the buffers of a step, with those of `draw_sizes`.
 
-        `rules` are arrays for the draws behind a graph: they are staged before the rows of a step,
+        `rules` are arrays for the draws after a graph: they are staged before the rows of a step,
         so that one copy brings the rules of a step and the rows of the one behind it.
         """
         self._device, self._memory, self._stream = device, memory, stream
