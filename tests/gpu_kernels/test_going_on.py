@@ -37,14 +37,9 @@ pytestmark = pytest.mark.usefixtures("interpreted_card")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"), FAMILIES["qwen2"])
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of one layer."""
     config = FAMILIES["qwen2"] | {"num_hidden_layers": 1}
-    return write_checkpoint(tmp_path_factory.mktemp("small"), config)
+    return write_checkpoint(tmp_path_factory.mktemp("model"), config)
 
 
 def answers(
@@ -144,9 +139,9 @@ MORE_COPIES: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.timeout(600)
-def test_a_row_of_any_kind_holds_nobody_back(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_any_kind_holds_nobody_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph, a copy each way and what only its draw takes; no wait behind the tokens."""
-    runner = with_grammars(on_card(small))
+    runner = with_grammars(on_card(folder))
     for sampling, more in MORE_COPIES:
         node = Node(runner, goes_on=True)
         node.add(5, 20, 1, **GREEDY)
@@ -163,8 +158,8 @@ def test_a_row_of_any_kind_holds_nobody_back(small: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.timeout(600)
-def test_a_row_under_a_grammar_has_the_tokens_that_it_has_alone(small: Path) -> None:
-    runner = with_grammars(on_card(small))
+def test_a_row_under_a_grammar_has_the_tokens_that_it_has_alone(folder: Path) -> None:
+    runner = with_grammars(on_card(folder))
     alone = Node(runner, goes_on=False)
     alone.add(9, 7, 7, **UNDER_GRAMMAR | DRAWN)
     among = Node(runner, goes_on=True)
@@ -200,9 +195,9 @@ def with_a_left_row(runner: ModelRunner, *, goes_on: bool) -> tuple[Node, list[i
 
 
 @pytest.mark.timeout(600)
-def test_a_row_that_the_host_draws_is_left_behind_once(small: Path) -> None:
+def test_a_row_that_the_host_draws_is_left_behind_once(folder: Path) -> None:
     """The others go on without it; while it goes on being such a row, no step is begun for it."""
-    runner = on_card(small)
+    runner = on_card(folder)
     ahead, num_left = with_a_left_row(runner, goes_on=True)
     alone, num_none = with_a_left_row(runner, goes_on=False)
     assert ahead.outputs == alone.outputs
