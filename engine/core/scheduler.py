@@ -100,11 +100,10 @@ class Scheduler:
         )
         self._config, self._speculation = config, speculation
         self._ahead: PlanAhead | None = None
-        self._why_not_ahead = AheadRule.NO_STEP
+        self._why_not_ahead, self._highest_num_bypassed = AheadRule.NO_STEP, 0
         self._after: StepAfter | None = None
         if can_go_on and speculation is None:  # drafts are found in the tokens of the step before
             self._after = StepAfter(held, limits, has_priorities=self.has_priorities)
-        self._highest_num_bypassed = 0
         self._prefixes = PrefixIndex(
             self.pool,
             block_size=limits.block_size,
@@ -116,7 +115,6 @@ class Scheduler:
             host_pool, self._prefixes, counters, is_enabled=keeps_prefixes, is_late=swaps_late
         )
         self.disk_prefixes = DiskPrefixes(host_pool, self._prefixes, counters, disk_index)
-        # Nothing of a plan is left then where nothing runs and nobody waits.
         self._never_copies = not keeps_prefixes and speculation is None and self._after is None
         self._again = StepAgain(held, limits, self._prefixes, counters)
         self._no_batch = planned_batch(self.seats, np.empty(0, np.int64), [], {}, 0)
@@ -187,7 +185,7 @@ class Scheduler:
 
     def plan(self) -> PlannedStep:
         """Decide the next step and take what it needs; `apply` must follow."""
-        if self._never_copies and not (self.running or self.waiting):
+        if self._never_copies and not (self.running or self.waiting):  # nothing is to be planned
             self._tried.forget()
             self._take_ahead(frozenset(), has_drafts=False)
             self.counters.on_plan(StepPlan())
@@ -232,6 +230,8 @@ class Scheduler:
         self._tried.forget()
         if self._ahead is not None:
             self._ahead.on_results(step)
+        if self._after is not None:
+            self._after.on_results(step, results)
         self._pass_decode_steps(results.num_steps - results.num_recorded - 1)
         return self._results.apply(step, results)
 
